@@ -1,0 +1,127 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+import yaml
+from rich.console import Console
+
+from oblrpo import __version__
+from oblrpo.config import TrainConfig, flatten, load_recipe
+from oblrpo.errors import InputError
+
+USAGE = """\
+oblrpo: post-training of language models with the variance-optimal baseline and a signal-to-noise learning rate
+
+  oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
+  oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
+  oblrpo --version
+
+Try `oblrpo train demo --output runs/demo`: a small policy learns to add, in a few minutes on a laptop."""
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Post-train a language model with reinforcement learning on verifiable rewards.
+
+    Examples: `oblrpo train demo --output runs/demo`; `oblrpo train demo --algorithm grpo --seed 1 --output runs/grpo`;
+    `oblrpo train my.yaml --dry-run`; `oblrpo train --resume --output runs/demo --steps 200`.
+    """
+
+    config: TrainConfig
+    resume: bool = False
+    """Go on with the run in `--output` from its latest checkpoint, under the settings it was started with."""
+    dry_run: bool = False
+    """Print the resolved settings, the parameter count and the batch sizes; write nothing."""
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """Write RUN/report.html from metrics.jsonl and completions/."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Folder of a run."""
+
+
+def main() -> None:
+    """Entry point of `oblrpo`: exit 0, 2 with one sentence for what the user can mend, 130 when interrupted."""
+    try:
+        dispatch(sys.argv[1:])
+    except InputError as error:
+        Console(stderr=True).print(f"oblrpo: {error}", style="bold red", markup=False, highlight=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt as stop:
+        print(f"oblrpo: {stop or 'interrupted.'}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def dispatch(argv: list[str]) -> None:
+    """Run one command.
+
+    Raises:
+        InputError: the command is unknown, or as the command raises.
+    """
+    commands: dict[str, Callable[[list[str]], None]] = {"train": train, "report": report}
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(USAGE)
+    elif argv[0] == "--version":
+        print(__version__)
+    elif argv[0] in commands:
+        commands[argv[0]](argv[1:])
+    else:
+        raise InputError(f"unknown command {argv[0]!r}; choose one of: {', '.join(commands)}.")
+
+
+def train(argv: list[str]) -> None:
+    """`oblrpo train`."""
+    command = _parse_train(argv, TrainConfig())
+    # What the flags override comes from the run to be resumed, else from the recipe; then the flags are read again.
+    if command.resume:
+        from oblrpo.trainer.run_folder import RunFolder
+
+        saved = RunFolder(Path(command.config.run.output)).saved_config()
+        command = _parse_train(argv, saved)
+    elif command.config.recipe:
+        command = _parse_train(argv, load_recipe(command.config.recipe, TrainConfig()))
+    from transformers.utils import logging as transformers_logging
+
+    from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
+    from oblrpo.trainer.progress import Progress, describe, summary
+
+    transformers_logging.disable_progress_bar()
+    console = Console(soft_wrap=True)
+    trainer = Trainer(command.config)
+    if command.dry_run:
+        print(yaml.safe_dump(flatten(command.config), sort_keys=False) + "\n" + describe(trainer))
+        return
+    with Progress(console) as progress:
+        trainer.run(command.resume, progress)
+    _write_report(trainer.folder.path)
+    print(summary(trainer.folder.read_metrics(), command.config.run.output))
+
+
+def report(argv: list[str]) -> None:
+    """`oblrpo report`."""
+    command = tyro.cli(ReportCommand, args=argv, prog="oblrpo report")
+    print(_write_report(Path(command.run)))
+
+
+def _write_report(run: Path) -> Path:
+    from oblrpo.report import write_report
+
+    return write_report(run)
+
+
+def _parse_train(argv: list[str], base: TrainConfig) -> TrainCommand:
+    flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+    return tyro.cli(
+        TrainCommand, args=argv, prog="oblrpo train", default=TrainCommand(config=base), config=flat
+    )
+
+

@@ -1,0 +1,249 @@
+"""Everything a run can be told, with defaults. The field names are the flags and the YAML keys; no torch in here."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+import yaml
+
+from oblrpo.errors import InputError
+
+RECIPES = files("oblrpo") / "recipes"
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """The policy: a causal language model with its tokenizer."""
+
+    model: str = ""
+    """Folder or hub name for transformers. Empty: build a small Qwen3 policy with random weights and a tokenizer of
+    bytes, of the sizes below."""
+    hidden_size: int = 64
+    """Width of a built policy."""
+    num_hidden_layers: int = 4
+    """Layers of a built policy."""
+    num_attention_heads: int = 4
+    """Attention heads of a built policy; it has half as many key-value heads."""
+    max_position_embeddings: int = 2048
+    """Longest prompt + completion of a built policy, in tokens."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
+    trust_remote_code: bool = False
+    """Let transformers run Python code that comes with the model."""
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """Supervised learning on the task's own noisy demonstrations before RL (0 steps: none)."""
+
+    warm_start_steps: int = 0
+    """Gradient steps of supervised learning."""
+    warm_start_batch: int = 128
+    """Demonstrations a step."""
+    warm_start_learning_rate: float = 3e-3
+    """AdamW's peak rate; it falls to 0 along a cosine."""
+    warm_start_noise: float = 0.1
+    """Probability that a step of a demonstration is wrong."""
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """The problems and what verifies them."""
+
+    task: str = "addition"
+    """A built-in task: addition, countdown, path. Not used with `data`."""
+    data: str = ""
+    """A JSONL file with a prompt and an answer in every row."""
+    prompt_column: str = "prompt"
+    """Column of `data` that holds the prompt."""
+    answer_column: str = "answer"
+    """Column of `data` that holds the answer."""
+    prompt_template: str = "{prompt}"
+    """What the policy reads; {prompt} stands for the prompt column."""
+    reward: Literal["exact", "numeric"] = "numeric"
+    """For `data`: `exact` compares text, `numeric` the last number in the completion and in the answer."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Sampling. The policy is sampled as it is: no top-k, no top-p, so that log-probabilities are the sampler's."""
+
+    prompts_per_step: int = 32
+    """Prompts a step (P). Completions a step are P x G."""
+    num_generations: int = 8
+    """Completions a prompt (G)."""
+    max_completion_length: int = 64
+    """Longest completion, in tokens; longer ones are cut and judged as they stand."""
+    temperature: float = 1.0
+    """Sampling temperature; the policy that is trained is the one at this temperature."""
+    prompts_per_micro_batch: int = 0
+    """Prompts whose completions go through the model at a time; 0: all. Changes memory, not results."""
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """The gradient estimator. `algorithm` names a row of the table; the three below replace one of its entries."""
+
+    algorithm: str = "oblrpo"
+    """oblrpo, rloo, grpo, dr_grpo or reinforce."""
+    baseline: str = ""
+    """oblr (variance-optimal, leave-one-out), rloo, mean or none."""
+    normalisation: str = ""
+    """Of advantages: none or group_std."""
+    weighting: str = ""
+    """Of an output's tokens: sequence, sequence_mean, token_mean or constant."""
+    num_iterations: int = 1
+    """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The update and its learning rate."""
+
+    optimizer: str = "AdamW"
+    """Any class of torch.optim, such as SGD or AdamW."""
+    learning_rate: float = 1e-3
+    """eta_0, the rate before the schedule's factor."""
+    optimizer_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer (in a YAML file), such as {momentum: 0.9}."""
+    schedule: str = ""
+    """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), off. Empty: the algorithm's."""
+    schedule_ema: float = 0.9
+    """Decay of the averages of signal and noise."""
+    schedule_floor: float = 0.0
+    """Least factor."""
+    schedule_ceiling: float = 1.0
+    """Greatest factor."""
+    warmup_steps: int = 0
+    """Steps over which the rate grows linearly to its full value."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """How eta_0 itself changes over the run."""
+    max_grad_norm: float = 0.0
+    """Clip the gradient to this norm after it was measured; 0: never."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run."""
+
+    output: str = "runs/latest"
+    """Folder for everything the run leaves behind; must be new, or hold the run to `--resume`."""
+    steps: int = 100
+    """RL steps."""
+    seed: int = 0
+    """Seeds the weights, the prompts and the sampling."""
+    eval_steps: int = 10
+    """Measure held-out accuracy every so many steps (and before and after); 0: only before and after."""
+    eval_prompts: int = 128
+    """Held-out prompts; they are never trained on."""
+    eval_samples: int = 4
+    """Completions for each of them, sampled as in training."""
+    save_steps: int = 1
+    """Write a checkpoint every so many steps. A killed run loses what came after the last one."""
+    save_total_limit: int = 2
+    """Checkpoints kept, newest last."""
+    threads: int = 0
+    """CPU threads for torch. 0: one for models under 5 M parameters, whose threads would only wait for each other,
+    else all cores."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Post-train a language model with reinforcement learning on verifiable rewards."""
+
+    recipe: Annotated[str, tyro.conf.Positional] = ""
+    """A built-in recipe (demo, gsm8k-path) or a YAML file of settings; flags override it."""
+    run: RunConfig = field(default_factory=RunConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+
+def flatten(config: TrainConfig) -> dict[str, Any]:
+    """Every setting under its flag's name (underscored), without the sections."""
+    flat: dict[str, Any] = {"recipe": config.recipe}
+    for section in dataclasses.fields(config)[1:]:
+        flat.update(dataclasses.asdict(getattr(config, section.name)))
+    return flat
+
+
+def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) -> TrainConfig:
+    """`config` with the flat settings replaced.
+
+    Raises:
+        InputError: an unknown key or a value of the wrong type; `source` says where it stands.
+    """
+    known = flatten(config)
+    for key in settings:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "see `oblrpo train --help` for all of them."
+            raise InputError(f"{source}: unknown setting {key!r}; {hint}")
+    sections = {}
+    for section in dataclasses.fields(config)[1:]:
+        part = getattr(config, section.name)
+        hints = typing.get_type_hints(type(part))
+        mine = {key: _typed(key, value, hints[key], source) for key, value in settings.items() if key in hints}
+        sections[section.name] = dataclasses.replace(part, **mine)
+    return dataclasses.replace(config, recipe=str(settings.get("recipe", config.recipe)), **sections)
+
+
+def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
+    """`base` with the settings of a built-in recipe or of a YAML file.
+
+    Raises:
+        InputError: no such recipe or file, not a YAML mapping, an unknown key, a value of the wrong type.
+    """
+    built_in = sorted(entry.name.removesuffix(".yaml") for entry in RECIPES.iterdir() if entry.name.endswith(".yaml"))
+    path = RECIPES / f"{name}.yaml" if name in built_in else Path(name)
+    if not path.is_file():
+        raise InputError(f"no recipe or file {name!r}; the built-in recipes are: {', '.join(built_in)}.")
+    settings = read_yaml(path.read_text(encoding="utf-8"), name)
+    return with_settings(base, settings | {"recipe": name}, source=name)
+
+
+def read_yaml(text: str, source: str) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        InputError: the text is something else.
+    """
+    try:
+        settings = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise InputError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(settings, dict):
+        raise InputError(f"{source} must hold `key: value` settings, one a line.")
+    return settings
+
+
+def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
+    """The value as the field's type; YAML reads 3e-4 as text, and an int may stand for a float."""
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise InputError(f"{source}: {key} is {value!r}; choose one of: {', '.join(map(str, choices))}.")
+        return value
+    kind = typing.get_origin(hint) or hint
+    if kind is float and not isinstance(value, bool):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    elif isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
+    raise InputError(f"{source}: {key} is {value!r}, but it must be {wanted[kind]}.")
+

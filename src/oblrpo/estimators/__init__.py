@@ -1,0 +1,18 @@
+"""The statistics of OBLR-PO, for anybody's training loop: baselines, advantages, gradient moments, the schedule."""
+
+from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS
+from oblrpo.estimators.baselines import BASELINES, Baseline, baseline
+from oblrpo.estimators.moments import Moments, moments, squared_norm
+from oblrpo.estimators.schedule import SNRSchedule
+
+__all__ = [
+    "BASELINES",
+    "NORMALISATIONS",
+    "WEIGHTINGS",
+    "Baseline",
+    "Moments",
+    "SNRSchedule",
+    "baseline",
+    "moments",
+    "squared_norm",
+]

@@ -1,0 +1,114 @@
+"""Baselines: what is subtracted from each output's reward.
+
+A baseline that does not depend on the output it is subtracted from leaves the gradient unbiased (assumption 1) and
+changes its variance only. Shapes: P prompts, G outputs a prompt; every function returns (P, G).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def none(rewards_PG: Tensor) -> Tensor:
+    """b = 0. Unbiased. Williams 1992 (REINFORCE)."""
+    return torch.zeros_like(rewards_PG)
+
+
+def mean(rewards_PG: Tensor) -> Tensor:
+    """b = mean_j F_j, the output itself included: (G - 1) / G times RLOO's gradient. Shao et al. 2024 (GRPO)."""
+    return rewards_PG.mean(1, keepdim=True).expand_as(rewards_PG)
+
+
+def rloo(rewards_PG: Tensor) -> Tensor:
+    """b_j = mean_{i != j} F_i. Unbiased. Ahmadian et al. 2024, arXiv 2402.14740."""
+    return _sum_of_others(rewards_PG) / (rewards_PG.shape[1] - 1)
+
+
+def oblr(rewards_PG: Tensor, norm2_PG: Tensor) -> Tensor:
+    """b_j = sum_{i != j} w_i F_i / sum_{i != j} w_i: the variance-optimal baseline, leave-one-out. Unbiased.
+
+    It estimates b* = E[w F] / E[w], which minimises the trace of the gradient's covariance (OBLR-PO, theorem 7), from
+    the outputs other than j. In leverage form, F_j - b_j = (F_j - b) / (1 - h_j) with b = sum w F / sum w and
+    h_j = w_j / sum w; here 1 - h_j is summed from the others, so that a dominant w_j loses no digits. Where all other
+    outputs have w = 0 the baseline is the limit for equal weights, RLOO's.
+
+    Args:
+        rewards_PG: F.
+        norm2_PG: w, the squared score norms || grad log pi(o_j|q) ||^2 (of the importance-weighted score, rho^2 w,
+            if outputs come from another policy).
+    """
+    others_PG = _sum_of_others(norm2_PG)
+    weighted_PG = _sum_of_others(norm2_PG * rewards_PG) / others_PG
+    return torch.where(others_PG > 0, weighted_PG, rloo(rewards_PG))
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """An entry of `BASELINES`."""
+
+    function: Callable[..., Tensor]
+    unbiased: bool
+    """Whether the policy gradient's mean is exactly grad J with it."""
+    smallest_group: int
+    """The fewest outputs a prompt it is defined for."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the inputs beyond the rewards."""
+        return tuple(inspect.signature(self.function).parameters)[1:]
+
+
+BASELINES: dict[str, Baseline] = {
+    "none": Baseline(none, unbiased=True, smallest_group=1),
+    "mean": Baseline(mean, unbiased=False, smallest_group=1),
+    "rloo": Baseline(rloo, unbiased=True, smallest_group=2),
+    "oblr": Baseline(oblr, unbiased=True, smallest_group=2),
+}
+
+
+def baseline(name: str, rewards_PG: Tensor, **inputs: Tensor) -> Tensor:
+    """The named baseline of every output, shape (P, G), computed in float64 and returned in the rewards' dtype.
+
+    Args:
+        name: a key of `BASELINES`.
+        rewards_PG: (P, G) finite rewards.
+        **inputs: what the baseline needs, each (P, G), such as `norm2_PG`.
+
+    Raises:
+        ValueError: an unknown name, a missing, unknown, misshapen, non-finite or negative input, or too few outputs a
+            prompt.
+    """
+    if name not in BASELINES:
+        raise ValueError(f"unknown baseline {name!r}; choose one of: {', '.join(BASELINES)}.")
+    entry = BASELINES[name]
+    if rewards_PG.ndim != 2:
+        raise ValueError(f"rewards_PG must have shape (prompts, outputs a prompt), got {tuple(rewards_PG.shape)}.")
+    if rewards_PG.shape[1] < entry.smallest_group:
+        raise ValueError(
+            f"baseline {name!r} needs at least {entry.smallest_group} outputs a prompt, got {rewards_PG.shape[1]}."
+        )
+    if set(inputs) != set(entry.needs):
+        needed = ", ".join(entry.needs) or "nothing"
+        raise ValueError(f"baseline {name!r} needs {needed} beside the rewards, got {', '.join(inputs) or 'nothing'}.")
+    for key, value in {"rewards_PG": rewards_PG, **inputs}.items():
+        if value.shape != rewards_PG.shape:
+            raise ValueError(f"{key} has shape {tuple(value.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
+        if not value.isfinite().all():
+            raise ValueError(f"{key} holds NaN or infinity.")
+    if "norm2_PG" in inputs and (inputs["norm2_PG"] < 0).any():
+        raise ValueError("norm2_PG holds a negative squared norm.")
+    dtype = rewards_PG.dtype if rewards_PG.is_floating_point() else torch.get_default_dtype()
+    return entry.function(rewards_PG.double(), **{key: value.double() for key, value in inputs.items()}).to(dtype)
+
+
+def _sum_of_others(values_PG: Tensor) -> Tensor:
+    """sum_{i != j} v_i, as a sum of what comes before and what comes after j: nothing is subtracted, in O(G)."""
+    zero_P1 = torch.zeros_like(values_PG[:, :1])
+    before_PG = torch.cat([zero_P1, values_PG.cumsum(1)[:, :-1]], 1)
+    after_PG = torch.cat([values_PG.flip(1).cumsum(1).flip(1)[:, 1:], zero_P1], 1)
+    return before_PG + after_PG

@@ -1,0 +1,78 @@
+"""Signal and noise of a batch gradient, from the squared norms of its prompts' gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What one batch of N prompts says about the true gradient and about the noise of one prompt's.
+
+    Units: squared gradient norm for `signal2` and `trace_cov`, prompts for `critical_batch_size`.
+    """
+
+    signal2: float
+    """Unbiased estimate of || grad J ||^2; negative by chance where noise drowns the signal."""
+    trace_cov: float
+    """Unbiased estimate of tr H, the total variance of one prompt's gradient."""
+    n: int
+    """N, prompts in the batch."""
+
+    @property
+    def snr(self) -> float:
+        """|| grad J ||^2 / tr H, never below 0; infinite without noise, NaN where there is no gradient at all."""
+        signal2 = max(self.signal2, 0.0)
+        if self.trace_cov > 0:
+            return signal2 / self.trace_cov
+        return math.inf if signal2 > 0 else math.nan
+
+    @property
+    def n_snr(self) -> float:
+        """N SNR, the signal-to-noise ratio of the batch gradient."""
+        return self.n * self.snr
+
+    @property
+    def critical_batch_size(self) -> float:
+        """1 / SNR: the number of prompts at which noise equals signal (McCandlish et al. 2018, B_noise)."""
+        return math.inf if self.snr == 0 else 1 / self.snr
+
+
+def moments(group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group: int = 1) -> Moments:
+    """Unbiased moments from N = m k prompts in m independent blocks of k (k = 1: every prompt is its own block).
+
+    tr H = N / (m - 1) (mean_i ||g_i||^2 - ||g||^2), ||grad J||^2 = (m ||g||^2 - mean_i ||g_i||^2) / (m - 1), where g_i
+    is block i's mean gradient over its prompts and g = mean_i g_i. Both are exact in expectation (THEORY: derived).
+
+    Args:
+        group_norm2_P: (m,) ||g_i||^2.
+        mean_norm2: ||g||^2, before any clipping.
+        prompts_per_group: k.
+
+    Raises:
+        ValueError: fewer than two blocks, or a norm that is negative, NaN or infinite.
+    """
+    blocks = group_norm2_P.numel()
+    if group_norm2_P.ndim != 1 or blocks < 2:
+        raise ValueError(f"moments need at least 2 prompt gradients, got shape {tuple(group_norm2_P.shape)}.")
+    mean_of_norms, norm_of_mean = group_norm2_P.detach().double().mean().item(), float(mean_norm2)
+    if not (math.isfinite(mean_of_norms) and math.isfinite(norm_of_mean)):
+        raise ValueError("a gradient norm is NaN or infinite.")
+    if norm_of_mean < 0 or bool((group_norm2_P < 0).any()):
+        raise ValueError("a squared gradient norm is negative.")
+    n = blocks * prompts_per_group
+    return Moments(
+        signal2=(blocks * norm_of_mean - mean_of_norms) / (blocks - 1),
+        trace_cov=max(0.0, n / (blocks - 1) * (mean_of_norms - norm_of_mean)),  # rounding can put 0 below 0
+        n=n,
+    )
+
+
+def squared_norm(parameters: list[torch.nn.Parameter]) -> float:
+    """|| g ||^2 of the `.grad` of these parameters, summed in float64."""
+    norms = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+    return float(torch.stack(norms).sum()) if norms else 0.0

@@ -1,0 +1,111 @@
+"""RUN/report.html: how the run went, from what it left on the disk; no network, no scripts."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from oblrpo.errors import InputError
+from oblrpo.report.charts import Line, chart
+from oblrpo.trainer.run_folder import RunFolder
+from oblrpo.trainer.state_files import write_atomically
+
+SAMPLES = 8
+"""Completions shown from the first and from the last step."""
+
+
+def write_report(run: Path) -> Path:
+    """Write `report.html` into a run's folder and return its path.
+
+    Raises:
+        InputError: the folder holds no metrics.
+    """
+    folder = RunFolder(run)
+    rows = folder.read_metrics()
+    if not rows:
+        raise InputError(f"{run} holds no metrics.jsonl with a finished step; give the folder of a run.")
+    steps = [row for row in rows if "reward" in row]
+    body = [f"<h1>{_text(run.name)}</h1>", _headline(rows)]
+    if steps:
+        body += ["<div class=charts>", *_charts(rows, steps), "</div>"]
+        body += [_samples(folder, "First step", steps[0]["step"]), _samples(folder, "Last step", steps[-1]["step"])]
+    body.append(f"<h2>Settings</h2><pre>{_text(folder.config_file.read_text('utf-8'))}</pre>")
+    path = run / "report.html"
+    write_atomically(path, PAGE.format(title=_text(run.name), body="\n".join(body)))
+    return path
+
+
+def _headline(rows: list[dict[str, Any]]) -> str:
+    measured = [row for row in rows if "eval/accuracy" in row]
+    facts = [f"<b>{rows[-1]['step']}</b> steps"]
+    if measured:
+        ends = [f"{row['eval/accuracy']:.3f} &plusmn; {1.96 * row['eval/accuracy_stderr']:.3f}" for row in measured]
+        facts.append(f"held-out accuracy <b>{ends[0]}</b> &rarr; <b>{ends[-1]}</b> (95 % interval over prompts)")
+    critical = rows[-1].get("critical_batch_size")
+    if critical is not None:
+        facts.append(f"critical batch at the end <b>{critical:.0f}</b> prompts")
+    return f"<p>{' &middot; '.join(facts)}</p>"
+
+
+def _charts(rows: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[str]:
+    measured = [row for row in rows if "eval/accuracy" in row]
+
+    def line(label: str, key: str, source: list[dict[str, Any]] = steps, error: str | None = None) -> Line:
+        return Line(
+            label,
+            [row["step"] for row in source],
+            [row[key] for row in source],
+            [1.96 * row[error] for row in source] if error else None,
+        )
+
+    accuracy = line("held-out accuracy (95 %)", "eval/accuracy", measured, "eval/accuracy_stderr")
+    return [
+        chart("Reward and held-out accuracy", [line("reward of the batch", "reward"), accuracy]),
+        chart("Signal to noise of the batch gradient, N SNR", [line("N SNR (averaged)", "n_snr")]),
+        chart("Learning rate used", [line("learning rate", "learning_rate")]),
+        chart("Critical batch size, prompts", [line("critical batch size", "critical_batch_size")], logarithmic=True),
+        chart("Squared score norm, mean", [line("score_norm2/mean", "score_norm2/mean")], logarithmic=True),
+        chart("Completion length, tokens", [line("mean length", "completions/mean_length")]),
+    ]
+
+
+def _samples(folder: RunFolder, title: str, step: int) -> str:
+    file = folder.completions / f"step_{step}.jsonl"
+    if not file.is_file():
+        return ""
+    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()[:SAMPLES]]
+    cells = "".join(
+        f"<tr><td><code>{_text(row['prompt'])}</code><td><code>{_text(row['completion'])}</code>"
+        f"<td>{row['reward']:g}<td>{row['baseline']:.3f}<td>{row['advantage']:+.3f}<td>{row['score_norm2']:.3g}"
+        for row in rows
+    )
+    return (
+        f"<h2>{title}: completions of step {step}</h2><div class=wide><table><tr><th>prompt<th>completion<th>reward"
+        f"<th>baseline<th>advantage<th>score norm&sup2;{cells}</table></div>"
+    )
+
+
+def _text(text: str) -> str:
+    return html.escape(text)
+
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --ink: #1d2433; --paper: #fff; --line: #d6dae3; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: #dfe4ee; --paper: #14181f; --line: #39414f; }} }}
+body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 70rem; margin: 0 auto; padding: 1.5rem 1rem; }}
+.charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }}
+.charts svg {{ width: 100%; height: auto; color: var(--ink); }}
+.wide {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: .9rem; }}
+td, th {{ border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }}
+code, pre {{ font-size: .85rem; overflow-wrap: anywhere; white-space: pre-wrap; }}
+</style>
+{body}
+</html>
+"""

@@ -1,0 +1,8 @@
+"""Exact squared score norms of whole sequences, and the weighted gradient, from one forward and one backward."""
+
+from oblrpo.scores import oracle
+from oblrpo.scores.contributions import Outer, Vector
+from oblrpo.scores.rules import Call, UnsupportedModel, register_rule
+from oblrpo.scores.tape import ScoreTape
+
+__all__ = ["Call", "Outer", "ScoreTape", "UnsupportedModel", "Vector", "oracle", "register_rule"]

@@ -1,0 +1,47 @@
+"""Prompts and verifiers: three generated tasks and the user's own data files."""
+
+import inspect
+from collections.abc import Callable
+
+from oblrpo.errors import InputError
+from oblrpo.tasks.addition import AdditionTask
+from oblrpo.tasks.countdown import CountdownTask
+from oblrpo.tasks.data_file import DataFileTask
+from oblrpo.tasks.generated import GeneratedTask
+from oblrpo.tasks.path import PathTask
+from oblrpo.tasks.rows import suggestion
+from oblrpo.tasks.task import Demonstrator, Problem, Task
+from oblrpo.tasks.verify import exact, numeric
+
+TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in (AdditionTask, CountdownTask, PathTask)}
+
+
+def make_task(name: str, seed: int = 0, **parameters: object) -> Demonstrator:
+    """Return the generated task of that name.
+
+    Raises:
+        InputError: no such task, no such parameter of it, or a parameter out of range.
+    """
+    if name not in TASKS:
+        raise InputError(f"Unknown task '{name}'; the tasks are: {', '.join(TASKS)}.{suggestion(name, list(TASKS))}")
+    known = [parameter for parameter in inspect.signature(TASKS[name]).parameters if parameter != "seed"]
+    for parameter in parameters:
+        if parameter not in known:
+            raise InputError(
+                f"Task '{name}' has no parameter '{parameter}'; it has: {', '.join(known)}."
+                f"{suggestion(parameter, known)}"
+            )
+    return TASKS[name](seed, **parameters)
+
+
+__all__ = [
+    "TASKS",
+    "DataFileTask",
+    "Demonstrator",
+    "GeneratedTask",
+    "Problem",
+    "Task",
+    "exact",
+    "make_task",
+    "numeric",
+]

@@ -1,0 +1,84 @@
+"""Tasks whose problems are drawn at random: the batches and the held-out split they share."""
+
+import random
+import re
+from abc import ABC, abstractmethod
+from itertools import cycle, islice
+from typing import ClassVar
+
+from oblrpo.errors import InputError
+from oblrpo.tasks.task import Problem, check_whole, split_position
+
+HELDOUT_FRACTION = 0.1
+# So many draws in a row without a new problem mean that (nearly) all have been seen.
+EXHAUSTED_AFTER = 5000
+
+
+class GeneratedTask(ABC):
+    """Base of the generated tasks; a subclass says how to draw, verify and demonstrate a problem."""
+
+    name: ClassVar[str]
+
+    def __init__(self, seed: int = 0) -> None:
+        """Set the seed of the training batches; the held-out problems do not depend on it."""
+        self.seed = seed
+
+    @abstractmethod
+    def draw(self, rng: random.Random) -> Problem:
+        """Return one random problem."""
+
+    @abstractmethod
+    def reward(self, problem: Problem, completion: str) -> float:
+        """Return 1.0 if the completion solves the problem, otherwise 0.0; never raises."""
+
+    @abstractmethod
+    def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
+        """Return one worked solution, in which each step goes wrong with probability `noise`."""
+
+    def train_batch(self, step: int, size: int) -> list[Problem]:
+        """Return the `size` problems of one step; prompts repeat only when there are too few of them.
+
+        Raises:
+            InputError: `size` is not positive, or the parameters leave nothing to train on.
+        """
+        check_whole(f"Task '{self.name}': the batch size", size, 1)
+        found = self._collect(random.Random(f"{self.name}/{self.seed}/{step}"), size, heldout=False)
+        if not found:
+            raise InputError(f"Task '{self.name}' has no training problem with these parameters; widen them.")
+        return list(islice(cycle(found), size))
+
+    def heldout(self, size: int) -> list[Problem]:
+        """Return `size` distinct held-out problems; fewer are always the first of more.
+
+        Raises:
+            InputError: `size` is not positive, or the parameters do not allow so many.
+        """
+        check_whole(f"Task '{self.name}': the held-out size", size, 1)
+        found = self._collect(random.Random(f"{self.name}/heldout"), size, heldout=True)
+        if len(found) < size:
+            raise InputError(
+                f"Task '{self.name}' has about {len(found)} held-out problems with these parameters, "
+                f"but {size} were asked for; ask for fewer or widen the parameters."
+            )
+        return found
+
+    def _collect(self, rng: random.Random, size: int, *, heldout: bool) -> list[Problem]:
+        found: dict[str, Problem] = {}
+        idle = 0
+        while len(found) < size and idle < EXHAUSTED_AFTER:
+            problem = self.draw(rng)
+            idle += 1
+            if problem.prompt not in found and is_heldout(problem.prompt) == heldout:
+                found[problem.prompt] = problem
+                idle = 0
+        return list(found.values())
+
+
+def is_heldout(prompt: str) -> bool:
+    """Return whether a generated prompt belongs to the held-out tenth.
+
+    The order of numbers, of edges and of the letters in an edge does not count, so that no held-out
+    problem is a mere reordering of a training problem.
+    """
+    parts = sorted("".join(sorted(part)) for part in re.findall(r"[a-z0-9]+", prompt))
+    return split_position(" ".join(parts)) < HELDOUT_FRACTION

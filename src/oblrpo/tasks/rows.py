@@ -1,0 +1,93 @@
+"""Reading prompts and answers from a JSON Lines file, with errors that name the line."""
+
+import json
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from difflib import get_close_matches
+from pathlib import Path
+
+from oblrpo.errors import InputError
+
+
+def read_rows(path: Path, prompt_column: str, answer_column: str) -> list[tuple[int, str, str]]:
+    """Return (line number, prompt, answer) of every row; blank lines are passed over.
+
+    Raises:
+        InputError: the file cannot be read or holds no rows, or a row is not an object in which both
+            columns are non-empty text or numbers; the message names the file and the line.
+    """
+    rows = []
+    for number, line in _lines(path):
+        where = f"{path} line {number}"
+        row = _parse(line, where)
+        rows.append((number, _text(row, prompt_column, where), _text(row, answer_column, where)))
+    if not rows:
+        raise InputError(f"{path} holds no rows; give a JSON Lines file with one object per line.")
+    return rows
+
+
+def suggestion(word: str, known: list[str]) -> str:
+    """Return ` Did you mean 'x'?` for the closest known word, or nothing if none is close."""
+    close = get_close_matches(word, known, n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"Cannot read the data file {path}: {reason}; check the path.") from error
+    # Bytes, because str.splitlines would also split at characters that JSON allows inside strings.
+    lines = enumerate(content.removeprefix(b"\xef\xbb\xbf").splitlines(), start=1)
+    return ((number, line) for number, line in lines if line.strip())
+
+
+def _parse(line: bytes, where: str) -> dict[str, object]:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not UTF-8 text; save the file as UTF-8.") from error
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
+        reason = getattr(error, "msg", None) or "too deep or too large"
+        raise InputError(f"{where} is not JSON ({reason}); write one JSON object per line.") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{where} is a JSON {_kind(row)}, not an object; write one JSON object per line.")
+    return row
+
+
+def _text(row: dict[str, object], column: str, where: str) -> str:
+    if column not in row:
+        present = ", ".join(f"'{name}'" for name in row) or "none"
+        raise InputError(
+            f"{where} has no column '{column}'; its columns are: {present}.{suggestion(column, list(row))}"
+        )
+    text = _plain(row[column])
+    if text is None:
+        raise InputError(
+            f"{where}: column '{column}' holds a JSON {_kind(row[column])}; it must be text or a finite number."
+        )
+    if not text.strip():
+        raise InputError(f"{where}: column '{column}' is empty; fill it or remove the row.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where}: column '{column}' holds half a surrogate pair; mend or remove it.") from error
+    return text
+
+
+def _plain(value: object) -> str | None:
+    """Return text as it is and a finite number without exponent; None for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return format(Decimal(repr(value)), "f")
+    return None
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "array", dict: "object", str: "string", bool: "boolean", type(None): "null"}
+    return kinds.get(type(value), "number")

@@ -1,0 +1,137 @@
+"""Algorithm 1 of OBLR-PO, one step of it: completions -> score norms -> baseline -> advantages -> gradient -> SNR ->
+learning rate -> update.
+
+What was left out to keep this readable: sampling (`rollout`), the loop with its evaluation and checkpoints (`loop`).
+The algorithm is four names in a table; nothing here asks which one runs.
+"""  # noqa: D205
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from oblrpo import estimators
+from oblrpo.algorithms import Algorithm
+from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig
+from oblrpo.errors import InputError
+from oblrpo.policy import Policy, Sequences
+from oblrpo.rollout import Rollouts
+from oblrpo.scores import ScoreTape
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The gradient of one batch (left in `.grad`, as that of the loss -J) and all that was learned on the way."""
+
+    norm2_PG: Tensor
+    baseline_PG: Tensor
+    advantages_PG: Tensor
+    logps_PG: Tensor
+    moments: estimators.Moments
+    grad_norm2: float
+    entropy: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update did."""
+
+    estimate: Estimate
+    factor: float
+    learning_rate: float
+    smoothed: estimators.Moments
+
+
+class Learner:
+    """Turns completions and rewards into updates of the policy."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        optimizer: Optimizer,
+        scheduler: Any,
+        rollout: RolloutConfig,
+        config: AlgorithmConfig,
+        optim: OptimConfig,
+    ) -> None:
+        self.policy, self.algorithm, self.optimizer, self.scheduler = policy, algorithm, optimizer, scheduler
+        self.rollout, self.config, self.optim = rollout, config, optim
+        self.tape = ScoreTape(policy.model)
+        self.schedule = estimators.SNRSchedule(
+            optimizer,
+            algorithm.schedule,  # type: ignore[arg-type]
+            ema=optim.schedule_ema,
+            floor=optim.schedule_floor,
+            ceiling=optim.schedule_ceiling,
+            warmup=optim.warmup_steps,
+        )
+
+    def learn(self, rollouts: Rollouts, rewards_PG: Tensor) -> list[Update]:
+        """`num_iterations` updates on one batch of completions; its own log-probabilities before the first are old."""
+        updates: list[Update] = []
+        for _ in range(self.config.num_iterations):
+            old_logps_PG = updates[0].estimate.logps_PG if updates else None
+            estimate = self.gradient(rollouts.sequences, rewards_PG, old_logps_PG)
+            updates.append(self.update(estimate))
+        return updates
+
+    def gradient(self, sequences: Sequences, rewards_PG: Tensor, old_logps_PG: Tensor | None = None) -> Estimate:
+        """g = (1/P) sum_i g_i, g_i = (1/G) sum_j rho_ij A_ij grad log pi(o_ij|q_i), streamed over whole groups.
+
+        rho is pi / pi_old of the whole completion, 1 on-policy; the baseline is weighted by ||rho grad log pi||^2.
+        """
+        P, G = rewards_PG.shape
+        weights_PG = self._weights(sequences.lengths_S.view(P, G).to(rewards_PG))
+        per_block = self.rollout.prompts_per_micro_batch or P
+        blocks: list[tuple[Tensor, ...]] = []
+        entropy_sum = 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        for start in range(0, P, per_block):
+            prompts = slice(start, min(start + per_block, P))
+            batch = sequences.rows(prompts.start * G, prompts.stop * G)
+            with self.tape as tape:
+                logps_S, entropy_SC = self.policy.logps(batch, self.rollout.temperature)
+                tape.record(logps_S)
+            logps_PG = logps_S.detach().view(-1, G).to(rewards_PG)
+            rho_PG = torch.ones_like(logps_PG) if old_logps_PG is None else (logps_PG - old_logps_PG[prompts]).exp()
+            norm2_PG = tape.norm2().view(-1, G).to(rewards_PG)
+            baseline_PG = self._baseline(rewards_PG[prompts], norm2_PG * rho_PG**2)
+            advantages_PG = self._normalise(rewards_PG[prompts] - baseline_PG, rewards_PG[prompts])
+            coef_PG = -rho_PG * advantages_PG * weights_PG[prompts] / (P * G)  # minus: optimizers descend
+            group_norm2_P = tape.accumulate(coef_PG.flatten(), group_size=G) * P**2
+            entropy_sum += float((entropy_SC * batch.completion_mask_SC).sum())
+            blocks.append((norm2_PG, baseline_PG, advantages_PG, logps_PG, group_norm2_P))
+        norm2_PG, baseline_PG, advantages_PG, logps_PG, group_norm2_P = map(torch.cat, zip(*blocks, strict=True))
+        grad_norm2 = estimators.squared_norm(self.policy.parameters)
+        try:
+            moments = estimators.moments(group_norm2_P, grad_norm2)
+        except ValueError as error:
+            raise InputError(f"the gradient cannot be used ({error}) Lower learning_rate or look at the rewards.") from None
+        entropy = entropy_sum / float(sequences.completion_mask_SC.sum())
+        return Estimate(norm2_PG, baseline_PG, advantages_PG, logps_PG, moments, grad_norm2, entropy)
+
+    def update(self, estimate: Estimate) -> Update:
+        """Set the rate that the gradient's signal-to-noise ratio supports, clip if asked to, and step."""
+        factor = self.schedule.step(estimate.moments)
+        learning_rate = self.schedule.learning_rates[0]
+        if self.optim.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.optim.max_grad_norm)
+        self.optimizer.step()
+        self.scheduler.step()
+        return Update(estimate, factor, learning_rate, self.schedule.smoothed)
+
+    def _baseline(self, rewards_PG: Tensor, norm2_PG: Tensor) -> Tensor:
+        available = {"norm2_PG": norm2_PG}
+        needs = estimators.BASELINES[self.algorithm.baseline].needs
+        return estimators.baseline(self.algorithm.baseline, rewards_PG, **{key: available[key] for key in needs})
+
+    def _normalise(self, advantages_PG: Tensor, rewards_PG: Tensor) -> Tensor:
+        return estimators.NORMALISATIONS[self.algorithm.normalisation](advantages_PG, rewards_PG)
+
+    def _weights(self, lengths_PG: Tensor) -> Tensor:
+        return estimators.WEIGHTINGS[self.algorithm.weighting](lengths_PG, self.rollout.max_completion_length)

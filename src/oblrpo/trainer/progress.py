@@ -1,0 +1,133 @@
+"""What a person sees while a run goes on, and at its end: the console only."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import plotext
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+if TYPE_CHECKING:
+    from oblrpo.trainer.loop import Trainer
+
+LINES = 20
+"""Plain lines printed over a run where the console is no terminal."""
+
+
+class Progress:
+    """A live bar on a terminal; a line every so often elsewhere (a log file, CI)."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._accuracy = "-"
+        self._steps = 0
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def start(self, trainer: Trainer, step: int | None) -> None:
+        """Say what is about to run."""
+        config = trainer.config
+        self._steps = config.run.steps
+        self.console.print(describe(trainer), highlight=False)
+        if step is not None:
+            self.console.print(f"resuming after step {step}", highlight=False)
+        self._warm = self._bar.add_task(
+            "warm start", total=config.warm_start.warm_start_steps, note="", visible=step is None
+        )
+        self._train = self._bar.add_task("training", total=self._steps, completed=step or 0, note="")
+
+    def warm_start(self, step: int, loss: float) -> None:
+        """A step of supervised learning is done."""
+        self._bar.update(self._warm, completed=step + 1, note=f"loss {loss:.3f} nats a token")
+        if not self.console.is_terminal and step % 50 == 49:
+            self.console.print(f"warm start {step + 1}: loss {loss:.3f} nats a token", highlight=False)
+
+    def step(self, step: int, metrics: dict[str, Any]) -> None:
+        """A step of the run is done."""
+        if "eval/accuracy" in metrics:
+            self._accuracy = f"{metrics['eval/accuracy']:.3f}"
+        note = f"held-out {self._accuracy}"
+        if step:
+            note = (
+                f"reward {metrics['reward']:.3f}  {note}  SNR {metrics['snr']:.3f}  "
+                f"lr {metrics['learning_rate']:.1e} (x{metrics['lr_factor']:.2f})"
+            )
+        self._bar.update(self._train, completed=step, note=note)
+        if not self.console.is_terminal and (step % max(1, self._steps // LINES) == 0 or step == self._steps):
+            self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
+
+
+def describe(trainer: Trainer) -> str:
+    """The run in a few lines: sizes in parameters, prompts and completions."""
+    config, algorithm = trainer.config, trainer.algorithm
+    P, G = config.rollout.prompts_per_step, config.rollout.num_generations
+    total = sum(p.numel() for p in trainer.policy.model.parameters())
+    trainable = sum(p.numel() for p in trainer.policy.parameters)
+    return (
+        f"policy     {config.policy.model or 'built from nothing'}: {total:,} parameters, {trainable:,} trained, "
+        f"{config.policy.dtype} on {trainer.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
+        f"task       {trainer.task.name}, {len(trainer.heldout)} held-out prompts x {config.run.eval_samples}\n"
+        f"step       {P} prompts x {G} completions = {P * G} completions of at most "
+        f"{config.rollout.max_completion_length} tokens\n"
+        f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
+        f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
+        f"{config.optim.learning_rate:g}\n"
+        f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
+    )
+
+
+def summary(rows: list[dict[str, Any]], output: str) -> str:
+    """The run in words and a curve of its rewards, from its metrics."""
+    accuracy = [(row["step"], row["eval/accuracy"], row["eval/accuracy_stderr"]) for row in rows if "eval/accuracy" in row]
+    steps = [row for row in rows if "reward" in row]
+    lines = []
+    if steps:
+        lines.append(_curve(steps))
+    if accuracy:
+        (first, before, before_error), (last, after, after_error) = accuracy[0], accuracy[-1]
+        lines.append(
+            f"held-out accuracy {before:.3f} +- {1.96 * (before_error or 0):.3f} (step {first}) -> "
+            f"{after:.3f} +- {1.96 * (after_error or 0):.3f} (step {last}), 95 % intervals over prompts"
+        )
+    if steps:
+        tail = steps[-20:]
+        mean = {key: sum(row[key] for row in tail) / len(tail) for key in ("reward", "lr_factor", "step_time")}
+        critical = steps[-1]["critical_batch_size"]
+        lines += [
+            f"reward            {mean['reward']:.3f}, mean of the last {len(tail)} steps",
+            f"learning rate     x{mean['lr_factor']:.2f} of eta_0, mean of the same steps",
+            "critical batch    " + ("no signal above the noise" if critical is None else f"{critical:.0f} prompts (last)"),
+            f"time              {mean['step_time']:.2f} s a step",
+        ]
+    return "\n".join([*lines, f"everything is in {output}: metrics.jsonl, completions/, checkpoints/, report.html"])
+
+
+def _curve(steps: list[dict[str, Any]]) -> str:
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(72, 14)
+    plotext.plot([row["step"] for row in steps], [row["reward"] for row in steps], marker="dot")
+    plotext.title("mean reward by step")
+    return str(plotext.build())

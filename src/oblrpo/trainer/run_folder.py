@@ -1,0 +1,123 @@
+"""The folder a run leaves behind: resolved config, one line of metrics a step, completions, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oblrpo.config import TrainConfig, flatten, read_yaml, with_settings
+from oblrpo.errors import InputError
+from oblrpo.policy import Policy
+from oblrpo.trainer import state_files
+
+Metrics = dict[str, Any]
+
+MAY_CHANGE_ON_RESUME = {"output", "steps", "threads", "save_steps", "save_total_limit"}
+
+
+class RunFolder:
+    """RUN/: `config.yaml`, `metrics.jsonl`, `completions/step_N.jsonl`, `checkpoints/step_N/`, `report.html`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.metrics_file = path / "metrics.jsonl"
+        self.completions = path / "completions"
+        self.checkpoints = path / "checkpoints"
+
+    def create(self, config: TrainConfig) -> None:
+        """Start a new run.
+
+        Raises:
+            InputError: the folder already holds something.
+        """
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise InputError(f"{self.path} already exists; add --resume to go on with it, or give another --output.")
+        try:
+            self.completions.mkdir(parents=True)
+            self.checkpoints.mkdir()
+        except OSError as error:
+            raise InputError(f"cannot create {self.path}: {error.strerror}.") from None
+        text = yaml.safe_dump(flatten(config), sort_keys=False, allow_unicode=True)
+        state_files.write_atomically(self.config_file, text)
+
+    def saved_config(self) -> TrainConfig:
+        """The config the run was started with.
+
+        Raises:
+            InputError: there is no run here, or its config cannot be read.
+        """
+        if not self.config_file.is_file():
+            raise InputError(f"{self.path} holds no run to resume (no config.yaml); leave out --resume to start one.")
+        return with_settings(
+            TrainConfig(), read_yaml(self.config_file.read_text("utf-8"), str(self.config_file)), str(self.config_file)
+        )
+
+    def require_same(self, config: TrainConfig) -> None:
+        """Refuse to resume under settings that would make it another run.
+
+        Raises:
+            InputError: names the settings that differ.
+        """
+        old, new = flatten(self.saved_config()), flatten(config)
+        changed = [key for key in new if new[key] != old[key] and key not in MAY_CHANGE_ON_RESUME]
+        if changed:
+            differences = ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)
+            raise InputError(f"{self.path} was started with other settings: {differences}; resume without changing them.")
+
+    def write_metrics(self, metrics: Metrics) -> None:
+        """Append one step. Values that are not finite become null, as JSON has no other word for them."""
+        clean = {key: value if _is_plain(value) else None for key, value in metrics.items()}
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(clean) + "\n")
+
+    def read_metrics(self) -> list[Metrics]:
+        """All complete lines of metrics.jsonl."""
+        if not self.metrics_file.is_file():
+            return []
+        lines = self.metrics_file.read_text("utf-8").split("\n")[:-1]  # what follows the last newline is unfinished
+        return [json.loads(line) for line in lines]
+
+    def drop_metrics_after(self, step: int) -> None:
+        """Forget steps that no checkpoint holds; they will be run again."""
+        kept = [row for row in self.read_metrics() if row["step"] <= step]
+        state_files.write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def write_completions(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """One line a completion: prompt, completion, reward, baseline, advantage, score norm, length."""
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        state_files.write_atomically(self.completions / f"step_{step}.jsonl", text)
+
+    def save_checkpoint(self, step: int, policy: Policy, state: dict[str, Any], keep: int) -> None:
+        """Write `checkpoints/step_N` whole or not at all, then remove the oldest beyond `keep`."""
+        target = self.checkpoints / f"step_{step}"
+        partial = self.checkpoints / f".step_{step}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        policy.save(partial)
+        state_files.save_state(partial, state)
+        state_files.sync_folder(partial)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(partial, target)
+        for old in self._steps()[:-keep] if keep else []:
+            shutil.rmtree(self.checkpoints / f"step_{old}")
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint, if any; leftovers of an interrupted write are removed."""
+        for partial in self.checkpoints.glob(".step_*.partial"):
+            shutil.rmtree(partial)
+        steps = self._steps()
+        return self.checkpoints / f"step_{steps[-1]}" if steps else None
+
+    def _steps(self) -> list[int]:
+        names = (entry.name.removeprefix("step_") for entry in self.checkpoints.glob("step_*"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)

@@ -1,0 +1,145 @@
+"""Data files: batches, the held-out split and the templates."""
+
+import contextlib
+import json
+
+import pytest
+
+from oblrpo.errors import InputError
+from oblrpo.tasks import DataFileTask, Task
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(count=200, **options):
+        path = tmp_path / "sums.jsonl"
+        rows = [{"prompt": f"What is {number} + 1?", "answer": number + 1} for number in range(count)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return DataFileTask(path, **options)
+
+    return make
+
+
+def prompts(problems):
+    return [problem.prompt for problem in problems]
+
+
+def test_it_is_a_task(make):
+    task: Task = make()
+    assert task.name == "sums"
+    problem = task.train_batch(0, 1)[0]
+    assert task.reward(problem, f" {problem.answer}\n") == 1.0
+    assert task.reward(problem, problem.answer + "0") == 0.0
+
+
+def test_an_epoch_visits_every_training_row_once(make):
+    task = make()
+    rows = largest_size(lambda size: task.train_batch(0, size))
+    epoch = [prompt for step in range(rows // 10) for prompt in prompts(task.train_batch(step, 10))]
+    assert len(epoch) == len(set(epoch)) == rows // 10 * 10
+    assert sorted(prompts(task.train_batch(0, rows))) == sorted(prompts(task.train_batch(1, rows)))
+    assert task.train_batch(0, rows) != task.train_batch(1, rows)
+
+
+def largest_size(ask):
+    """Return the largest size up to 200 that `ask` grants."""
+    for size in range(200, 0, -1):
+        with contextlib.suppress(InputError):
+            ask(size)
+            return size
+    return 0
+
+
+def test_no_row_comes_twice_in_a_batch_and_left_over_rows_come_later(make):
+    task = make(count=50, heldout_fraction=0.0)
+    batches = [prompts(task.train_batch(step, 30)) for step in range(40)]
+    assert all(len(set(batch)) == 30 for batch in batches)
+    assert len({prompt for batch in batches for prompt in batch}) == 50
+
+
+def test_batches_are_a_function_of_seed_step_and_size(make):
+    assert make().train_batch(1000, 8) == make().train_batch(1000, 8)
+    assert make(seed=0).train_batch(3, 8) != make(seed=1).train_batch(3, 8)
+    assert make().train_batch(3, 8) != make().train_batch(4, 8)
+    assert make().train_batch(0, 8) == make().train_batch(0, 16)[:8]
+
+
+def test_the_held_out_rows_never_train_and_do_not_depend_on_seed_or_template(make):
+    heldout = prompts(make().heldout(10))
+    assert heldout == prompts(make(seed=9).heldout(10))
+    assert [f"Q: {prompt}" for prompt in heldout] == prompts(make(prompt_template="Q: {prompt}").heldout(10))
+    assert make().heldout(10)[:4] == make().heldout(4)
+    for seed in range(3):
+        trained = {prompt for step in range(40) for prompt in prompts(make(seed=seed).train_batch(step, 16))}
+        assert len(trained) > 150
+        assert not trained & set(heldout)
+
+
+def test_a_larger_fraction_holds_out_the_same_rows_and_more(make):
+    small, large = make(heldout_fraction=0.1).heldout(10), make(heldout_fraction=0.5).heldout(70)
+    assert large[:10] == small
+
+
+def test_duplicate_prompts_are_allowed_and_stay_on_one_side(tmp_path):
+    path = tmp_path / "twice.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"p{row % 30}", "answer": "x"}) + "\n" for row in range(60)))
+    task = DataFileTask(path, heldout_fraction=0.5)
+    held = largest_size(task.heldout)
+    assert 10 < held < 50
+    assert held % 2 == 0
+    assert not set(prompts(task.heldout(held))) & set(prompts(task.train_batch(0, 60 - held)))
+
+
+def test_too_few_rows_for_a_batch(make):
+    with pytest.raises(
+        InputError, match=r"sums.jsonl has 20 training rows, but 21 were asked for; ask for fewer, add rows or lower"
+    ):
+        make(count=20, heldout_fraction=0.0).train_batch(0, 21)
+    with pytest.raises(
+        InputError, match=r"sums.jsonl has 0 held-out rows, but 1 were asked for; .* raise heldout_fraction"
+    ):
+        make(heldout_fraction=0.0).heldout(1)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True])
+def test_a_size_that_is_no_size_is_refused(make, size):
+    for ask in (lambda: make().train_batch(0, size), lambda: make().heldout(size)):
+        with pytest.raises(InputError, match="size must be a whole number of at least 1"):
+            ask()
+
+
+def test_prompts_are_text_whatever_braces_they_hold(tmp_path):
+    path = tmp_path / "braces.jsonl"
+    hostile = "{prompt} {0.__class__} %s $x {{}} \\boxed{1}"
+    path.write_text(json.dumps({"q": hostile, "a": "{prompt}"}))
+    task = DataFileTask(
+        path, "q", "a", prompt_template="Solve {prompt}. Write \\boxed{answer}. {} {prompt}", heldout_fraction=0.0
+    )
+    (problem,) = task.train_batch(0, 1)
+    assert problem.prompt == f"Solve {hostile}. Write \\boxed{{answer}}. {{}} {hostile}"
+    assert problem.answer == "{prompt}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"prompt_template": "Solve:"},
+            r"prompt_template must contain \{prompt\}, where the prompt goes; got 'Solve:'",
+        ),
+        ({"prompt_template": ""}, r"prompt_template must contain \{prompt\}"),
+        ({"prompt_template": "{prompt} {answer}"}, r"may contain \{prompt\} only, but it has \{answer\}"),
+        (
+            {"reward": "numerc"},
+            r"Unknown reward 'numerc' for .*; choose 'exact' or 'numeric'. Did you mean 'numeric'\?",
+        ),
+        ({"heldout_fraction": 1.0}, "heldout_fraction must be a number of at least 0 and below 1, got 1.0"),
+        ({"heldout_fraction": -0.1}, "heldout_fraction must be"),
+        ({"heldout_fraction": float("nan")}, "heldout_fraction must be"),
+        ({"heldout_fraction": "0.1"}, "heldout_fraction must be"),
+        ({"heldout_fraction": True}, "heldout_fraction must be"),
+    ],
+)
+def test_bad_options_are_refused(make, options, message):
+    with pytest.raises(InputError, match=message):
+        make(**options)

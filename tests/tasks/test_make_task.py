@@ -1,0 +1,83 @@
+"""Making tasks by name, and what is refused."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import oblrpo.tasks
+from oblrpo.errors import InputError
+from oblrpo.tasks import TASKS, AdditionTask, make_task
+
+SOURCES = sorted(Path(oblrpo.tasks.__file__).parent.glob("*.py"))
+
+
+def test_every_task_can_be_made_by_its_name():
+    assert list(TASKS) == ["addition", "countdown", "path"]
+    assert all(make_task(name, 3).name == name for name in TASKS)
+
+
+def test_parameters_and_seed_arrive():
+    task = make_task("addition", 4, min_terms=3, max_terms=3, largest=9)
+    assert task.seed == 4
+    assert all(problem.prompt.count("+") == 2 and len(problem.prompt) == 6 for problem in task.train_batch(0, 50))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adition", r"Unknown task 'adition'; the tasks are: addition, countdown, path. Did you mean 'addition'\?"),
+        ("qqqq", r"Unknown task 'qqqq'; the tasks are: addition, countdown, path.$"),
+    ],
+)
+def test_an_unknown_task_is_named_with_a_suggestion(name, message):
+    with pytest.raises(InputError, match=message):
+        make_task(name)
+
+
+def test_an_unknown_parameter_is_named_with_a_suggestion():
+    message = (
+        r"Task 'addition' has no parameter 'max_term'; it has: min_terms, max_terms, largest. Did you mean 'max_term"
+    )
+    with pytest.raises(InputError, match=message):
+        make_task("addition", max_term=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value", "message"),
+    [
+        ("addition", "min_terms", 1, "min_terms must be a whole number from 2 to 9, got 1"),
+        ("addition", "max_terms", 10, "max_terms must be a whole number from 2 to 9, got 10"),
+        ("addition", "largest", 8, "largest must be a whole number from 9 to 9999, got 8"),
+        ("addition", "largest", 99.0, "largest must be a whole number from 9 to 9999, got 99.0"),
+        ("countdown", "count", 1, "count must be a whole number from 2 to 4, got 1"),
+        ("countdown", "count", True, "count must be a whole number from 2 to 4, got True"),
+        ("countdown", "largest", 51, "largest must be a whole number from 5 to 50, got 51"),
+        ("path", "min_nodes", 3, "min_nodes must be a whole number from 4 to 9, got 3"),
+        ("path", "max_nodes", "6", "max_nodes must be a whole number from 4 to 9, got '6'"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(name, parameter, value, message):
+    with pytest.raises(InputError, match=f"^Task '{name}': {message}"):
+        make_task(name, **{parameter: value})
+
+
+def test_the_largest_may_not_be_below_the_smallest():
+    with pytest.raises(InputError, match="max_terms must be a whole number from 4 to 9, got 3"):
+        AdditionTask(min_terms=4, max_terms=3)
+    with pytest.raises(InputError, match="max_nodes must be a whole number from 6 to 9, got 5"):
+        make_task("path", min_nodes=6, max_nodes=5)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_no_source_can_execute_text(source):
+    names = {node.id for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Name)}
+    assert not names & {"eval", "exec", "compile", "__import__"}
+
+
+def test_importing_the_tasks_needs_neither_torch_nor_transformers():
+    code = "import sys, oblrpo.tasks; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
