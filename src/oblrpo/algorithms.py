@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from oblrpo.config import AlgorithmConfig, OptimConfig
@@ -36,7 +37,7 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
     Raises:
         InputError: a name that is in no table.
     """
-    given = {
+    given: dict[str, tuple[str, Collection[str]]] = {
         "baseline": (algorithm.baseline, BASELINES),
         "normalisation": (algorithm.normalisation, NORMALISATIONS),
         "weighting": (algorithm.weighting, WEIGHTINGS),

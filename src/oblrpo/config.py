@@ -27,10 +27,12 @@ class PolicyConfig:
     bytes, of the sizes below."""
     hidden_size: int = 64
     """Width of a built policy."""
-    num_hidden_layers: int = 4
+    num_hidden_layers: int = 3
     """Layers of a built policy."""
     num_attention_heads: int = 4
     """Attention heads of a built policy; it has half as many key-value heads."""
+    initializer_range: float = 0.05
+    """Standard deviation of a built policy's random weights; transformers' 0.02 stalls models this narrow."""
     max_position_embeddings: int = 2048
     """Longest prompt + completion of a built policy, in tokens."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -51,7 +53,7 @@ class WarmStartConfig:
     """Demonstrations a step."""
     warm_start_learning_rate: float = 3e-3
     """AdamW's peak rate; it falls to 0 along a cosine."""
-    warm_start_noise: float = 0.1
+    warm_start_noise: float = 0.15
     """Probability that a step of a demonstration is wrong."""
 
 
@@ -59,8 +61,10 @@ class WarmStartConfig:
 class TaskConfig:
     """The problems and what verifies them."""
 
-    task: str = "addition"
-    """A built-in task: addition, countdown, path. Not used with `data`."""
+    task: str = "path"
+    """A built-in task: path (routes in a graph), addition, countdown. Not used with `data`."""
+    task_args: dict[str, Any] = field(default_factory=dict)
+    """Parameters of the built-in task (in a YAML file), such as {max_terms: 4}."""
     data: str = ""
     """A JSONL file with a prompt and an answer in every row."""
     prompt_column: str = "prompt"
@@ -161,7 +165,7 @@ class TrainConfig:
     """Post-train a language model with reinforcement learning on verifiable rewards."""
 
     recipe: Annotated[str, tyro.conf.Positional] = ""
-    """A built-in recipe (demo, gsm8k-path) or a YAML file of settings; flags override it."""
+    """A built-in recipe (demo) or a YAML file of settings; flags override it."""
     run: RunConfig = field(default_factory=RunConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
@@ -230,7 +234,11 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
 
 
 def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
-    """The value as the field's type; YAML reads 3e-4 as text, and an int may stand for a float."""
+    """The value as the field's type; YAML reads 3e-4 as text, and an int may stand for a float.
+
+    Raises:
+        InputError: it cannot be that.
+    """
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
@@ -246,4 +254,3 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
         return value
     wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
     raise InputError(f"{source}: {key} is {value!r}, but it must be {wanted[kind]}.")
-

@@ -36,9 +36,7 @@ def sample(
         InputError: a prompt does not fit.
     """
     rows = policy.encode(prompts, room=max_completion_length)
-    prompt_SQ, mask_SQ = (
-        each.repeat_interleave(num_generations, 0) for each in policy.pad_prompts(rows)
-    )
+    prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in policy.pad_prompts(rows))
     settings = GenerationConfig(
         do_sample=True,
         temperature=temperature,

@@ -20,9 +20,14 @@ def unnormalised(advantages_PG: Tensor, rewards_PG: Tensor) -> Tensor:
 
 
 def by_group_std(advantages_PG: Tensor, rewards_PG: Tensor) -> Tensor:
-    """A = (F - b) / (std_j F_j + 1e-4), std with G - 1: a prompt's weight depends on its rewards, so the gradient is
-    that of another objective. Shao et al. 2024 (GRPO), arXiv 2402.03300.
-    """  # noqa: D205
+    """A = (F - b) / (std_j F_j + 1e-4), with the standard deviation over G - 1.
+
+    A prompt's weight depends on its rewards, so the gradient is that of another objective. Shao et al. 2024 (GRPO),
+    arXiv 2402.03300.
+
+    Raises:
+        ValueError: one output a prompt.
+    """
     if rewards_PG.shape[1] < 2:
         raise ValueError("the group's standard deviation needs at least 2 outputs a prompt.")
     return advantages_PG / (rewards_PG.std(1, keepdim=True) + GROUP_STD_EPSILON)

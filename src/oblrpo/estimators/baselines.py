@@ -15,12 +15,12 @@ from torch import Tensor
 
 
 def none(rewards_PG: Tensor) -> Tensor:
-    """b = 0. Unbiased. Williams 1992 (REINFORCE)."""
+    """B = 0. Unbiased. Williams 1992 (REINFORCE)."""
     return torch.zeros_like(rewards_PG)
 
 
 def mean(rewards_PG: Tensor) -> Tensor:
-    """b = mean_j F_j, the output itself included: (G - 1) / G times RLOO's gradient. Shao et al. 2024 (GRPO)."""
+    """B = mean_j F_j, the output itself included: (G - 1) / G times RLOO's gradient. Shao et al. 2024 (GRPO)."""
     return rewards_PG.mean(1, keepdim=True).expand_as(rewards_PG)
 
 

@@ -70,7 +70,11 @@ class SNRSchedule:
 
     @property
     def smoothed(self) -> Moments:
-        """The averaged moments, for the latest batch's N."""
+        """The averaged moments, for the latest batch's N.
+
+        Raises:
+            ValueError: before the first step.
+        """
         correction = 1 - self.ema**self._steps
         if not self._steps:
             raise ValueError("no step has been taken yet.")

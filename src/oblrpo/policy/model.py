@@ -77,7 +77,7 @@ class Policy:
         )
 
     def logps(self, batch: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """log pi(o|q) of every completion, (S,), and the entropy of each of its tokens, (S, C), without gradient.
+        """Log pi(o|q) of every completion, (S,), and the entropy of each of its tokens, (S, C), without gradient.
 
         pi is the distribution that is sampled from: softmax(logits / temperature) token by token, the end token
         included; a completion cut at its longest length ends without one.
@@ -131,14 +131,13 @@ def make_policy(config: PolicyConfig) -> Policy:
             head_dim=config.hidden_size // config.num_attention_heads,
             max_position_embeddings=config.max_position_embeddings,
             tie_word_embeddings=True,
+            initializer_range=config.initializer_range,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
         )
     )
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return Policy(model.to(device, dtype).eval(), tokenizer)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -26,8 +27,8 @@ class Line:
 
 def chart(title: str, lines: list[Line], logarithmic: bool = False) -> str:
     """One chart as an <svg> element."""
-    style = {"svg.fonttype": "none", "svg.hashsalt": "oblrpo", "text.color": INK, "axes.labelcolor": INK,
-             "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK, "font.family": "sans-serif"}  # fmt: skip
+    inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    style: dict[Any, str] = dict.fromkeys(inked, INK) | {"svg.fonttype": "none", "svg.hashsalt": "oblrpo"}
     with mpl.rc_context(style):
         figure = Figure(figsize=(5, 3), layout="constrained")
         axes = figure.add_subplot()

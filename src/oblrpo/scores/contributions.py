@@ -55,15 +55,19 @@ def norm2(parts: list[Contribution]) -> Tensor:
     """Squared norm of each sequence's gradient of one parameter, || sum_i G_i,s ||_F^2, shape (S,).
 
     Several parts (a tied weight, a module called twice) bring their cross terms 2 <G_i, G_j>.
+
+    Raises:
+        TypeError: the parts are of both kinds.
     """
     outers = [part for part in parts if isinstance(part, Outer)]
     if not outers:
-        return _total(parts).square().sum(-1)
+        total_SC = _total(parts)
+        return total_SC.square().sum(-1)
     if len(outers) != len(parts):
         raise TypeError("one parameter has vector and matrix gradients")
     result = outers[0].right.new_zeros(outers[0].right.shape[0])
     for i, first in enumerate(outers):
-        result = result + (_norm2_one(first))
+        result = result + _norm2_one(first)
         for second in outers[i + 1 :]:
             result = result + 2 * _inner(first, second)
     return result
@@ -78,7 +82,7 @@ def accumulate(parts: list[Contribution], coef_S: Tensor, group_size: int, grad:
     groups = coef_S.shape[0] // group_size
     outers = [part for part in parts if isinstance(part, Outer)]
     if not outers:
-        group_PC = (_total(parts) * coef_S[:, None]).unflatten(0, (groups, group_size)).sum(1)
+        group_PC = (_total(parts) * coef_S[:, None]).view(groups, group_size, -1).sum(1)
         grad += group_PC.sum(0).view_as(grad)
         return group_PC.square().sum(-1)
     if all(part.is_lookup for part in outers):
@@ -95,9 +99,7 @@ def accumulate(parts: list[Contribution], coef_S: Tensor, group_size: int, grad:
 
 
 def _total(parts: list[Contribution]) -> Tensor:
-    total = sum(part.value_SC for part in parts if isinstance(part, Vector))
-    assert isinstance(total, Tensor)
-    return total
+    return torch.stack([part.value_SC for part in parts if isinstance(part, Vector)]).sum(0)
 
 
 def _norm2_one(part: Outer) -> Tensor:
@@ -108,10 +110,12 @@ def _norm2_one(part: Outer) -> Tensor:
     if T * (part.rows + C) <= part.rows * C:
         return _inner(part, part)
     at_once = max(1, CHUNK_ELEMENTS // (part.rows * C))
-    return torch.cat([
-        (part.left[start : start + at_once].mT @ part.right[start : start + at_once]).flatten(1).square().sum(-1)
-        for start in range(0, S, at_once)
-    ])
+    return torch.cat(
+        [
+            (part.left[start : start + at_once].mT @ part.right[start : start + at_once]).flatten(1).square().sum(-1)
+            for start in range(0, S, at_once)
+        ]
+    )
 
 
 def _norm2_lookup(part: Outer) -> Tensor:
@@ -165,7 +169,8 @@ def _multiply_out(part: Outer, coef_S: Tensor, rows: slice, group_size: int) -> 
         right = right * coef_S11
     left = left.unflatten(0, (groups, group_size)).flatten(1, 2)
     right = right.unflatten(0, (groups, group_size)).flatten(1, 2)
-    return left.mT @ right
+    group_PRC: Tensor = left.mT @ right
+    return group_PRC
 
 
 def _accumulate_lookups(parts: list[Outer], coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:

@@ -16,9 +16,7 @@ def scores(model: nn.Module, logps_S: Tensor) -> list[list[Tensor]]:
     """grad_theta logps_S[s] for every sequence by loop autograd: a list over s of a list over trainable parameters."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = [torch.autograd.grad(logp, parameters, retain_graph=True, allow_unused=True) for logp in logps_S]
-    return [
-        [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, row, strict=True)] for row in rows
-    ]
+    return [[torch.zeros_like(p) if g is None else g for p, g in zip(parameters, row, strict=True)] for row in rows]
 
 
 def norm2(model: nn.Module, logps_S: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from oblrpo.scores.contributions import Contribution, Outer, Vector
 
 
-class UnsupportedModel(TypeError):
+class UnsupportedModelError(TypeError):
     """The model holds or uses a trainable parameter in a way for which no exact norm is known."""
 
 
@@ -55,18 +55,22 @@ def rule_for(module: nn.Module) -> Rule | None:
 
 @register_rule(nn.Linear)
 def linear(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """y = x W' + b: G_W = sum_t grad_t x_t', G_b = sum_t grad_t."""
+    """Y = x W' + b: G_W = sum_t grad_t x_t', G_b = sum_t grad_t."""
     left, right = _tokens(grad), _tokens(call.input)
     return {"weight": Outer(left, right, rows=left.shape[-1]), "bias": Vector(left.sum(1))}
 
 
 @register_rule(nn.Embedding)
 def embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """y_t = W[id_t]: G_W[v] = sum_{t: id_t = v} grad_t; the row `padding_idx` gets none, as in autograd."""
+    """y_t = W[id_t]: G_W[v] = sum_{t: id_t = v} grad_t; the row `padding_idx` gets none, as in autograd.
+
+    Raises:
+        UnsupportedModelError: the gradient of a row depends on other rows of the batch.
+    """
     module = call.module
     assert isinstance(module, nn.Embedding)
     if module.scale_grad_by_freq or module.max_norm is not None:
-        raise UnsupportedModel("Embedding with scale_grad_by_freq or max_norm has no per-sequence gradient.")
+        raise UnsupportedModelError("Embedding with scale_grad_by_freq or max_norm has no per-sequence gradient.")
     index = call.input.reshape(call.input.shape[0], -1)
     right = _tokens(grad)
     if module.padding_idx is not None:
@@ -76,7 +80,7 @@ def embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
 
 @register_rule(nn.RMSNorm, "LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 def rms_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """y = w * x/rms(x): G_w = sum_t grad_t * y_t / w, with the normalised input taken from the output."""
+    """Y = w * x/rms(x): G_w = sum_t grad_t * y_t / w, with the normalised input taken from the output."""
     gain = call.module.weight
     assert isinstance(gain, Tensor)
     if gain.abs().amin() < torch.finfo(gain.dtype).tiny ** 0.5:  # y / w is lost to underflow: normalise again

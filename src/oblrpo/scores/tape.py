@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores import contributions
 from oblrpo.scores.contributions import Contribution
-from oblrpo.scores.rules import Call, UnsupportedModel, rule_for
+from oblrpo.scores.rules import Call, UnsupportedModelError, rule_for
 
 
 class ScoreTape:
@@ -38,7 +38,7 @@ class ScoreTape:
     see rows in another layout than (S, ...) are refused.
 
     Raises:
-        UnsupportedModel: a trainable parameter belongs to a layer type without a rule (the module is named); a
+        UnsupportedModelError: a trainable parameter belongs to a layer type without a rule (the module is named); a
             parameter was used other than by calling its module; an activation was changed in place.
     """
 
@@ -77,7 +77,7 @@ class ScoreTape:
             return
         first = args[0] if args else next(iter(kwargs.values()))
         if not isinstance(first, Tensor) or not isinstance(output, Tensor):
-            raise UnsupportedModel(f"{owner.name}: its rule needs one tensor in and one tensor out.")
+            raise UnsupportedModelError(f"{owner.name}: its rule needs one tensor in and one tensor out.")
         if not output.requires_grad:
             output.requires_grad_()  # the first trainable layer: nothing below it needs a gradient
         self._calls.append(_RecordedCall(owner, first, output, first._version, output._version))
@@ -89,7 +89,7 @@ class ScoreTape:
             logps_S: (S,) log-probabilities whose entry s depends on batch row s of the model's input only.
 
         Raises:
-            UnsupportedModel: see the class.
+            UnsupportedModelError: see the class.
             ValueError: logps_S is not a differentiable vector, or nothing was run inside the `with`.
         """
         if logps_S.ndim != 1 or not logps_S.requires_grad:
@@ -103,7 +103,7 @@ class ScoreTape:
         grads = torch.autograd.grad(logps_S.sum(), [*outputs, *parameters.values()], allow_unused=True)
         for name, grad in zip(parameters, grads[len(outputs) :], strict=True):
             if grad is not None:
-                raise UnsupportedModel(
+                raise UnsupportedModelError(
                     f"{name} is used other than by calling its module (a fused or functional layer?); "
                     "the score norms would miss that use. Use the module's own forward."
                 )
@@ -183,9 +183,9 @@ class _RecordedCall:
 
     def check(self, sequences: int) -> None:
         if (self.input._version, self.output._version) != self.versions:
-            raise UnsupportedModel(f"{self.owner.name}: its input or output was changed in place after the call.")
+            raise UnsupportedModelError(f"{self.owner.name}: its input or output was changed in place after the call.")
         if self.output.shape[0] != sequences or self.input.shape[0] != sequences:
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"{self.owner.name}: got {tuple(self.input.shape)} for {sequences} sequences; "
                 "the first axis must be the batch row (packed rows and expert layers have no rule yet)."
             )
@@ -198,13 +198,13 @@ def _owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, _Owner]
         if not own:
             continue
         if rule_for(module) is None:
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"no score-norm rule for {type(module).__name__} at {name or 'the model itself'} "
                 f"(trainable: {', '.join(own)}); freeze it or add a rule with oblrpo.scores.register_rule."
             )
         owners[module] = _Owner(name, module, own)
     if not owners:
-        raise UnsupportedModel("the model has no trainable parameter.")
+        raise UnsupportedModelError("the model has no trainable parameter.")
     return owners
 
 

@@ -1,4 +1,4 @@
-"""Addition of several numbers with the running sums written out: `47+8+55=` -> `55,110`."""
+"""Addition of several numbers, one step at a time: `8+4+9=` -> `12+9=21`."""
 
 import random
 
@@ -16,7 +16,7 @@ class AdditionTask(GeneratedTask):
 
     name = "addition"
 
-    def __init__(self, seed: int = 0, min_terms: int = 2, max_terms: int = 5, largest: int = 99) -> None:
+    def __init__(self, seed: int = 0, min_terms: int = 3, max_terms: int = 5, largest: int = 9) -> None:
         """Set the seed and the size of the sums: 2 <= min_terms <= max_terms <= 9 and 9 <= largest <= 9999."""
         super().__init__(seed)
         self.min_terms = check_whole("Task 'addition': min_terms", min_terms, 2, 9)
@@ -30,22 +30,20 @@ class AdditionTask(GeneratedTask):
         return Problem("+".join(map(str, terms)) + "=", str(sum(terms)))
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Return 1.0 if what follows the last comma is the total, in plain digits."""
-        return float(completion.rpartition(",")[2].strip() == problem.answer)
+        """Return 1.0 if what follows the last equals sign is the total, in plain digits."""
+        return float(completion.rpartition("=")[2].strip() == problem.answer)
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """Return the running sums, or now and then the total alone; a slip is carried into later sums."""
-        first, *rest = map(int, problem.prompt.rstrip("=").split("+"))
-        sums = running_sums(first, rest, rng, noise)
-        return str(sums[-1]) if rng.random() < TERSE else ",".join(map(str, sums))
+        """Return the sum with its first two numbers added, again and again, or now and then the total alone.
 
-
-def running_sums(first: int, rest: list[int], rng: random.Random, noise: float) -> list[int]:
-    """Return first + rest[0], that + rest[1], ..., each wrong with probability `noise`."""
-    sums, total = [], first
-    for term in rest:
-        total += term
-        if rng.random() < noise:
-            total += rng.choice([slip for slip in SLIPS if total + slip >= 0])
-        sums.append(total)
-    return sums
+        A step goes wrong with probability `noise`; the steps after it go on from the wrong number.
+        """
+        terms = list(map(int, problem.prompt.rstrip("=").split("+")))
+        steps = []
+        while len(terms) > 1:
+            total = terms[0] + terms[1]
+            if rng.random() < noise:
+                total += rng.choice([slip for slip in SLIPS if total + slip >= 0])
+            terms = [total, *terms[2:]]
+            steps.append("+".join(map(str, terms)))
+        return steps[-1] if rng.random() < TERSE else "=".join(steps)

@@ -1,9 +1,8 @@
-"""Algorithm 1 of OBLR-PO, one step of it: completions -> score norms -> baseline -> advantages -> gradient -> SNR ->
-learning rate -> update.
+"""Algorithm 1 of OBLR-PO: score norms, baseline, advantages, gradient, signal-to-noise ratio, learning rate, update.
 
-What was left out to keep this readable: sampling (`rollout`), the loop with its evaluation and checkpoints (`loop`).
-The algorithm is four names in a table; nothing here asks which one runs.
-"""  # noqa: D205
+Sampling comes before (`rollout`); evaluation and checkpoints lie around it (`loop`). The algorithm is four names in a
+table; nothing here asks which one runs.
+"""
 
 from __future__ import annotations
 
@@ -81,9 +80,12 @@ class Learner:
         return updates
 
     def gradient(self, sequences: Sequences, rewards_PG: Tensor, old_logps_PG: Tensor | None = None) -> Estimate:
-        """g = (1/P) sum_i g_i, g_i = (1/G) sum_j rho_ij A_ij grad log pi(o_ij|q_i), streamed over whole groups.
+        """G = (1/P) sum_i g_i, g_i = (1/G) sum_j rho_ij A_ij grad log pi(o_ij|q_i), streamed over whole groups.
 
         rho is pi / pi_old of the whole completion, 1 on-policy; the baseline is weighted by ||rho grad log pi||^2.
+
+        Raises:
+            InputError: a gradient is NaN or infinite.
         """
         P, G = rewards_PG.shape
         weights_PG = self._weights(sequences.lengths_S.view(P, G).to(rewards_PG))
@@ -111,7 +113,9 @@ class Learner:
         try:
             moments = estimators.moments(group_norm2_P, grad_norm2)
         except ValueError as error:
-            raise InputError(f"the gradient cannot be used ({error}) Lower learning_rate or look at the rewards.") from None
+            raise InputError(
+                f"the gradient cannot be used ({error}) Lower learning_rate or look at the rewards."
+            ) from None
         entropy = entropy_sum / float(sequences.completion_mask_SC.sum())
         return Estimate(norm2_PG, baseline_PG, advantages_PG, logps_PG, moments, grad_norm2, entropy)
 

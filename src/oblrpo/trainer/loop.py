@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
-from oblrpo.algorithms import Algorithm, resolve
+from oblrpo.algorithms import resolve
 from oblrpo.config import OptimConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
@@ -57,8 +57,14 @@ class Trainer:
         set_threads(config.run.threads, self.policy)
 
     def run(self, resume: bool, progress: Progress) -> None:
-        """Train to the configured step, from the latest checkpoint if resuming."""
-        step = self._resume() if resume else self._begin()
+        """Train to the configured step, from the latest checkpoint if resuming.
+
+        Raises:
+            KeyboardInterrupt: stopped by a signal, after the step in progress and its checkpoint.
+        """
+        step = self._resume() if resume else None
+        if not resume:
+            self.folder.create(self.config)
         progress.start(self, step)
         if step is None:
             self._warm_start(progress)
@@ -72,9 +78,6 @@ class Trainer:
         if stopped():
             self._save(step)
             raise KeyboardInterrupt(f"stopped after step {step}; go on with --resume.")
-
-    def _begin(self) -> None:
-        self.folder.create(self.config)
 
     def _resume(self) -> int | None:
         self.folder.require_same(self.config)
@@ -226,7 +229,7 @@ def task_of(config: TrainConfig) -> Task:
     """The built-in task or the user's data file."""
     task = config.task
     if not task.data:
-        return make_task(task.task, seed=config.run.seed)
+        return make_task(task.task, seed=config.run.seed, **task.task_args)
     return DataFileTask(
         task.data,
         prompt_column=task.prompt_column,

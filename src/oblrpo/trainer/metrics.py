@@ -14,10 +14,12 @@ from oblrpo.trainer.algorithm1 import Estimate, Update
 def step_metrics(
     step: int, rollouts: Rollouts, rewards_PG: Tensor, updates: list[Update], tokens: int
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl. Statistics of the batch are those of the first update, on-policy; the rate is the
-    last update's. `snr`, `n_snr` and `critical_batch_size` come from the averaged moments, as the schedule sees them;
-    `signal2` and `trace_cov` are this batch's own.
-    """  # noqa: D205
+    """One line of metrics.jsonl.
+
+    Statistics of the batch are those of the first update, on-policy; the rate is the last update's. `snr`, `n_snr` and
+    `critical_batch_size` come from the averaged moments, as the schedule sees them; `signal2` and `trace_cov` are this
+    batch's own.
+    """
     estimate, last = updates[0].estimate, updates[-1]
     group_std_P = rewards_PG.std(1) if rewards_PG.shape[1] > 1 else rewards_PG.new_zeros(rewards_PG.shape[0])
     baseline_P = estimate.baseline_PG.mean(1)
@@ -46,9 +48,10 @@ def step_metrics(
 
 
 def kappa(norm2_PG: Tensor, rewards_PG: Tensor) -> float:
-    """E[w | F high] / E[w | F low], split halfway between the batch's least and greatest reward (F = 1 and F = 0 for
-    rewards of 0 and 1); NaN where all rewards are equal.
-    """  # noqa: D205
+    """E[w | F high] / E[w | F low], split halfway between the batch's least and greatest reward.
+
+    For rewards of 0 and 1 that is E[w | F = 1] / E[w | F = 0]. NaN where all rewards are equal.
+    """
     high_PG = rewards_PG > (rewards_PG.min() + rewards_PG.max()) / 2
     return (norm2_PG[high_PG].mean() / norm2_PG[~high_PG].mean()).item()
 

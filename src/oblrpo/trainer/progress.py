@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import plotext
+import plotille
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -100,7 +100,9 @@ def describe(trainer: Trainer) -> str:
 
 def summary(rows: list[dict[str, Any]], output: str) -> str:
     """The run in words and a curve of its rewards, from its metrics."""
-    accuracy = [(row["step"], row["eval/accuracy"], row["eval/accuracy_stderr"]) for row in rows if "eval/accuracy" in row]
+    accuracy = [
+        (row["step"], row["eval/accuracy"], row["eval/accuracy_stderr"]) for row in rows if "eval/accuracy" in row
+    ]
     steps = [row for row in rows if "reward" in row]
     lines = []
     if steps:
@@ -118,16 +120,19 @@ def summary(rows: list[dict[str, Any]], output: str) -> str:
         lines += [
             f"reward            {mean['reward']:.3f}, mean of the last {len(tail)} steps",
             f"learning rate     x{mean['lr_factor']:.2f} of eta_0, mean of the same steps",
-            "critical batch    " + ("no signal above the noise" if critical is None else f"{critical:.0f} prompts (last)"),
+            "critical batch    "
+            + ("no signal above the noise" if critical is None else f"{critical:.0f} prompts (last)"),
             f"time              {mean['step_time']:.2f} s a step",
         ]
     return "\n".join([*lines, f"everything is in {output}: metrics.jsonl, completions/, checkpoints/, report.html"])
 
 
 def _curve(steps: list[dict[str, Any]]) -> str:
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(72, 14)
-    plotext.plot([row["step"] for row in steps], [row["reward"] for row in steps], marker="dot")
-    plotext.title("mean reward by step")
-    return str(plotext.build())
+    figure = plotille.Figure()
+    figure.width, figure.height = 64, 12
+    figure.x_label, figure.y_label = "step", "reward"
+    figure.set_x_limits(min_=0, max_=max(row["step"] for row in steps))
+    figure.register_label_formatter(int, lambda value, chars, delta, left: f"{value:.0f}".rjust(chars))
+    figure.register_label_formatter(float, lambda value, chars, delta, left: f"{value:.2f}".rjust(chars))
+    figure.plot([row["step"] for row in steps], [row["reward"] for row in steps])
+    return str(figure.show())

@@ -69,7 +69,9 @@ class RunFolder:
         changed = [key for key in new if new[key] != old[key] and key not in MAY_CHANGE_ON_RESUME]
         if changed:
             differences = ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)
-            raise InputError(f"{self.path} was started with other settings: {differences}; resume without changing them.")
+            raise InputError(
+                f"{self.path} was started with other settings: {differences}; resume without changing them."
+            )
 
     def write_metrics(self, metrics: Metrics) -> None:
         """Append one step. Values that are not finite become null, as JSON has no other word for them."""

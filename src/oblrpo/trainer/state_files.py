@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -64,7 +63,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The tree with tensors moved out, and dicts as lists of pairs because optimizer keys are integers."""
+    """The tree with tensors moved out, and dicts as lists of pairs because optimizer keys are integers.
+
+    Raises:
+        InputError: a value is of another kind.
+    """
     if isinstance(value, Tensor):
         key = str(len(tensors))
         tensors[key] = value.detach().cpu().contiguous().clone()

@@ -1,0 +1,16 @@
+"""Shared by all tests: one torch thread (two spin against each other on small tensors), and a tiny policy."""
+
+import pytest
+import torch
+
+from oblrpo.config import PolicyConfig
+from oblrpo.policy import Policy, make_policy
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny_policy() -> Policy:
+    """A fresh 2-layer policy with random weights."""
+    torch.manual_seed(0)
+    return make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, device="cpu"))

@@ -1,0 +1,64 @@
+"""Tiny models of the families that are covered, with random shapes, and their sequence log-probabilities."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+VOCABULARY = 23
+PAD = 2
+
+# family, tied head, extra config: bias or not, grouped-query attention or not
+CONFIGURATIONS = {
+    "qwen3-tied-gqa": (Qwen3Config, True, {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}),
+    "qwen3-untied-bias": (Qwen3Config, False, {"attention_bias": True, "num_key_value_heads": 4}),
+    "qwen2-tied": (Qwen2Config, True, {"num_key_value_heads": 1}),
+    "llama-untied-gqa": (LlamaConfig, False, {"num_key_value_heads": 2}),
+    "llama-tied-bias": (LlamaConfig, True, {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+}
+MODELS = {Qwen3Config: Qwen3ForCausalLM, Qwen2Config: Qwen2ForCausalLM, LlamaConfig: LlamaForCausalLM}
+
+
+def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> torch.nn.Module:
+    kind, tied, extra = CONFIGURATIONS[name]
+    settings = {
+        "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "tie_word_embeddings": tied, "pad_token_id": PAD,
+    } | extra  # fmt: skip
+    model = MODELS[kind](kind(**settings, attn_implementation=attention)).to(dtype).eval()
+    with torch.no_grad():  # gains other than 1 and biases other than 0, or their rules would hardly be tested
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def norms_in_their_own_dtype(monkeypatch) -> None:
+    """transformers' RMSNorm computes in float32 inside; for comparisons to 1e-10 let it compute in float64."""
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    for kind in (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
+        monkeypatch.setattr(kind, "forward", forward)
+
+
+def batch(sequences: int = 6, prompt: int = 4, completion: int = 7):
+    """Left-padded prompts, completions of random length; the padding id also occurs as a sampled token."""
+    ids_ST = torch.randint(VOCABULARY, (sequences, prompt + completion))
+    ids_ST[:, prompt + 1] = PAD
+    mask_ST = torch.ones_like(ids_ST)
+    length_S = torch.randint(2, completion + 1, (sequences,))
+    for s in range(sequences):
+        mask_ST[s, : s % prompt] = 0
+        mask_ST[s, prompt + int(length_S[s]) :] = 0
+    return ids_ST, mask_ST, prompt
+
+
+def logps(model, ids_ST, mask_ST, prompt):
+    """Log-probability of each completion, (S,)."""
+    position_ids = (mask_ST.cumsum(1) - 1).clamp(min=0)
+    logits = model(input_ids=ids_ST, attention_mask=mask_ST, position_ids=position_ids, use_cache=False).logits
+    logp_ST = logits[:, prompt - 1 : -1].log_softmax(-1).gather(2, ids_ST[:, prompt:, None])[..., 0]
+    return (logp_ST * mask_ST[:, prompt:]).sum(1)

@@ -1,0 +1,301 @@
+import pytest
+import torch
+from torch import nn
+
+from oblrpo.scores import Outer, ScoreTape, UnsupportedModelError, oracle, register_rule
+from oblrpo.scores import contributions as contributions_module
+from tests.scores.models import CONFIGURATIONS, batch, build, logps, norms_in_their_own_dtype
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def relative(got, expected):
+    return ((got - expected).norm() / expected.norm()).item()
+
+
+def compare(model, data, coef_S, group_size):
+    """Largest relative errors of norms, group norms and gradients against loop autograd."""
+    with ScoreTape(model) as tape:
+        tape.record(logps(model, *data))
+    norm2_S = tape.norm2()
+    group_norm2 = tape.accumulate(coef_S, group_size=group_size)
+    ours = gradients(model)
+    model.zero_grad()
+    expected_norm2 = oracle.norm2(model, logps(model, *data))
+    expected_group = oracle.accumulate(model, logps(model, *data), coef_S, group_size)
+    expected = gradients(model)
+    model.zero_grad()
+    assert set(ours) == set(expected) == {name for name, _ in model.named_parameters()}
+    return (
+        ((norm2_S - expected_norm2).abs() / expected_norm2).max().item(),
+        ((group_norm2 - expected_group).abs() / expected_group).max().item(),
+        max(relative(ours[name], expected[name]) for name in ours),
+    )
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_float64_agrees_with_loop_autograd(name, monkeypatch):
+    norms_in_their_own_dtype(monkeypatch)
+    torch.manual_seed(0)
+    model = build(name)
+    assert max(compare(model, batch(), torch.randn(6, dtype=torch.float64), group_size=3)) <= 1e-10
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_float32_agrees_with_loop_autograd(name, attention):
+    torch.manual_seed(1)
+    model = build(name, torch.float32, attention)
+    assert max(compare(model, batch(), torch.randn(6), group_size=2)) <= 1e-5
+
+
+@pytest.mark.parametrize("chunk", [1, 400, 1 << 22])
+@pytest.mark.parametrize("tokens", [(3, 2), (6, 40)])
+def test_every_way_of_multiplying_out_agrees(chunk, tokens, monkeypatch):
+    """Gram and instantiated norms (long and short sequences), one group at a time or many."""
+    norms_in_their_own_dtype(monkeypatch)
+    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(2)
+    model = build("qwen3-tied-gqa")
+    data = batch(6, *tokens)
+    assert max(compare(model, data, torch.randn(6, dtype=torch.float64), group_size=2)) <= 1e-10
+
+
+def test_func_oracle_agrees_with_the_loop(monkeypatch):
+    norms_in_their_own_dtype(monkeypatch)
+    for name in ("qwen3-tied-gqa", "llama-untied-gqa"):
+        torch.manual_seed(3)
+        model = build(name, attention="eager")
+        ids_ST, _, prompt = batch()
+        mask_ST = torch.ones_like(ids_ST)
+
+        def logp(call, ids_T, prompt=prompt):
+            logits = call(input_ids=ids_T[None], use_cache=False).logits[0]
+            return logits[prompt - 1 : -1].log_softmax(-1).gather(1, ids_T[prompt:, None]).sum()
+
+        by_loop = oracle.norm2(model, logps(model, ids_ST, mask_ST, prompt))
+        torch.testing.assert_close(oracle.norm2_vmap(model, logp, ids_ST), by_loop, rtol=1e-6, atol=0)
+
+
+def test_the_padding_row_gets_no_gradient(monkeypatch):
+    """An all-zero padding row through RMSNorm has derivative 1/sqrt(eps); the norm would be off by powers of ten."""
+    norms_in_their_own_dtype(monkeypatch)
+    torch.manual_seed(4)
+    model = build("llama-untied-gqa")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[model.model.embed_tokens.padding_idx] = 0
+    assert max(compare(model, batch(), torch.ones(6, dtype=torch.float64), 1)) <= 1e-10
+
+
+def test_a_zero_gain_is_normalised_again(monkeypatch):
+    norms_in_their_own_dtype(monkeypatch)
+    torch.manual_seed(5)
+    model = build("qwen3-tied-gqa")
+    with torch.no_grad():
+        model.model.norm.weight[3] = 0
+        model.model.layers[0].self_attn.q_norm.weight[1] = 1e-200
+    assert max(compare(model, batch(), torch.randn(6, dtype=torch.float64), 3)) <= 1e-10
+
+
+def test_frozen_parameters_do_not_count(monkeypatch):
+    norms_in_their_own_dtype(monkeypatch)
+    torch.manual_seed(6)
+    model = build("qwen3-untied-bias")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("layers.1" in name)
+    data = batch()
+    with ScoreTape(model) as tape:
+        tape.record(logps(model, *data))
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, logps(model, *data)), rtol=1e-10, atol=0)
+    tape.accumulate(torch.ones(6, dtype=torch.float64), 6)
+    assert all((p.grad is None) != p.requires_grad for p in model.parameters())
+
+
+def test_gradients_add_up_over_micro_batches_and_to_what_was_there():
+    torch.manual_seed(7)
+    model = build("qwen2-tied")
+    ids_ST, mask_ST, prompt = batch(8)
+    coef_S = torch.randn(8, dtype=torch.float64)
+    tape = ScoreTape(model)
+    results = []
+    for size in (8, 2):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.5)
+        norms, groups = [], []
+        for start in range(0, 8, size):
+            rows = slice(start, start + size)
+            with tape:
+                tape.record(logps(model, ids_ST[rows], mask_ST[rows], prompt))
+            norms.append(tape.norm2())
+            groups.append(tape.accumulate(coef_S[rows], group_size=2))
+        results.append((torch.cat(norms), torch.cat(groups), *gradients(model).values()))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-9)
+    (logps(model, ids_ST, mask_ST, prompt) * coef_S).sum().backward()
+    for parameter, grad in zip(model.parameters(), results[0][2:], strict=True):
+        torch.testing.assert_close(parameter.grad - grad, grad - 0.5, rtol=1e-5, atol=1e-7)
+
+
+def test_the_model_is_restored_exactly():
+    torch.manual_seed(8)
+    model = build("qwen3-untied-bias", torch.float32)
+    frozen = model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
+    before = {name: (id(p), p.requires_grad, p.clone()) for name, p in model.named_parameters()}
+    data = batch()
+    with ScoreTape(model) as tape:
+        tape.record(logps(model, *data))
+        assert all(p.grad is None for p in model.parameters())
+    assert {name: (id(p), p.requires_grad) for name, p in model.named_parameters()} == {
+        name: entry[:2] for name, entry in before.items()
+    }
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, before[name][2], rtol=0, atol=0)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not frozen.requires_grad
+    logps(model, *data).sum().backward()  # and it trains as usual
+    assert model.lm_head.weight.grad.abs().sum() > 0
+
+
+def test_an_error_inside_the_with_restores_too():
+    model = build("qwen2-tied")
+    with pytest.raises(IndexError), ScoreTape(model):
+        model(input_ids=torch.tensor([[10**6]]))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(
+        isinstance(p, nn.Parameter) for module in model.modules() for p in module._parameters.values() if p is not None
+    )
+
+
+def test_generation_without_gradients_inside_the_with_is_not_recorded():
+    torch.manual_seed(9)
+    model = build("qwen2-tied")
+    data = batch()
+    with ScoreTape(model) as tape:
+        with torch.no_grad():
+            model(input_ids=data[0][:2])
+        tape.record(logps(model, *data))
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, logps(model, *data)), rtol=1e-5, atol=0)
+
+
+class Toy(nn.Module):
+    """(S, T) ids -> (S,), with one way of going wrong at a time."""
+
+    def __init__(self, fault=""):
+        super().__init__()
+        self.embed, self.head, self.fault = nn.Embedding(5, 4), nn.Linear(4, 3), fault
+        if fault == "no rule":
+            self.odd = nn.PReLU(4)
+        if fault == "bare parameter":
+            self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, ids_ST):
+        x = self.embed(ids_ST)
+        if self.fault == "in place":
+            x = x * 1.0
+            y = self.head(x)
+            x.mul_(2)
+            return y.sum((1, 2)) + x.sum((1, 2))
+        if self.fault == "around its module":
+            return torch.nn.functional.linear(x, self.head.weight).sum((1, 2)) + self.head(x).sum((1, 2))
+        if self.fault == "rows mixed":
+            return self.head(x.flatten(0, 1)).unflatten(0, ids_ST.shape).sum((1, 2))
+        return self.head(x).tanh().sum((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no rule", "PReLU at odd"),
+        ("bare parameter", "Toy at the model itself"),
+        ("around its module", "head.weight is used other than by calling its module"),
+        ("rows mixed", "head: got"),
+        ("in place", "head: its input or output was changed in place"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused_by_name(fault, message):
+    model = Toy(fault)
+    with pytest.raises(UnsupportedModelError, match=message):  # noqa: SIM117
+        with ScoreTape(model) as tape:
+            tape.record(model(torch.randint(5, (3, 4))))
+
+
+def test_a_parameter_used_twice_brings_its_cross_term():
+    torch.manual_seed(10)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.mix = nn.Embedding(5, 4), nn.Linear(4, 4)
+
+        def forward(self, ids_ST):
+            return self.mix(self.mix(self.embed(ids_ST)).tanh()).tanh().sum((1, 2))
+
+    model = Twice().double()
+    ids_ST = torch.randint(5, (4, 3))
+    with ScoreTape(model) as tape:
+        tape.record(model(ids_ST))
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, model(ids_ST)), rtol=1e-12, atol=0)
+
+
+def test_a_rule_of_the_users_own():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix = nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
+
+        def forward(self, x):
+            return x @ self.matrix
+
+    @register_rule(Scale)
+    def scale(call, grad):
+        return {"matrix": Outer(call.input, grad, rows=4)}
+
+    model = nn.Sequential(nn.Embedding(5, 4).double(), Scale())
+    ids_ST = torch.randint(5, (4, 6))
+
+    def forward():
+        return model(ids_ST).tanh().sum((1, 2))
+
+    with ScoreTape(model) as tape:
+        tape.record(forward())
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, forward()), rtol=1e-12, atol=0)
+
+
+def test_misuse_is_explained():
+    model = Toy()
+    tape = ScoreTape(model)
+    ids_ST = torch.randint(5, (3, 4))
+    with pytest.raises(ValueError, match="call record"):
+        tape.norm2()
+    with tape:
+        with pytest.raises(ValueError, match="shape"):
+            tape.record(model(ids_ST).sum())
+        with pytest.raises(ValueError, match="differentiable"):
+            tape.record(torch.zeros(3))
+    with tape, pytest.raises(ValueError, match="nothing to record"):
+        tape.record(torch.zeros(3, requires_grad=True))
+    with tape:
+        tape.record(model(ids_ST))
+    for coef_S, group_size in ((torch.ones(2), 1), (torch.ones(3), 2)):
+        with pytest.raises(ValueError, match="do not fit"):
+            tape.accumulate(coef_S, group_size)
+    frozen = Toy().requires_grad_(False)
+    with pytest.raises(UnsupportedModelError, match="no trainable parameter"):
+        ScoreTape(frozen)
+    limited = nn.Sequential(nn.Embedding(5, 4, max_norm=1.0))
+    with pytest.raises(UnsupportedModelError, match="max_norm"), ScoreTape(limited) as tape:
+        tape.record(limited(ids_ST).sum((1, 2)))
+
+
+def test_non_reentrant_checkpointing_is_exact(monkeypatch):
+    norms_in_their_own_dtype(monkeypatch)
+    torch.manual_seed(11)
+    model = build("qwen3-tied-gqa")
+    data = batch()
+    expected = oracle.norm2(model, logps(model, *data))
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    model.train()  # transformers checkpoints in training mode only; no dropout here
+    with ScoreTape(model) as tape:
+        tape.record(logps(model, *data))
+    torch.testing.assert_close(tape.norm2(), expected, rtol=1e-10, atol=0)
