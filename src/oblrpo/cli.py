@@ -58,7 +58,7 @@ def main() -> None:
     try:
         dispatch(sys.argv[1:])
     except InputError as error:
-        Console(stderr=True).print(f"oblrpo: {error}", style="bold red", markup=False, highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"oblrpo: {error}", style="bold red", markup=False, highlight=False)
         raise SystemExit(2) from None
     except KeyboardInterrupt as stop:
         print(f"oblrpo: {stop or 'interrupted.'}", file=sys.stderr)
@@ -100,12 +100,12 @@ def train(argv: list[str]) -> None:
 
     transformers_logging.disable_progress_bar()
     console = Console(soft_wrap=True)
-    trainer = Trainer(command.config)
+    trainer = Trainer(command.config, command.resume)
     if command.dry_run:
         print(yaml.safe_dump(flatten(command.config), sort_keys=False) + "\n" + describe(trainer))
         return
     with Progress(console) as progress:
-        trainer.run(command.resume, progress)
+        trainer.run(progress)
     _write_report(trainer.folder.path)
     print(summary(trainer.folder.read_metrics(), command.config.run.output))
 

@@ -18,6 +18,34 @@ from oblrpo.errors import InputError
 RECIPES = files("oblrpo") / "recipes"
 
 
+def read_yaml(text: str, source: str) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        InputError: the text is something else.
+    """
+    try:
+        settings = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise InputError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(settings, dict):
+        raise InputError(f"{source} must hold `key: value` settings.")
+    return settings
+
+
+Mapping = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="YAML",
+        instance_from_str=lambda words: read_yaml(words[0], words[0]),
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [yaml.safe_dump(value, default_flow_style=True).strip()],
+    ),
+]
+"""Further arguments by name; on the command line one word of YAML, such as '{momentum: 0.9}'."""
+
+
 @dataclass(frozen=True)
 class PolicyConfig:
     """The policy: a causal language model with its tokenizer."""
@@ -63,8 +91,8 @@ class TaskConfig:
 
     task: str = "path"
     """A built-in task: path (routes in a graph), addition, countdown. Not used with `data`."""
-    task_args: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the built-in task (in a YAML file), such as {max_terms: 4}."""
+    task_args: Mapping = field(default_factory=dict)
+    """Parameters of the built-in task, such as '{max_terms: 4}'."""
     data: str = ""
     """A JSONL file with a prompt and an answer in every row."""
     prompt_column: str = "prompt"
@@ -117,8 +145,8 @@ class OptimConfig:
     """Any class of torch.optim, such as SGD or AdamW."""
     learning_rate: float = 1e-3
     """eta_0, the rate before the schedule's factor."""
-    optimizer_args: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the optimizer (in a YAML file), such as {momentum: 0.9}."""
+    optimizer_args: Mapping = field(default_factory=dict)
+    """Further arguments of the optimizer, such as '{momentum: 0.9}'."""
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), off. Empty: the algorithm's."""
     schedule_ema: float = 0.9
@@ -216,21 +244,6 @@ def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
         raise InputError(f"no recipe or file {name!r}; the built-in recipes are: {', '.join(built_in)}.")
     settings = read_yaml(path.read_text(encoding="utf-8"), name)
     return with_settings(base, settings | {"recipe": name}, source=name)
-
-
-def read_yaml(text: str, source: str) -> dict[str, Any]:
-    """A YAML mapping.
-
-    Raises:
-        InputError: the text is something else.
-    """
-    try:
-        settings = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise InputError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from None
-    if not isinstance(settings, dict):
-        raise InputError(f"{source} must hold `key: value` settings, one a line.")
-    return settings
 
 
 def _typed(key: str, value: Any, hint: Any, source: str) -> Any:

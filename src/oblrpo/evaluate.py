@@ -8,6 +8,7 @@ import torch
 
 from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy
+from oblrpo.rewards import rewards_of
 from oblrpo.rollout import sample
 from oblrpo.tasks import Problem, Task
 
@@ -25,7 +26,7 @@ def heldout_accuracy(
     policy: Policy, task: Task, problems: list[Problem], samples: int, rollout: RolloutConfig, seed: int
 ) -> Accuracy:
     """avg@k of the policy as it samples in training (same temperature), with torch's random state put back after."""
-    rewards: list[list[float]] = []
+    blocks = []
     with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
         torch.manual_seed(seed)
         at_once = max(1, rollout.prompts_per_step * rollout.num_generations // samples)
@@ -33,9 +34,6 @@ def heldout_accuracy(
             part = problems[start : start + at_once]
             prompts = [problem.prompt for problem in part]
             drawn = sample(policy, prompts, samples, rollout.max_completion_length, rollout.temperature)
-            for index, problem in enumerate(part):
-                texts = drawn.completions[index * samples : (index + 1) * samples]
-                rewards.append([task.reward(problem, text) for text in texts])
-    mean_P = torch.tensor(rewards, dtype=torch.float64).mean(1)
-    stderr = mean_P.std().item() / len(problems) ** 0.5 if len(problems) > 1 else float("nan")
-    return Accuracy(mean_P.mean().item(), stderr)
+            blocks.append(rewards_of(task, part, drawn.completions))
+    mean_P = torch.cat(blocks).double().mean(1)
+    return Accuracy(mean_P.mean().item(), mean_P.std().item() / len(problems) ** 0.5)

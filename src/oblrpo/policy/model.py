@@ -113,10 +113,9 @@ def make_policy(config: PolicyConfig) -> Policy:
     Raises:
         InputError: no such device, or the model cannot be loaded.
     """
-    device = _device(config.device)
-    dtype = getattr(torch, config.dtype)
     if config.model:
-        return load_policy(config.model, dtype, device, config.trust_remote_code)
+        return load_policy(config.model, config)
+    device = _device(config.device)
     tokenizer = byte_tokenizer()
     if config.hidden_size % config.num_attention_heads or config.num_attention_heads % 2:
         raise InputError("hidden_size must be a multiple of num_attention_heads, and that of 2.")
@@ -138,19 +137,20 @@ def make_policy(config: PolicyConfig) -> Policy:
         )
     )
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    return Policy(model.to(device, dtype).eval(), tokenizer)
+    return Policy(model.to(device, getattr(torch, config.dtype)).eval(), tokenizer)
 
 
-def load_policy(name: str, dtype: torch.dtype, device: torch.device, trust_remote_code: bool = False) -> Policy:
-    """A causal LM and its tokenizer from a local folder or, by name, from the hub.
+def load_policy(name: str, config: PolicyConfig) -> Policy:
+    """A causal LM and its tokenizer from a local folder or, by name, from the hub; the config says how and where to.
 
     Raises:
         InputError: transformers cannot load it, or its tokenizer has neither padding nor end token.
     """
+    device, trust = _device(config.device), config.trust_remote_code
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
+            name, dtype=getattr(torch, config.dtype), trust_remote_code=trust, use_safetensors=True
         )
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
         reason = " ".join(str(error).split())[:300]

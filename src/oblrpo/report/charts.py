@@ -43,7 +43,9 @@ def chart(title: str, lines: list[Line], logarithmic: bool = False) -> str:
         if len(lines) > 1:
             axes.legend(frameon=False, fontsize=9)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     svg = buffer.getvalue()
     return re.sub(INK, "currentColor", svg[svg.index("<svg") :])
 

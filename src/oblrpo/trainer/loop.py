@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from transformers import get_scheduler
 
-from oblrpo.algorithms import resolve
+from oblrpo.algorithms import Algorithm, resolve
 from oblrpo.config import OptimConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.evaluate import heldout_accuracy
 from oblrpo.policy import Policy, load_policy, make_policy, warm_start
-from oblrpo.rollout import Rollouts, sample
-from oblrpo.tasks import DataFileTask, Demonstrator, Problem, Task, make_task
+from oblrpo.rewards import rewards_of
+from oblrpo.rollout import sample
+from oblrpo.tasks import DataFileTask, Demonstrator, Task, make_task
 from oblrpo.trainer import state_files
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.metrics import completion_rows, step_metrics
@@ -43,72 +43,54 @@ class Trainer:
         InputError: anything the user can mend, before the output folder is touched where that is possible.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, resume: bool = False) -> None:
         check(config)
         self.config = config
         self.algorithm = resolve(config.algorithm, config.optim)
         self.task = task_of(config)
         self.heldout = self.task.heldout(config.run.eval_prompts)
-        torch.manual_seed(config.run.seed)
-        self.policy = make_policy(config.policy)
-        self.policy.encode([problem.prompt for problem in self.heldout], config.rollout.max_completion_length)
         self.folder = RunFolder(Path(config.run.output))
+        self.resume = resume
+        self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.tokens = 0
+        torch.manual_seed(config.run.seed)
+        checkpoint = self._checkpoint() if resume else None
+        self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
+        self.policy.encode([problem.prompt for problem in self.heldout], config.rollout.max_completion_length)
         set_threads(config.run.threads, self.policy)
+        self.learner = make_learner(self.policy, config, self.algorithm)
+        if checkpoint:
+            self._restore(state_files.load_state(checkpoint))
 
-    def run(self, resume: bool, progress: Progress) -> None:
+    def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
 
         Raises:
             KeyboardInterrupt: stopped by a signal, after the step in progress and its checkpoint.
         """
-        step = self._resume() if resume else None
-        if not resume:
+        if not self.resume:
             self.folder.create(self.config)
-        progress.start(self, step)
-        if step is None:
-            self._warm_start(progress)
-            step = 0
-            self._make_learner()
-            self._finish_step(0, {"step": 0} | self._accuracy(0), progress)
+        self.folder.drop_metrics_after(-1 if self.done is None else self.done)
+        progress.start(self)
+        first = 0 if self.done is None else self.done + 1
         with _stop_between_steps() as stopped:
-            while step < self.config.run.steps and not stopped():
-                step += 1
-                self._finish_step(step, self._step(step), progress)
+            for step in range(first, self.config.run.steps + 1):
+                self._finish_step(step, self._step(step) if step else self._before(progress), progress)
+                if stopped():
+                    break
         if stopped():
-            self._save(step)
-            raise KeyboardInterrupt(f"stopped after step {step}; go on with --resume.")
+            self._save()
+            raise KeyboardInterrupt(f"stopped after step {self.done}; go on with --resume.")
 
-    def _resume(self) -> int | None:
+    def _checkpoint(self) -> Path | None:
         self.folder.require_same(self.config)
-        checkpoint = self.folder.latest_checkpoint()
-        if checkpoint is None:  # interrupted before the first one: nothing to keep
-            self.folder.drop_metrics_after(-1)
-            return None
-        state = state_files.load_state(checkpoint)
-        policy = self.config.policy
-        try:
-            self.policy = load_policy(
-                str(checkpoint), getattr(torch, policy.dtype), self.policy.device, policy.trust_remote_code
-            )
-        except InputError as error:
-            raise InputError(f"{error} Remove that folder to resume from the checkpoint before it.") from None
-        self._make_learner()
-        step: int = state["step"]
+        return self.folder.latest_checkpoint()
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.done, self.tokens = state["step"], state["tokens"]
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.schedule.load_state_dict(state["schedule"])
         self.learner.scheduler.load_state_dict(state["scheduler"])
-        self.tokens = state["tokens"]
-        self.folder.drop_metrics_after(step)
-        return step
-
-    def _make_learner(self) -> None:
-        config = self.config
-        optimizer = make_optimizer(config.optim, self.policy)
-        scheduler = get_scheduler(config.optim.lr_scheduler_type, optimizer, 0, config.run.steps)
-        self.learner = Learner(
-            self.policy, self.algorithm, optimizer, scheduler, config.rollout, config.algorithm, config.optim
-        )
 
     def _warm_start(self, progress: Progress) -> None:
         config = self.config.warm_start
@@ -126,6 +108,10 @@ class Trainer:
             self.policy, demonstrations, config.warm_start_steps, config.warm_start_learning_rate, progress.warm_start
         )
 
+    def _before(self, progress: Progress) -> dict[str, Any]:
+        self._warm_start(progress)
+        return {"step": 0} | self._accuracy(0)
+
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
         config = self.config.rollout
@@ -138,7 +124,7 @@ class Trainer:
             config.max_completion_length,
             config.temperature,
         )
-        rewards_PG = self._rewards(problems, rollouts)
+        rewards_PG = rewards_of(self.task, problems, rollouts.completions).to(self.policy.device)
         updates = self.learner.learn(rollouts, rewards_PG)
         self.tokens += rollouts.sequences.tokens
         self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates[0].estimate))
@@ -146,23 +132,6 @@ class Trainer:
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
         return metrics | {"step_time": time.perf_counter() - started}
-
-    def _rewards(self, problems: list[Problem], rollouts: Rollouts) -> Tensor:
-        G = self.config.rollout.num_generations
-        rewards_PG = torch.tensor(
-            [
-                [self.task.reward(problem, text) for text in rollouts.completions[index * G : (index + 1) * G]]
-                for index, problem in enumerate(problems)
-            ],
-            device=self.policy.device,
-        )
-        if not rewards_PG.isfinite().all():
-            index, output = (~rewards_PG.isfinite()).nonzero()[0].tolist()
-            raise InputError(
-                f"the reward of the completion {rollouts.completions[index * G + output][:40]!r} to the prompt "
-                f"{problems[index].prompt[:40]!r} is {rewards_PG[index, output].item()}; rewards must be finite."
-            )
-        return rewards_PG
 
     def _accuracy(self, step: int) -> dict[str, float]:
         run = self.config.run
@@ -172,22 +141,22 @@ class Trainer:
 
     def _finish_step(self, step: int, metrics: dict[str, Any], progress: Progress) -> None:
         self.folder.write_metrics(metrics)
+        self.done = step
         run = self.config.run
         if step == run.steps or step == 0 or (run.save_steps and step % run.save_steps == 0):
-            self._save(step)
+            self._save()
         progress.step(step, metrics)
 
-    def _save(self, step: int) -> None:
+    def _save(self) -> None:
+        assert self.done is not None
         state = {
-            "step": step,
+            "step": self.done,
             "tokens": self.tokens,
             "optimizer": self.learner.optimizer.state_dict(),
             "schedule": self.learner.schedule.state_dict(),
-            "scheduler": {
-                key: value for key, value in self.learner.scheduler.state_dict().items() if key != "lr_lambdas"
-            },
+            "scheduler": self.learner.scheduler.state_dict(),
         }
-        self.folder.save_checkpoint(step, self.policy, state, self.config.run.save_total_limit)
+        self.folder.save_checkpoint(self.done, self.policy, state, self.config.run.save_total_limit)
 
 
 def check(config: TrainConfig) -> None:
@@ -210,7 +179,7 @@ def check(config: TrainConfig) -> None:
         "prompts_per_micro_batch": (config.rollout.prompts_per_micro_batch, 0),
         "num_iterations": (config.algorithm.num_iterations, 1),
         "steps": (config.run.steps, 0),
-        "eval_prompts": (config.run.eval_prompts, 1),
+        "eval_prompts": (config.run.eval_prompts, 2),
         "eval_samples": (config.run.eval_samples, 1),
         "save_total_limit": (config.run.save_total_limit, 1),
         "warm_start_steps": (config.warm_start.warm_start_steps, 0),
@@ -238,6 +207,32 @@ def task_of(config: TrainConfig) -> Task:
         prompt_template=task.prompt_template,
         seed=config.run.seed,
     )
+
+
+def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
+    """The policy of a checkpoint.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    try:
+        return load_policy(str(checkpoint), config.policy)
+    except InputError as error:
+        raise InputError(f"{error} Remove that folder to resume from the checkpoint before it.") from None
+
+
+def make_learner(policy: Policy, config: TrainConfig, algorithm: Algorithm) -> Learner:
+    """Optimizer, scheduler and learner for a policy.
+
+    Raises:
+        InputError: the optimizer or the schedule refuses its settings, or the model has a layer without a rule.
+    """
+    optimizer = make_optimizer(config.optim, policy)
+    scheduler = get_scheduler(config.optim.lr_scheduler_type, optimizer, 0, config.run.steps)
+    try:
+        return Learner(policy, algorithm, optimizer, scheduler, config.rollout, config.algorithm, config.optim)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"these settings cannot be trained with: {error}") from None
 
 
 def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer:

@@ -46,11 +46,12 @@ class Progress:
     ) -> None:
         self._bar.stop()
 
-    def start(self, trainer: Trainer, step: int | None) -> None:
+    def start(self, trainer: Trainer) -> None:
         """Say what is about to run."""
         config = trainer.config
         self._steps = config.run.steps
         self.console.print(describe(trainer), highlight=False)
+        step = trainer.done
         if step is not None:
             self.console.print(f"resuming after step {step}", highlight=False)
         self._warm = self._bar.add_task(
@@ -110,8 +111,8 @@ def summary(rows: list[dict[str, Any]], output: str) -> str:
     if accuracy:
         (first, before, before_error), (last, after, after_error) = accuracy[0], accuracy[-1]
         lines.append(
-            f"held-out accuracy {before:.3f} +- {1.96 * (before_error or 0):.3f} (step {first}) -> "
-            f"{after:.3f} +- {1.96 * (after_error or 0):.3f} (step {last}), 95 % intervals over prompts"
+            f"held-out accuracy {before:.3f} +- {1.96 * before_error:.3f} (step {first}) -> "
+            f"{after:.3f} +- {1.96 * after_error:.3f} (step {last}), 95 % intervals over prompts"
         )
     if steps:
         tail = steps[-20:]

@@ -1,0 +1,143 @@
+"""Every mistake gets one clear sentence and exit code 2, and nothing is overwritten."""
+
+import json
+import shutil
+
+import pytest
+
+from oblrpo.tasks import PathTask
+
+
+def complained(result, *words):
+    code, _, err = result
+    assert code == 2, err
+    assert "Traceback" not in err
+    flat = " ".join(err.replace("│", " ").split())
+    for word in words:
+        assert word in flat, flat
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nosuch"], ["no recipe or file 'nosuch'", "demo"]),
+        (["--task", "adition"], ["Unknown task 'adition'", "addition"]),
+        (["--algorithm", "grppo"], ["unknown algorithm 'grppo'", "grpo"]),
+        (["--baseline", "best"], ["unknown baseline 'best'", "oblr"]),
+        (["--normalisation", "z"], ["unknown normalisation 'z'", "group_std"]),
+        (["--weighting", "z"], ["unknown weighting 'z'", "token_mean"]),
+        (["--schedule", "fast"], ["unknown schedule 'fast'", "debiased"]),
+        (["--optimizer", "Adamm"], ["torch.optim has no optimizer 'Adamm'"]),
+        (["--learning-rate", "-1"], ["AdamW refuses its settings"]),
+        (["--no-such-flag", "1"], ["--no-such-flag"]),
+        (["--steps", "many"], ["--steps"]),
+        (["--num-generations", "1"], ["'oblr' leaves one output out", "at least 2, not 1"]),
+        (["--baseline", "rloo", "--num-generations", "1"], ["'rloo' leaves one output out"]),
+        (["--algorithm", "grpo", "--num-generations", "1"], ["num_generations is 1; it must be at least 2"]),
+        (["--prompts-per-step", "1"], ["prompts_per_step is 1; it must be at least 2"]),
+        (["--temperature", "0"], ["temperature is 0.0; it must be above 0"]),
+        (["--schedule-floor", "2"], ["floor"]),
+        (["--schedule-ema", "1"], ["ema must lie in [0, 1)"]),
+        (["--model", "/no/such/model"], ["cannot load the model '/no/such/model'"]),
+        (["--device", "cuda:9"], ["device 'cuda:9' cannot be used"]),
+        (["--data", "/no/such.jsonl"], ["/no/such.jsonl"]),
+        (["--max-completion-length", "2047"], ["does not fit the model's 2048"]),
+    ],
+)
+def test_settings(small_run, tmp_path, arguments, words):
+    if len(arguments) == 1:
+        result = small_run(*arguments)
+    else:
+        flags = zip(arguments[::2], arguments[1::2], strict=True)
+        result = small_run(**{key[2:].replace("-", "_"): value for key, value in flags})
+    complained(result, *words)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("learning_rte: 1.0", ["unknown setting 'learning_rte'", "did you mean 'learning_rate'"]),
+        ("xyzzy: 1", ["unknown setting 'xyzzy'", "--help"]),
+        ("steps: soon", ["steps is 'soon', but it must be a whole number"]),
+        ("steps: 1.5", ["steps is 1.5, but it must be a whole number"]),
+        ("reward: best", ["reward is 'best'; choose one of: exact, numeric"]),
+        ("trust_remote_code: 3", ["must be true or false"]),
+        ("- a\n- b", ["key: value"]),
+        ("a: [", ["not valid YAML"]),
+        ("task_args: {colour: 3}", ["no parameter 'colour'"]),
+        ("optimizer_args: {momentumm: 1}", ["AdamW refuses its settings"]),
+    ],
+)
+def test_recipe_files(oblrpo, tmp_path, text, words):
+    (tmp_path / "mine.yaml").write_text(text)
+    complained(oblrpo("train", tmp_path / "mine.yaml", "--output", tmp_path / "run", "--device", "cpu"), *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_command(oblrpo):
+    complained(oblrpo("trian"), "unknown command 'trian'", "train")
+    complained(oblrpo("report", "/no/such/run"), "holds no metrics.jsonl")
+
+
+def snapshot(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_an_existing_folder_is_left_alone(small_run, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("the only copy")
+    before = snapshot(tmp_path / "run")
+    complained(small_run(), "already exists; add --resume")
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_resume_needs_a_run_and_the_same_settings(small_run, oblrpo, tmp_path):
+    complained(oblrpo("train", "--resume", "--output", tmp_path / "none"), "holds no run to resume")
+    assert not (tmp_path / "none").exists()
+    assert small_run(steps=1)[0] == 0
+    before = snapshot(tmp_path / "run")
+    complained(
+        oblrpo("train", "--resume", "--output", tmp_path / "run", "--learning-rate", 0.5, "--seed", 3),
+        "started with other settings", "learning_rate (was", "seed (was 0, now 3)",
+    )  # fmt: skip
+    assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "trainer_state.safetensors", "trainer_state.json", "config.json"]
+)
+@pytest.mark.parametrize("damage", ["truncated", "missing", "garbage"])
+def test_a_broken_checkpoint(small_run, oblrpo, tmp_path, file, damage):
+    assert small_run(steps=2)[0] == 0
+    victim = tmp_path / "run" / "checkpoints" / "step_2" / file
+    content = victim.read_bytes()
+    if damage == "missing":
+        victim.unlink()
+    else:
+        victim.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"\x00garbage" * 40)
+    before = snapshot(tmp_path / "run")
+    result = oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 3)
+    complained(result, "step_2", "emove that folder to resume from the")
+    assert snapshot(tmp_path / "run") == before
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_2")  # what the sentence says helps
+    code, out, _ = oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 3)
+    assert code == 0
+    assert "resuming after step 1" in out
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_rewards_that_are_not_finite(small_run, monkeypatch, value, tmp_path):
+    calls = iter([0.0] * 30 + [value] + [0.0] * 1000)
+    monkeypatch.setattr(PathTask, "reward", lambda self, problem, completion: next(calls))
+    complained(small_run(eval_samples=1, steps=20, task="path"), "the reward of the completion", "must be finite")
+
+
+def test_data_rows_are_named(small_run, tmp_path):
+    data = tmp_path / "data.jsonl"
+    good = json.dumps({"prompt": "1+1=", "answer": "2"})
+    for bad, words in (("{", ["line 2"]), (json.dumps({"prompt": "x"}), ["answer"]), ('"text"', ["line 2"])):
+        data.write_text(good + "\n" + bad + "\n")
+        complained(small_run(data=data), "data.jsonl", *words)
+    data.write_text(good + "\n")
+    complained(small_run(data=data, warm_start_steps=3), "warm_start_steps needs a built-in task")

@@ -1,0 +1,202 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from oblrpo.config import TrainConfig, flatten
+from tests.cli.conftest import SMALL, metrics_of
+
+KEYS = {
+    "step", "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio",
+    "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
+    "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",
+    "step_time",
+}  # fmt: skip
+
+
+def test_what_a_run_leaves_behind(small_run, tmp_path):
+    code, out, err = small_run(warm_start_steps=3, warm_start_batch=8, save_total_limit=2)
+    assert code == 0, err
+    run = tmp_path / "run"
+    assert {p.name for p in run.iterdir()} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "completions",
+        "checkpoints",
+        "report.html",
+    }
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows if "eval/accuracy" in row] == [0, 2, 4]
+    assert all(set(row) - {"eval/accuracy", "eval/accuracy_stderr"} == KEYS for row in rows[1:])
+    assert rows[-1]["num_tokens"] > rows[1]["num_tokens"] > 0
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_3", "step_4"}
+    assert {p.name for p in (run / "completions").iterdir()} == {f"step_{n}.jsonl" for n in range(1, 5)}
+    completions = [json.loads(line) for line in (run / "completions" / "step_2.jsonl").read_text().splitlines()]
+    assert len(completions) == 12
+    for row in completions:
+        assert row["advantage"] == pytest.approx(row["reward"] - row["baseline"])
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert set(config) == set(flatten(TrainConfig()))
+    assert config["hidden_size"] == 16
+    assert "held-out accuracy" in out
+    assert "4 prompts x 3 completions = 12 completions" in out
+    page = (run / "report.html").read_text()
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "<script" not in page
+    assert page.count("<svg") == 6
+
+
+def test_one_seed_one_result(small_run, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert small_run(output=tmp_path / name, seed=seed, warm_start_steps=2, warm_start_batch=4)[0] == 0
+    assert metrics_of(tmp_path / "a") == metrics_of(tmp_path / "b")
+    assert metrics_of(tmp_path / "a") != metrics_of(tmp_path / "c")
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "SGD", "algorithm": "grpo", "lr_scheduler_type": "linear"}])
+def test_a_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp_path, settings):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    if not settings:
+        assert small_run(output=parts, steps=2, eval_steps=0)[0] == 0
+        assert small_run(output=whole, steps=5, eval_steps=0)[0] == 0
+        assert oblrpo("train", "--resume", "--output", parts, "--steps", 5)[0] == 0
+        rows, expected = metrics_of(parts), metrics_of(whole)
+        for row in rows[2:3]:  # the shorter run measured accuracy at what was then its end
+            assert row.pop("eval/accuracy") is not None
+            row.pop("eval/accuracy_stderr")
+    else:  # killed after step 3: the metrics hold a step that no checkpoint does
+        assert small_run(output=whole, **settings)[0] == 0
+        assert small_run(output=parts, **settings)[0] == 0
+        metrics = parts / "metrics.jsonl"
+        lines = metrics.read_text().splitlines(keepends=True)
+        metrics.write_text("".join(lines[:4]) + lines[4][:17])
+        os.rename(parts / "checkpoints" / "step_4", parts / "checkpoints" / ".step_4.partial")
+        code, out, _ = oblrpo("train", "--resume", "--output", parts)
+        assert code == 0
+        assert "resuming after step 3" in out
+        rows, expected = metrics_of(parts), metrics_of(whole)
+    assert rows == expected
+    assert not list((parts / "checkpoints").glob(".*"))
+
+
+def test_a_killed_process_resumes_to_the_same_run(small_run, oblrpo, tmp_path):
+    """SIGKILL at an arbitrary moment; nothing but the step in progress is lost."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    flags = [str(x) for pair in (SMALL | {"--steps": 12, "--eval-steps": 0}).items() for x in pair]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from oblrpo.cli import main; main()", "train", *flags, "--output", str(killed)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (killed / "checkpoints" / "step_3").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    done = len(metrics_of(killed)) if (killed / "metrics.jsonl").read_text().endswith("\n") else None
+    assert done is None or done < 13
+    assert oblrpo("train", "--resume", "--output", killed)[0] == 0
+    assert small_run(output=whole, steps=12, eval_steps=0)[0] == 0
+    assert metrics_of(killed) == metrics_of(whole)
+
+
+def test_ctrl_c_finishes_the_step_and_saves(tmp_path):
+    run = tmp_path / "run"
+    flags = [str(x) for pair in (SMALL | {"--steps": 2000, "--save-steps": 0}).items() for x in pair]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from oblrpo.cli import main; main()", "train", *flags, "--output", str(run)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (run / "completions" / "step_2.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    last = metrics_of(run)[-1]["step"]
+    assert f"stopped after step {last}; go on with --resume" in err
+    assert (run / "checkpoints" / f"step_{last}").is_dir()
+
+
+def test_micro_batches_train_alike(small_run, tmp_path):
+    for name, size in (("whole", 0), ("split", 1)):
+        assert small_run(output=tmp_path / name, prompts_per_micro_batch=size, schedule_floor=0.5)[0] == 0
+    for first, second in zip(metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "split"), strict=True):
+        for key in ("reward", "score_norm2/mean", "grad_norm", "trace_cov", "eval/accuracy"):
+            assert (key in second) == (key in first)
+            if key in first:
+                assert second[key] == pytest.approx(first[key], rel=1e-3)
+
+
+@pytest.mark.parametrize("task", ["path", "addition", "countdown"])
+def test_every_built_in_task_warm_starts_and_trains(small_run, task, tmp_path):
+    code, _, err = small_run(task=task, warm_start_steps=2, warm_start_batch=4, steps=2)
+    assert code == 0, err
+    assert metrics_of(tmp_path / "run")[-1]["step"] == 2
+
+
+def test_a_user_file_of_questions(small_run, tmp_path):
+    data = tmp_path / "questions.jsonl"
+    rows = [
+        {"question": f"Ann has {n} apples and eats 2. How many?", "answer": f"...\n#### {n - 2:,}"}
+        for n in range(3, 103)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = small_run(
+        data=data, prompt_column="question", answer_column="answer", reward="numeric", steps=2,
+        prompt_template="Q: {prompt}\nA:", num_iterations=2,
+    )  # fmt: skip
+    assert code == 0, err
+    completions = (tmp_path / "run" / "completions" / "step_1.jsonl").read_text()
+    assert json.loads(completions.splitlines()[0])["prompt"].startswith("Q: Ann has")
+
+
+def test_dry_run_prints_and_writes_nothing(small_run, oblrpo, tmp_path):
+    code, out, _ = small_run("demo", "--dry-run", output=tmp_path / "none")
+    assert code == 0
+    assert not (tmp_path / "none").exists()
+    assert "hidden_size: 16" in out
+    assert "parameters" in out
+    assert "4 prompts x 3 completions = 12 completions" in out
+
+
+def test_a_recipe_file_and_flags_over_it(oblrpo, tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("learning_rate: 3e-4\nsteps: 7\noptimizer: SGD\noptimizer_args: {momentum: 0.9}\n")
+    code, out, err = oblrpo("train", "--steps", 9, recipe, "--dry-run", "--device", "cpu")
+    assert code == 0, err
+    settings = yaml.safe_load(out.split("\n\n")[0])
+    assert (settings["learning_rate"], settings["steps"], settings["optimizer_args"]) == (3e-4, 9, {"momentum": 0.9})
+
+
+def test_help_reads_like_documentation(oblrpo):
+    code, out, _ = oblrpo("train", "--help")
+    assert code == 0
+    flat = flatten(TrainConfig())
+    for key in flat:
+        assert f"--{key.replace('_', '-')}" in out or key == "recipe"
+    for name in ("oblrpo", "rloo", "grpo", "debiased", "plugin", "countdown", "group_std", "token_mean"):
+        assert name in out
+    assert oblrpo("--help")[0] == 0
+    assert oblrpo("--version")[1].strip()
+
+
+def test_report_is_written_anew(small_run, oblrpo, tmp_path):
+    assert small_run(steps=2)[0] == 0
+    page = tmp_path / "run" / "report.html"
+    before = page.read_text()
+    page.unlink()
+    assert oblrpo("report", tmp_path / "run")[0] == 0
+    assert page.read_text() == before
+
+
+def test_the_package_runs_without_its_source_folder():
+    import oblrpo.config
+
+    assert (Path(oblrpo.config.__file__).parent / "recipes" / "demo.yaml").is_file()

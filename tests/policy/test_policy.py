@@ -1,0 +1,142 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from oblrpo.config import PolicyConfig
+from oblrpo.errors import InputError
+from oblrpo.policy import byte_tokenizer, load_policy, make_policy, warm_start
+from oblrpo.rollout import sample
+
+TOKENIZER = byte_tokenizer()
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_the_byte_tokenizer_keeps_any_text(text):
+    ids = TOKENIZER(text).input_ids
+    assert len(ids) == len(text.encode())
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_special_tokens_in_a_prompt_are_only_text():
+    assert TOKENIZER.eos_token_id not in TOKENIZER("a<eos>b<pad>").input_ids
+
+
+def one_at_a_time(policy, batch, temperature):
+    """log pi of each row from its real tokens alone, no padding, straight from the model."""
+    result = []
+    for prompt, pmask, completion, cmask in zip(
+        batch.prompt_SQ, batch.prompt_mask_SQ, batch.completion_SC, batch.completion_mask_SC, strict=True
+    ):
+        prompt, completion = prompt[pmask.bool()], completion[cmask.bool()]
+        logits = policy.model(torch.cat([prompt, completion])[None]).logits[0] / temperature
+        logp = logits[len(prompt) - 1 : -1].log_softmax(-1).gather(1, completion[:, None])
+        result.append(logp.sum())
+    return torch.stack(result)
+
+
+def test_padding_changes_no_log_probability(tiny_policy):
+    torch.manual_seed(0)
+    drawn = sample(tiny_policy, ["a", "abcdef", "xy"], 3, 9, temperature=0.8)
+    logps_S, entropy_SC = tiny_policy.logps(drawn.sequences, temperature=0.8)
+    torch.testing.assert_close(logps_S, one_at_a_time(tiny_policy, drawn.sequences, 0.8), rtol=1e-4, atol=1e-4)
+    assert entropy_SC.shape == drawn.sequences.completion_SC.shape
+    trimmed = drawn.sequences.rows(0, 3)
+    assert trimmed.prompt_SQ.shape[1] == 1
+    torch.testing.assert_close(tiny_policy.logps(trimmed, 0.8)[0], logps_S[:3], rtol=1e-4, atol=1e-4)
+
+
+def test_entropy_is_that_of_the_sampling_distribution(tiny_policy):
+    batch = tiny_policy.sequences(["ab"], ["c"])
+    _, entropy_SC = tiny_policy.logps(batch, temperature=0.5)
+    probability = (tiny_policy.model(batch.prompt_SQ).logits[0, -1] / 0.5).softmax(0)
+    assert entropy_SC[0, 0].item() == pytest.approx(-(probability * probability.log()).sum().item(), rel=1e-4)
+
+
+def test_the_sampler_draws_from_the_distribution_that_is_scored(tiny_policy):
+    """Frequencies of the first token against exp(log pi); a model with sampling defaults of its own, all ignored."""
+    with torch.no_grad():
+        tiny_policy.model.lm_head.weight *= 3  # a distribution with some shape
+    defaults = tiny_policy.model.generation_config
+    defaults.update(top_k=1, repetition_penalty=5.0, min_new_tokens=3, top_p=0.1, temperature=9.0, do_sample=True)
+    torch.manual_seed(0)
+    draws = 20_000
+    drawn = sample(tiny_policy, ["abc"], draws, 1, temperature=0.7)
+    logits = tiny_policy.model(drawn.sequences.prompt_SQ[:1]).logits[0, -1]
+    expected = (logits / 0.7).softmax(0).double().detach()
+    found = torch.bincount(drawn.sequences.completion_SC[:, 0], minlength=len(expected)).double()
+    common = draws * expected >= 5  # where the chi-square statistic is one
+    chi2 = ((found - draws * expected) ** 2 / (draws * expected))[common].sum().item()
+    degrees = int(common.sum())
+    assert abs(chi2 - degrees) < 5 * (2 * degrees) ** 0.5
+    greedy_share = found.max() / draws
+    assert greedy_share < 0.9
+    assert tiny_policy.model.generation_config is defaults
+
+
+def test_a_completion_ends_with_its_first_end_token(tiny_policy):
+    end = tiny_policy.end_tokens[0]
+    torch.manual_seed(0)
+    drawn = sample(tiny_policy, ["ab"], 400, 6, temperature=1.0)
+    ended = (drawn.sequences.completion_SC == end).any(1)
+    assert 0 < ended.sum() < 400
+    for row, mask, clipped in zip(
+        drawn.sequences.completion_SC, drawn.sequences.completion_mask_SC, drawn.clipped_S, strict=True
+    ):
+        kept = row[mask.bool()].tolist()
+        assert end not in kept[:-1]
+        assert (kept[-1] == end) != bool(clipped)
+        assert not clipped or len(kept) == drawn.sequences.completion_SC.shape[1]
+
+
+def test_prompts_that_cannot_be_used(tiny_policy):
+    with pytest.raises(InputError, match="empty"):
+        tiny_policy.encode([""], room=1)
+    with pytest.raises(InputError, match=r"2040 tokens; with completions of 9 it does not fit the model's 2048"):
+        tiny_policy.encode(["a" * 2040], room=9)
+    assert len(tiny_policy.encode(["a" * 2040], room=8)[0]) == 2040
+
+
+def test_saved_policies_load_with_plain_transformers(tiny_policy, tmp_path):
+    tiny_policy.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = AutoTokenizer.from_pretrained(tmp_path)("hello", return_tensors="pt").input_ids
+    expected = tiny_policy.model(ids).logits
+    torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=0)
+    again = load_policy(str(tmp_path), PolicyConfig(device="cpu"))
+    assert again.end_tokens == tiny_policy.end_tokens
+    torch.testing.assert_close(again.model(ids).logits, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "/nowhere/at/all"}, "cannot load the model '/nowhere/at/all'"),
+        ({"device": "cuda:7"}, "device 'cuda:7' cannot be used"),
+        ({"device": "banana"}, "device 'banana' cannot be used"),
+        ({"hidden_size": 30, "num_attention_heads": 4}, "multiple of num_attention_heads"),
+        ({"num_attention_heads": 1}, "multiple of num_attention_heads"),
+    ],
+)
+def test_bad_policies(settings, message):
+    with pytest.raises(InputError, match=message):
+        make_policy(PolicyConfig(**settings))
+
+
+def test_pickled_weights_are_refused(tiny_policy, tmp_path):
+    tiny_policy.save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(tiny_policy.model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match="cannot load"):
+        load_policy(str(tmp_path), PolicyConfig(device="cpu"))
+
+
+def test_warm_start_learns_a_demonstration(tiny_policy):
+    losses = []
+    warm_start(tiny_policy, lambda step: (["a="] * 4, ["bcd"] * 4), 150, 1e-2, lambda step, loss: losses.append(loss))
+    assert losses[0] > 4
+    assert losses[-1] < 0.5
+    torch.manual_seed(0)
+    assert sample(tiny_policy, ["a="], 20, 6, 1.0).completions.count("bcd") > 10

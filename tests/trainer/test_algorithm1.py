@@ -1,0 +1,152 @@
+import dataclasses
+
+import pytest
+import torch
+
+from oblrpo import estimators
+from oblrpo.algorithms import ALGORITHMS
+from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig
+from oblrpo.errors import InputError
+from oblrpo.rollout import sample
+from oblrpo.scores import oracle
+from oblrpo.trainer import Learner
+
+P, G, LONGEST = 4, 3, 6
+
+
+@pytest.fixture
+def batch(tiny_policy):
+    torch.manual_seed(1)
+    rollouts = sample(tiny_policy, ["a", "bcd", "ef", "ghij"], G, LONGEST, 1.0)
+    return rollouts, torch.randn(P, G)
+
+
+def learner_of(policy, algorithm="oblrpo", optimizer=torch.optim.SGD, lr=0.1, **settings):
+    rollout = RolloutConfig(prompts_per_step=P, num_generations=G, max_completion_length=LONGEST,
+                            prompts_per_micro_batch=settings.pop("micro_batch", 0))  # fmt: skip
+    optim = OptimConfig(**{k: settings.pop(k) for k in list(settings) if k in OptimConfig.__dataclass_fields__})
+    made = optimizer(policy.parameters, lr=lr)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1.0)
+    return Learner(policy, ALGORITHMS[algorithm], made, scheduler, rollout, AlgorithmConfig(**settings), optim)
+
+
+def grads(policy):
+    return torch.cat([p.grad.flatten() for p in policy.parameters])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_gradient_is_the_formula(tiny_policy, batch, algorithm):
+    """-(1/PG) sum A grad log pi with everything recomputed by hand and by loop autograd."""
+    rollouts, rewards_PG = batch
+    estimate = learner_of(tiny_policy, algorithm).gradient(rollouts.sequences, rewards_PG)
+    ours = grads(tiny_policy)
+    tiny_policy.model.zero_grad()
+    logps_S, _ = tiny_policy.logps(rollouts.sequences)
+    norm2_PG = oracle.norm2(tiny_policy.model, logps_S).view(P, G)
+    table = ALGORITHMS[algorithm]
+    inputs = {"norm2_PG": norm2_PG} if table.baseline == "oblr" else {}
+    advantages_PG = rewards_PG - estimators.baseline(table.baseline, rewards_PG, **inputs)
+    if algorithm == "grpo":
+        advantages_PG = advantages_PG / (rewards_PG.std(1, keepdim=True) + 1e-4)
+    lengths_PG = rollouts.sequences.lengths_S.view(P, G)
+    weight_PG = {"grpo": 1 / lengths_PG, "dr_grpo": torch.full((P, G), 1 / LONGEST)}.get(algorithm, torch.ones(P, G))
+    coef_S = -(advantages_PG * weight_PG / (P * G)).flatten()
+    group_norm2_P = oracle.accumulate(tiny_policy.model, tiny_policy.logps(rollouts.sequences)[0], coef_S, G) * P**2
+    expected = grads(tiny_policy)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6 * float(expected.norm()))
+    moments = estimators.moments(group_norm2_P, expected.square().sum())
+    assert estimate.moments.trace_cov == pytest.approx(moments.trace_cov, rel=1e-4)
+    assert estimate.moments.signal2 == pytest.approx(moments.signal2, rel=1e-3, abs=1e-4 * moments.trace_cov)
+    assert estimate.grad_norm2 == pytest.approx(float(expected.square().sum()), rel=1e-4)
+    torch.testing.assert_close(estimate.norm2_PG, norm2_PG, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("micro_batch", [1, 2, 3])
+def test_micro_batches_change_nothing(tiny_policy, batch, algorithm, micro_batch):
+    rollouts, rewards_PG = batch
+    whole = learner_of(tiny_policy, algorithm).gradient(rollouts.sequences, rewards_PG)
+    expected = grads(tiny_policy)
+    split = learner_of(tiny_policy, algorithm, micro_batch=micro_batch).gradient(rollouts.sequences, rewards_PG)
+    torch.testing.assert_close(grads(tiny_policy), expected, rtol=1e-4, atol=1e-6 * float(expected.norm()))
+    for field in dataclasses.fields(whole):
+        first, second = getattr(whole, field.name), getattr(split, field.name)
+        if isinstance(first, torch.Tensor):
+            torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+    assert split.moments.trace_cov == pytest.approx(whole.moments.trace_cov, rel=1e-4)
+    assert split.entropy == pytest.approx(whole.entropy, rel=1e-5)
+
+
+def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, batch):
+    """grad of the mean of rho A with rho = pi / pi_old; the baseline is weighted by rho^2 w."""
+    rollouts, rewards_PG = batch
+    old_logps_PG = tiny_policy.logps(rollouts.sequences)[0].detach().view(P, G) + 0.3 * torch.randn(P, G)
+    learner_of(tiny_policy).gradient(rollouts.sequences, rewards_PG, old_logps_PG)
+    ours = grads(tiny_policy)
+    tiny_policy.model.zero_grad()
+    norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(rollouts.sequences)[0]).view(P, G)
+    rho_PG = (tiny_policy.logps(rollouts.sequences)[0].view(P, G) - old_logps_PG).exp()
+    baseline_PG = estimators.baseline("oblr", rewards_PG, norm2_PG=norm2_PG * rho_PG.detach() ** 2)
+    (-(rho_PG * (rewards_PG - baseline_PG)).mean()).backward()
+    expected = grads(tiny_policy)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6 * float(expected.norm()))
+
+
+def test_several_updates_use_the_first_log_probabilities_as_old(tiny_policy, batch):
+    updates = learner_of(tiny_policy, num_iterations=3, lr=0.01, schedule_floor=1.0).learn(*batch)
+    assert len(updates) == 3
+    assert not torch.equal(updates[0].estimate.logps_PG, updates[2].estimate.logps_PG)
+    old_PG, last = updates[0].estimate.logps_PG, updates[2].estimate
+    assert ((last.logps_PG - old_PG).exp() - 1).abs().max() > 1e-3
+
+
+def test_the_update_has_the_rate_that_is_reported(tiny_policy, batch):
+    rollouts, rewards_PG = batch
+    learner = learner_of(tiny_policy, lr=0.5)
+    before = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
+    estimate = learner.gradient(rollouts.sequences, rewards_PG)
+    gradient = grads(tiny_policy)
+    update = learner.update(estimate)
+    after = torch.cat([p.detach().flatten() for p in tiny_policy.parameters])
+    assert update.learning_rate == pytest.approx(0.5 * update.factor)
+    torch.testing.assert_close(after, before - update.learning_rate * gradient)
+
+
+def test_the_gradient_is_measured_before_clipping(tiny_policy, batch):
+    rollouts, rewards_PG = batch
+    learner = learner_of(tiny_policy, "rloo", max_grad_norm=1e-3, lr=1.0)
+    before = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
+    update = learner.learn(rollouts, rewards_PG)[0]
+    after = torch.cat([p.detach().flatten() for p in tiny_policy.parameters])
+    assert update.estimate.grad_norm2 > 1e-2
+    assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_groups_without_variance_give_no_gradient(tiny_policy, batch):
+    rollouts, _ = batch
+    for algorithm in ("oblrpo", "rloo", "grpo"):
+        estimate = learner_of(tiny_policy, algorithm).gradient(rollouts.sequences, torch.ones(P, G))
+        assert estimate.grad_norm2 < 1e-12
+
+
+def test_a_broken_gradient_is_explained(tiny_policy, batch):
+    rollouts, rewards_PG = batch
+    with torch.no_grad():
+        tiny_policy.parameters[0][5] = float("nan")
+    with pytest.raises((InputError, ValueError), match="NaN"):
+        learner_of(tiny_policy, "rloo").gradient(rollouts.sequences, rewards_PG)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_rewarding_one_completion_makes_it_likelier(tiny_policy, algorithm, optimizer):
+    torch.manual_seed(2)
+    rollouts = sample(tiny_policy, ["ab", "cd"], 4, LONGEST, 1.0)
+    rewards_PG = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    rate = 0.05 if optimizer is torch.optim.SGD else 1e-3
+    learner = learner_of(tiny_policy, algorithm, optimizer, rate, schedule_floor=1.0)
+    before = tiny_policy.logps(rollouts.sequences)[0]
+    for _ in range(5):
+        learner.learn(rollouts, rewards_PG)
+    gain_PG = (tiny_policy.logps(rollouts.sequences)[0] - before).view(2, 4)
+    assert gain_PG[rewards_PG == 1].min() > gain_PG[rewards_PG == 0].mean()
