@@ -6,6 +6,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from oblrpo.scores import ScoreTape, oracle
+
 VOCABULARY = 23
 PAD = 2
 
@@ -34,14 +36,14 @@ def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa"
     return model
 
 
-def norms_in_their_own_dtype(monkeypatch) -> None:
+def norms_in_their_own_dtype(replace=setattr) -> None:
     """transformers' RMSNorm computes in float32 inside; for comparisons to 1e-10 let it compute in float64."""
 
     def forward(self, x):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
 
     for kind in (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
-        monkeypatch.setattr(kind, "forward", forward)
+        replace(kind, "forward", forward)
 
 
 def batch(sequences: int = 6, prompt: int = 4, completion: int = 7):
@@ -62,3 +64,31 @@ def logps(model, ids_ST, mask_ST, prompt):
     logits = model(input_ids=ids_ST, attention_mask=mask_ST, position_ids=position_ids, use_cache=False).logits
     logp_ST = logits[:, prompt - 1 : -1].log_softmax(-1).gather(2, ids_ST[:, prompt:, None])[..., 0]
     return (logp_ST * mask_ST[:, prompt:]).sum(1)
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def relative(got, expected):
+    return ((got - expected).norm() / expected.norm()).item()
+
+
+def compare(model, data, coef_S, group_size):
+    """Largest relative errors of norms, group norms and gradients against loop autograd."""
+    with ScoreTape(model) as tape:
+        tape.record(logps(model, *data))
+    norm2_S = tape.norm2()
+    group_norm2 = tape.accumulate(coef_S, group_size=group_size)
+    ours = gradients(model)
+    model.zero_grad()
+    expected_norm2 = oracle.norm2(model, logps(model, *data))
+    expected_group = oracle.accumulate(model, logps(model, *data), coef_S, group_size)
+    expected = gradients(model)
+    model.zero_grad()
+    assert set(ours) == set(expected) == {name for name, _ in model.named_parameters()}
+    return (
+        ((norm2_S - expected_norm2).abs() / expected_norm2).max().item(),
+        ((group_norm2 - expected_group).abs() / expected_group).max().item(),
+        max(relative(ours[name], expected[name]) for name in ours),
+    )

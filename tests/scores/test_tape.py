@@ -4,40 +4,12 @@ from torch import nn
 
 from oblrpo.scores import Outer, ScoreTape, UnsupportedModelError, oracle, register_rule
 from oblrpo.scores import contributions as contributions_module
-from tests.scores.models import CONFIGURATIONS, batch, build, logps, norms_in_their_own_dtype
-
-
-def gradients(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def relative(got, expected):
-    return ((got - expected).norm() / expected.norm()).item()
-
-
-def compare(model, data, coef_S, group_size):
-    """Largest relative errors of norms, group norms and gradients against loop autograd."""
-    with ScoreTape(model) as tape:
-        tape.record(logps(model, *data))
-    norm2_S = tape.norm2()
-    group_norm2 = tape.accumulate(coef_S, group_size=group_size)
-    ours = gradients(model)
-    model.zero_grad()
-    expected_norm2 = oracle.norm2(model, logps(model, *data))
-    expected_group = oracle.accumulate(model, logps(model, *data), coef_S, group_size)
-    expected = gradients(model)
-    model.zero_grad()
-    assert set(ours) == set(expected) == {name for name, _ in model.named_parameters()}
-    return (
-        ((norm2_S - expected_norm2).abs() / expected_norm2).max().item(),
-        ((group_norm2 - expected_group).abs() / expected_group).max().item(),
-        max(relative(ours[name], expected[name]) for name in ours),
-    )
+from tests.scores.models import CONFIGURATIONS, batch, build, compare, gradients, logps, norms_in_their_own_dtype
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_float64_agrees_with_loop_autograd(name, monkeypatch):
-    norms_in_their_own_dtype(monkeypatch)
+    norms_in_their_own_dtype(monkeypatch.setattr)
     torch.manual_seed(0)
     model = build(name)
     assert max(compare(model, batch(), torch.randn(6, dtype=torch.float64), group_size=3)) <= 1e-10
@@ -55,7 +27,7 @@ def test_float32_agrees_with_loop_autograd(name, attention):
 @pytest.mark.parametrize("tokens", [(3, 2), (6, 40)])
 def test_every_way_of_multiplying_out_agrees(chunk, tokens, monkeypatch):
     """Gram and instantiated norms (long and short sequences), one group at a time or many."""
-    norms_in_their_own_dtype(monkeypatch)
+    norms_in_their_own_dtype(monkeypatch.setattr)
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
     torch.manual_seed(2)
     model = build("qwen3-tied-gqa")
@@ -64,7 +36,7 @@ def test_every_way_of_multiplying_out_agrees(chunk, tokens, monkeypatch):
 
 
 def test_func_oracle_agrees_with_the_loop(monkeypatch):
-    norms_in_their_own_dtype(monkeypatch)
+    norms_in_their_own_dtype(monkeypatch.setattr)
     for name in ("qwen3-tied-gqa", "llama-untied-gqa"):
         torch.manual_seed(3)
         model = build(name, attention="eager")
@@ -81,7 +53,7 @@ def test_func_oracle_agrees_with_the_loop(monkeypatch):
 
 def test_the_padding_row_gets_no_gradient(monkeypatch):
     """An all-zero padding row through RMSNorm has derivative 1/sqrt(eps); the norm would be off by powers of ten."""
-    norms_in_their_own_dtype(monkeypatch)
+    norms_in_their_own_dtype(monkeypatch.setattr)
     torch.manual_seed(4)
     model = build("llama-untied-gqa")
     with torch.no_grad():
@@ -90,7 +62,7 @@ def test_the_padding_row_gets_no_gradient(monkeypatch):
 
 
 def test_a_zero_gain_is_normalised_again(monkeypatch):
-    norms_in_their_own_dtype(monkeypatch)
+    norms_in_their_own_dtype(monkeypatch.setattr)
     torch.manual_seed(5)
     model = build("qwen3-tied-gqa")
     with torch.no_grad():
@@ -100,7 +72,7 @@ def test_a_zero_gain_is_normalised_again(monkeypatch):
 
 
 def test_frozen_parameters_do_not_count(monkeypatch):
-    norms_in_their_own_dtype(monkeypatch)
+    norms_in_their_own_dtype(monkeypatch.setattr)
     torch.manual_seed(6)
     model = build("qwen3-untied-bias")
     for name, parameter in model.named_parameters():
@@ -289,7 +261,7 @@ def test_misuse_is_explained():
 
 
 def test_non_reentrant_checkpointing_is_exact(monkeypatch):
-    norms_in_their_own_dtype(monkeypatch)
+    norms_in_their_own_dtype(monkeypatch.setattr)
     torch.manual_seed(11)
     model = build("qwen3-tied-gqa")
     data = batch()

@@ -12,8 +12,8 @@ from oblrpo.report.charts import Line, chart
 from oblrpo.trainer.run_folder import RunFolder
 from oblrpo.trainer.state_files import write_atomically
 
-SAMPLES = 8
-"""Completions shown from the first and from the last step."""
+SAMPLES = 16
+"""Most completions shown of a prompt."""
 
 
 def write_report(run: Path) -> Path:
@@ -75,15 +75,23 @@ def _samples(folder: RunFolder, title: str, step: int) -> str:
     file = folder.completions / f"step_{step}.jsonl"
     if not file.is_file():
         return ""
-    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()[:SAMPLES]]
+    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    # one prompt whose completions differ in reward, where there is one: the others teach nothing
+    rewards: dict[str, set[float]] = {}
+    for row in rows:
+        rewards.setdefault(row["prompt"], set()).add(row["reward"])
+    shown = next((row["prompt"] for row in rows if len(rewards[row["prompt"]]) > 1), rows[0]["prompt"])
+    rows = [row for row in rows if row["prompt"] == shown][:SAMPLES]
     cells = "".join(
         f"<tr><td><code>{_text(row['prompt'])}</code><td><code>{_text(row['completion'])}</code>"
         f"<td>{row['reward']:g}<td>{row['baseline']:.3f}<td>{row['advantage']:+.3f}<td>{row['score_norm2']:.3g}"
         for row in rows
     )
+    heads = ("prompt", "completion", "reward", "baseline", "advantage", "score norm&sup2;")
+    head = "".join(f"<th>{name}" for name in heads)
     return (
-        f"<h2>{title}: completions of step {step}</h2><div class=wide><table><tr><th>prompt<th>completion<th>reward"
-        f"<th>baseline<th>advantage<th>score norm&sup2;{cells}</table></div>"
+        f"<h2>{title}: completions of one prompt of step {step}</h2>"
+        f"<div class=wide><table><tr>{head}{cells}</table></div>"
     )
 
 

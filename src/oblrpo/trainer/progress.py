@@ -129,11 +129,14 @@ def summary(rows: list[dict[str, Any]], output: str) -> str:
 
 
 def _curve(steps: list[dict[str, Any]]) -> str:
+    step, reward = [row["step"] for row in steps], [row["reward"] for row in steps]
     figure = plotille.Figure()
-    figure.width, figure.height = 64, 12
+    figure.width, figure.height = 64, 10
     figure.x_label, figure.y_label = "step", "reward"
-    figure.set_x_limits(min_=0, max_=max(row["step"] for row in steps))
-    figure.register_label_formatter(int, lambda value, chars, delta, left: f"{value:.0f}".rjust(chars))
-    figure.register_label_formatter(float, lambda value, chars, delta, left: f"{value:.2f}".rjust(chars))
-    figure.plot([row["step"] for row in steps], [row["reward"] for row in steps])
+    figure.x_ticks_fkt = lambda value, _: f"{value:.0f}"
+    figure.y_ticks_fkt = lambda value, _: f"{value:.2f}"
+    figure.set_x_limits(min_=0, max_=max(step))
+    low = min(0.0, *reward)
+    figure.set_y_limits(min_=low, max_=max(reward) if max(reward) > low else low + 1)
+    figure.plot(step, reward)
     return str(figure.show())

@@ -1,0 +1,35 @@
+"""The code in the documents runs, and their links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from oblrpo.trainer.metrics import step_metrics
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page, capsys):
+    torch.manual_seed(0)
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, page.name, "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", page.read_text()):
+        if target and not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_every_metric_is_in_the_glossary():
+    source = Path(step_metrics.__code__.co_filename).read_text()
+    glossary = (ROOT / "docs" / "metrics.md").read_text()
+    keys = re.findall(r'^        "([a-z0-9_/]+)": ', source.split("def kappa")[0], re.MULTILINE)
+    assert len(keys) == 20
+    for key in [*keys, "eval/accuracy", "eval/accuracy_stderr", "step_time"]:
+        assert f"`{key}`" in glossary, key
