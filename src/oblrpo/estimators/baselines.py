@@ -77,7 +77,7 @@ def baseline(name: str, rewards_PG: Tensor, **inputs: Tensor) -> Tensor:
     Args:
         name: a key of `BASELINES`.
         rewards_PG: (P, G) finite rewards.
-        **inputs: what the baseline needs, each (P, G), such as `norm2_PG`.
+        **inputs: what the baseline needs, each (P, G), such as `norm2_PG`; inputs that only others need may be there.
 
     Raises:
         ValueError: an unknown name, a missing, unknown, misshapen, non-finite or negative input, or too few outputs a
@@ -92,18 +92,20 @@ def baseline(name: str, rewards_PG: Tensor, **inputs: Tensor) -> Tensor:
         raise ValueError(
             f"baseline {name!r} needs at least {entry.smallest_group} outputs a prompt, got {rewards_PG.shape[1]}."
         )
-    if set(inputs) != set(entry.needs):
-        needed = ", ".join(entry.needs) or "nothing"
-        raise ValueError(f"baseline {name!r} needs {needed} beside the rewards, got {', '.join(inputs) or 'nothing'}.")
+    known = {need for each in BASELINES.values() for need in each.needs}
+    if missing := [need for need in entry.needs if need not in inputs]:
+        raise ValueError(f"baseline {name!r} needs {', '.join(missing)}.")
+    if unknown := set(inputs) - known:
+        raise ValueError(f"no baseline takes {', '.join(sorted(unknown))}; inputs are: {', '.join(sorted(known))}.")
     for key, value in {"rewards_PG": rewards_PG, **inputs}.items():
         if value.shape != rewards_PG.shape:
             raise ValueError(f"{key} has shape {tuple(value.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
         if not value.isfinite().all():
             raise ValueError(f"{key} holds NaN or infinity.")
-    if "norm2_PG" in inputs and (inputs["norm2_PG"] < 0).any():
-        raise ValueError("norm2_PG holds a negative squared norm.")
+        if key == "norm2_PG" and (value < 0).any():
+            raise ValueError("norm2_PG holds a negative squared norm.")
     dtype = rewards_PG.dtype if rewards_PG.is_floating_point() else torch.get_default_dtype()
-    return entry.function(rewards_PG.double(), **{key: value.double() for key, value in inputs.items()}).to(dtype)
+    return entry.function(rewards_PG.double(), **{key: inputs[key].double() for key in entry.needs}).to(dtype)
 
 
 def _sum_of_others(values_PG: Tensor) -> Tensor:

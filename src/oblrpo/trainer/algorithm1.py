@@ -102,7 +102,9 @@ class Learner:
             logps_PG = logps_S.detach().view(-1, G).to(rewards_PG)
             rho_PG = torch.ones_like(logps_PG) if old_logps_PG is None else (logps_PG - old_logps_PG[prompts]).exp()
             norm2_PG = tape.norm2().view(-1, G).to(rewards_PG)
-            baseline_PG = self._baseline(rewards_PG[prompts], norm2_PG * rho_PG**2)
+            baseline_PG = estimators.baseline(
+                self.algorithm.baseline, rewards_PG[prompts], norm2_PG=norm2_PG * rho_PG**2
+            )
             advantages_PG = self._normalise(rewards_PG[prompts] - baseline_PG, rewards_PG[prompts])
             coef_PG = -rho_PG * advantages_PG * weights_PG[prompts] / (P * G)  # minus: optimizers descend
             group_norm2_P = tape.accumulate(coef_PG.flatten(), group_size=G) * P**2
@@ -128,11 +130,6 @@ class Learner:
         self.optimizer.step()
         self.scheduler.step()
         return Update(estimate, factor, learning_rate, self.schedule.smoothed)
-
-    def _baseline(self, rewards_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-        available = {"norm2_PG": norm2_PG}
-        needs = estimators.BASELINES[self.algorithm.baseline].needs
-        return estimators.baseline(self.algorithm.baseline, rewards_PG, **{key: available[key] for key in needs})
 
     def _normalise(self, advantages_PG: Tensor, rewards_PG: Tensor) -> Tensor:
         return estimators.NORMALISATIONS[self.algorithm.normalisation](advantages_PG, rewards_PG)
