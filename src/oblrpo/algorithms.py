@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 from oblrpo.config import AlgorithmConfig, OptimConfig
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES, NORMALISATIONS, WEIGHTINGS
-
-SCHEDULES = ("debiased", "plugin", "off")
+from oblrpo.estimators import BASELINES, NORMALISATIONS, SCHEDULE_MODES, WEIGHTINGS
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
         "baseline": (algorithm.baseline, BASELINES),
         "normalisation": (algorithm.normalisation, NORMALISATIONS),
         "weighting": (algorithm.weighting, WEIGHTINGS),
-        "schedule": (optim.schedule, SCHEDULES),
+        "schedule": (optim.schedule, SCHEDULE_MODES),
     }
     for key, (name, table) in {"algorithm": (algorithm.algorithm, ALGORITHMS), **given}.items():
         if (name or key == "algorithm") and name not in table:

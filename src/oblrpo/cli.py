@@ -87,7 +87,7 @@ def train(argv: list[str]) -> None:
     command = _parse_train(argv, TrainConfig())
     # What the flags override comes from the run to be resumed, else from the recipe; then the flags are read again.
     if command.resume:
-        from oblrpo.trainer.run_folder import RunFolder
+        from oblrpo.runs import RunFolder
 
         saved = RunFolder(Path(command.config.run.output)).saved_config()
         command = _parse_train(argv, saved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import re
 import typing
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -13,9 +13,18 @@ from typing import Annotated, Any, Literal
 import tyro
 import yaml
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, did_you_mean
 
 RECIPES = files("oblrpo") / "recipes"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which also reads 3e-4 as a number, as YAML 1.2 has it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def read_yaml(text: str, source: str) -> dict[str, Any]:
@@ -25,7 +34,7 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
         InputError: the text is something else.
     """
     try:
-        settings = yaml.safe_load(text) or {}
+        settings = yaml.load(text, _Loader) or {}
     except yaml.YAMLError as error:
         raise InputError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(settings, dict):
@@ -51,7 +60,8 @@ class PolicyConfig:
     """The policy: a causal language model with its tokenizer."""
 
     model: str = ""
-    """Folder or hub name for transformers. Empty: build a small Qwen3 policy with random weights and a tokenizer of
+    """Folder or hub name for transformers; prompts are given to it as they are, without a chat template. Empty: build
+    a small Qwen3 policy with random weights and a tokenizer of
     bytes, of the sizes below."""
     hidden_size: int = 64
     """Width of a built policy."""
@@ -63,8 +73,6 @@ class PolicyConfig:
     """Standard deviation of a built policy's random weights; transformers' 0.02 stalls models this narrow."""
     max_position_embeddings: int = 2048
     """Longest prompt + completion of a built policy, in tokens."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
     trust_remote_code: bool = False
@@ -101,6 +109,8 @@ class TaskConfig:
     """Column of `data` that holds the answer."""
     prompt_template: str = "{prompt}"
     """What the policy reads; {prompt} stands for the prompt column."""
+    heldout_fraction: float = 0.1
+    """Share of the rows of `data` that is kept for held-out accuracy, chosen by a hash of the prompt."""
     reward: Literal["exact", "numeric"] = "numeric"
     """For `data`: `exact` compares text, `numeric` the last number in the completion and in the answer."""
 
@@ -113,7 +123,7 @@ class RolloutConfig:
     """Prompts a step (P). Completions a step are P x G."""
     num_generations: int = 8
     """Completions a prompt (G)."""
-    max_completion_length: int = 64
+    max_completion_length: int = 512
     """Longest completion, in tokens; longer ones are cut and judged as they stand."""
     temperature: float = 1.0
     """Sampling temperature; the policy that is trained is the one at this temperature."""
@@ -142,8 +152,8 @@ class OptimConfig:
     """The update and its learning rate."""
 
     optimizer: str = "AdamW"
-    """Any class of torch.optim, such as SGD or AdamW."""
-    learning_rate: float = 1e-3
+    """Any class of torch.optim that steps on dense gradients alone, such as SGD or AdamW."""
+    learning_rate: float = 1e-6
     """eta_0, the rate before the schedule's factor."""
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'."""
@@ -220,9 +230,9 @@ def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) ->
     known = flatten(config)
     for key in settings:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "see `oblrpo train --help` for all of them."
-            raise InputError(f"{source}: unknown setting {key!r}; {hint}")
+            raise InputError(
+                f"{source}: unknown setting {key!r}; `oblrpo train --help` lists all.{did_you_mean(str(key), known)}"
+            )
     sections = {}
     for section in dataclasses.fields(config)[1:]:
         part = getattr(config, section.name)
@@ -247,7 +257,7 @@ def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
 
 
 def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
-    """The value as the field's type; YAML reads 3e-4 as text, and an int may stand for a float.
+    """The value as the field's type; an int may stand for a float.
 
     Raises:
         InputError: it cannot be that.
@@ -258,12 +268,9 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
             raise InputError(f"{source}: {key} is {value!r}; choose one of: {', '.join(map(str, choices))}.")
         return value
     kind = typing.get_origin(hint) or hint
-    if kind is float and not isinstance(value, bool):
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            pass
-    elif isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
     raise InputError(f"{source}: {key} is {value!r}, but it must be {wanted[kind]}.")

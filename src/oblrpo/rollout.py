@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from oblrpo.errors import InputError
 from oblrpo.policy import Policy, Sequences
 
 
@@ -33,7 +34,8 @@ def sample(
     Uses torch's global random state.
 
     Raises:
-        InputError: a prompt does not fit.
+        InputError: a prompt does not fit, or the policy is broken.
+        RuntimeError: as `generate` raises.
     """
     rows = policy.encode(prompts, room=max_completion_length)
     prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in policy.pad_prompts(rows))
@@ -47,7 +49,12 @@ def sample(
         pad_token_id=policy.tokenizer.pad_token_id,
     )
     with _own_settings_only(policy.model):
-        ids_ST = policy.model.generate(input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings)
+        try:
+            ids_ST = policy.model.generate(input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings)
+        except RuntimeError as error:
+            if "probability tensor" not in str(error):
+                raise
+            raise InputError("the policy's probabilities are no numbers any more; lower learning_rate.") from None
     completion_SC = ids_ST[:, prompt_SQ.shape[1] :]
     ended_SC = torch.isin(completion_SC, torch.tensor(policy.end_tokens, device=completion_SC.device))
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token

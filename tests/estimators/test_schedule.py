@@ -104,6 +104,21 @@ def test_two_steps_without_an_update_do_not_compound():
     assert schedule.learning_rates == pytest.approx([0.05])
 
 
+def test_a_skipped_step_is_restored_by_hand():
+    """A gradient scaler leaves out optimizer.step(); a scheduler that chains on the rate must not see it scaled."""
+    alone, scheduled = optimizer_of(), optimizer_of()
+    reference, scheduler = (torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (alone, scheduled))
+    schedule = SNRSchedule(scheduled)
+    alone.step()
+    scheduled.step()
+    for _ in range(4):
+        schedule.step(BATCH)
+        schedule.restore()
+        reference.step()
+        scheduler.step()
+    assert schedule.learning_rates == pytest.approx([alone.param_groups[0]["lr"]])
+
+
 def test_every_group_and_tensor_rates():
     a, b = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
     a.grad, b.grad = torch.ones(1), torch.ones(1)

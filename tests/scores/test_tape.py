@@ -260,6 +260,77 @@ def test_misuse_is_explained():
         tape.record(limited(ids_ST).sum((1, 2)))
 
 
+def test_one_record_in_each_with_and_one_with_at_a_time():
+    model = Toy()
+    ids_ST = torch.randint(5, (3, 4))
+    tape = ScoreTape(model)
+    with tape:
+        tape.record(model(ids_ST))
+        again = model(ids_ST)
+        with pytest.raises(ValueError, match="record once"):
+            tape.record(again)
+        with pytest.raises(RuntimeError, match="already recording"), tape:
+            pass
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, model(ids_ST)))
+
+
+def test_an_interrupt_inside_a_forward_restores_too():
+    class Interrupted(nn.Linear):
+        def forward(self, x):
+            raise KeyboardInterrupt
+
+    @register_rule(Interrupted)
+    def rule(call, grad):
+        return {}
+
+    model = nn.Sequential(nn.Linear(3, 3), Interrupted(3, 3))
+    with pytest.raises(KeyboardInterrupt), ScoreTape(model):
+        model(torch.ones(2, 3))
+    assert all(isinstance(p, nn.Parameter) and p.requires_grad for m in model for p in m._parameters.values())
+
+
+def test_a_derived_weight_is_refused_by_name():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)))
+    with pytest.raises(UnsupportedModelError, match="1"):  # noqa: SIM117
+        with ScoreTape(model) as tape:
+            tape.record(model(torch.randint(5, (3, 4))).sum((1, 2)))
+
+
+@pytest.mark.parametrize("way", ["bfloat16 weights", "autocast"])
+def test_short_types_are_summed_in_float32(way):
+    """As close to the float32 gradient of the same weights as autograd itself is."""
+    torch.manual_seed(12)
+    exact = build("qwen3-tied-gqa", torch.float32)
+    model = build("qwen3-tied-gqa", torch.float32)
+    rounded = {name: p.to(torch.bfloat16).float() for name, p in exact.state_dict().items()}
+    for each in (exact, model):
+        each.load_state_dict(rounded)
+    if way == "bfloat16 weights":
+        model.bfloat16()
+    data = batch()
+
+    def forward():
+        with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+            return logps(model, *data).float()
+
+    with ScoreTape(model) as tape:
+        tape.record(forward())
+    norm2_S = tape.norm2()
+    tape.accumulate(torch.ones(6), 2)
+    ours = gradients(model)
+    model.zero_grad()
+    forward().sum().backward()
+    by_autograd = gradients(model)
+    exact_norm2 = oracle.norm2(exact, logps(exact, *data))
+    logps(exact, *data).sum().backward()
+    for name, reference in gradients(exact).items():
+        error = (ours[name].float() - reference).norm() / reference.norm()
+        theirs = (by_autograd[name].float() - reference).norm() / reference.norm()
+        assert error < 1.2 * theirs + 4e-3, name
+    assert norm2_S.dtype == torch.float32
+    torch.testing.assert_close(norm2_S, exact_norm2, rtol=0.05, atol=0)
+
+
 def test_non_reentrant_checkpointing_is_exact(monkeypatch):
     norms_in_their_own_dtype(monkeypatch.setattr)
     torch.manual_seed(11)

@@ -3,11 +3,12 @@
 from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS
 from oblrpo.estimators.baselines import BASELINES, Baseline, baseline
 from oblrpo.estimators.moments import Moments, moments, squared_norm
-from oblrpo.estimators.schedule import SNRSchedule
+from oblrpo.estimators.schedule import SCHEDULE_MODES, SNRSchedule
 
 __all__ = [
     "BASELINES",
     "NORMALISATIONS",
+    "SCHEDULE_MODES",
     "WEIGHTINGS",
     "Baseline",
     "Moments",

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from oblrpo.estimators.moments import Moments
 
 Mode = Literal["debiased", "plugin", "off"]
+SCHEDULE_MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class SNRSchedule:
@@ -28,6 +29,8 @@ class SNRSchedule:
 
     Each `step` reads the rate that the optimizer or any torch scheduler has set (eta_0), sets every group's rate to
     eta_0 * factor, and puts eta_0 back right after `optimizer.step()`, so that schedulers never see the scaled rate.
+    Where `optimizer.step()` is left out (a gradient scaler that skips), call `restore()` in its place; save the
+    optimizer's state after the step, not before.
 
     Args:
         optimizer: any torch optimizer.
@@ -51,8 +54,8 @@ class SNRSchedule:
         ceiling: float = 1.0,
         warmup: int = 0,
     ) -> None:
-        if mode not in get_args(Mode):
-            raise ValueError(f"unknown schedule mode {mode!r}; choose one of: {', '.join(get_args(Mode))}.")
+        if mode not in SCHEDULE_MODES:
+            raise ValueError(f"unknown schedule mode {mode!r}; choose one of: {', '.join(SCHEDULE_MODES)}.")
         if not 0 <= ema < 1:
             raise ValueError(f"ema must lie in [0, 1), got {ema}.")
         if not 0 <= floor <= ceiling:
@@ -66,7 +69,7 @@ class SNRSchedule:
         self._signal2 = self._trace_cov = 0.0
         self._n = 0
         self._pending: list[tuple[dict[str, Any], Any, Any]] = []
-        optimizer.register_step_post_hook(lambda *_: self._put_back())
+        optimizer.register_step_post_hook(lambda *_: self.restore())
 
     @property
     def smoothed(self) -> Moments:
@@ -92,12 +95,19 @@ class SNRSchedule:
         self._trace_cov = self.ema * self._trace_cov + (1 - self.ema) * batch.trace_cov
         self._n = batch.n
         self.factor = self._bounded(self._raw_factor())
-        self._put_back()
+        self.restore()
         for group in self.optimizer.param_groups:
             eta_0 = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             _set_rate(group, eta_0 * self.factor)
             self._pending.append((group, eta_0, eta_0 * self.factor))
         return self.factor
+
+    def restore(self) -> None:
+        """Put eta_0 back in the groups whose rate is still the one set here; `optimizer.step()` does so by itself."""
+        for group, eta_0, used in self._pending:
+            if bool(group["lr"] == used):
+                _set_rate(group, eta_0)
+        self._pending = []
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain numbers. The settings are the caller's to give again."""
@@ -123,13 +133,6 @@ class SNRSchedule:
         else:
             bounded = min(max(factor, self.floor), self.ceiling)
         return bounded * min(1.0, self._steps / self.warmup) if self.warmup else bounded
-
-    def _put_back(self) -> None:
-        """Restore eta_0 in the groups whose rate is still the one set here."""
-        for group, eta_0, used in self._pending:
-            if bool(group["lr"] == used):
-                _set_rate(group, eta_0)
-        self._pending = []
 
 
 def _set_rate(group: dict[str, Any], rate: Any) -> None:

@@ -68,7 +68,10 @@ class Policy:
 
     def sequences(self, prompts: list[str], completions: list[str]) -> Sequences:
         """Given prompts and completions as tokens, an end token after each completion."""
-        answers = [[*row, self.end_tokens[0]] for row in self.tokenizer(completions, padding=False).input_ids]
+        answers = [
+            [*row, self.end_tokens[0]]
+            for row in self.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
+        ]
         prompt_SQ, prompt_mask_SQ = self.pad_prompts(self.encode(prompts, room=max(map(len, answers))))
         return Sequences(
             prompt_SQ,
@@ -117,8 +120,9 @@ def make_policy(config: PolicyConfig) -> Policy:
         return load_policy(config.model, config)
     device = _device(config.device)
     tokenizer = byte_tokenizer()
-    if config.hidden_size % config.num_attention_heads or config.num_attention_heads % 2:
-        raise InputError("hidden_size must be a multiple of num_attention_heads, and that of 2.")
+    heads = config.num_attention_heads
+    if heads < 2 or heads % 2 or config.hidden_size < 1 or config.hidden_size % (2 * heads):
+        raise InputError("num_attention_heads must be even, and hidden_size a multiple of twice that.")
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
@@ -137,11 +141,13 @@ def make_policy(config: PolicyConfig) -> Policy:
         )
     )
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    return Policy(model.to(device, getattr(torch, config.dtype)).eval(), tokenizer)
+    return Policy(model.to(device).eval(), tokenizer)
 
 
 def load_policy(name: str, config: PolicyConfig) -> Policy:
-    """A causal LM and its tokenizer from a local folder or, by name, from the hub; the config says how and where to.
+    """A causal LM and its tokenizer from a local folder or, by name, from the hub.
+
+    The weights are float32: small updates would be lost to the rounding of shorter types.
 
     Raises:
         InputError: transformers cannot load it, or its tokenizer has neither padding nor end token.
@@ -150,7 +156,7 @@ def load_policy(name: str, config: PolicyConfig) -> Policy:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=getattr(torch, config.dtype), trust_remote_code=trust, use_safetensors=True
+            name, dtype=torch.float32, trust_remote_code=trust, use_safetensors=True
         )
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
         reason = " ".join(str(error).split())[:300]

@@ -9,8 +9,7 @@ from typing import Any
 
 from oblrpo.errors import InputError
 from oblrpo.report.charts import Line, chart
-from oblrpo.trainer.run_folder import RunFolder
-from oblrpo.trainer.state_files import write_atomically
+from oblrpo.runs import RunFolder, write_atomically
 
 SAMPLES = 16
 """Most completions shown of a prompt."""

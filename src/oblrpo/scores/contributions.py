@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 22
-"""Largest temporary, in elements, made while per-sequence or per-group gradients are multiplied out."""
+"""Per-sequence or per-group gradients are multiplied out as many at a time as fit this many elements, or one."""
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,9 @@ def rms_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
         normalised, gain = _with_unit_gain(call), torch.ones_like(gain)
     else:
         normalised = call.output
-    shape = (grad.shape[0], -1, *gain.shape)
-    return {"weight": Vector(((grad * normalised).reshape(shape).sum(1) / gain).flatten(1))}
+    shape, wide = (grad.shape[0], -1, *gain.shape), torch.promote_types(grad.dtype, torch.float32)
+    product = (grad.to(wide) * normalised).reshape(shape).sum(1)
+    return {"weight": Vector((product / gain).flatten(1))}
 
 
 def _with_unit_gain(call: Call) -> Tensor:
@@ -104,5 +105,6 @@ def _with_unit_gain(call: Call) -> Tensor:
 
 
 def _tokens(activation: Tensor) -> Tensor:
-    """(S, ..., d) as (S, T, d): every position but the batch row counts as a token."""
-    return activation.reshape(activation.shape[0], -1, activation.shape[-1])
+    """(S, ..., d) as (S, T, d) in float32 or wider: every position but the batch row counts as a token."""
+    wide = activation.to(torch.promote_types(activation.dtype, torch.float32))
+    return wide.reshape(activation.shape[0], -1, activation.shape[-1])

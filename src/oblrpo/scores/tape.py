@@ -34,8 +34,11 @@ class ScoreTape:
     The norms cover exactly the parameters with `requires_grad`. Leaving the `with` restores the model; a tape may be
     entered again. Activations and their gradients are held until the tape is entered again or dropped.
 
-    Limits: dropout and other randomness between rows must be off; batch rows must not mix (no BatchNorm); modules that
-    see rows in another layout than (S, ...) are refused.
+    Limits: dropout and other randomness between rows must be off; batch rows must not mix (no BatchNorm); the first
+    axis of what every module with trainable parameters sees must be the batch row. A first axis of another size is
+    refused; one of another meaning that happens to have the size S cannot be told.
+
+    Activations and gradients of shorter types than float32 are widened to it, so that sums are not rounded.
 
     Raises:
         UnsupportedModelError: a trainable parameter belongs to a layer type without a rule (the module is named); a
@@ -51,6 +54,8 @@ class ScoreTape:
         self._sequences = 0
 
     def __enter__(self) -> ScoreTape:
+        if self._handles:
+            raise RuntimeError("this tape is already recording; use one `with` at a time.")
         self._owners = _owners_of_trainable_parameters(self.model)
         self._calls, self._parts, self._sequences = [], {}, 0
         for owner in self._owners.values():
@@ -68,6 +73,8 @@ class ScoreTape:
             handle.remove()
         self._handles = []
         self._calls = []
+        for owner in self._owners.values():  # a KeyboardInterrupt inside a forward skips its hook
+            owner.show_parameters()
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         owner = self._owners[module]
@@ -94,6 +101,8 @@ class ScoreTape:
         """
         if logps_S.ndim != 1 or not logps_S.requires_grad:
             raise ValueError(f"record needs differentiable log-probabilities of shape (S,), got {logps_S.shape}.")
+        if self._sequences:
+            raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
         if not self._calls:
             raise ValueError("nothing to record: run the model inside the `with` block, with gradients enabled.")
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -121,6 +130,10 @@ class ScoreTape:
         with torch.no_grad():
             parts = rule(Call(owner.module, call.input.detach(), call.output.detach()), grad)
         for name, parameter in owner.parameters.items():
+            if name not in parts:
+                raise UnsupportedModelError(
+                    f"{owner.name}: its rule gives no gradient for {name} (a parametrised weight?)."
+                )
             self._parts.setdefault(parameter, []).append(parts[name])
 
     @torch.no_grad()
@@ -128,7 +141,8 @@ class ScoreTape:
         """Squared score norms || grad_theta logps_S[s] ||^2 over all trainable parameters, shape (S,)."""
         self._need_record()
         norms = [contributions.norm2(parts) for parts in self._parts.values()]
-        return torch.stack([norm2_S.to(_wide(norm2_S.dtype)) for norm2_S in norms]).sum(0)
+        dtype = max((norm2_S.dtype for norm2_S in norms), key=lambda each: torch.finfo(each).bits)
+        return torch.stack([norm2_S.to(dtype) for norm2_S in norms]).sum(0)
 
     @torch.no_grad()
     def accumulate(self, coef_S: Tensor, group_size: int = 1) -> Tensor:
@@ -152,8 +166,12 @@ class ScoreTape:
         for parameter, parts in self._parts.items():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            coef = coef_S.detach().to(parameter.dtype)
-            total_P += contributions.accumulate(parts, coef, group_size, parameter.grad).to(total_P.dtype)
+            grad = parameter.grad
+            wide = grad if grad.dtype == _wide(grad.dtype) else torch.zeros_like(grad, dtype=torch.float32)
+            coef = coef_S.detach().to(wide.dtype)
+            total_P += contributions.accumulate(parts, coef, group_size, wide).to(total_P.dtype)
+            if wide is not grad:  # add to a short type once, not once a group
+                grad += wide
         return total_P
 
     def _need_record(self) -> None:

@@ -3,13 +3,12 @@
 import inspect
 from collections.abc import Callable
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, did_you_mean
 from oblrpo.tasks.addition import AdditionTask
 from oblrpo.tasks.countdown import CountdownTask
 from oblrpo.tasks.data_file import DataFileTask
 from oblrpo.tasks.generated import GeneratedTask
 from oblrpo.tasks.path import PathTask
-from oblrpo.tasks.rows import suggestion
 from oblrpo.tasks.task import Demonstrator, Problem, Task
 from oblrpo.tasks.verify import exact, numeric
 
@@ -23,13 +22,13 @@ def make_task(name: str, seed: int = 0, **parameters: object) -> Demonstrator:
         InputError: no such task, no such parameter of it, or a parameter out of range.
     """
     if name not in TASKS:
-        raise InputError(f"Unknown task '{name}'; the tasks are: {', '.join(TASKS)}.{suggestion(name, list(TASKS))}")
+        raise InputError(f"Unknown task '{name}'; the tasks are: {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
     known = [parameter for parameter in inspect.signature(TASKS[name]).parameters if parameter != "seed"]
     for parameter in parameters:
         if parameter not in known:
             raise InputError(
                 f"Task '{name}' has no parameter '{parameter}'; it has: {', '.join(known)}."
-                f"{suggestion(parameter, known)}"
+                f"{did_you_mean(parameter, known)}"
             )
     return TASKS[name](seed, **parameters)
 

@@ -5,8 +5,8 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from oblrpo.errors import InputError
-from oblrpo.tasks.rows import read_rows, suggestion
+from oblrpo.errors import InputError, did_you_mean
+from oblrpo.tasks.rows import read_rows
 from oblrpo.tasks.task import Problem, check_whole, split_position
 from oblrpo.tasks.verify import exact, last_number, numeric
 
@@ -43,7 +43,7 @@ class DataFileTask:
         self.seed = seed
         if reward not in REWARDS:
             raise InputError(
-                f"Unknown reward '{reward}' for {path}; choose 'exact' or 'numeric'.{suggestion(reward, list(REWARDS))}"
+                f"Unknown reward '{reward}' for {path}; choose 'exact' or 'numeric'.{did_you_mean(reward, REWARDS)}"
             )
         self._rule = REWARDS[reward]
         check_template(prompt_template)
@@ -58,6 +58,7 @@ class DataFileTask:
             # replace, not format: braces in a prompt are only text.
             problem = Problem(prompt_template.replace(PLACEHOLDER, prompt), answer)
             placed.append((split_position(prompt), problem))
+        self.problems = [problem for _, problem in placed]
         self._train = [problem for place, problem in placed if place >= heldout_fraction]
         held = [row for row in placed if row[0] < heldout_fraction]
         # In the order of their hashes the first few held-out rows are a fair sample of all.
@@ -69,7 +70,7 @@ class DataFileTask:
         InputError if `size` is not positive, or larger than the number of training rows.
         """
         check_whole(f"{self.path}: the batch size", size, 1)
-        self._check_enough(len(self._train), size, "training", "lower")
+        self._check_enough(len(self._train), size, "training", "prompts_per_step", "lower")
         epoch, batch = divmod(step, len(self._train) // size)
         order = _permutation(f"data_file/{self.seed}/{epoch}", len(self._train))
         return [self._train[row] for row in order[batch * size : (batch + 1) * size]]
@@ -80,18 +81,18 @@ class DataFileTask:
         InputError if `size` is not positive, or larger than the number of held-out rows.
         """
         check_whole(f"{self.path}: the held-out size", size, 1)
-        self._check_enough(len(self._heldout), size, "held-out", "raise")
+        self._check_enough(len(self._heldout), size, "held-out", "eval_prompts", "raise")
         return self._heldout[:size]
 
     def reward(self, problem: Problem, completion: str) -> float:
         """Return 1.0 if the chosen rule accepts the completion, otherwise 0.0; never raises."""
         return self._rule(problem.answer, completion)
 
-    def _check_enough(self, rows: int, size: int, kind: str, mend: str) -> None:
+    def _check_enough(self, rows: int, size: int, kind: str, setting: str, mend: str) -> None:
         if rows < size:
             raise InputError(
                 f"{self.path} has {rows} {kind} rows, but {size} were asked for; "
-                f"ask for fewer, add rows or {mend} heldout_fraction."
+                f"set {setting} lower, add rows or {mend} heldout_fraction."
             )
 
 

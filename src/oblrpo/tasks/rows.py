@@ -4,10 +4,9 @@ import json
 import math
 from collections.abc import Iterator
 from decimal import Decimal
-from difflib import get_close_matches
 from pathlib import Path
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, did_you_mean
 
 
 def read_rows(path: Path, prompt_column: str, answer_column: str) -> list[tuple[int, str, str]]:
@@ -25,12 +24,6 @@ def read_rows(path: Path, prompt_column: str, answer_column: str) -> list[tuple[
     if not rows:
         raise InputError(f"{path} holds no rows; give a JSON Lines file with one object per line.")
     return rows
-
-
-def suggestion(word: str, known: list[str]) -> str:
-    """Return ` Did you mean 'x'?` for the closest known word, or nothing if none is close."""
-    close = get_close_matches(word, known, n=1)
-    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -61,7 +54,7 @@ def _text(row: dict[str, object], column: str, where: str) -> str:
     if column not in row:
         present = ", ".join(f"'{name}'" for name in row) or "none"
         raise InputError(
-            f"{where} has no column '{column}'; its columns are: {present}.{suggestion(column, list(row))}"
+            f"{where} has no column '{column}'; its columns are: {present}.{did_you_mean(column, list(row))}"
         )
     text = _plain(row[column])
     if text is None:

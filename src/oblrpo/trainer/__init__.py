@@ -2,6 +2,5 @@
 
 from oblrpo.trainer.algorithm1 import Estimate, Learner, Update
 from oblrpo.trainer.loop import Trainer
-from oblrpo.trainer.run_folder import RunFolder
 
-__all__ = ["Estimate", "Learner", "RunFolder", "Trainer", "Update"]
+__all__ = ["Estimate", "Learner", "Trainer", "Update"]

@@ -19,7 +19,7 @@ from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy, Sequences
 from oblrpo.rollout import Rollouts
-from oblrpo.scores import ScoreTape
+from oblrpo.scores import ScoreTape, UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,32 @@ class Learner:
     ) -> None:
         self.policy, self.algorithm, self.optimizer, self.scheduler = policy, algorithm, optimizer, scheduler
         self.rollout, self.config, self.optim = rollout, config, optim
-        self.tape = ScoreTape(policy.model)
+        ScoreTape(policy.model)  # refuses a model with a layer that has no rule, before anything is sampled
         self.schedule = estimators.SNRSchedule(
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
             ema=optim.schedule_ema,
             floor=optim.schedule_floor,
             ceiling=optim.schedule_ceiling,
-            warmup=optim.warmup_steps,
+            warmup=optim.warmup_steps * config.num_iterations,  # the schedule counts updates
         )
 
     def learn(self, rollouts: Rollouts, rewards_PG: Tensor) -> list[Update]:
-        """`num_iterations` updates on one batch of completions; its own log-probabilities before the first are old."""
+        """`num_iterations` updates on one batch of completions; its own log-probabilities before the first are old.
+
+        Raises:
+            InputError: the gradient or the updated weights are NaN or infinite, or the model cannot be recorded.
+        """
         updates: list[Update] = []
         for _ in range(self.config.num_iterations):
             old_logps_PG = updates[0].estimate.logps_PG if updates else None
-            estimate = self.gradient(rollouts.sequences, rewards_PG, old_logps_PG)
+            try:
+                estimate = self.gradient(rollouts.sequences, rewards_PG, old_logps_PG)
+            except (ValueError, UnsupportedModelError) as error:
+                raise InputError(f"the gradient cannot be used: {error} Lower learning_rate if it is NaN.") from None
             updates.append(self.update(estimate))
+        if not torch.stack([p.detach().sum() for p in self.policy.parameters]).isfinite().all():
+            raise InputError("the update made the weights NaN or infinite; lower learning_rate or set max_grad_norm.")
         return updates
 
     def gradient(self, sequences: Sequences, rewards_PG: Tensor, old_logps_PG: Tensor | None = None) -> Estimate:
@@ -85,18 +94,19 @@ class Learner:
         rho is pi / pi_old of the whole completion, 1 on-policy; the baseline is weighted by ||rho grad log pi||^2.
 
         Raises:
-            InputError: a gradient is NaN or infinite.
+            ValueError: a score norm or a gradient is NaN or infinite.
         """
         P, G = rewards_PG.shape
         weights_PG = self._weights(sequences.lengths_S.view(P, G).to(rewards_PG))
         per_block = self.rollout.prompts_per_micro_batch or P
         blocks: list[tuple[Tensor, ...]] = []
         entropy_sum = 0.0
+        tape = ScoreTape(self.policy.model)
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, P, per_block):
             prompts = slice(start, min(start + per_block, P))
             batch = sequences.rows(prompts.start * G, prompts.stop * G)
-            with self.tape as tape:
+            with tape:
                 logps_S, entropy_SC = self.policy.logps(batch, self.rollout.temperature)
                 tape.record(logps_S)
             logps_PG = logps_S.detach().view(-1, G).to(rewards_PG)
@@ -112,12 +122,7 @@ class Learner:
             blocks.append((norm2_PG, baseline_PG, advantages_PG, logps_PG, group_norm2_P))
         norm2_PG, baseline_PG, advantages_PG, logps_PG, group_norm2_P = map(torch.cat, zip(*blocks, strict=True))
         grad_norm2 = estimators.squared_norm(self.policy.parameters)
-        try:
-            moments = estimators.moments(group_norm2_P, grad_norm2)
-        except ValueError as error:
-            raise InputError(
-                f"the gradient cannot be used ({error}) Lower learning_rate or look at the rewards."
-            ) from None
+        moments = estimators.moments(group_norm2_P, grad_norm2)
         entropy = entropy_sum / float(sequences.completion_mask_SC.sum())
         return Estimate(norm2_PG, baseline_PG, advantages_PG, logps_PG, moments, grad_norm2, entropy)
 

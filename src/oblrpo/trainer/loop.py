@@ -8,32 +8,26 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import get_scheduler
 
-from oblrpo.algorithms import Algorithm, resolve
-from oblrpo.config import OptimConfig, TrainConfig
-from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES
+from oblrpo.algorithms import resolve
+from oblrpo.config import TrainConfig
 from oblrpo.evaluate import heldout_accuracy
-from oblrpo.policy import Policy, load_policy, make_policy, warm_start
+from oblrpo.policy import make_policy, warm_start
 from oblrpo.rewards import rewards_of
 from oblrpo.rollout import sample
-from oblrpo.tasks import DataFileTask, Demonstrator, Task, make_task
-from oblrpo.trainer import state_files
-from oblrpo.trainer.algorithm1 import Learner
+from oblrpo.runs import RunFolder, load_state
+from oblrpo.tasks import Demonstrator
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.progress import Progress
-from oblrpo.trainer.run_folder import RunFolder
-
-SMALL_MODEL = 5_000_000
+from oblrpo.trainer.setup import check, known_problems, load_checkpoint, make_learner, seed_of, set_threads, task_of
 
 
 class Trainer:
@@ -52,15 +46,17 @@ class Trainer:
         self.folder = RunFolder(Path(config.run.output))
         self.resume = resume
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
+        self.saved: int | None = None  # the step of the newest checkpoint
         self.tokens = 0
         torch.manual_seed(config.run.seed)
         checkpoint = self._checkpoint() if resume else None
         self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
-        self.policy.encode([problem.prompt for problem in self.heldout], config.rollout.max_completion_length)
+        known = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
+        self.policy.encode([problem.prompt for problem in known], config.rollout.max_completion_length)
         set_threads(config.run.threads, self.policy)
         self.learner = make_learner(self.policy, config, self.algorithm)
         if checkpoint:
-            self._restore(state_files.load_state(checkpoint))
+            self._restore(load_state(checkpoint))
 
     def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
@@ -68,26 +64,31 @@ class Trainer:
         Raises:
             KeyboardInterrupt: stopped by a signal, after the step in progress and its checkpoint.
         """
-        if not self.resume:
+        if self.resume:
+            self.folder.clean_up()
+            self.folder.write_config(self.config)
+        else:
             self.folder.create(self.config)
         self.folder.drop_metrics_after(-1 if self.done is None else self.done)
         progress.start(self)
-        first = 0 if self.done is None else self.done + 1
+        if self.done is None:
+            self._warm_start(progress)
+            self._finish_step(0, {"step": 0} | self._accuracy(0), progress)
+        assert self.done is not None
         with _stop_between_steps() as stopped:
-            for step in range(first, self.config.run.steps + 1):
-                self._finish_step(step, self._step(step) if step else self._before(progress), progress)
-                if stopped():
-                    break
-        if stopped():
+            while self.done < self.config.run.steps and not stopped():
+                self._finish_step(self.done + 1, self._step(self.done + 1), progress)
+        if self.done < self.config.run.steps:
             self._save()
             raise KeyboardInterrupt(f"stopped after step {self.done}; go on with --resume.")
 
     def _checkpoint(self) -> Path | None:
-        self.folder.require_same(self.config)
+        self.folder.check_resumable(self.config)
         return self.folder.latest_checkpoint()
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self.done, self.tokens = state["step"], state["tokens"]
+        self.done = self.saved = state["step"]
+        self.tokens = state["tokens"]
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.schedule.load_state_dict(state["schedule"])
         self.learner.scheduler.load_state_dict(state["scheduler"])
@@ -107,10 +108,6 @@ class Trainer:
         warm_start(
             self.policy, demonstrations, config.warm_start_steps, config.warm_start_learning_rate, progress.warm_start
         )
-
-    def _before(self, progress: Progress) -> dict[str, Any]:
-        self._warm_start(progress)
-        return {"step": 0} | self._accuracy(0)
 
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
@@ -148,7 +145,8 @@ class Trainer:
         progress.step(step, metrics)
 
     def _save(self) -> None:
-        assert self.done is not None
+        if self.saved == self.done or self.done is None:
+            return
         state = {
             "step": self.done,
             "tokens": self.tokens,
@@ -156,109 +154,8 @@ class Trainer:
             "schedule": self.learner.schedule.state_dict(),
             "scheduler": self.learner.scheduler.state_dict(),
         }
-        self.folder.save_checkpoint(self.done, self.policy, state, self.config.run.save_total_limit)
-
-
-def check(config: TrainConfig) -> None:
-    """Refuse settings that cannot work, before anything is built.
-
-    Raises:
-        InputError: names the setting.
-    """
-    algorithm = resolve(config.algorithm, config.optim)
-    G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
-    if smallest > G:
-        raise InputError(
-            f"the baseline {algorithm.baseline!r} leaves one output out, so num_generations must be at least "
-            f"{smallest}, not {G}."
-        )
-    least = {
-        "prompts_per_step": (config.rollout.prompts_per_step, 2),
-        "num_generations": (G, 2 if algorithm.normalisation == "group_std" else 1),
-        "max_completion_length": (config.rollout.max_completion_length, 1),
-        "prompts_per_micro_batch": (config.rollout.prompts_per_micro_batch, 0),
-        "num_iterations": (config.algorithm.num_iterations, 1),
-        "steps": (config.run.steps, 0),
-        "eval_prompts": (config.run.eval_prompts, 2),
-        "eval_samples": (config.run.eval_samples, 1),
-        "save_total_limit": (config.run.save_total_limit, 1),
-        "warm_start_steps": (config.warm_start.warm_start_steps, 0),
-        "warm_start_batch": (config.warm_start.warm_start_batch, 1),
-    }
-    for key, (value, minimum) in least.items():
-        if value < minimum:
-            raise InputError(f"{key} is {value}; it must be at least {minimum}.")
-    if not config.rollout.temperature > 0:
-        raise InputError(f"temperature is {config.rollout.temperature}; it must be above 0 (greedy has no gradient).")
-    if config.warm_start.warm_start_steps and config.task.data:
-        raise InputError("warm_start_steps needs a built-in task, which can demonstrate; a data file cannot.")
-
-
-def task_of(config: TrainConfig) -> Task:
-    """The built-in task or the user's data file."""
-    task = config.task
-    if not task.data:
-        return make_task(task.task, seed=config.run.seed, **task.task_args)
-    return DataFileTask(
-        task.data,
-        prompt_column=task.prompt_column,
-        answer_column=task.answer_column,
-        reward=task.reward,
-        prompt_template=task.prompt_template,
-        seed=config.run.seed,
-    )
-
-
-def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
-    """The policy of a checkpoint.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
-    try:
-        return load_policy(str(checkpoint), config.policy)
-    except InputError as error:
-        raise InputError(f"{error} Remove that folder to resume from the checkpoint before it.") from None
-
-
-def make_learner(policy: Policy, config: TrainConfig, algorithm: Algorithm) -> Learner:
-    """Optimizer, scheduler and learner for a policy.
-
-    Raises:
-        InputError: the optimizer or the schedule refuses its settings, or the model has a layer without a rule.
-    """
-    optimizer = make_optimizer(config.optim, policy)
-    scheduler = get_scheduler(config.optim.lr_scheduler_type, optimizer, 0, config.run.steps)
-    try:
-        return Learner(policy, algorithm, optimizer, scheduler, config.rollout, config.algorithm, config.optim)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"these settings cannot be trained with: {error}") from None
-
-
-def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
-    """The named class of torch.optim on the policy's trainable parameters.
-
-    Raises:
-        InputError: no such class, or it refuses its arguments.
-    """
-    kind = getattr(torch.optim, config.optimizer, None)
-    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
-        raise InputError(f"torch.optim has no optimizer {config.optimizer!r}; try AdamW or SGD.")
-    try:
-        return kind(policy.parameters, lr=config.learning_rate, **config.optimizer_args)  # type: ignore[call-arg]
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{config.optimizer} refuses its settings: {error}.") from None
-
-
-def set_threads(threads: int, policy: Policy) -> None:
-    """Choose torch's CPU threads: threads of a small model spend their time waiting for each other."""
-    size = sum(p.numel() for p in policy.model.parameters())
-    torch.set_num_threads(threads or (1 if size < SMALL_MODEL else torch.get_num_threads()))
-
-
-def seed_of(seed: int, step: int) -> int:
-    """A seed of its own for every step of every run."""
-    return zlib.crc32(f"{seed}/{step}".encode()) << 1
+        self.folder.save_checkpoint(self.done, self.policy.save, state, self.config.run.save_total_limit)
+        self.saved = self.done
 
 
 @contextmanager
@@ -268,6 +165,7 @@ def _stop_between_steps() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, frame: object) -> None:
         caught.append(number)
+        print("stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
         for each in before:
             signal.signal(each, before[each])
 

@@ -88,7 +88,7 @@ def describe(trainer: Trainer) -> str:
     trainable = sum(p.numel() for p in trainer.policy.parameters)
     return (
         f"policy     {config.policy.model or 'built from nothing'}: {total:,} parameters, {trainable:,} trained, "
-        f"{config.policy.dtype} on {trainer.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
+        f"float32 on {trainer.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
         f"task       {trainer.task.name}, {len(trainer.heldout)} held-out prompts x {config.run.eval_samples}\n"
         f"step       {P} prompts x {G} completions = {P * G} completions of at most "
         f"{config.rollout.max_completion_length} tokens\n"

@@ -55,11 +55,16 @@ def write_atomically(path: Path, text: str) -> None:
 def sync_folder(folder: Path) -> None:
     """Put the folder's files on the disk before it is renamed into place."""
     for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Put one file, or a folder's list of names, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:

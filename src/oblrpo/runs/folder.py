@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import yaml
 
 from oblrpo.config import TrainConfig, flatten, read_yaml, with_settings
 from oblrpo.errors import InputError
-from oblrpo.policy import Policy
-from oblrpo.trainer import state_files
+from oblrpo.runs import state_files
 
 Metrics = dict[str, Any]
 
-MAY_CHANGE_ON_RESUME = {"output", "steps", "threads", "save_steps", "save_total_limit"}
+MAY_CHANGE_ON_RESUME = {
+    "output", "steps", "threads", "device", "prompts_per_micro_batch", "save_steps", "save_total_limit"
+}  # fmt: skip
 
 
 class RunFolder:
@@ -44,6 +46,10 @@ class RunFolder:
             self.checkpoints.mkdir()
         except OSError as error:
             raise InputError(f"cannot create {self.path}: {error.strerror}.") from None
+        self.write_config(config)
+
+    def write_config(self, config: TrainConfig) -> None:
+        """Write `config.yaml`."""
         text = yaml.safe_dump(flatten(config), sort_keys=False, allow_unicode=True)
         state_files.write_atomically(self.config_file, text)
 
@@ -59,7 +65,7 @@ class RunFolder:
             TrainConfig(), read_yaml(self.config_file.read_text("utf-8"), str(self.config_file)), str(self.config_file)
         )
 
-    def require_same(self, config: TrainConfig) -> None:
+    def check_resumable(self, config: TrainConfig) -> None:
         """Refuse to resume under settings that would make it another run.
 
         Raises:
@@ -67,6 +73,8 @@ class RunFolder:
         """
         old, new = flatten(self.saved_config()), flatten(config)
         changed = [key for key in new if new[key] != old[key] and key not in MAY_CHANGE_ON_RESUME]
+        if old["steps"] != new["steps"] and new["lr_scheduler_type"] != "constant":
+            changed.append("steps")  # the rate's whole course depends on it
         if changed:
             differences = ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)
             raise InputError(
@@ -96,25 +104,31 @@ class RunFolder:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         state_files.write_atomically(self.completions / f"step_{step}.jsonl", text)
 
-    def save_checkpoint(self, step: int, policy: Policy, state: dict[str, Any], keep: int) -> None:
+    def save_checkpoint(
+        self, step: int, save_policy: Callable[[Path], None], state: dict[str, Any], keep: int
+    ) -> None:
         """Write `checkpoints/step_N` whole or not at all, then remove the oldest beyond `keep`."""
         target = self.checkpoints / f"step_{step}"
         partial = self.checkpoints / f".step_{step}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        policy.save(partial)
+        save_policy(partial)
         state_files.save_state(partial, state)
         state_files.sync_folder(partial)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(partial, target)
-        for old in self._steps()[:-keep] if keep else []:
+        state_files.sync(self.checkpoints)
+        for old in self._steps()[:-keep]:
             shutil.rmtree(self.checkpoints / f"step_{old}")
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint, if any; leftovers of an interrupted write are removed."""
-        for partial in self.checkpoints.glob(".step_*.partial"):
-            shutil.rmtree(partial)
+        """The newest complete checkpoint, if any."""
         steps = self._steps()
         return self.checkpoints / f"step_{steps[-1]}" if steps else None
+
+    def clean_up(self) -> None:
+        """Remove what an interrupted write left."""
+        for partial in self.checkpoints.glob(".step_*.partial"):
+            shutil.rmtree(partial)
 
     def _steps(self) -> list[int]:
         names = (entry.name.removeprefix("step_") for entry in self.checkpoints.glob("step_*"))

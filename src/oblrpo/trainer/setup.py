@@ -1,0 +1,152 @@
+"""From a config to the parts of a run, and what no config may say."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from pathlib import Path
+
+import torch
+from transformers import get_scheduler
+
+from oblrpo.algorithms import Algorithm, resolve
+from oblrpo.config import OptimConfig, TrainConfig, flatten
+from oblrpo.errors import InputError
+from oblrpo.estimators import BASELINES
+from oblrpo.policy import Policy, load_policy
+from oblrpo.tasks import DataFileTask, Problem, Task, make_task
+from oblrpo.trainer.algorithm1 import Learner
+
+SMALL_MODEL = 5_000_000
+
+MOST = sys.float_info.max
+RANGES = (
+    # setting, least, most
+    ("prompts_per_step", 2, MOST),
+    ("num_generations", 1, MOST),
+    ("max_completion_length", 1, MOST),
+    ("prompts_per_micro_batch", 0, MOST),
+    ("temperature", 1e-3, MOST),
+    ("num_iterations", 1, MOST),
+    ("learning_rate", 0, MOST),
+    ("max_grad_norm", 0, MOST),
+    ("warmup_steps", 0, MOST),
+    ("steps", 0, MOST),
+    ("eval_steps", 0, MOST),
+    ("eval_prompts", 2, MOST),
+    ("eval_samples", 1, MOST),
+    ("save_steps", 0, MOST),
+    ("save_total_limit", 1, MOST),
+    ("threads", 0, MOST),
+    ("num_hidden_layers", 1, MOST),
+    ("initializer_range", 0, MOST),
+    ("max_position_embeddings", 2, MOST),
+    ("warm_start_steps", 0, MOST),
+    ("warm_start_batch", 1, MOST),
+    ("warm_start_learning_rate", 0, MOST),
+    ("warm_start_noise", 0, 1),
+)
+"""What every number may be; NaN is within no range."""
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse settings that cannot work, before anything is built.
+
+    Raises:
+        InputError: names the setting.
+    """
+    algorithm = resolve(config.algorithm, config.optim)
+    G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
+    if smallest > G:
+        raise InputError(
+            f"the baseline {algorithm.baseline!r} leaves one output out, so num_generations must be at least "
+            f"{smallest}, not {G}."
+        )
+    for key, least, most in RANGES:
+        value = flatten(config)[key]
+        if not least <= value <= most:
+            raise InputError(
+                f"{key} is {value}; it must be at least {least:g}" + (f" and at most {most:g}." if most < MOST else ".")
+            )
+    if algorithm.normalisation == "group_std" and G < 2:
+        raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
+    if config.warm_start.warm_start_steps and config.task.data:
+        raise InputError("warm_start_steps needs a built-in task, which can demonstrate; a data file cannot.")
+
+
+def task_of(config: TrainConfig) -> Task:
+    """The built-in task or the user's data file."""
+    task = config.task
+    if not task.data:
+        return make_task(task.task, seed=config.run.seed, **task.task_args)
+    return DataFileTask(
+        task.data,
+        prompt_column=task.prompt_column,
+        answer_column=task.answer_column,
+        reward=task.reward,
+        prompt_template=task.prompt_template,
+        heldout_fraction=task.heldout_fraction,
+        seed=config.run.seed,
+    )
+
+
+def known_problems(task: Task, prompts_per_step: int) -> list[Problem]:
+    """The problems that can be checked before the run: all of a file, the first batch of a generated task."""
+    first = task.train_batch(1, prompts_per_step)
+    return task.problems if isinstance(task, DataFileTask) else first
+
+
+def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
+    """The policy of a checkpoint.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    try:
+        return load_policy(str(checkpoint), config.policy)
+    except InputError as error:
+        raise InputError(f"{error} Remove that folder to resume from the checkpoint before it.") from None
+
+
+def make_learner(policy: Policy, config: TrainConfig, algorithm: Algorithm) -> Learner:
+    """Optimizer, scheduler and learner for a policy.
+
+    Raises:
+        InputError: the optimizer or the schedule refuses its settings, or the model has a layer without a rule.
+    """
+    optimizer = make_optimizer(config.optim, policy)
+    scheduler = get_scheduler(
+        config.optim.lr_scheduler_type, optimizer, 0, config.run.steps * config.algorithm.num_iterations
+    )
+    try:
+        return Learner(policy, algorithm, optimizer, scheduler, config.rollout, config.algorithm, config.optim)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"these settings cannot be trained with: {error}") from None
+
+
+def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
+    """The named class of torch.optim on the policy's trainable parameters.
+
+    Raises:
+        InputError: no such class, or it refuses its arguments.
+    """
+    kind = getattr(torch.optim, config.optimizer, None)
+    if config.optimizer in {"LBFGS", "SparseAdam"}:
+        raise InputError(f"{config.optimizer} needs a closure or sparse gradients, which there are none; try AdamW.")
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise InputError(f"torch.optim has no optimizer {config.optimizer!r}; try AdamW or SGD.")
+    try:
+        return kind(policy.parameters, lr=config.learning_rate, **config.optimizer_args)  # type: ignore[call-arg]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{config.optimizer} refuses its settings: {error}.") from None
+
+
+def set_threads(threads: int, policy: Policy) -> None:
+    """Choose torch's CPU threads: threads of a small model spend their time waiting for each other."""
+    size = sum(p.numel() for p in policy.model.parameters())
+    torch.set_num_threads(threads or (1 if size < SMALL_MODEL else torch.get_num_threads()))
+
+
+def seed_of(seed: int, step: int) -> int:
+    """A seed of its own for every step of every run."""
+    return zlib.crc32(f"{seed}/{step}".encode()) << 1
