@@ -35,7 +35,7 @@ format: $(STAMP)
 
 # Written from the environment as it stands, after a deliberate upgrade.
 constraints: $(STAMP)
-	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
+	$(BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' -e '/^torch==/!s/$$/ ; python_version >= "3.11"/' > constraints.txt
 
 clean:
 	rm -rf $(VENV) runs

@@ -1,17 +1,26 @@
 """The command line as a user meets it, in this process."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
 from transformers.utils import logging as transformers_logging
 
 from oblrpo import cli
+from oblrpo.tasks import PathTask
+
+# A policy with random weights never finds a route; this reward has signal from the first step, as real tasks do.
+DENSE_REWARD = """
+from oblrpo.tasks import PathTask
+PathTask.reward = lambda self, problem, completion: len(completion.encode()) % 5 / 4
+"""
 
 SMALL = {
     "--hidden-size": 16, "--num-hidden-layers": 1, "--num-attention-heads": 2, "--prompts-per-step": 4,
     "--num-generations": 3, "--max-completion-length": 6, "--steps": 4, "--eval-prompts": 5, "--eval-samples": 2,
-    "--eval-steps": 2, "--threads": 1, "--device": "cpu",
+    "--eval-steps": 2, "--threads": 1, "--device": "cpu", "--learning-rate": 1e-2, "--save-total-limit": 20,
 }  # fmt: skip
 
 
@@ -34,6 +43,23 @@ def oblrpo(monkeypatch, capsys):
 
 
 @pytest.fixture
+def dense_reward(monkeypatch):
+    """`DENSE_REWARD` in this process."""
+    monkeypatch.setattr(PathTask, "reward", PathTask.reward)  # put back afterwards
+    exec(DENSE_REWARD, {})
+
+
+def start(output, stderr=subprocess.DEVNULL, **settings):
+    """The small run with `DENSE_REWARD`, in a process of its own."""
+    flags = [str(x) for pair in (SMALL | settings).items() for x in pair]
+    code = DENSE_REWARD + "from oblrpo.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "train", *flags, "--output", str(output)],
+        stdout=subprocess.DEVNULL, stderr=stderr, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture
 def small_run(oblrpo, tmp_path):
     """Train a very small policy; keywords replace or add flags. Returns (code, stdout, stderr)."""
 
@@ -42,6 +68,11 @@ def small_run(oblrpo, tmp_path):
         return oblrpo("train", *arguments, *[x for pair in flags.items() for x in pair], "--output", output)
 
     return call
+
+
+def weights_of(run, step):
+    """The bytes of a checkpoint's weights."""
+    return (run / "checkpoints" / f"step_{step}" / "model.safetensors").read_bytes()
 
 
 def metrics_of(run):

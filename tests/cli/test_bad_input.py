@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from safetensors.torch import load_file
 
 from oblrpo.tasks import PathTask
 
@@ -28,14 +29,23 @@ def complained(result, *words):
         (["--weighting", "z"], ["unknown weighting 'z'", "token_mean"]),
         (["--schedule", "fast"], ["unknown schedule 'fast'", "debiased"]),
         (["--optimizer", "Adamm"], ["torch.optim has no optimizer 'Adamm'"]),
-        (["--learning-rate", "-1"], ["AdamW refuses its settings"]),
+        (["--learning-rate", "-1"], ["learning_rate is -1.0; it must be at least 0"]),
         (["--no-such-flag", "1"], ["--no-such-flag"]),
         (["--steps", "many"], ["--steps"]),
         (["--num-generations", "1"], ["'oblr' leaves one output out", "at least 2, not 1"]),
         (["--baseline", "rloo", "--num-generations", "1"], ["'rloo' leaves one output out"]),
-        (["--algorithm", "grpo", "--num-generations", "1"], ["num_generations is 1; it must be at least 2"]),
+        (["--algorithm", "grpo", "--num-generations", "1"], ["group_std", "at least 2, not 1"]),
         (["--prompts-per-step", "1"], ["prompts_per_step is 1; it must be at least 2"]),
-        (["--temperature", "0"], ["temperature is 0.0; it must be above 0"]),
+        (["--temperature", "0"], ["temperature is 0.0; it must be at least 0.001"]),
+        (["--temperature", "inf"], ["temperature is inf"]),
+        (["--learning-rate", "nan"], ["learning_rate is nan"]),
+        (["--max-grad-norm", "-1"], ["max_grad_norm is -1.0; it must be at least 0"]),
+        (["--warm-start-noise", "2"], ["warm_start_noise is 2.0; it must be at least 0 and at most 1"]),
+        (["--threads", "-1"], ["threads is -1"]),
+        (["--num-attention-heads", "0"], ["num_attention_heads must be even"]),
+        (["--num-hidden-layers", "0"], ["num_hidden_layers is 0"]),
+        (["--optimizer", "LBFGS"], ["LBFGS needs a closure"]),
+        (["--optimizer-args", "{betas: 3}"], ["AdamW refuses its settings"]),
         (["--schedule-floor", "2"], ["floor"]),
         (["--schedule-ema", "1"], ["ema must lie in [0, 1)"]),
         (["--model", "/no/such/model"], ["cannot load the model '/no/such/model'"]),
@@ -57,7 +67,7 @@ def test_settings(small_run, tmp_path, arguments, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("learning_rte: 1.0", ["unknown setting 'learning_rte'", "did you mean 'learning_rate'"]),
+        ("learning_rte: 1.0", ["unknown setting 'learning_rte'", "Did you mean 'learning_rate'?"]),
         ("xyzzy: 1", ["unknown setting 'xyzzy'", "--help"]),
         ("steps: soon", ["steps is 'soon', but it must be a whole number"]),
         ("steps: 1.5", ["steps is 1.5, but it must be a whole number"]),
@@ -124,6 +134,30 @@ def test_a_broken_checkpoint(small_run, oblrpo, tmp_path, file, damage):
     code, out, _ = oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 3)
     assert code == 0
     assert "resuming after step 1" in out
+
+
+@pytest.mark.usefixtures("dense_reward")
+@pytest.mark.parametrize("algorithm", ["oblrpo", "reinforce"])
+def test_a_run_that_diverges(small_run, tmp_path, algorithm):
+    """One sentence, and the checkpoints from before it are whole."""
+    result = small_run(algorithm=algorithm, optimizer="SGD", learning_rate=1e30, schedule="off")
+    complained(result, "lower learning_rate")
+    last = max((tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert all(t.isfinite().all() for t in load_file(last / "model.safetensors").values())
+
+
+@pytest.mark.usefixtures("dense_reward")
+def test_steps_of_a_falling_rate_cannot_change(small_run, oblrpo, tmp_path):
+    assert small_run(lr_scheduler_type="cosine", steps=2)[0] == 0
+    complained(oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 5), "steps (was 2, now 5)")
+
+
+def test_every_prompt_of_a_file_is_measured_before_the_run(small_run, tmp_path):
+    rows = [{"prompt": f"{n} " + "x" * (5000 if n == 77 else 5), "answer": n} for n in range(100)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    complained(small_run(data=tmp_path / "data.jsonl"), "77 xxx", "does not fit")
+    complained(small_run(data=tmp_path / "data.jsonl", eval_prompts=90), "eval_prompts", "heldout_fraction")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

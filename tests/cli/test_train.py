@@ -2,7 +2,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from oblrpo.config import TrainConfig, flatten
-from tests.cli.conftest import SMALL, metrics_of
+from tests.cli.conftest import metrics_of, start, weights_of
 
 KEYS = {
     "step", "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio",
@@ -53,66 +52,72 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     assert page.count("<svg") == 6
 
 
+@pytest.mark.usefixtures("dense_reward")
 def test_one_seed_one_result(small_run, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         assert small_run(output=tmp_path / name, seed=seed, warm_start_steps=2, warm_start_batch=4)[0] == 0
     assert metrics_of(tmp_path / "a") == metrics_of(tmp_path / "b")
+    assert weights_of(tmp_path / "a", 4) == weights_of(tmp_path / "b", 4)
+    assert weights_of(tmp_path / "a", 4) != weights_of(tmp_path / "a", 0)
     assert metrics_of(tmp_path / "a") != metrics_of(tmp_path / "c")
 
 
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "SGD", "algorithm": "grpo", "lr_scheduler_type": "linear"}])
-def test_a_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp_path, settings):
+def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp_path, dense_reward):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    if not settings:
-        assert small_run(output=parts, steps=2, eval_steps=0)[0] == 0
-        assert small_run(output=whole, steps=5, eval_steps=0)[0] == 0
-        assert oblrpo("train", "--resume", "--output", parts, "--steps", 5)[0] == 0
-        rows, expected = metrics_of(parts), metrics_of(whole)
-        for row in rows[2:3]:  # the shorter run measured accuracy at what was then its end
-            assert row.pop("eval/accuracy") is not None
-            row.pop("eval/accuracy_stderr")
-    else:  # killed after step 3: the metrics hold a step that no checkpoint does
-        assert small_run(output=whole, **settings)[0] == 0
-        assert small_run(output=parts, **settings)[0] == 0
-        metrics = parts / "metrics.jsonl"
-        lines = metrics.read_text().splitlines(keepends=True)
-        metrics.write_text("".join(lines[:4]) + lines[4][:17])
-        os.rename(parts / "checkpoints" / "step_4", parts / "checkpoints" / ".step_4.partial")
-        code, out, _ = oblrpo("train", "--resume", "--output", parts)
-        assert code == 0
-        assert "resuming after step 3" in out
-        rows, expected = metrics_of(parts), metrics_of(whole)
+    assert small_run(output=parts, steps=3, eval_steps=0)[0] == 0
+    assert oblrpo("train", "--resume", "--output", parts, "--steps", 6)[0] == 0
+    assert small_run(output=whole, steps=6, eval_steps=0)[0] == 0
+    rows, expected = metrics_of(parts), metrics_of(whole)
+    assert rows[3].pop("eval/accuracy") > 0  # the shorter run measured accuracy at what was then its end
+    assert rows[3].pop("eval/accuracy_stderr") > 0
     assert rows == expected
+    assert weights_of(parts, 6) == weights_of(whole, 6) != weights_of(parts, 0)
+    assert 0 < max(row["lr_factor"] for row in rows[1:]) < 1
+    assert yaml.safe_load((parts / "config.yaml").read_text())["steps"] == 6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"optimizer": "SGD", "algorithm": "grpo", "lr_scheduler_type": "linear", "num_iterations": 2}],
+)
+def test_resuming_forgets_the_step_no_checkpoint_holds(small_run, oblrpo, tmp_path, settings, dense_reward):
+    """As if killed after writing the metrics of step 4 and half a line more, while writing its checkpoint."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for output in (whole, parts):
+        assert small_run(output=output, **settings)[0] == 0
+    metrics = parts / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 5, "rew')
+    os.rename(parts / "checkpoints" / "step_4", parts / "checkpoints" / ".step_4.partial")
+    code, out, err = oblrpo("train", "--resume", "--output", parts)
+    assert code == 0, err
+    assert "resuming after step 3" in out
+    assert metrics_of(parts) == metrics_of(whole)
+    assert weights_of(parts, 4) == weights_of(whole, 4) != weights_of(whole, 0)
     assert not list((parts / "checkpoints").glob(".*"))
 
 
-def test_a_killed_process_resumes_to_the_same_run(small_run, oblrpo, tmp_path):
+def test_a_killed_process_resumes_to_the_same_run(small_run, oblrpo, tmp_path, dense_reward):
     """SIGKILL at an arbitrary moment; nothing but the step in progress is lost."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    flags = [str(x) for pair in (SMALL | {"--steps": 12, "--eval-steps": 0}).items() for x in pair]
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from oblrpo.cli import main; main()", "train", *flags, "--output", str(killed)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = start(killed, **{"--steps": 12, "--eval-steps": 0})
     deadline = time.monotonic() + 120
     while not (killed / "checkpoints" / "step_3").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()
     process.wait()
-    done = len(metrics_of(killed)) if (killed / "metrics.jsonl").read_text().endswith("\n") else None
-    assert done is None or done < 13
-    assert oblrpo("train", "--resume", "--output", killed)[0] == 0
+    reached = (killed / "metrics.jsonl").read_text().count("\n") - 1
+    code, out, _ = oblrpo("train", "--resume", "--output", killed)
+    assert code == 0
+    resumed = int(out.split("resuming after step ")[1].split()[0])
+    assert reached - 1 <= resumed <= reached
     assert small_run(output=whole, steps=12, eval_steps=0)[0] == 0
     assert metrics_of(killed) == metrics_of(whole)
+    assert weights_of(killed, 12) == weights_of(whole, 12) != weights_of(whole, 0)
 
 
 def test_ctrl_c_finishes_the_step_and_saves(tmp_path):
     run = tmp_path / "run"
-    flags = [str(x) for pair in (SMALL | {"--steps": 2000, "--save-steps": 0}).items() for x in pair]
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from oblrpo.cli import main; main()", "train", *flags, "--output", str(run)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start(run, stderr=subprocess.PIPE, **{"--steps": 2000, "--save-steps": 0})
     deadline = time.monotonic() + 120
     while not (run / "completions" / "step_2.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -124,14 +129,28 @@ def test_ctrl_c_finishes_the_step_and_saves(tmp_path):
     assert (run / "checkpoints" / f"step_{last}").is_dir()
 
 
+@pytest.mark.usefixtures("dense_reward")
 def test_micro_batches_train_alike(small_run, tmp_path):
     for name, size in (("whole", 0), ("split", 1)):
-        assert small_run(output=tmp_path / name, prompts_per_micro_batch=size, schedule_floor=0.5)[0] == 0
-    for first, second in zip(metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "split"), strict=True):
+        assert small_run(output=tmp_path / name, prompts_per_micro_batch=size, optimizer="SGD")[0] == 0
+    rows = metrics_of(tmp_path / "whole")
+    for first, second in zip(rows, metrics_of(tmp_path / "split"), strict=True):
         for key in ("reward", "score_norm2/mean", "grad_norm", "trace_cov", "eval/accuracy"):
             assert (key in second) == (key in first)
             if key in first:
                 assert second[key] == pytest.approx(first[key], rel=1e-3)
+    assert min(row["grad_norm"] for row in rows[1:]) > 0
+
+
+@pytest.mark.parametrize(("kind", "rates"), [("linear", [1, 0.75, 0.5, 0.25]), ("constant", [1, 1, 1, 1])])
+def test_the_rate_runs_its_course_once(small_run, tmp_path, kind, rates):
+    """Also with several updates a step; the rate logged is that of the step's last update."""
+    run = tmp_path / "run"
+    assert small_run(lr_scheduler_type=kind, schedule="off", learning_rate=0.1, num_iterations=2)[0] == 0
+    got = [row["learning_rate"] for row in metrics_of(run)[1:]]
+    if kind == "linear":
+        rates = [rate - 0.125 for rate in rates]
+    assert got == pytest.approx([0.1 * rate for rate in rates])
 
 
 @pytest.mark.parametrize("task", ["path", "addition", "countdown"])

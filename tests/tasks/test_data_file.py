@@ -92,7 +92,8 @@ def test_duplicate_prompts_are_allowed_and_stay_on_one_side(tmp_path):
 
 def test_too_few_rows_for_a_batch(make):
     with pytest.raises(
-        InputError, match=r"sums.jsonl has 20 training rows, but 21 were asked for; ask for fewer, add rows or lower"
+        InputError,
+        match=r"sums.jsonl has 20 training rows, but 21 were asked for; set prompts_per_step lower, add rows or lower",
     ):
         make(count=20, heldout_fraction=0.0).train_batch(0, 21)
     with pytest.raises(

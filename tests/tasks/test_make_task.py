@@ -49,7 +49,7 @@ def test_an_unknown_parameter_is_named_with_a_suggestion():
     ("name", "parameter", "value", "message"),
     [
         ("addition", "min_terms", 1, "min_terms must be a whole number from 2 to 9, got 1"),
-        ("addition", "max_terms", 10, "max_terms must be a whole number from 2 to 9, got 10"),
+        ("addition", "max_terms", 10, "max_terms must be a whole number from 3 to 9, got 10"),
         ("addition", "largest", 8, "largest must be a whole number from 9 to 9999, got 8"),
         ("addition", "largest", 99.0, "largest must be a whole number from 9 to 9999, got 99.0"),
         ("countdown", "count", 1, "count must be a whole number from 2 to 4, got 1"),

@@ -82,7 +82,9 @@ class Learner:
             try:
                 estimate = self.gradient(rollouts.sequences, rewards_PG, old_logps_PG)
             except (ValueError, UnsupportedModelError) as error:
-                raise InputError(f"the gradient cannot be used: {error} Lower learning_rate if it is NaN.") from None
+                raise InputError(
+                    f"the gradient cannot be used: {error} Where it is NaN, lower learning_rate."
+                ) from None
             updates.append(self.update(estimate))
         if not torch.stack([p.detach().sum() for p in self.policy.parameters]).isfinite().all():
             raise InputError("the update made the weights NaN or infinite; lower learning_rate or set max_grad_norm.")
