@@ -57,12 +57,10 @@ Mapping = Annotated[
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """The policy: a causal language model with its tokenizer."""
+    """The policy: a causal LM with its tokenizer, loaded, or built with random weights and a tokenizer of bytes."""
 
     model: str = ""
-    """Folder or hub name for transformers; prompts are given to it as they are, without a chat template. Empty: build
-    a small Qwen3 policy with random weights and a tokenizer of
-    bytes, of the sizes below."""
+    """Folder or hub name for transformers; prompts are used as they are. Empty: build a small Qwen3 policy."""
     hidden_size: int = 64
     """Width of a built policy."""
     num_hidden_layers: int = 3
@@ -194,15 +192,14 @@ class RunConfig:
     save_total_limit: int = 2
     """Checkpoints kept, newest last."""
     threads: int = 0
-    """CPU threads for torch. 0: one for models under 5 M parameters, whose threads would only wait for each other,
-    else all cores."""
+    """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Post-train a language model with reinforcement learning on verifiable rewards."""
 
-    recipe: Annotated[str, tyro.conf.Positional] = ""
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE|FILE]")] = ""
     """A built-in recipe (demo) or a YAML file of settings; flags override it."""
     run: RunConfig = field(default_factory=RunConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)

@@ -104,9 +104,7 @@ class RunFolder:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         state_files.write_atomically(self.completions / f"step_{step}.jsonl", text)
 
-    def save_checkpoint(
-        self, step: int, save_policy: Callable[[Path], None], state: dict[str, Any], keep: int
-    ) -> None:
+    def save_checkpoint(self, step: int, save_policy: Callable[[Path], None], state: dict[str, Any], keep: int) -> None:
         """Write `checkpoints/step_N` whole or not at all, then remove the oldest beyond `keep`."""
         target = self.checkpoints / f"step_{step}"
         partial = self.checkpoints / f".step_{step}.partial"
