@@ -96,13 +96,13 @@ def train(argv: list[str]) -> None:
     from transformers.utils import logging as transformers_logging
 
     from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
-    from oblrpo.trainer.progress import Progress, describe, summary
+    from oblrpo.trainer.progress import Progress, summary
 
     transformers_logging.disable_progress_bar()
     console = Console(soft_wrap=True)
     trainer = Trainer(command.config, command.resume)
     if command.dry_run:
-        print(yaml.safe_dump(flatten(command.config), sort_keys=False) + "\n" + describe(trainer))
+        print(yaml.safe_dump(flatten(command.config), sort_keys=False) + "\n" + trainer.describe())
         return
     with Progress(console) as progress:
         trainer.run(progress)

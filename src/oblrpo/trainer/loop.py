@@ -70,7 +70,8 @@ class Trainer:
         else:
             self.folder.create(self.config)
         self.folder.drop_metrics_after(-1 if self.done is None else self.done)
-        progress.start(self)
+        steps, warm = self.config.run.steps, self.config.warm_start.warm_start_steps
+        progress.start(self.describe(), steps, warm, self.done)
         if self.done is None:
             self._warm_start(progress)
             self._finish_step(0, {"step": 0} | self._accuracy(0), progress)
@@ -81,6 +82,24 @@ class Trainer:
         if self.done < self.config.run.steps:
             self._save()
             raise KeyboardInterrupt(f"stopped after step {self.done}; go on with --resume.")
+
+    def describe(self) -> str:
+        """The run in a few lines: sizes in parameters, prompts and completions."""
+        config, algorithm = self.config, self.algorithm
+        P, G = config.rollout.prompts_per_step, config.rollout.num_generations
+        total = sum(p.numel() for p in self.policy.model.parameters())
+        trained = sum(p.numel() for p in self.policy.parameters)
+        return (
+            f"policy     {config.policy.model or 'built from nothing'}: {total:,} parameters, {trained:,} trained, "
+            f"float32 on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
+            f"task       {self.task.name}, {len(self.heldout)} held-out prompts x {config.run.eval_samples}\n"
+            f"step       {P} prompts x {G} completions = {P * G} completions of at most "
+            f"{config.rollout.max_completion_length} tokens\n"
+            f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
+            f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
+            f"{config.optim.learning_rate:g}\n"
+            f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
+        )
 
     def _checkpoint(self) -> Path | None:
         self.folder.check_resumable(self.config)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotille
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-
-if TYPE_CHECKING:
-    from oblrpo.trainer.loop import Trainer
 
 LINES = 20
 """Plain lines printed over a run where the console is no terminal."""
@@ -46,18 +42,16 @@ class Progress:
     ) -> None:
         self._bar.stop()
 
-    def start(self, trainer: Trainer) -> None:
-        """Say what is about to run."""
-        config = trainer.config
-        self._steps = config.run.steps
-        self.console.print(describe(trainer), highlight=False)
-        step = trainer.done
-        if step is not None:
-            self.console.print(f"resuming after step {step}", highlight=False)
+    def start(self, description: str, steps: int, warm_start_steps: int, done: int | None) -> None:
+        """Say what is about to run; `done` is the step a resumed run has reached."""
+        self._steps = steps
+        self.console.print(description, highlight=False)
+        if done is not None:
+            self.console.print(f"resuming after step {done}", highlight=False)
         self._warm = self._bar.add_task(
-            "warm start", total=config.warm_start.warm_start_steps, note="", visible=step is None
+            "warm start", total=warm_start_steps, note="", visible=done is None and warm_start_steps > 0
         )
-        self._train = self._bar.add_task("training", total=self._steps, completed=step or 0, note="")
+        self._train = self._bar.add_task("training", total=steps, completed=done or 0, note="")
 
     def warm_start(self, step: int, loss: float) -> None:
         """A step of supervised learning is done."""
@@ -78,25 +72,6 @@ class Progress:
         self._bar.update(self._train, completed=step, note=note)
         if not self.console.is_terminal and (step % max(1, self._steps // LINES) == 0 or step == self._steps):
             self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
-
-
-def describe(trainer: Trainer) -> str:
-    """The run in a few lines: sizes in parameters, prompts and completions."""
-    config, algorithm = trainer.config, trainer.algorithm
-    P, G = config.rollout.prompts_per_step, config.rollout.num_generations
-    total = sum(p.numel() for p in trainer.policy.model.parameters())
-    trainable = sum(p.numel() for p in trainer.policy.parameters)
-    return (
-        f"policy     {config.policy.model or 'built from nothing'}: {total:,} parameters, {trainable:,} trained, "
-        f"float32 on {trainer.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
-        f"task       {trainer.task.name}, {len(trainer.heldout)} held-out prompts x {config.run.eval_samples}\n"
-        f"step       {P} prompts x {G} completions = {P * G} completions of at most "
-        f"{config.rollout.max_completion_length} tokens\n"
-        f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
-        f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
-        f"{config.optim.learning_rate:g}\n"
-        f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
-    )
 
 
 def summary(rows: list[dict[str, Any]], output: str) -> str:
