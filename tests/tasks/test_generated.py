@@ -21,7 +21,7 @@ VARIANTS = {
     "path_7": ("path", {"min_nodes": 7, "max_nodes": 7}),
 }
 PINNED = {
-    "addition": (["86+17+4+97=", "69+54+16+2+64="], ["204", "205"]),
+    "addition": (["3+1+8+9=", "2+1+8+4="], ["21", "15"]),
     "countdown": (["9,2,2>5=", "4,3,7>7="], ["9,2,2>5", "4,3,7>7"]),
     "path": (["eb,ce,ed,ab,db:a>c=", "eb,fb,ac,ae,de,ab:d>f="], ["eb,ce,ed,ab,db:a>c", "eb,fb,ac,ae,de,ab:d>f"]),
 }

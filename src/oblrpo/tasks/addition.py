@@ -34,16 +34,18 @@ class AdditionTask(GeneratedTask):
         return float(completion.rpartition("=")[2].strip() == problem.answer)
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """Return the sum with its first two numbers added, again and again, or now and then the total alone.
+        """Return the steps, or now and then the total alone; a slip is carried into the later steps."""
+        written = steps(list(map(int, problem.prompt.rstrip("=").split("+"))), rng, noise)
+        return written[-1] if rng.random() < TERSE else "=".join(written)
 
-        A step goes wrong with probability `noise`; the steps after it go on from the wrong number.
-        """
-        terms = list(map(int, problem.prompt.rstrip("=").split("+")))
-        steps = []
-        while len(terms) > 1:
-            total = terms[0] + terms[1]
-            if rng.random() < noise:
-                total += rng.choice([slip for slip in SLIPS if total + slip >= 0])
-            terms = [total, *terms[2:]]
-            steps.append("+".join(map(str, terms)))
-        return steps[-1] if rng.random() < TERSE else "=".join(steps)
+
+def steps(terms: list[int], rng: random.Random, noise: float) -> list[str]:
+    """Return the sum with its first two numbers added, again and again, each time wrong with probability `noise`."""
+    written = []
+    while len(terms) > 1:
+        total = terms[0] + terms[1]
+        if rng.random() < noise:
+            total += rng.choice([slip for slip in SLIPS if total + slip >= 0])
+        terms = [total, *terms[2:]]
+        written.append("+".join(map(str, terms)))
+    return written
