@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: env demo test test-fast lint format constraints clean
+.PHONY: env demo test lint format constraints clean
 
 env: $(STAMP)
 
@@ -20,9 +20,6 @@ demo: $(STAMP)
 
 test: lint
 	$(BIN)/pytest
-
-test-fast: $(STAMP)
-	$(BIN)/pytest -m "not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
