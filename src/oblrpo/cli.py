@@ -14,7 +14,7 @@ from rich.console import Console
 
 from oblrpo import __version__
 from oblrpo.config import TrainConfig, flatten, load_recipe
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, did_you_mean
 
 USAGE = """\
 oblrpo: post-training of language models with the variance-optimal baseline and a signal-to-noise learning rate
@@ -124,4 +124,17 @@ def _write_report(run: Path) -> Path:
 
 def _parse_train(argv: list[str], base: TrainConfig) -> TrainCommand:
     flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    return tyro.cli(TrainCommand, args=argv, prog="oblrpo train", default=TrainCommand(config=base), config=flat)
+    command, unknown = tyro.cli(
+        TrainCommand,
+        args=argv,
+        prog="oblrpo train",
+        default=TrainCommand(config=base),
+        config=flat,
+        return_unknown_args=True,
+    )
+    if unknown:
+        flags = [f"--{key.replace('_', '-')}" for key in flatten(base)]
+        raise InputError(
+            f"unknown argument {unknown[0]!r}; see `oblrpo train --help`.{did_you_mean(unknown[0], flags)}"
+        )
+    return command

@@ -159,8 +159,8 @@ def load_policy(name: str, config: PolicyConfig) -> Policy:
             name, dtype=torch.float32, trust_remote_code=trust, use_safetensors=True
         )
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"cannot load the model {name!r}: {reason}") from error
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise InputError(f"cannot load the model {name!r}: {reason}.") from error
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise InputError(f"the tokenizer of {name!r} has neither a padding nor an end token; set one in it.")
