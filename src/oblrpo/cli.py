@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from oblrpo import __version__
-from oblrpo.config import TrainConfig, flatten, load_recipe
+from oblrpo.config import TrainConfig, flatten, load_recipe, with_settings
 from oblrpo.errors import InputError, did_you_mean
 
 USAGE = """\
@@ -23,7 +24,7 @@ oblrpo: post-training of language models with the variance-optimal baseline and 
   oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
   oblrpo --version
 
-Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs, on a CPU."""
+Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,26 @@ def main() -> None:
     """Entry point of `oblrpo`.
 
     Raises:
-        SystemExit: 2 after one sentence about what the user can mend, 130 when interrupted.
+        SystemExit: 2 after one sentence about what the user can mend, 130 when interrupted, 1 when nobody reads.
+        RuntimeError: a fault of ours, or of a library.
     """
     try:
         dispatch(sys.argv[1:])
     except InputError as error:
         Console(stderr=True, soft_wrap=True).print(f"oblrpo: {error}", style="bold red", markup=False, highlight=False)
         raise SystemExit(2) from None
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        print(
+            f"oblrpo: out of memory ({str(error).splitlines()[0][:200]}); lower prompts_per_micro_batch, "
+            "prompts_per_step, max_completion_length or the model's size.",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # `oblrpo train --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except KeyboardInterrupt as stop:
         print(f"oblrpo: {stop or 'interrupted.'}", file=sys.stderr)
         raise SystemExit(130) from None
@@ -85,21 +99,22 @@ def dispatch(argv: list[str]) -> None:
 def train(argv: list[str]) -> None:
     """`oblrpo train`."""
     command = _parse_train(argv, TrainConfig())
-    # What the flags override comes from the run to be resumed, else from the recipe; then the flags are read again.
+    # What the flags override comes from the recipe, or from the run to be resumed; then the flags are read again.
+    if command.config.recipe:
+        command = _parse_train(argv, load_recipe(command.config.recipe, TrainConfig()))
     if command.resume:
         from oblrpo.runs import RunFolder
 
-        saved = RunFolder(Path(command.config.run.output)).saved_config()
-        command = _parse_train(argv, saved)
-    elif command.config.recipe:
-        command = _parse_train(argv, load_recipe(command.config.recipe, TrainConfig()))
+        output = command.config.run.output
+        saved = RunFolder(Path(output)).saved_config()
+        command = _parse_train(argv, with_settings(saved, {"output": output}, "--output"))
     from transformers.utils import logging as transformers_logging
 
     from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
     from oblrpo.trainer.progress import Progress, summary
 
     transformers_logging.disable_progress_bar()
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, markup=False)
     trainer = Trainer(command.config, command.resume)
     if command.dry_run:
         print(yaml.safe_dump(flatten(command.config), sort_keys=False) + "\n" + trainer.describe())

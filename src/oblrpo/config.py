@@ -6,6 +6,7 @@ import dataclasses
 import re
 import typing
 from dataclasses import dataclass, field
+from importlib.abc import Traversable
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,11 +36,24 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
     """
     try:
         settings = yaml.load(text, _Loader) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(settings, dict):
         raise InputError(f"{source} must hold `key: value` settings.")
     return settings
+
+
+def read_yaml_file(path: Path | Traversable) -> dict[str, Any]:
+    """The YAML mapping in a file.
+
+    Raises:
+        InputError: it cannot be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as text ({' '.join(str(error).split())}).") from None
+    return read_yaml(text, str(path))
 
 
 Mapping = Annotated[
@@ -126,7 +140,7 @@ class RolloutConfig:
     temperature: float = 1.0
     """Sampling temperature; the policy that is trained is the one at this temperature."""
     prompts_per_micro_batch: int = 0
-    """Prompts whose completions go through the model at a time; 0: all. Changes memory, not results."""
+    """Prompts whose completions are trained on at a time; 0: all. Changes memory, not results."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +214,7 @@ class TrainConfig:
     """Post-train a language model with reinforcement learning on verifiable rewards."""
 
     recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE|FILE]")] = ""
-    """A built-in recipe (demo) or a YAML file of settings; flags override it."""
+    """A built-in recipe (demo) or a YAML file of settings; flags override it. A resumed run keeps its own."""
     run: RunConfig = field(default_factory=RunConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
@@ -249,7 +263,7 @@ def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
     path = RECIPES / f"{name}.yaml" if name in built_in else Path(name)
     if not path.is_file():
         raise InputError(f"no recipe or file {name!r}; the built-in recipes are: {', '.join(built_in)}.")
-    settings = read_yaml(path.read_text(encoding="utf-8"), name)
+    settings = read_yaml_file(path)
     return with_settings(base, settings | {"recipe": name}, source=name)
 
 

@@ -29,24 +29,31 @@ def complained(result, *words):
         (["--weighting", "z"], ["unknown weighting 'z'", "token_mean"]),
         (["--schedule", "fast"], ["unknown schedule 'fast'", "debiased"]),
         (["--optimizer", "Adamm"], ["torch.optim has no optimizer 'Adamm'"]),
-        (["--learning-rate", "-1"], ["learning_rate is -1.0; it must be at least 0"]),
+        (["--learning-rate", "-1"], ["learning_rate is -1.0; it must be a finite number of at least 0"]),
         (["--no-such-flag", "1"], ["unknown argument '--no-such-flag'"]),
         (["--learning-rte", "1"], ["unknown argument '--learning-rte'", "Did you mean '--learning-rate'?"]),
         (["--steps", "many"], ["--steps"]),
         (["--num-generations", "1"], ["'oblr' leaves one output out", "at least 2, not 1"]),
         (["--baseline", "rloo", "--num-generations", "1"], ["'rloo' leaves one output out"]),
         (["--algorithm", "grpo", "--num-generations", "1"], ["group_std", "at least 2, not 1"]),
-        (["--prompts-per-step", "1"], ["prompts_per_step is 1; it must be at least 2"]),
-        (["--temperature", "0"], ["temperature is 0.0; it must be at least 0.001"]),
+        (["--prompts-per-step", "1"], ["prompts_per_step is 1; it must be a finite number of at least 2"]),
+        (["--temperature", "0"], ["temperature is 0.0; it must be a finite number of at least 0.001"]),
         (["--temperature", "inf"], ["temperature is inf"]),
         (["--learning-rate", "nan"], ["learning_rate is nan"]),
-        (["--max-grad-norm", "-1"], ["max_grad_norm is -1.0; it must be at least 0"]),
-        (["--warm-start-noise", "2"], ["warm_start_noise is 2.0; it must be at least 0 and at most 1"]),
+        (["--max-grad-norm", "-1"], ["max_grad_norm is -1.0; it must be a finite number of at least 0"]),
+        (
+            ["--warm-start-noise", "2"],
+            ["warm_start_noise is 2.0; it must be a finite number of at least 0 and at most 1"],
+        ),
         (["--threads", "-1"], ["threads is -1"]),
         (["--num-attention-heads", "0"], ["num_attention_heads must be even"]),
         (["--num-hidden-layers", "0"], ["num_hidden_layers is 0"]),
         (["--optimizer", "LBFGS"], ["LBFGS needs a closure"]),
         (["--optimizer-args", "{betas: 3}"], ["AdamW refuses its settings"]),
+        (["--optimizer-args", "{maximize: true}"], ["must not set maximize"]),
+        (["--task-args", "{1: 2}"], ["its keys must be names"]),
+        (["--task-args", "{seed: 2}"], ["no parameter 'seed'"]),
+        (["--seed", "99999999999999999999"], ["seed is 99999999999999999999"]),
         (["--schedule-floor", "2"], ["floor"]),
         (["--schedule-ema", "1"], ["ema must lie in [0, 1)"]),
         (["--model", "/no/such/model"], ["cannot load the model '/no/such/model'"]),
@@ -88,7 +95,7 @@ def test_recipe_files(oblrpo, tmp_path, text, words):
 
 def test_unknown_command(oblrpo):
     complained(oblrpo("trian"), "unknown command 'trian'", "train")
-    complained(oblrpo("report", "/no/such/run"), "holds no metrics.jsonl")
+    complained(oblrpo("report", "/no/such/run"), "holds no config.yaml and metrics.jsonl")
 
 
 def snapshot(folder):
@@ -176,3 +183,34 @@ def test_data_rows_are_named(small_run, tmp_path):
         complained(small_run(data=data), "data.jsonl", *words)
     data.write_text(good + "\n")
     complained(small_run(data=data, warm_start_steps=3), "warm_start_steps needs a built-in task")
+
+
+def test_files_that_are_no_text_or_no_rows(small_run, oblrpo, tmp_path):
+    (tmp_path / "mine.yaml").write_bytes(b"steps: \xff\xfe")
+    complained(oblrpo("train", tmp_path / "mine.yaml"), "mine.yaml cannot be read as text")
+    (tmp_path / "mine.yaml").write_text("output: 2024-99-99")
+    complained(oblrpo("train", tmp_path / "mine.yaml"), "mine.yaml is not valid YAML")
+    assert small_run(steps=2)[0] == 0
+    run = tmp_path / "run"
+    metrics = run / "metrics.jsonl"
+    kept = metrics.read_text()
+    metrics.write_text("garbage\n" + kept)
+    complained(oblrpo("report", run), "metrics.jsonl line 1 is damaged")
+    complained(oblrpo("train", "--resume", "--output", run), "metrics.jsonl line 1 is damaged")
+    metrics.write_text(kept)
+    complained(oblrpo("train", "--resume", "--output", run, "--steps", 1), "is at step 2 already")
+    assert "steps: 2\n" in (run / "config.yaml").read_text()
+    (run / "checkpoints" / "step_2" / "trainer_state.json").write_text("[]")
+    complained(oblrpo("train", "--resume", "--output", run), "step_2", "cannot be read")
+    (run / "config.yaml").unlink()
+    complained(oblrpo("report", run), "holds no config.yaml")
+
+
+def test_names_are_not_taken_for_markup(small_run, tmp_path):
+    code, out, err = small_run(output=tmp_path / "run[/x][a]", steps=1)
+    assert code == 0, err
+    assert "run[/x][a]" in out
+
+
+def test_out_of_memory(small_run):
+    complained(small_run(hidden_size=2**22, num_attention_heads=2), "out of memory", "prompts_per_micro_batch")

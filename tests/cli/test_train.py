@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from oblrpo.config import TrainConfig, flatten
-from tests.cli.conftest import metrics_of, start, weights_of
+from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
     "step", "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio",
@@ -206,9 +206,21 @@ def test_help_reads_like_documentation(oblrpo):
     assert oblrpo("--version")[1].strip()
 
 
+def test_resuming_takes_the_output_of_a_recipe(oblrpo, tmp_path):
+    flags = {key[2:].replace("-", "_"): value for key, value in SMALL.items()} | {"output": str(tmp_path / "run")}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(flags | {"steps": 2}))
+    assert oblrpo("train", tmp_path / "mine.yaml")[0] == 0
+    code, out, err = oblrpo("train", tmp_path / "mine.yaml", "--resume", "--steps", 3)
+    assert code == 0, err
+    assert "resuming after step 2" in out
+
+
 def test_report_is_written_anew(small_run, oblrpo, tmp_path):
     assert small_run(steps=2)[0] == 0
     page = tmp_path / "run" / "report.html"
+    completions = tmp_path / "run" / "completions" / "step_2.jsonl"  # with characters that are line ends to some
+    completions.write_text(completions.read_text().replace('"completion": "', '"completion": "\u0085\u2028'), "utf-8")
+    assert oblrpo("report", tmp_path / "run")[0] == 0
     before = page.read_text()
     page.unlink()
     assert oblrpo("report", tmp_path / "run")[0] == 0

@@ -74,3 +74,11 @@ def test_squared_norm_of_gradients():
     a.grad = torch.tensor([3.0, 4.0])
     assert estimators.squared_norm([a, b]) == 25.0
     assert estimators.squared_norm([b]) == 0.0
+
+
+def test_one_prompt_with_a_gradient_shows_no_signal():
+    """||g||^2 = ||g_1||^2 / N^2, so that the estimate is 0; float32 rounding must not make it a signal."""
+    norms = torch.tensor([0.59, 0.0, 0.0, 0.0])
+    m = estimators.moments(norms, 0.59 / 16 * (1 + 1e-7))
+    assert m.signal2 == 0
+    assert m.critical_batch_size == math.inf

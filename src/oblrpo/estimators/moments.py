@@ -46,7 +46,8 @@ def moments(group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group
     """Unbiased moments from N = m k prompts in m independent blocks of k (k = 1: every prompt is its own block).
 
     tr H = N / (m - 1) (mean_i ||g_i||^2 - ||g||^2), ||grad J||^2 = (m ||g||^2 - mean_i ||g_i||^2) / (m - 1), where g_i
-    is block i's mean gradient over its prompts and g = mean_i g_i. Both are exact in expectation (THEORY: derived).
+    is block i's mean gradient over its prompts and g = mean_i g_i. Both are unbiased. A signal below float32 rounding
+    (1e-6 of the mean squared norm) counts as 0: where one prompt alone has a gradient, the exact estimate is 0.
 
     Args:
         group_norm2_P: (m,) ||g_i||^2.
@@ -65,8 +66,9 @@ def moments(group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group
     if norm_of_mean < 0 or bool((group_norm2_P < 0).any()):
         raise ValueError("a squared gradient norm is negative.")
     n = blocks * prompts_per_group
+    signal2 = (blocks * norm_of_mean - mean_of_norms) / (blocks - 1)
     return Moments(
-        signal2=(blocks * norm_of_mean - mean_of_norms) / (blocks - 1),
+        signal2=signal2 if abs(signal2) > 1e-6 * mean_of_norms else 0.0,
         trace_cov=max(0.0, n / (blocks - 1) * (mean_of_norms - norm_of_mean)),  # rounding can put 0 below 0
         n=n,
     )

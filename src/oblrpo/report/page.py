@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,10 @@ def write_report(run: Path) -> Path:
     """
     folder = RunFolder(run)
     rows = folder.read_metrics()
-    if not rows:
-        raise InputError(f"{run} holds no metrics.jsonl with a finished step; give the folder of a run.")
+    if not rows or not folder.config_file.is_file():
+        raise InputError(
+            f"{run} holds no config.yaml and metrics.jsonl with a finished step; give the folder of a run."
+        )
     steps = [row for row in rows if "reward" in row]
     body = [f"<h1>{_text(run.name)}</h1>", _headline(rows)]
     if steps:
@@ -71,10 +72,9 @@ def _charts(rows: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[str
 
 
 def _samples(folder: RunFolder, title: str, step: int) -> str:
-    file = folder.completions / f"step_{step}.jsonl"
-    if not file.is_file():
+    rows = folder.read_completions(step)
+    if not rows:
         return ""
-    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     # one prompt whose completions differ in reward, where there is one: the others teach nothing
     rewards: dict[str, set[float]] = {}
     for row in rows:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from oblrpo.config import TrainConfig, flatten, read_yaml, with_settings
+from oblrpo.config import TrainConfig, flatten, read_yaml_file, with_settings
 from oblrpo.errors import InputError
 from oblrpo.runs import state_files
 
@@ -61,9 +61,7 @@ class RunFolder:
         """
         if not self.config_file.is_file():
             raise InputError(f"{self.path} holds no run to resume (no config.yaml); leave out --resume to start one.")
-        return with_settings(
-            TrainConfig(), read_yaml(self.config_file.read_text("utf-8"), str(self.config_file)), str(self.config_file)
-        )
+        return with_settings(TrainConfig(), read_yaml_file(self.config_file), str(self.config_file))
 
     def check_resumable(self, config: TrainConfig) -> None:
         """Refuse to resume under settings that would make it another run.
@@ -72,7 +70,7 @@ class RunFolder:
             InputError: names the settings that differ.
         """
         old, new = flatten(self.saved_config()), flatten(config)
-        changed = [key for key in new if new[key] != old[key] and key not in MAY_CHANGE_ON_RESUME]
+        changed = [key for key in new if new[key] != old[key] and key not in MAY_CHANGE_ON_RESUME | {"recipe"}]
         if old["steps"] != new["steps"] and new["lr_scheduler_type"] != "constant":
             changed.append("steps")  # the rate's whole course depends on it
         if changed:
@@ -89,10 +87,12 @@ class RunFolder:
 
     def read_metrics(self) -> list[Metrics]:
         """All complete lines of metrics.jsonl."""
-        if not self.metrics_file.is_file():
-            return []
-        lines = self.metrics_file.read_text("utf-8").split("\n")[:-1]  # what follows the last newline is unfinished
-        return [json.loads(line) for line in lines]
+        return read_rows(self.metrics_file) if self.metrics_file.is_file() else []
+
+    def read_completions(self, step: int) -> list[dict[str, Any]]:
+        """The completions of a step, none if they are not there."""
+        file = self.completions / f"step_{step}.jsonl"
+        return read_rows(file) if file.is_file() else []
 
     def drop_metrics_after(self, step: int) -> None:
         """Forget steps that no checkpoint holds; they will be run again."""
@@ -131,6 +131,22 @@ class RunFolder:
     def _steps(self) -> list[int]:
         names = (entry.name.removeprefix("step_") for entry in self.checkpoints.glob("step_*"))
         return sorted(int(name) for name in names if name.isdigit())
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSONL file; what follows the last newline is unfinished.
+
+    Raises:
+        InputError: names the line that is no JSON object.
+    """
+    rows = []
+    # split, not splitlines: completions may hold characters that splitlines takes for line ends
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            raise InputError(f"{path} line {number} is damaged (no JSON object); remove that line.") from None
+    return rows
 
 
 def _is_plain(value: Any) -> bool:

@@ -34,8 +34,8 @@ def load_state(folder: Path) -> dict[str, Any]:
     try:
         tensors = load_file(folder / TENSORS)
         tree = json.loads((folder / STATE).read_text("utf-8"))
-        return _put_tensors(tree, tensors)  # type: ignore[no-any-return]
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        return {key: _put_tensors(entry, tensors) for key, entry in tree["__dict__"]}
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError(
             f"the checkpoint {folder} cannot be read ({' '.join(str(error).split())[:200]}); "
             "remove that folder to resume from the one before it."

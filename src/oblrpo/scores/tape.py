@@ -116,14 +116,14 @@ class ScoreTape:
                     f"{name} is used other than by calling its module (a fused or functional layer?); "
                     "the score norms would miss that use. Use the module's own forward."
                 )
-        self._sequences = logps_S.shape[0]
-        calls, self._calls = self._calls, []
+        calls, self._calls, self._parts = self._calls, [], {}
         for call, grad in zip(calls, grads[: len(outputs)], strict=True):
             if grad is not None:
+                call.check(logps_S.shape[0])
                 self._add(call, grad)
+        self._sequences = logps_S.shape[0]  # only now: a refused record leaves nothing to read
 
     def _add(self, call: _RecordedCall, grad: Tensor) -> None:
-        call.check(self._sequences)
         owner = call.owner
         rule = rule_for(owner.module)
         assert rule is not None

@@ -15,7 +15,7 @@ from oblrpo.tasks.verify import exact, numeric
 TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in (AdditionTask, CountdownTask, PathTask)}
 
 
-def make_task(name: str, seed: int = 0, **parameters: object) -> Demonstrator:
+def make_task(name: str, seed: int = 0, /, **parameters: object) -> Demonstrator:
     """Return the generated task of that name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Verifiers for reference answers in plain text. For LaTeX answers use the math-verify reward instead."""
+"""Verifiers for reference answers in plain text. LaTeX is not understood."""
 
 import re
 from collections import deque

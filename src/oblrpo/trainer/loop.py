@@ -19,6 +19,7 @@ import torch
 
 from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
+from oblrpo.errors import InputError
 from oblrpo.evaluate import heldout_accuracy
 from oblrpo.policy import make_policy, warm_start
 from oblrpo.rewards import rewards_of
@@ -106,6 +107,8 @@ class Trainer:
         return self.folder.latest_checkpoint()
 
     def _restore(self, state: dict[str, Any]) -> None:
+        if state["step"] > self.config.run.steps:
+            raise InputError(f"{self.folder.path} is at step {state['step']} already; --steps must be at least that.")
         self.done = self.saved = state["step"]
         self.tokens = state["tokens"]
         self.learner.optimizer.load_state_dict(state["optimizer"])

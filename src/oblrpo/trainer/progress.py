@@ -108,8 +108,8 @@ def _curve(steps: list[dict[str, Any]]) -> str:
     figure = plotille.Figure()
     figure.width, figure.height = 64, 10
     figure.x_label, figure.y_label = "step", "reward"
-    figure.x_ticks_fkt = lambda value, _: f"{value:.0f}"
-    figure.y_ticks_fkt = lambda value, _: f"{value:.2f}"
+    figure.x_ticks_fkt = lambda value, _: f"{value:.3g}"
+    figure.y_ticks_fkt = lambda value, _: f"{value:.3g}"
     figure.set_x_limits(min_=0, max_=max(step))
     low = min(0.0, *reward)
     figure.set_y_limits(min_=low, max_=max(reward) if max(reward) > low else low + 1)

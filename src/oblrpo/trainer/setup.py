@@ -38,6 +38,7 @@ RANGES = (
     ("save_steps", 0, MOST),
     ("save_total_limit", 1, MOST),
     ("threads", 0, MOST),
+    ("seed", -(2**63), 2**63 - 1),
     ("num_hidden_layers", 1, MOST),
     ("initializer_range", 0, MOST),
     ("max_position_embeddings", 2, MOST),
@@ -66,7 +67,8 @@ def check(config: TrainConfig) -> None:
         value = flatten(config)[key]
         if not least <= value <= most:
             raise InputError(
-                f"{key} is {value}; it must be at least {least:g}" + (f" and at most {most:g}." if most < MOST else ".")
+                f"{key} is {value}; it must be a finite number of at least {least:g}"
+                + (f" and at most {most:g}." if most < MOST else ".")
             )
     if algorithm.normalisation == "group_std" and G < 2:
         raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
@@ -75,10 +77,16 @@ def check(config: TrainConfig) -> None:
 
 
 def task_of(config: TrainConfig) -> Task:
-    """The built-in task or the user's data file."""
+    """The built-in task or the user's data file.
+
+    Raises:
+        InputError: the task refuses its parameters.
+    """
     task = config.task
+    if not all(isinstance(key, str) for key in task.task_args):
+        raise InputError(f"task_args is {task.task_args}; its keys must be names.")
     if not task.data:
-        return make_task(task.task, seed=config.run.seed, **task.task_args)
+        return make_task(task.task, config.run.seed, **task.task_args)
     return DataFileTask(
         task.data,
         prompt_column=task.prompt_column,
@@ -135,6 +143,8 @@ def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer
         raise InputError(f"{config.optimizer} needs a closure or sparse gradients, which there are none; try AdamW.")
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
         raise InputError(f"torch.optim has no optimizer {config.optimizer!r}; try AdamW or SGD.")
+    if refused := {"maximize", "differentiable", "capturable"} & set(config.optimizer_args):
+        raise InputError(f"optimizer_args must not set {', '.join(sorted(refused))}: the update descends the loss -J.")
     try:
         return kind(policy.parameters, lr=config.learning_rate, **config.optimizer_args)  # type: ignore[call-arg]
     except (TypeError, ValueError) as error:
