@@ -82,7 +82,7 @@ class PolicyConfig:
     num_attention_heads: int = 4
     """Attention heads of a built policy; it has half as many key-value heads."""
     initializer_range: float = 0.05
-    """Standard deviation of a built policy's random weights; transformers' 0.02 stalls models this narrow."""
+    """Standard deviation of a built policy's random weights; transformers' 0.02 is meant for wider models."""
     max_position_embeddings: int = 2048
     """Longest prompt + completion of a built policy, in tokens."""
     device: str = "auto"

@@ -249,7 +249,7 @@ def test_misuse_is_explained():
         tape.record(torch.zeros(3, requires_grad=True))
     with tape:
         tape.record(model(ids_ST))
-    for coef_S, group_size in ((torch.ones(2), 1), (torch.ones(3), 2)):
+    for coef_S, group_size in ((torch.ones(2), 1), (torch.ones(3), 2), (torch.ones(3), 0), (torch.ones(3), -1)):
         with pytest.raises(ValueError, match="do not fit"):
             tape.accumulate(coef_S, group_size)
     frozen = Toy().requires_grad_(False)

@@ -160,7 +160,7 @@ class ScoreTape:
         """
         self._need_record()
         S = self._sequences
-        if coef_S.shape != (S,) or S % group_size:
+        if coef_S.shape != (S,) or group_size < 1 or S % group_size:
             raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
         total_P = torch.zeros(S // group_size, device=coef_S.device, dtype=_wide(coef_S.dtype))
         for parameter, parts in self._parts.items():
