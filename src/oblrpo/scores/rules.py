@@ -1,19 +1,22 @@
 """One rule per layer type: from a call's input, output and output gradient to the gradients of its parameters.
 
-A rule is a function `(call, grad) -> {parameter name: contribution}`. It sees batch row s of the activations of
-sequence s and must return a gradient that keeps the rows apart. `register_rule` adds one for a layer type of yours.
+A rule is a function `(call, grad) -> {parameter name: contribution}`. It sees the activations of sequence s in row s
+and must return a gradient that keeps the rows apart. `register_rule` adds one for a layer type of yours. A layer whose
+parameters act inside its forward, where a gradient of the output says too little, has a recorded forward instead
+(`inside`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from oblrpo.scores.contributions import Contribution, Outer, Vector
+from oblrpo.scores.contributions import Contribution, Outer, Vector, wide
 
 
 class UnsupportedModelError(TypeError):
@@ -22,42 +25,68 @@ class UnsupportedModelError(TypeError):
 
 @dataclass(frozen=True)
 class Call:
-    """One recorded forward call of a module: `input` and `output`, both with batch rows first."""
+    """One recorded forward call of a module: its `input`, (S, T, ...); its `output` too if the rule asks for it."""
 
     module: nn.Module
     input: Tensor
-    output: Tensor
+    output: Tensor | None = None
 
 
-Rule: TypeAlias = Callable[[Call, Tensor], dict[str, Contribution]]
+Gradients: TypeAlias = Callable[[Call, Tensor], dict[str, Contribution]]
+
+
+class Rule(NamedTuple):
+    """A rule's function, and whether it needs the call's output."""
+
+    gradients: Gradients
+    needs_output: bool
+
 
 _RULES: dict[type | str, Rule] = {}
 
 
-def register_rule(*layers: type | str) -> Callable[[Rule], Rule]:
-    """Decorator: use this rule for modules of exactly these types (a name stands for a class of that name).
+def register_rule(*layers: type | str, needs_output: bool = False) -> Callable[[Gradients], Gradients]:
+    """Decorator: use this rule for modules of exactly these types, or of a class whose name ends in this string.
 
-    Names serve classes of libraries that are not imported here; subclasses are not covered, because they may compute
-    something else in `forward`.
+    Names serve classes of libraries that are not imported here. Subclasses of a type are not covered, because they may
+    compute something else in `forward`.
     """
 
-    def register(rule: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(layers, rule))
-        return rule
+    def register(gradients: Gradients) -> Gradients:
+        _RULES.update(dict.fromkeys(layers, Rule(gradients, needs_output)))
+        return gradients
 
     return register
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule registered for this module's type, or None."""
-    return _RULES.get(type(module)) or _RULES.get(type(module).__name__)
+    """The rule registered for this module's type, or None.
+
+    Raises:
+        UnsupportedModelError: the type is known and is one that has no exact norm here.
+    """
+    kind = type(module)
+    if kind in _RULES:
+        return _RULES[kind]
+    named = [name for name in _RULES if isinstance(name, str) and kind.__name__.endswith(name)]
+    return _RULES[max(named, key=len)] if named else None
 
 
 @register_rule(nn.Linear)
 def linear(call: Call, grad: Tensor) -> dict[str, Contribution]:
     """Y = x W' + b: G_W = sum_t grad_t x_t', G_b = sum_t grad_t."""
     left, right = _tokens(grad), _tokens(call.input)
-    return {"weight": Outer(left, right, rows=left.shape[-1]), "bias": Vector(left.sum(1))}
+    parts: dict[str, Contribution] = {"weight": Outer(left, right, rows=left.shape[-1])}
+    if getattr(call.module, "bias", None) is not None:
+        parts["bias"] = Vector(_sum(left))
+    return parts
+
+
+@register_rule("Conv1D")
+def conv1d(call: Call, grad: Tensor) -> dict[str, Contribution]:
+    """GPT-2's y = x W + b, W (in, out): G_W = sum_t x_t grad_t', G_b = sum_t grad_t."""
+    left, right = _tokens(call.input), _tokens(grad)
+    return {"weight": Outer(left, right, rows=left.shape[-1]), "bias": Vector(_sum(right))}
 
 
 @register_rule(nn.Embedding)
@@ -78,33 +107,89 @@ def embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
     return {"weight": Outer(index, right, rows=module.num_embeddings)}
 
 
-@register_rule(nn.RMSNorm, "LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+@register_rule("ScaledWordEmbedding")
+def scaled_embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
+    """Gemma's y_t = c W[id_t]."""
+    scale = call.module.embed_scale
+    assert isinstance(scale, Tensor)
+    return embedding(call, grad * scale.to(grad.dtype))
+
+
+@register_rule(nn.LayerNorm)
+def layer_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
+    """Y = w * n(x) + b: G_w = sum_t grad_t * n(x_t), G_b = sum_t grad_t."""
+    module = call.module
+    assert isinstance(module, nn.LayerNorm)
+    normalised = torch.nn.functional.layer_norm(wide(call.input), module.normalized_shape, eps=module.eps)
+    parts: dict[str, Contribution] = {"weight": _gain(grad, normalised, module.weight)}
+    if module.bias is not None:
+        parts["bias"] = _gain(grad, None, module.bias)
+    return parts
+
+
+@register_rule(nn.RMSNorm, "RMSNorm", needs_output=True)
 def rms_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """Y = w * x/rms(x): G_w = sum_t grad_t * y_t / w, with the normalised input taken from the output."""
-    gain = call.module.weight
-    assert isinstance(gain, Tensor)
-    if gain.abs().amin() < torch.finfo(gain.dtype).tiny ** 0.5:  # y / w is lost to underflow: normalise again
-        normalised, gain = _with_unit_gain(call), torch.ones_like(gain)
-    else:
-        normalised = call.output
-    shape, wide = (grad.shape[0], -1, *gain.shape), torch.promote_types(grad.dtype, torch.float32)
-    product = (grad.to(wide) * normalised).reshape(shape).sum(1)
-    return {"weight": Vector((product / gain).flatten(1))}
+    """Y = (c + w) * x/rms(x), c = 0 or, in Gemma, 1: G_w = sum_t grad_t * y_t / (c + w)."""
+    weight = call.module.weight
+    assert isinstance(weight, Tensor)
+    assert call.output is not None
+    gain = wide(weight) + gain_offset(call.module)
+    if gain.abs().amin() < torch.finfo(weight.dtype).tiny ** 0.5:  # y / w is lost to underflow: normalise again
+        return {"weight": _gain(grad, _with_weight(call.module, call.input, 1 - gain_offset(call.module)), weight)}
+    part = _gain(grad, call.output, weight)
+    return {"weight": Vector(part.value_SC / gain.flatten())}
 
 
-def _with_unit_gain(call: Call) -> Tensor:
-    """The norm's output for weight 1, from the module's own forward and so with its own eps and casts."""
-    gain = call.module._parameters["weight"]
-    assert gain is not None
-    call.module._parameters["weight"] = torch.ones_like(gain)  # type: ignore[assignment]
+_GAIN_OFFSETS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
+
+
+def gain_offset(module: nn.Module) -> float:
+    """C of a norm that multiplies by c + w, found by trying it: there are some 200 RMSNorm classes in transformers.
+
+    Raises:
+        UnsupportedModelError: the module is no such norm.
+    """
+    if module not in _GAIN_OFFSETS:
+        weight = module._parameters["weight"]
+        assert weight is not None
+        probe = torch.linspace(-1, 2, weight.numel(), dtype=weight.dtype, device=weight.device).view_as(weight)
+        try:
+            zero, one, two = (_with_weight(module, probe[None], w)[0].float() for w in (0, 1, 2))
+        except (TypeError, RuntimeError, AttributeError):
+            raise UnsupportedModelError(f"{type(module).__name__} does not map one tensor to one.") from None
+        unit = one - zero
+        scale = 1e-2 * float(unit.abs().amax())
+        for offset in (0.0, 1.0):
+            if (zero - offset * unit).abs().amax() <= scale and (two - (2 + offset) * unit).abs().amax() <= scale:
+                _GAIN_OFFSETS[module] = offset
+                break
+        else:
+            raise UnsupportedModelError(f"{type(module).__name__} is no norm with gain w or 1 + w.")
+    return _GAIN_OFFSETS[module]
+
+
+def _with_weight(module: nn.Module, input: Tensor, value: float) -> Tensor:
+    """The norm's output for a constant weight, from the module's own forward and so with its own eps and casts."""
+    weight = module._parameters["weight"]
+    assert weight is not None
+    module._parameters["weight"] = torch.full_like(weight, value)  # type: ignore[assignment]
     try:
         with torch.no_grad():
-            return call.module.forward(call.input)  # type: ignore[no-any-return]
+            return type(module).forward(module, input)
     finally:
-        call.module._parameters["weight"] = gain
+        module._parameters["weight"] = weight
+
+
+def _gain(grad: Tensor, factor: Tensor | None, parameter: Tensor) -> Vector:
+    """sum_t grad_t * factor_t for an elementwise parameter."""
+    product = wide(grad) if factor is None else wide(grad) * factor
+    return Vector(product.reshape(grad.shape[0], -1, parameter.numel()).sum(1))
 
 
 def _tokens(activation: Tensor) -> Tensor:
-    """(S, ..., d) as (S, T, d) in float32 or wider: every position but the batch row counts as a token."""
-    wide = activation.to(torch.promote_types(activation.dtype, torch.float32))
-    return wide.reshape(activation.shape[0], -1, activation.shape[-1])
+    """(S, ..., d) as (S, T, d): every position but the row counts as a token."""
+    return activation.reshape(activation.shape[0], -1, activation.shape[-1])
+
+
+def _sum(rows_STC: Tensor) -> Tensor:
+    return rows_STC.sum(1, dtype=torch.promote_types(rows_STC.dtype, torch.float32))

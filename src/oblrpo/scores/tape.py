@@ -1,6 +1,6 @@
 """The score tape: exact squared score norms and the weighted gradient from one forward and one backward.
 
-The backward is for activations only. It leaves, for every call of a layer, the inputs A_s and the output gradients B_s
+The backward is for activations only. It passes, for every call of a layer, the inputs A_s and the output gradients B_s
 of each sequence; the layer's share of the score is B_s' A_s, whose norm needs no such product (`contributions`), and
 sum_s a_s B_s' A_s, for coefficients a_s that may depend on those norms, is the parameter gradient (book-keeping,
 Bu et al. 2022, arXiv 2210.00038). So the coefficients are chosen *after* the backward, and no second one is needed.
@@ -9,15 +9,14 @@ Bu et al. 2022, arXiv 2210.00038). So the coefficients are chosen *after* the ba
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from oblrpo.scores import contributions
-from oblrpo.scores.contributions import Contribution
-from oblrpo.scores.rules import Call, UnsupportedModelError, rule_for
+from oblrpo.scores import methods
+from oblrpo.scores.layout import Layout
+from oblrpo.scores.recorder import Recorder, Slot
+from oblrpo.scores.stores import Folds, Projected, Store, Sums
 
 
 class ScoreTape:
@@ -26,205 +25,215 @@ class ScoreTape:
     Use::
 
         with ScoreTape(model) as tape:
-            logps_S = ...                    # (S,), differentiable; entry s depends on batch row s only
+            logps_S = ...                    # (S,), differentiable; entry s depends on sequence s only
             tape.record(logps_S)             # one backward for activations; no .grad changes
         norm2_S = tape.norm2()
         group_norm2_P = tape.accumulate(coef_S, group_size=G)
 
     The norms cover exactly the parameters with `requires_grad`. Leaving the `with` restores the model; a tape may be
-    entered again. Activations and their gradients are held until the tape is entered again or dropped.
+    entered again, which forgets what was recorded ("folds": which goes on, until `accumulate`).
 
-    Limits: dropout and other randomness between rows must be off; batch rows must not mix (no BatchNorm); the first
-    axis of what every module with trainable parameters sees must be the batch row. A first axis of another size is
-    refused; one of another meaning that happens to have the size S cannot be told.
+    Args:
+        model: any module whose trainable parameters belong to layers with a rule (`scores.rules`, `scores.inside`).
+        method: how gradients are held between the backward and `accumulate`; all but "projected" are exact.
+            "auto": per layer, the cheaper of inputs and output gradients with Gram norms, T^2 (R + C), and the
+            gradients multiplied out and kept, T R C; the same rule says which of them is smaller.
+            "gram", "instantiate": inputs and output gradients, norms by Gram products or by multiplying out.
+            "folds": K given sums of gradients a group (`record`'s `basis_SK`), for long sequences.
+            "two_pass": norms in one backward, the gradient in a second; holds nothing beyond autograd's own graph.
+            "projected": norms estimated from `directions` random projections a parameter, unbiased (`norm2_stderr`).
+        memory_budget: bytes that "auto" may use on top, to keep more of the multiplied-out gradients.
+        directions: K of "projected".
+        seed: of the projections; the n-th record of a tape draws its own.
 
-    Activations and gradients of shorter types than float32 are widened to it, so that sums are not rounded.
+    Limits: dropout and other randomness between rows must be off; batch rows must not mix (no BatchNorm). Every
+    activation must lead with batch rows, or with batch rows times tokens; a first axis of another meaning that happens
+    to have that size cannot be told. Under "folds" and "two_pass" with packed rows attention must not cross sequences,
+    as everywhere.
+
+    Activations and gradients of shorter types than float32 are summed in float32.
 
     Raises:
+        ValueError: no such method.
         UnsupportedModelError: a trainable parameter belongs to a layer type without a rule (the module is named); a
-            parameter was used other than by calling its module; an activation was changed in place.
+            parameter was used other than by calling its module; an activation was changed in place; checkpointing is
+            reentrant.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._owners = _owners_of_trainable_parameters(model)
-        self._handles: list[RemovableHandle] = []
-        self._calls: list[_RecordedCall] = []
-        self._parts: dict[nn.Parameter, list[Contribution]] = {}
+    def __init__(
+        self,
+        model: nn.Module,
+        method: str = "auto",
+        *,
+        memory_budget: int = 0,
+        directions: int = 16,
+        seed: int = 0,
+    ) -> None:
+        if method not in methods.METHODS:
+            raise ValueError(f"no method {method!r}; there are {', '.join(methods.METHODS)}.")
+        self.model, self.method = model, method
+        self.memory_budget, self.directions = memory_budget, directions
+        self._generator = torch.Generator().manual_seed(seed)
+        self._recorder = Recorder(model)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._stores: dict[Slot, Store] = {}
         self._sequences = 0
+        self._norm2_S: Tensor | None = None
+        self._stderr_S: Tensor | None = None
+        self._basis: list[Tensor] = []
+        self._graph: tuple[Tensor, Layout] | None = None
 
     def __enter__(self) -> ScoreTape:
-        if self._handles:
-            raise RuntimeError("this tape is already recording; use one `with` at a time.")
-        self._owners = _owners_of_trainable_parameters(self.model)
-        self._calls, self._parts, self._sequences = [], {}, 0
-        for owner in self._owners.values():
-            module = owner.module
-            self._handles += [
-                module.register_forward_pre_hook(owner.hide_parameters, prepend=True),
-                module.register_forward_hook(self._after_forward, prepend=True, with_kwargs=True, always_call=True),
-            ]
+        self._recorder.start()
+        if self.method != "folds":
+            self._forget()
+        self._recorded_here = False
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._calls = []
-        for owner in self._owners.values():  # a KeyboardInterrupt inside a forward skips its hook
-            owner.show_parameters()
+        self._recorder.stop()
 
-    def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        owner = self._owners[module]
-        owner.show_parameters()
-        # Recomputation under activation checkpointing runs inside a backward; the first forward was recorded.
-        if output is None or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            return
-        first = args[0] if args else next(iter(kwargs.values()))
-        if not isinstance(first, Tensor) or not isinstance(output, Tensor):
-            raise UnsupportedModelError(f"{owner.name}: its rule needs one tensor in and one tensor out.")
-        if not output.requires_grad:
-            output.requires_grad_()  # the first trainable layer: nothing below it needs a gradient
-        self._calls.append(_RecordedCall(owner, first, output, first._version, output._version))
-
-    def record(self, logps_S: Tensor) -> None:
+    def record(
+        self,
+        logps_S: Tensor,
+        *,
+        sequence_ids: Tensor | None = None,
+        basis_SK: Tensor | None = None,
+        group_size: int = 1,
+    ) -> None:
         """Run the backward for activations of sum_s logps_S[s]; no parameter's `.grad` changes.
 
         Args:
-            logps_S: (S,) log-probabilities whose entry s depends on batch row s of the model's input only.
+            logps_S: (S,) log-probabilities; entry s depends on sequence s only.
+            sequence_ids: (B, L) for packed rows: which sequence each input token belongs to, negative for none.
+            basis_SK: for "folds" only: (S, K); `accumulate` then takes coefficients that are, in each group,
+                combinations of these columns (`estimators.fold_basis` gives those of a cross-fitted baseline).
+            group_size: for "folds" only: G; a group's sequences may come in several records.
 
         Raises:
             UnsupportedModelError: see the class.
-            ValueError: logps_S is not a differentiable vector, or nothing was run inside the `with`.
+            ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or `basis_SK` is
+                missing or out of place.
         """
+        self._check_record(logps_S, basis_SK)
+        S = logps_S.shape[0]
+        layout = Layout(S, self._recorder.tokens, sequence_ids)
+        try:
+            stores = self._stores_for(S, basis_SK, group_size)
+            delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
+        except BaseException:
+            self._forget()  # a refused record leaves nothing to read
+            raise
+        self._stores.update({slot: stores[slot] for slot in delivered})
+        self._sequences += S
+        self._recorded_here = True
+        self._norm2_S = self._stderr_S = None
+        if self.method == "two_pass":
+            self._graph = (logps_S, layout)
+
+    def _stores_for(self, sequences: int, basis_SK: Tensor | None, group_size: int) -> dict[Slot, Store]:
+        if basis_SK is None:
+            return methods.choose(self.method, self._recorder.slots, sequences, self.memory_budget, self._projected)
+        stores: dict[Slot, Store] = {}
+        for slot in self._recorder.slots:
+            store = stores[slot] = self._stores.get(slot) or Folds(group_size)
+            assert isinstance(store, Folds)
+            store.expect(self._sequences, basis_SK.detach())
+        self._basis.append(basis_SK.detach())
+        return stores
+
+    def _check_record(self, logps_S: Tensor, basis_SK: Tensor | None) -> None:
         if logps_S.ndim != 1 or not logps_S.requires_grad:
             raise ValueError(f"record needs differentiable log-probabilities of shape (S,), got {logps_S.shape}.")
-        if self._sequences:
+        if not self._recorder.active:
+            raise ValueError("record inside the `with` block.")
+        if self._recorded_here:
             raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
-        if not self._calls:
+        if not self._recorder.slots:
             raise ValueError("nothing to record: run the model inside the `with` block, with gradients enabled.")
-        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        outputs = [call.output for call in self._calls]
-        # The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they
-        # were used elsewhere (a fused loss on lm_head.weight, say) and the tape would miss that share.
-        grads = torch.autograd.grad(logps_S.sum(), [*outputs, *parameters.values()], allow_unused=True)
-        for name, grad in zip(parameters, grads[len(outputs) :], strict=True):
-            if grad is not None:
-                raise UnsupportedModelError(
-                    f"{name} is used other than by calling its module (a fused or functional layer?); "
-                    "the score norms would miss that use. Use the module's own forward."
-                )
-        calls, self._calls, self._parts = self._calls, [], {}
-        for call, grad in zip(calls, grads[: len(outputs)], strict=True):
-            if grad is not None:
-                call.check(logps_S.shape[0])
-                self._add(call, grad)
-        self._sequences = logps_S.shape[0]  # only now: a refused record leaves nothing to read
+        if (basis_SK is not None) != (self.method == "folds"):
+            raise ValueError('basis_SK belongs to method="folds", which needs it.')
+        if basis_SK is not None and (basis_SK.ndim != 2 or basis_SK.shape[0] != logps_S.shape[0]):
+            raise ValueError(f"basis_SK {tuple(basis_SK.shape)} does not fit {logps_S.shape[0]} sequences.")
 
-    def _add(self, call: _RecordedCall, grad: Tensor) -> None:
-        owner = call.owner
-        rule = rule_for(owner.module)
-        assert rule is not None
-        with torch.no_grad():
-            parts = rule(Call(owner.module, call.input.detach(), call.output.detach()), grad)
-        for name, parameter in owner.parameters.items():
-            if name not in parts:
-                raise UnsupportedModelError(
-                    f"{owner.name}: its rule gives no gradient for {name} (a parametrised weight?)."
-                )
-            self._parts.setdefault(parameter, []).append(parts[name])
+    def _projected(self) -> Projected:
+        return Projected(self.directions, self._generator)
 
     @torch.no_grad()
     def norm2(self) -> Tensor:
         """Squared score norms || grad_theta logps_S[s] ||^2 over all trainable parameters, shape (S,)."""
         self._need_record()
-        norms = [contributions.norm2(parts) for parts in self._parts.values()]
-        dtype = max((norm2_S.dtype for norm2_S in norms), key=lambda each: torch.finfo(each).bits)
-        return torch.stack([norm2_S.to(dtype) for norm2_S in norms]).sum(0)
+        if self._norm2_S is None:
+            self._norm2_S = _sum([store.norm2() for store in self._stores.values()])
+        return self._norm2_S
+
+    @torch.no_grad()
+    def norm2_stderr(self) -> Tensor:
+        """Estimated standard error of `norm2`, shape (S,): zero for exact methods.
+
+        "projected": sqrt(sum over parameters of var_k ||G_s' v_k||^2 / K).
+        """
+        norm2_S = self.norm2()
+        variances = [store.variance_S for store in self._stores.values() if isinstance(store, Projected)]
+        known = [variance_S for variance_S in variances if variance_S is not None]
+        return _sum(known).sqrt() if known else torch.zeros_like(norm2_S)
 
     @torch.no_grad()
     def accumulate(self, coef_S: Tensor, group_size: int = 1) -> Tensor:
         """Add sum_s coef_S[s] grad_theta logps_S[s] to every trainable parameter's `.grad`.
 
         Args:
-            coef_S: (S,) any coefficients, taken as constants.
+            coef_S: (S,) coefficients, taken as constants: any, or under "folds" any in the span of the basis.
             group_size: G; sequences [p G, (p + 1) G) are group p.
 
         Returns:
             (S / G,) squared norm of each group's own contribution, || sum_{s in p} coef_s grad logps_s ||^2.
 
         Raises:
-            ValueError: coef_S is not of shape (S,), or S is no multiple of group_size.
+            ValueError: coef_S is not of shape (S,), S is no multiple of group_size, the coefficients are not in the
+                span of the basis ("folds"), or the graph was used up ("two_pass").
         """
         self._need_record()
         S = self._sequences
         if coef_S.shape != (S,) or group_size < 1 or S % group_size:
             raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
-        total_P = torch.zeros(S // group_size, device=coef_S.device, dtype=_wide(coef_S.dtype))
-        for parameter, parts in self._parts.items():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            grad = parameter.grad
-            wide = grad if grad.dtype == _wide(grad.dtype) else torch.zeros_like(grad, dtype=torch.float32)
-            coef = coef_S.detach().to(wide.dtype)
-            total_P += contributions.accumulate(parts, coef, group_size, wide).to(total_P.dtype)
-            if wide is not grad:  # add to a short type once, not once a group
-                grad += wide
-        return total_P
+        coef_S = coef_S.detach()
+        if self.method == "two_pass":
+            return self._second_pass(coef_S, group_size)
+        if self.method == "folds":
+            coef_S = methods.in_basis(coef_S, torch.cat(self._basis), group_size)
+        norms = []
+        for slot, store in self._stores.items():
+            with slot.wide_grad() as grad:
+                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad))
+        if self.method == "folds":
+            self._forget()
+        return _sum(norms)
+
+    def _second_pass(self, coef_S: Tensor, group_size: int) -> Tensor:
+        """Backward again, with coefficients, adding up the gradient layer by layer.
+
+        Raises:
+            ValueError: there is no graph any more.
+        """
+        if self._graph is None:
+            raise ValueError('"two_pass" frees its graph in accumulate; record again.')
+        (logps_S, layout), self._graph = self._graph, None
+        sums: dict[Slot, Store] = {slot: Sums(slot.wide_grad, group_size) for slot in self._stores}
+        with self._recorder.resumed(), torch.enable_grad():
+            self._recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
+        return _sum([store.norm2_P for store in sums.values() if isinstance(store, Sums) and store.norm2_P is not None])
 
     def _need_record(self) -> None:
         if not self._sequences:
             raise ValueError("call record(logps_S) inside the `with` block first.")
 
 
-class _Owner:
-    """A module with trainable parameters of its own, and the switch that hides them from autograd in its forward."""
-
-    def __init__(self, name: str, module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
-        self.name, self.module, self.parameters = name, module, parameters
-
-    def hide_parameters(self, module: nn.Module, args: Any) -> None:
-        for name, parameter in self.parameters.items():
-            module._parameters[name] = parameter.detach()  # type: ignore[assignment]
-
-    def show_parameters(self) -> None:
-        self.module._parameters.update(self.parameters)
-
-
-class _RecordedCall:
-    """A call's activations and their versions, so that a change in place is noticed."""
-
-    def __init__(self, owner: _Owner, input: Tensor, output: Tensor, *versions: int) -> None:
-        self.owner, self.input, self.output, self.versions = owner, input, output, versions
-
-    def check(self, sequences: int) -> None:
-        if (self.input._version, self.output._version) != self.versions:
-            raise UnsupportedModelError(f"{self.owner.name}: its input or output was changed in place after the call.")
-        if self.output.shape[0] != sequences or self.input.shape[0] != sequences:
-            raise UnsupportedModelError(
-                f"{self.owner.name}: got {tuple(self.input.shape)} for {sequences} sequences; "
-                "the first axis must be the batch row (packed rows and expert layers have no rule yet)."
-            )
-
-
-def _owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, _Owner]:
-    owners = {}
-    for name, module in model.named_modules():
-        own = {key: p for key, p in module.named_parameters(recurse=False) if p.requires_grad}
-        if not own:
-            continue
-        if rule_for(module) is None:
-            raise UnsupportedModelError(
-                f"no score-norm rule for {type(module).__name__} at {name or 'the model itself'} "
-                f"(trainable: {', '.join(own)}); freeze it or add a rule with oblrpo.scores.register_rule."
-            )
-        owners[module] = _Owner(name, module, own)
-    if not owners:
-        raise UnsupportedModelError("the model has no trainable parameter.")
-    return owners
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+def _sum(values: list[Tensor]) -> Tensor:
+    """Sum over parameters, in the widest of their types."""
+    dtype = max((value.dtype for value in values), key=lambda each: torch.finfo(each).bits)
+    return torch.stack([value.to(dtype) for value in values]).sum(0)

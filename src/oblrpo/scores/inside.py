@@ -1,0 +1,113 @@
+"""Recorded forwards of layers whose parameters act inside: mixture-of-experts routers and batched expert weights.
+
+`forward_for(module)` gives a function `(module, tap, *args, **kwargs)` that computes what the module's forward does and
+passes every use of a parameter through `tap(name, input, output, ...)`, which returns the output to go on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+from oblrpo.scores.rules import UnsupportedModelError
+
+
+class Tap(Protocol):
+    """Records output = input W' for the parameter `name`, or its slice `slot`.
+
+    `position_N` says which tokens of the flattened batch the rows of `input` are, if not all of them in order.
+    """
+
+    def __call__(
+        self, name: str, input: Tensor, output: Tensor, slot: int | None = None, position_N: Tensor | None = None
+    ) -> Tensor:
+        """The output to go on with."""
+
+
+Forward = Callable[..., Any]
+
+
+def forward_for(module: nn.Module) -> Forward | None:
+    """The recorded forward for this module, or None.
+
+    Raises:
+        UnsupportedModelError: a batched-experts layer of a form that is not known here.
+    """
+    name = type(module).__name__
+    if name.endswith("TopKRouter"):
+        return linear_uses
+    if name.endswith("Experts"):
+        return experts_forward(module)
+    return None
+
+
+def linear_uses(module: nn.Module, tap: Tap, *args: Any, **kwargs: Any) -> Any:
+    """The module's own forward, with each `linear(x, self.weight)` in it recorded.
+
+    Raises:
+        UnsupportedModelError: a parameter is used in some other way.
+    """
+    with _LinearUses(module, tap):
+        return type(module).forward(module, *args, **kwargs)
+
+
+class _LinearUses(TorchFunctionMode):
+    def __init__(self, module: nn.Module, tap: Tap) -> None:
+        super().__init__()
+        self.module, self.tap = module, tap
+        self.names = {id(p): name for name, p in module._parameters.items() if p is not None}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        used = [self.names[id(each)] for each in (*args, *kwargs.values()) if id(each) in self.names]
+        if not used or not isinstance(result, Tensor):
+            return result
+        if func is linear and len(args) == 2 and id(args[1]) in self.names:
+            return self.tap(used[0], args[0], result)
+        raise UnsupportedModelError(
+            f"{type(self.module).__name__} uses {used[0]} in {getattr(func, '__name__', func)}."
+        )
+
+
+def experts_forward(module: nn.Module) -> Forward:
+    """The forward of transformers' batched experts: y = sum_k p_k W_down[e_k] (act(gate) * up), [gate, up] = W_up[e_k] x.
+
+    Raises:
+        UnsupportedModelError: the layer has biases, transposed weights, no gate, a norm, or is split over devices.
+    """
+    wanted = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False,
+              "_is_expert_parallel": False}  # fmt: skip
+    odd = [name for name, value in wanted.items() if getattr(module, name, value) is not value]
+    parameters = set(dict(module.named_parameters(recurse=False)))
+    if odd or parameters != {"gate_up_proj", "down_proj"} or not hasattr(module, "_apply_gate"):
+        raise UnsupportedModelError(
+            f"{type(module).__name__}: only experts with gate_up_proj and down_proj are known "
+            f"(here: {', '.join([*odd, *sorted(parameters)])})."
+        )
+    return _experts
+
+
+def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Tokens sorted by expert, one pair of products an expert."""
+    experts = module.gate_up_proj.shape[0]
+    expert_N, order_N = top_k_index.flatten().sort(stable=True)
+    token_N = order_N // top_k_index.shape[1]
+    ends = torch.bincount(expert_N, minlength=experts).cumsum(0).tolist()
+    mixed = torch.zeros_like(hidden_states)
+    for slot, (start, end) in enumerate(zip([0, *ends], ends[:experts], strict=False)):
+        if start == end:
+            continue
+        token = token_N[start:end]
+        x = hidden_states[token]
+        gate_up = tap("gate_up_proj", x, linear(x, module.gate_up_proj[slot]), slot, token)
+        y = module._apply_gate(gate_up)
+        y = tap("down_proj", y, linear(y, module.down_proj[slot]), slot, token)
+        y = y * top_k_weights.flatten()[order_N[start:end], None]
+        mixed = mixed.index_add(0, token, y.to(mixed.dtype))
+    return mixed

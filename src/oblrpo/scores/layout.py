@@ -1,0 +1,81 @@
+"""Which sequence a token of an activation belongs to: batch rows, flattened rows, packed rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Layout:
+    """Turns activations into (S, T, ...): tokens of one sequence in one row.
+
+    Args:
+        sequences: S.
+        tokens: T, the tokens of a batch row, where known.
+        sequence_ids_BL: (B, L) the sequence that each token of packed rows belongs to, negative for none; without it
+            batch row s is sequence s.
+    """
+
+    def __init__(self, sequences: int, tokens: int | None, sequence_ids_BL: Tensor | None = None) -> None:
+        self.sequences, self.tokens = sequences, tokens
+        self._packed = None if sequence_ids_BL is None else tuple(sequence_ids_BL.shape)
+        self._sequence_N = None if sequence_ids_BL is None else sequence_ids_BL.flatten()
+        self._index_ST = None if sequence_ids_BL is None else _rows_of(sequence_ids_BL.flatten(), sequences)
+
+    def rows(self, activation: Tensor) -> Tensor:
+        """The activation as (S, T, ...), zero where a sequence has no more tokens.
+
+        Raises:
+            ValueError: its leading axes are neither batch rows and tokens nor both flattened.
+        """
+        shape = tuple(activation.shape)
+        if self._index_ST is not None:
+            assert self._packed is not None
+            B, L = self._packed
+            if shape[:2] == (B, L):
+                activation = activation.flatten(0, 1)
+            elif shape[0] != B * L:
+                raise ValueError(f"{shape} for packed rows of shape {self._packed}")
+            return take(activation, self._index_ST)
+        if shape[0] == self.sequences:
+            return activation
+        if self.tokens and len(shape) == 2 and shape[0] == self.sequences * self.tokens:  # a router's flat tokens
+            return activation.unflatten(0, (self.sequences, self.tokens))
+        raise ValueError(f"{shape} for {self.sequences} sequences")
+
+    def rows_at(self, position_N: Tensor) -> Tensor:
+        """Where to find, for each sequence, its entries in a list of tokens at these flat positions: (S, T'), -1 none.
+
+        Raises:
+            ValueError: the tokens of a row are not known.
+        """
+        if self._sequence_N is not None:
+            return _rows_of(self._sequence_N[position_N], self.sequences)
+        if not self.tokens:
+            raise ValueError("flattened tokens, and no module has shown how many make a row")
+        return _rows_of(position_N // self.tokens, self.sequences)
+
+
+def _rows_of(sequence_N: Tensor, sequences: int) -> Tensor:
+    """(S, T') positions of each sequence's entries in their order, padded with -1.
+
+    Raises:
+        ValueError: an id is too large.
+    """
+    order_N = torch.argsort(sequence_N, stable=True)
+    order_N = order_N[sequence_N[order_N] >= 0]
+    owner_N = sequence_N[order_N]
+    count_S = torch.bincount(owner_N, minlength=sequences)
+    if len(count_S) > sequences:
+        raise ValueError(f"sequence ids up to {len(count_S) - 1} for {sequences} log-probabilities")
+    start_S = count_S.cumsum(0) - count_S
+    index_ST = order_N.new_full((sequences, max(1, int(count_S.max()))), -1)
+    index_ST[owner_N, torch.arange(len(owner_N), device=owner_N.device) - start_S[owner_N]] = order_N
+    return index_ST
+
+
+def take(rows: Tensor, index_ST: Tensor) -> Tensor:
+    """rows[index], zero where the index is -1."""
+    taken = rows[index_ST.clamp(min=0)]
+    missing_ST = index_ST < 0
+    return taken.masked_fill(missing_ST.view(*missing_ST.shape, *[1] * (taken.ndim - 2)), 0)

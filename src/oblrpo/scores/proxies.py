@@ -1,0 +1,288 @@
+"""Stand-ins for squared score norms, from a forward alone: for comparison, and to have weights before any backward.
+
+A leave-one-out baseline b_j = sum_{i != j} w_i F_i / sum_{i != j} w_i asks one thing of its weights: w_i must be a
+function of (prompt, output i) and of earlier steps. Given the prompt and the past, the other outputs are independent of
+output j, so E[b_j s_j] = E[b_j] E[s_j] = 0 and the gradient's mean is exactly grad J, however poor the weights; w_i may
+even depend on output i's own reward. A bad proxy costs variance only. What breaks it is a w_i that looks at another
+output of its group in more than a factor common to the group: a regression fitted to this very batch, say. So
+`CalibratedProxy` predicts first and observes afterwards. In-sample baselines, with output j in the sums, are biased
+whatever the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 22
+"""Probabilities are held for as many tokens at a time as fit this many elements, or for one."""
+
+LENGTH_EXPONENT = 1.6
+"""||grad log pi||^2 grew as T^1.6 where it was measured."""
+
+LOGIT_NORM2_FLOOR = 1e-12
+"""Below it 1 - pi is within float32's rounding of 0, and so are exact norms that were computed in float32."""
+
+NO_SPREAD = 1e-9
+"""Log-weights that differ by less, root mean square, are equal up to rounding."""
+
+LARGEST_LOG_WEIGHT = math.log(1e30)
+"""Predictions stay within 1e-30 and 1e30, so that a wild extrapolation is no zero or infinity in float32."""
+
+
+@torch.no_grad()
+def logit_norm2(logits_STV: Tensor, ids_ST: Tensor, temperature: float = 1.0) -> Tensor:
+    """|| d log pi(id_t) / d z_t ||^2 = 1 - 2 pi(id_t) + sum_v pi_v^2 for every token, (S, T), without gradient.
+
+    z = logits / temperature are the scaled logits, of which pi is the softmax; divided by temperature^2 it is the norm
+    for the logits themselves. Summed as (sum of the others)^2 + sum of their squares, so that a token of probability
+    near 1 keeps its digits. Li et al. 2026 (OTB), arXiv 2602.07078.
+
+    Args:
+        logits_STV: any float type; widened to float32 at least, a few tokens at a time.
+        ids_ST: token ids, each within the vocabulary, that of padding too.
+        temperature: of the softmax.
+
+    Raises:
+        ValueError: the shapes do not fit, or the temperature is not positive.
+    """
+    if logits_STV.ndim != 3 or ids_ST.shape != logits_STV.shape[:2]:
+        raise ValueError(f"logits_STV {tuple(logits_STV.shape)} and ids_ST {tuple(ids_ST.shape)} do not fit.")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"the temperature must be positive, got {temperature}.")
+    S, T, V = logits_STV.shape
+    wide = torch.promote_types(logits_STV.dtype, torch.float32)
+    norm2_ST = torch.empty(S, T, dtype=wide, device=logits_STV.device)
+    tokens = max(1, min(T, CHUNK_ELEMENTS // V))
+    sequences = max(1, CHUNK_ELEMENTS // (V * tokens))
+    for s in range(0, S, sequences):
+        for t in range(0, T, tokens):
+            part = slice(s, s + sequences), slice(t, t + tokens)
+            others_STV = (logits_STV[part].to(wide) / temperature).softmax(-1)
+            others_STV.scatter_(2, ids_ST[part][..., None], 0)
+            norm2_ST[part] = others_STV.sum(-1).square() + others_STV.square_().sum(-1)
+    return norm2_ST
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a forward alone knows of S completions; each (S,), summed over the completion's own tokens.
+
+    Raises:
+        ValueError: not vectors of one length, NaN or infinity, a completion without a token, a negative norm.
+    """
+
+    length_S: Tensor
+    """Tokens."""
+    logit_norm2_S: Tensor
+    """`logit_norm2`."""
+    logps_S: Tensor
+    """log pi(o|q), nats."""
+    entropy_S: Tensor
+    """Entropy of the distributions that the tokens were drawn from, nats."""
+
+    def __post_init__(self) -> None:
+        shapes = {name: tuple(each.shape) for name, each in vars(self).items()}
+        if self.length_S.ndim != 1 or len(set(shapes.values())) > 1:
+            raise ValueError(f"features must be vectors with one entry a completion, got {shapes}.")
+        for name, each in vars(self).items():
+            if not each.isfinite().all():
+                raise ValueError(f"{name} holds NaN or infinity.")
+        if (self.length_S < 1).any():
+            raise ValueError("length_S holds a completion without a token; it has no score: leave it out.")
+        if (self.logit_norm2_S < 0).any():
+            raise ValueError("logit_norm2_S holds a negative squared norm.")
+
+    @classmethod
+    def from_tokens(cls, logit_norm2_SC: Tensor, logps_SC: Tensor, entropy_SC: Tensor, mask_SC: Tensor) -> Features:
+        """Sums over the tokens where mask_SC is not 0, taken as constants; what stands elsewhere, NaN too, is ignored.
+
+        Raises:
+            ValueError: the shapes differ, or as the class says.
+        """
+        tokens = {"logit_norm2_SC": logit_norm2_SC, "logps_SC": logps_SC, "entropy_SC": entropy_SC}
+        for name, each in tokens.items():
+            if mask_SC.ndim != 2 or each.shape != mask_SC.shape:
+                raise ValueError(f"{name} {tuple(each.shape)} and mask_SC {tuple(mask_SC.shape)} do not fit.")
+        outside_SC = mask_SC == 0
+        sums = [each.detach().masked_fill(outside_SC, 0).sum(1) for each in tokens.values()]
+        return cls((~outside_SC).sum(1).to(sums[0]), *sums)
+
+
+def length(features: Features) -> Tensor:
+    """W = T. Hao et al. 2025 (OPO), arXiv 2505.23585: tokens' scores as if orthogonal and of one norm."""
+    return features.length_S
+
+
+def length16(features: Features) -> Tensor:
+    """W = T^1.6. Scores of a completion's tokens add up between orthogonally (T) and in line (T^2)."""
+    return features.length_S**LENGTH_EXPONENT
+
+
+def logit(features: Features) -> Tensor:
+    """W = sum_t || d log pi(id_t) / d z_t ||^2. Li et al. 2026 (OTB), arXiv 2602.07078, for a whole completion."""
+    return features.logit_norm2_S
+
+
+PROXIES: dict[str, Callable[[Features], Tensor]] = {"length": length, "length16": length16, "logit": logit}
+"""Weights (S,) with nothing to fit."""
+
+
+def agreement(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> float:
+    """Pearson's correlation of log proxy and log norm2, each less its group's mean: a factor a group does not count.
+
+    It lies in [-1, 1] and is blind to a common exponent too: `length` and `length16` agree equally well. With
+    group_size = S it is the plain correlation. NaN where either has no spread inside any group. Outputs of which either
+    weight is 0 are left out.
+
+    Args:
+        proxy_S: weights that stand in.
+        norm2_S: exact squared score norms.
+        group_size: G, at least 2; outputs [p G, (p + 1) G) are group p.
+
+    Raises:
+        ValueError: the shapes or the group size do not fit; a weight is negative, NaN or infinite.
+    """
+    _check_weights(group_size, proxy_S=proxy_S, norm2_S=norm2_S)
+    proxy_S, norm2_S = _cpu64(proxy_S), _cpu64(norm2_S)
+    keep_S = (proxy_S > 0) & (norm2_S > 0)
+    logs_S2 = torch.stack([proxy_S, norm2_S], 1).where(keep_S[:, None], 1).log()
+    x_S, y_S = _within_groups(logs_S2, keep_S, group_size).unbind(1)
+    least = NO_SPREAD * math.sqrt(max(1, int(keep_S.sum())))
+    if x_S.norm() <= least or y_S.norm() <= least:
+        return math.nan
+    return float(torch.dot(x_S, y_S) / (x_S.norm() * y_S.norm()))
+
+
+class CalibratedProxy:
+    """log w ~ beta' x, fitted as training goes on to the exact norms of earlier steps.
+
+    x = (log T, log of the summed logit_norm2, mean log-prob a token, mean entropy a token), and a level common to all
+    outputs that gives the norms' scale and cancels in a baseline. With x and y = log w less their group's mean, beta
+    minimises sum_k forgetting^k sum_s (y_s - beta' x_s)^2 + ridge ||beta - beta_0||^2 over the batches of k steps ago:
+    only weights relative to the group matter, and prompts differ in ways that outputs of one prompt do not.
+    beta_0 = (1.6, 0, 0, 0): until something was observed the weights are T^1.6, and `observed`, the number of
+    completions taken into the fit, says so by being 0.
+
+    `predict` a batch before it is observed: see the module. Sums are kept in float64 on the CPU.
+
+    Args:
+        forgetting: what a batch counts one step later, in (0, 1]; 0.95 remembers about 20 steps.
+        ridge: in observations of unit variance; keeps collinear features from blowing up.
+
+    Raises:
+        ValueError: a setting out of range.
+    """
+
+    FEATURES = ("log_length", "log_logit_norm2", "mean_logp", "mean_entropy")
+
+    def __init__(self, forgetting: float = 0.95, ridge: float = 1.0) -> None:
+        if not 0 < forgetting <= 1:
+            raise ValueError(f"forgetting must lie in (0, 1], got {forgetting}.")
+        if not 0 < ridge < math.inf:
+            raise ValueError(f"ridge must be positive, got {ridge}.")
+        self.forgetting, self.ridge = forgetting, ridge
+        self.observed = 0
+        K = len(self.FEATURES)
+        self._products = torch.zeros(K, K + 1, dtype=torch.float64)  # discounted sums of x x' and x y within groups
+        self._totals = torch.zeros(K + 2, dtype=torch.float64)  # discounted sums of x, y and 1
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """Beta by name; the first two are exponents."""
+        return dict(zip(self.FEATURES, self._beta().tolist(), strict=True))
+
+    def predict(self, features: Features) -> Tensor:
+        """Weights (S,), positive and finite, in float32 or wider, on the features' device."""
+        log_weight_S = _regressors(features) @ self._beta() + self._level()
+        bounded_S = log_weight_S.clamp(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
+        like = features.logit_norm2_S
+        return bounded_S.exp().to(like.device, torch.promote_types(like.dtype, torch.float32))
+
+    def observe(self, features: Features, norm2_S: Tensor, group_size: int) -> float:
+        """Take in a batch's exact norms; return the `agreement` of the weights as they were predicted before it.
+
+        Outputs with no norm, or with a logit norm that is only rounding, are left out of the fit.
+
+        Args:
+            features: of S completions.
+            norm2_S: their exact squared score norms.
+            group_size: G, at least 2; completions [p G, (p + 1) G) answer prompt p.
+
+        Raises:
+            ValueError: the shapes or the group size do not fit; a norm is negative, NaN or infinite.
+        """
+        before = agreement(self.predict(features), norm2_S, group_size)  # checks the arguments as well
+        x_SK, norm2_S = _regressors(features), _cpu64(norm2_S)
+        keep_S = (norm2_S > 0) & (_cpu64(features.logit_norm2_S) > LOGIT_NORM2_FLOOR)
+        xy_SK = torch.cat([x_SK, norm2_S.where(keep_S, 1).log()[:, None]], 1)
+        within_SK = _within_groups(xy_SK, keep_S, group_size)
+        totals = torch.cat([xy_SK[keep_S].sum(0), keep_S.sum()[None]])
+        self._products = self.forgetting * self._products + within_SK[:, :-1].T @ within_SK
+        self._totals = self.forgetting * self._totals + totals
+        self.observed += int(keep_S.sum())
+        return before
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs. The settings are the caller's to give again."""
+        return {"observed": self.observed, "products": self._products.clone(), "totals": self._totals.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off.
+
+        Raises:
+            ValueError: it is the state of a proxy with other features.
+        """
+        for key, mine in (("products", self._products), ("totals", self._totals)):
+            if state[key].shape != mine.shape:
+                raise ValueError(f"{key} has shape {tuple(state[key].shape)}, not {tuple(mine.shape)}.")
+        self.observed = int(state["observed"])
+        self._products, self._totals = _cpu64(state["products"]).clone(), _cpu64(state["totals"]).clone()
+
+    def _beta(self) -> Tensor:
+        prior = torch.zeros(len(self.FEATURES), dtype=torch.float64)
+        prior[0] = LENGTH_EXPONENT
+        ridge = self.ridge * torch.eye(len(prior), dtype=torch.float64)
+        beta: Tensor = torch.linalg.solve(self._products[:, :-1] + ridge, self._products[:, -1] + self.ridge * prior)
+        return beta
+
+    def _level(self) -> float:
+        """Mean of y - beta' x, in nats; 0 as long as nothing was observed."""
+        x_K, y, count = self._totals[:-2], self._totals[-2], self._totals[-1]
+        return float((y - x_K @ self._beta()) / count) if self.observed else 0.0
+
+
+def _regressors(features: Features) -> Tensor:
+    length_S, logit_norm2_S = _cpu64(features.length_S), _cpu64(features.logit_norm2_S).clamp(min=LOGIT_NORM2_FLOOR)
+    mean_logp_S, mean_entropy_S = _cpu64(features.logps_S) / length_S, _cpu64(features.entropy_S) / length_S
+    return torch.stack([length_S.log(), logit_norm2_S.log(), mean_logp_S, mean_entropy_S], 1)
+
+
+def _within_groups(values_SK: Tensor, keep_S: Tensor, group_size: int) -> Tensor:
+    """Values less the mean of what is kept of their group; 0 where not kept."""
+    values_PGK = values_SK.view(-1, group_size, values_SK.shape[1])
+    keep_PG1 = keep_S.view(-1, group_size, 1).to(values_SK)
+    mean_P1K = (values_PGK * keep_PG1).sum(1, keepdim=True) / keep_PG1.sum(1, keepdim=True).clamp(min=1)
+    within_PGK: Tensor = (values_PGK - mean_P1K) * keep_PG1
+    return within_PGK.flatten(0, 1)
+
+
+def _check_weights(group_size: int, **weights: Tensor) -> None:
+    shapes = {name: tuple(each.shape) for name, each in weights.items()}
+    S = next(iter(shapes.values()))
+    if len(set(shapes.values())) > 1 or len(S) != 1:
+        raise ValueError(f"weights must be vectors with one entry a completion, got {shapes}.")
+    if group_size < 2 or S[0] % group_size:
+        raise ValueError(f"group_size must be at least 2 and divide the {S[0]} completions, got {group_size}.")
+    for name, each in weights.items():
+        if not each.isfinite().all() or (each < 0).any():
+            raise ValueError(f"{name} holds a weight that is negative, NaN or infinite.")
+
+
+def _cpu64(values: Tensor) -> Tensor:
+    return values.detach().cpu().double()

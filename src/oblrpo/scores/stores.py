@@ -1,0 +1,195 @@
+"""How the per-sequence gradients of one parameter are held between the backward and the update.
+
+| store | holds | norms | any coefficients |
+|---|---|---|---|
+| Factors | inputs and output gradients, S T (R + C) | Gram products or multiplied out | yes |
+| PerSequence | the gradients, S R C | exact | yes, without another product |
+| Folds | K sums a group, (S / G) K R C | exact | those in the span of the K given columns |
+| NormsOnly | nothing | exact | in a second backward (`Sums`) |
+| Projected | inputs and output gradients | estimated from K random directions | yes |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from oblrpo.scores import contributions
+from oblrpo.scores.contributions import Contribution, Outer
+
+
+class Store:
+    """Takes all shares of one parameter, once they have arrived in the backward."""
+
+    def take(self, parts: list[Contribution]) -> None:
+        """Receive the shares."""
+        raise NotImplementedError
+
+    def norm2(self) -> Tensor:
+        """Squared norm of each sequence's gradient, (S,)."""
+        raise NotImplementedError
+
+    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
+        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (S / group_size,)."""
+        raise NotImplementedError
+
+
+class Factors(Store):
+    """Keeps the factors; norms by Gram products (multiply=False), multiplied out (True), or the cheaper (None)."""
+
+    def __init__(self, multiply: bool | None = None) -> None:
+        self._multiply = multiply
+        self._parts: list[Contribution] = []
+
+    def take(self, parts: list[Contribution]) -> None:
+        """Receive the shares."""
+        self._parts = parts
+
+    def norm2(self) -> Tensor:
+        """Squared norm of each sequence's gradient, (S,)."""
+        return contributions.norm2(self._parts, self._multiply)
+
+    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
+        """Add the weighted sum to `grad`; squared norms of the groups' sums."""
+        return contributions.group_sums(self._parts, coef_S, group_size, grad)
+
+
+class PerSequence(Store):
+    """Multiplies out once and keeps the product: norms and any weighted sum need no second product."""
+
+    def take(self, parts: list[Contribution]) -> None:
+        """Receive the shares."""
+        S, shape = parts[0].sequences, gradient_shape(parts[0])
+        first = contributions.multiply_out(parts, slice(0, 1))
+        self._gradient_S = first.new_empty(S, *shape)
+        norms = []
+        for rows in contributions.chunks(S, first.numel()):
+            out = contributions.multiply_out(parts, rows, self._gradient_S[rows])
+            norms.append(contributions.row_norm2(out))
+        self._norm2_S = torch.cat(norms)
+
+    def norm2(self) -> Tensor:
+        """Squared norm of each sequence's gradient, (S,)."""
+        return self._norm2_S
+
+    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
+        """Add the weighted sum to `grad`; squared norms of the groups' sums."""
+        return _combine(self._gradient_S.flatten(1), coef_S, group_size, grad)
+
+
+class Folds(Store):
+    """Keeps, for each group, the sums of its sequences' gradients with the K given coefficients.
+
+    Sequences may arrive over several backward passes; row n belongs to group n // group_size.
+    """
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size
+        self._norms: dict[int, Tensor] = {}
+        self._sums: dict[int, Tensor] = {}
+        self._start, self._end = 0, 0
+
+    def expect(self, start: int, basis_SK: Tensor) -> None:
+        """The next shares are those of sequences start, start + 1, ... with these coefficients."""
+        self._start, self._end, self._basis_SK = start, start + len(basis_SK), basis_SK
+
+    def take(self, parts: list[Contribution]) -> None:
+        """Receive the shares."""
+        size, start, norms = self._group_size, self._start, []
+        for group in range(start // size, -(-self._end // size)):
+            low, high = max(group * size, start), min((group + 1) * size, self._end)
+            for chunk in contributions.chunks(high - low, math.prod(gradient_shape(parts[0]))):
+                rows = slice(low - start + chunk.start, low - start + chunk.stop)
+                gradient_SN = contributions.multiply_out(parts, rows).flatten(1)
+                norms.append(contributions.row_norm2(gradient_SN))
+                basis_KS = self._basis_SK[rows].to(gradient_SN).mT
+                if group in self._sums:
+                    self._sums[group].addmm_(basis_KS, gradient_SN)
+                else:
+                    self._sums[group] = basis_KS @ gradient_SN
+        self._norms[start] = torch.cat(norms)
+
+    def norm2(self) -> Tensor:
+        """Squared norm of each sequence's gradient, (S,)."""
+        norm2_S = next(iter(self._norms.values())).new_zeros(self._end)
+        for start, norms in self._norms.items():  # an expert that one micro-batch did not use has gaps
+            norm2_S[start : start + len(norms)] = norms
+        return norm2_S
+
+    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
+        """`coef_S` holds here the coefficients of each group's columns, (P, K)."""
+        norm2_P = coef_S.new_zeros(len(coef_S))
+        for group, sums_KN in self._sums.items():
+            norm2_P[group] = _combine(sums_KN, coef_S[group], coef_S.shape[1], grad)[0]
+        return norm2_P
+
+
+class NormsOnly(Store):
+    """Takes the norms and lets everything go."""
+
+    def take(self, parts: list[Contribution]) -> None:
+        """Receive the shares."""
+        self._norm2_S = contributions.norm2(parts)
+
+    def norm2(self) -> Tensor:
+        """Squared norm of each sequence's gradient, (S,)."""
+        return self._norm2_S
+
+
+class Sums(Store):
+    """Second pass of two: the coefficients are in the output gradients already; add up and let go."""
+
+    def __init__(self, wide_grad: Callable[[], AbstractContextManager[Tensor]], group_size: int) -> None:
+        self._wide_grad, self._group_size = wide_grad, group_size
+        self.norm2_P: Tensor | None = None
+
+    def take(self, parts: list[Contribution]) -> None:
+        """Receive the shares."""
+        with self._wide_grad() as grad:
+            self.norm2_P = contributions.group_sums(parts, None, self._group_size, grad)
+
+
+class Projected(Factors):
+    """Estimates ||G_s||^2 by the mean of ||G_s' v_k||^2 over random directions v_k with independent +-1 entries."""
+
+    def __init__(self, directions: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self._directions, self._generator = directions, generator
+        self.variance_S: Tensor | None = None
+
+    def norm2(self) -> Tensor:
+        """Squared norm of each sequence's gradient, (S,)."""
+        parts = self._parts
+        if not any(isinstance(part, Outer) and not part.is_lookup for part in parts):
+            self.variance_S = torch.zeros_like(contributions.norm2(parts))
+            return contributions.norm2(parts)
+        part = next(part for part in parts if isinstance(part, Outer))
+        signs = torch.randint(2, (part.rows, self._directions), generator=self._generator, device="cpu")
+        directions_RK = (2 * signs - 1).to(contributions.wide(part.right[:0]))
+        estimate_SK = contributions.sketch(parts, directions_RK).square().sum(-1)
+        self.variance_S = estimate_SK.var(1) / self._directions
+        return estimate_SK.mean(1)
+
+
+def gradient_shape(part: Contribution) -> tuple[int, ...]:
+    """Shape of one sequence's gradient, flat for vectors."""
+    return (part.rows, part.columns) if isinstance(part, Outer) else tuple(part.value_SC.shape[1:])
+
+
+def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
+    """Weighted sums of rows by group, added to `grad`; their squared norms; a cache's worth of columns at once."""
+    groups = coef_S.shape[0] // group_size
+    coef_P1G = coef_S.to(gradient_SN.dtype).view(groups, 1, group_size)
+    rows_PGN = gradient_SN.view(groups, group_size, -1)
+    norm2_P = gradient_SN.new_zeros(groups)
+    flat = grad.view(-1)
+    width = max(1, (1 << 20) // groups)
+    for start in range(0, flat.numel(), width):
+        group_PN = torch.bmm(coef_P1G, rows_PGN[:, :, start : start + width])[:, 0]
+        flat[start : start + width] += group_PN.sum(0) if groups > 1 else group_PN[0]
+        norm2_P += contributions.row_norm2(group_PN)
+    return norm2_P
