@@ -4,12 +4,12 @@ from torch import nn
 
 from oblrpo.scores import Outer, ScoreTape, UnsupportedModelError, oracle, register_rule
 from oblrpo.scores import contributions as contributions_module
-from tests.scores.models import CONFIGURATIONS, batch, build, compare, gradients, logps, norms_in_their_own_dtype
+from tests.scores.models import CONFIGURATIONS, batch, build, compare, gradients, logps
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_float64_agrees_with_loop_autograd(name, monkeypatch):
-    norms_in_their_own_dtype(monkeypatch.setattr)
+@pytest.mark.usefixtures("stay_double")
+def test_float64_agrees_with_loop_autograd(name):
     torch.manual_seed(0)
     model = build(name)
     assert max(compare(model, batch(), torch.randn(6, dtype=torch.float64), group_size=3)) <= 1e-10
@@ -25,9 +25,9 @@ def test_float32_agrees_with_loop_autograd(name, attention):
 
 @pytest.mark.parametrize("chunk", [1, 400, 1 << 22])
 @pytest.mark.parametrize("tokens", [(3, 2), (6, 40)])
+@pytest.mark.usefixtures("stay_double")
 def test_every_way_of_multiplying_out_agrees(chunk, tokens, monkeypatch):
     """Gram and instantiated norms (long and short sequences), one group at a time or many."""
-    norms_in_their_own_dtype(monkeypatch.setattr)
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
     torch.manual_seed(2)
     model = build("qwen3-tied-gqa")
@@ -35,8 +35,8 @@ def test_every_way_of_multiplying_out_agrees(chunk, tokens, monkeypatch):
     assert max(compare(model, data, torch.randn(6, dtype=torch.float64), group_size=2)) <= 1e-10
 
 
-def test_func_oracle_agrees_with_the_loop(monkeypatch):
-    norms_in_their_own_dtype(monkeypatch.setattr)
+@pytest.mark.usefixtures("stay_double")
+def test_func_oracle_agrees_with_the_loop():
     for name in ("qwen3-tied-gqa", "llama-untied-gqa"):
         torch.manual_seed(3)
         model = build(name, attention="eager")
@@ -48,12 +48,12 @@ def test_func_oracle_agrees_with_the_loop(monkeypatch):
             return logits[prompt - 1 : -1].log_softmax(-1).gather(1, ids_T[prompt:, None]).sum()
 
         by_loop = oracle.norm2(model, logps(model, ids_ST, mask_ST, prompt))
-        torch.testing.assert_close(oracle.norm2_vmap(model, logp, ids_ST), by_loop, rtol=1e-6, atol=0)
+        torch.testing.assert_close(oracle.norm2_vmap(model, logp, ids_ST), by_loop, rtol=1e-10, atol=0)
 
 
-def test_the_padding_row_gets_no_gradient(monkeypatch):
+@pytest.mark.usefixtures("stay_double")
+def test_the_padding_row_gets_no_gradient():
     """An all-zero padding row through RMSNorm has derivative 1/sqrt(eps); the norm would be off by powers of ten."""
-    norms_in_their_own_dtype(monkeypatch.setattr)
     torch.manual_seed(4)
     model = build("llama-untied-gqa")
     with torch.no_grad():
@@ -61,18 +61,17 @@ def test_the_padding_row_gets_no_gradient(monkeypatch):
     assert max(compare(model, batch(), torch.ones(6, dtype=torch.float64), 1)) <= 1e-10
 
 
-def test_a_zero_gain_is_normalised_again(monkeypatch):
-    norms_in_their_own_dtype(monkeypatch.setattr)
+def test_a_zero_gain_is_normalised_again():
     torch.manual_seed(5)
-    model = build("qwen3-tied-gqa")
+    model = build("qwen3-tied-gqa", torch.float32)
     with torch.no_grad():
         model.model.norm.weight[3] = 0
-        model.model.layers[0].self_attn.q_norm.weight[1] = 1e-200
-    assert max(compare(model, batch(), torch.randn(6, dtype=torch.float64), 3)) <= 1e-10
+        model.model.layers[0].self_attn.q_norm.weight[1] = 1e-30
+    assert max(compare(model, batch(), torch.randn(6), 3)) <= 1e-5
 
 
-def test_frozen_parameters_do_not_count(monkeypatch):
-    norms_in_their_own_dtype(monkeypatch.setattr)
+@pytest.mark.usefixtures("stay_double")
+def test_frozen_parameters_do_not_count():
     torch.manual_seed(6)
     model = build("qwen3-untied-bias")
     for name, parameter in model.named_parameters():
@@ -171,7 +170,7 @@ class Toy(nn.Module):
         if self.fault == "around its module":
             return torch.nn.functional.linear(x, self.head.weight).sum((1, 2)) + self.head(x).sum((1, 2))
         if self.fault == "rows mixed":
-            return self.head(x.flatten(0, 1)).unflatten(0, ids_ST.shape).sum((1, 2))
+            return self.head(x.transpose(0, 1)).sum((0, 2))
         return self.head(x).tanh().sum((1, 2))
 
 
@@ -331,8 +330,8 @@ def test_short_types_are_summed_in_float32(way):
     torch.testing.assert_close(norm2_S, exact_norm2, rtol=0.05, atol=0)
 
 
-def test_non_reentrant_checkpointing_is_exact(monkeypatch):
-    norms_in_their_own_dtype(monkeypatch.setattr)
+@pytest.mark.usefixtures("stay_double")
+def test_non_reentrant_checkpointing_is_exact():
     torch.manual_seed(11)
     model = build("qwen3-tied-gqa")
     data = batch()

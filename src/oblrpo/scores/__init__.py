@@ -2,7 +2,8 @@
 
 from oblrpo.scores import oracle
 from oblrpo.scores.contributions import Outer, Vector
+from oblrpo.scores.head import chunked_logps
 from oblrpo.scores.rules import Call, UnsupportedModelError, register_rule
 from oblrpo.scores.tape import ScoreTape
 
-__all__ = ["Call", "Outer", "ScoreTape", "UnsupportedModelError", "Vector", "oracle", "register_rule"]
+__all__ = ["Call", "Outer", "ScoreTape", "UnsupportedModelError", "Vector", "chunked_logps", "oracle", "register_rule"]

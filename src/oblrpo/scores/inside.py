@@ -20,11 +20,17 @@ from oblrpo.scores.rules import UnsupportedModelError
 class Tap(Protocol):
     """Records output = input W' for the parameter `name`, or its slice `slot`.
 
-    `position_N` says which tokens of the flattened batch the rows of `input` are, if not all of them in order.
+    `token_N` says which of `tokens` flattened ones the rows of `input` are, if not all of them in order.
     """
 
     def __call__(
-        self, name: str, input: Tensor, output: Tensor, slot: int | None = None, position_N: Tensor | None = None
+        self,
+        name: str,
+        input: Tensor,
+        output: Tensor,
+        slot: int | None = None,
+        token_N: Tensor | None = None,
+        tokens: int = 0,
     ) -> Tensor:
         """The output to go on with."""
 
@@ -76,7 +82,7 @@ class _LinearUses(TorchFunctionMode):
 
 
 def experts_forward(module: nn.Module) -> Forward:
-    """The forward of transformers' batched experts: y = sum_k p_k W_down[e_k] (act(gate) * up), [gate, up] = W_up[e_k] x.
+    """The forward of transformers' batched experts: y = sum_k p_k D[e_k] (act(gate) * up), [gate, up] = U[e_k] x.
 
     Raises:
         UnsupportedModelError: the layer has biases, transposed weights, no gate, a norm, or is split over devices.
@@ -95,7 +101,7 @@ def experts_forward(module: nn.Module) -> Forward:
 
 def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Tokens sorted by expert, one pair of products an expert."""
-    experts = module.gate_up_proj.shape[0]
+    experts, tokens = module.gate_up_proj.shape[0], len(hidden_states)
     expert_N, order_N = top_k_index.flatten().sort(stable=True)
     token_N = order_N // top_k_index.shape[1]
     ends = torch.bincount(expert_N, minlength=experts).cumsum(0).tolist()
@@ -105,9 +111,9 @@ def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, 
             continue
         token = token_N[start:end]
         x = hidden_states[token]
-        gate_up = tap("gate_up_proj", x, linear(x, module.gate_up_proj[slot]), slot, token)
+        gate_up = tap("gate_up_proj", x, linear(x, module.gate_up_proj[slot]), slot, token, tokens)
         y = module._apply_gate(gate_up)
-        y = tap("down_proj", y, linear(y, module.down_proj[slot]), slot, token)
+        y = tap("down_proj", y, linear(y, module.down_proj[slot]), slot, token, tokens)
         y = y * top_k_weights.flatten()[order_N[start:end], None]
         mixed = mixed.index_add(0, token, y.to(mixed.dtype))
     return mixed

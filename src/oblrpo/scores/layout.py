@@ -39,21 +39,25 @@ class Layout:
             return take(activation, self._index_ST)
         if shape[0] == self.sequences:
             return activation
-        if self.tokens and len(shape) == 2 and shape[0] == self.sequences * self.tokens:  # a router's flat tokens
-            return activation.unflatten(0, (self.sequences, self.tokens))
+        if len(shape) == 2 and shape[0] == self.sequences * (self.tokens or shape[0] // self.sequences):
+            flat: Tensor = activation.unflatten(0, (self.sequences, -1))  # a router's tokens
+            return flat
         raise ValueError(f"{shape} for {self.sequences} sequences")
 
-    def rows_at(self, position_N: Tensor) -> Tensor:
-        """Where to find, for each sequence, its entries in a list of tokens at these flat positions: (S, T'), -1 none.
+    def rows_at(self, position_N: Tensor, count: int) -> Tensor:
+        """Where to find each sequence's entries in a list of tokens at these positions of `count` flattened ones.
+
+        Returns:
+            (S, T') indices into the list, -1 for none.
 
         Raises:
-            ValueError: the tokens of a row are not known.
+            ValueError: the tokens cannot be told apart by sequence.
         """
-        if self._sequence_N is not None:
+        if self._sequence_N is not None and len(self._sequence_N) == count:
             return _rows_of(self._sequence_N[position_N], self.sequences)
-        if not self.tokens:
-            raise ValueError("flattened tokens, and no module has shown how many make a row")
-        return _rows_of(position_N // self.tokens, self.sequences)
+        if self._sequence_N is not None or count != self.sequences * (self.tokens or count // self.sequences):
+            raise ValueError(f"{count} tokens for {self.sequences} sequences")
+        return _rows_of(position_N // (count // self.sequences), self.sequences)
 
 
 def _rows_of(sequence_N: Tensor, sequences: int) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oblrpo.scores.recorder import Slot
+from oblrpo.scores.owners import Slot
 from oblrpo.scores.stores import Factors, NormsOnly, PerSequence, Projected, Store
 
 METHODS = ("auto", "gram", "instantiate", "folds", "two_pass", "projected")
@@ -67,7 +67,7 @@ def in_basis(coef_S: Tensor, basis_SK: Tensor, group_size: int) -> Tensor:
     """
     coef_PG1 = coef_S.double().view(-1, group_size, 1)
     basis_PGK = basis_SK.double().view(len(coef_PG1), group_size, -1)
-    in_basis_PK1 = torch.linalg.pinv(basis_PGK, rtol=1e-10) @ coef_PG1
+    in_basis_PK1: Tensor = torch.linalg.pinv(basis_PGK, rtol=1e-10) @ coef_PG1
     error = (basis_PGK @ in_basis_PK1 - coef_PG1).abs().amax()
     if not error <= 1e-5 * coef_PG1.abs().amax():
         raise ValueError("the coefficients are no combination of the columns of basis_SK that record was given.")

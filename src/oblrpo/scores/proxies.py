@@ -134,11 +134,11 @@ PROXIES: dict[str, Callable[[Features], Tensor]] = {"length": length, "length16"
 
 
 def agreement(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> float:
-    """Pearson's correlation of log proxy and log norm2, each less its group's mean: a factor a group does not count.
+    """Pearson's correlation of log proxy and log norm2, each less its group's mean: a group's scale does not count.
 
-    It lies in [-1, 1] and is blind to a common exponent too: `length` and `length16` agree equally well. With
-    group_size = S it is the plain correlation. NaN where either has no spread inside any group. Outputs of which either
-    weight is 0 are left out.
+    It lies in [-1, 1] and is blind to a wrong exponent: `length` and `length16` agree equally well; `log_error` tells
+    them apart. With group_size = S it is the plain correlation. NaN where either has no spread inside any group.
+    Outputs of which either weight is 0 are left out.
 
     Args:
         proxy_S: weights that stand in.
@@ -148,15 +148,21 @@ def agreement(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> float:
     Raises:
         ValueError: the shapes or the group size do not fit; a weight is negative, NaN or infinite.
     """
-    _check_weights(group_size, proxy_S=proxy_S, norm2_S=norm2_S)
-    proxy_S, norm2_S = _cpu64(proxy_S), _cpu64(norm2_S)
-    keep_S = (proxy_S > 0) & (norm2_S > 0)
-    logs_S2 = torch.stack([proxy_S, norm2_S], 1).where(keep_S[:, None], 1).log()
-    x_S, y_S = _within_groups(logs_S2, keep_S, group_size).unbind(1)
-    least = NO_SPREAD * math.sqrt(max(1, int(keep_S.sum())))
-    if x_S.norm() <= least or y_S.norm() <= least:
+    log_proxy_N, log_norm2_N = _log_weights(proxy_S, norm2_S, group_size)
+    least = NO_SPREAD * math.sqrt(len(log_norm2_N))
+    if log_proxy_N.norm() <= least or log_norm2_N.norm() <= least:
         return math.nan
-    return float(torch.dot(x_S, y_S) / (x_S.norm() * y_S.norm()))
+    return float(torch.dot(log_proxy_N, log_norm2_N) / (log_proxy_N.norm() * log_norm2_N.norm()))
+
+
+def log_error(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> float:
+    """Root mean square of log(proxy / norm2) less its group's mean: nats by which weights within a group are off.
+
+    0 for a proxy in proportion to the norms; NaN where nothing is left. Arguments, errors and what is left out: those
+    of `agreement`.
+    """
+    log_proxy_N, log_norm2_N = _log_weights(proxy_S, norm2_S, group_size)
+    return float((log_proxy_N - log_norm2_N).square().mean().sqrt())
 
 
 class CalibratedProxy:
@@ -207,7 +213,8 @@ class CalibratedProxy:
     def observe(self, features: Features, norm2_S: Tensor, group_size: int) -> float:
         """Take in a batch's exact norms; return the `agreement` of the weights as they were predicted before it.
 
-        Outputs with no norm, or with a logit norm that is only rounding, are left out of the fit.
+        Outputs with no norm, or with a logit norm that is only rounding, are left out of the fit. A batch of nothing
+        else changes nothing.
 
         Args:
             features: of S completions.
@@ -220,7 +227,9 @@ class CalibratedProxy:
         before = agreement(self.predict(features), norm2_S, group_size)  # checks the arguments as well
         x_SK, norm2_S = _regressors(features), _cpu64(norm2_S)
         keep_S = (norm2_S > 0) & (_cpu64(features.logit_norm2_S) > LOGIT_NORM2_FLOOR)
-        xy_SK = torch.cat([x_SK, norm2_S.where(keep_S, 1).log()[:, None]], 1)
+        if not keep_S.any():
+            return before
+        xy_SK = torch.cat([x_SK, norm2_S.log()[:, None]], 1)
         within_SK = _within_groups(xy_SK, keep_S, group_size)
         totals = torch.cat([xy_SK[keep_S].sum(0), keep_S.sum()[None]])
         self._products = self.forgetting * self._products + within_SK[:, :-1].T @ within_SK
@@ -264,24 +273,32 @@ def _regressors(features: Features) -> Tensor:
 
 
 def _within_groups(values_SK: Tensor, keep_S: Tensor, group_size: int) -> Tensor:
-    """Values less the mean of what is kept of their group; 0 where not kept."""
-    values_PGK = values_SK.view(-1, group_size, values_SK.shape[1])
+    """Values less the mean of what is kept of their group; 0 where not kept, infinities included."""
+    values_PGK = values_SK.where(keep_S[:, None], 0).view(-1, group_size, values_SK.shape[1])
     keep_PG1 = keep_S.view(-1, group_size, 1).to(values_SK)
-    mean_P1K = (values_PGK * keep_PG1).sum(1, keepdim=True) / keep_PG1.sum(1, keepdim=True).clamp(min=1)
+    mean_P1K = values_PGK.sum(1, keepdim=True) / keep_PG1.sum(1, keepdim=True).clamp(min=1)
     within_PGK: Tensor = (values_PGK - mean_P1K) * keep_PG1
     return within_PGK.flatten(0, 1)
 
 
-def _check_weights(group_size: int, **weights: Tensor) -> None:
-    shapes = {name: tuple(each.shape) for name, each in weights.items()}
-    S = next(iter(shapes.values()))
-    if len(set(shapes.values())) > 1 or len(S) != 1:
-        raise ValueError(f"weights must be vectors with one entry a completion, got {shapes}.")
-    if group_size < 2 or S[0] % group_size:
-        raise ValueError(f"group_size must be at least 2 and divide the {S[0]} completions, got {group_size}.")
-    for name, each in weights.items():
+def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Logs of both, where both are positive, less their group's mean.
+
+    Raises:
+        ValueError: as `agreement` says.
+    """
+    S = norm2_S.numel()
+    if norm2_S.ndim != 1 or proxy_S.shape != norm2_S.shape:
+        raise ValueError(f"proxy_S {tuple(proxy_S.shape)} and norm2_S {tuple(norm2_S.shape)} must be vectors alike.")
+    if group_size < 2 or S % group_size:
+        raise ValueError(f"group_size must be at least 2 and divide the {S} completions, got {group_size}.")
+    for name, each in (("proxy_S", proxy_S), ("norm2_S", norm2_S)):
         if not each.isfinite().all() or (each < 0).any():
             raise ValueError(f"{name} holds a weight that is negative, NaN or infinite.")
+    weights_S2 = torch.stack([_cpu64(proxy_S), _cpu64(norm2_S)], 1)
+    keep_S = (weights_S2 > 0).all(1)
+    log_proxy_N, log_norm2_N = _within_groups(weights_S2.log(), keep_S, group_size)[keep_S].unbind(1)
+    return log_proxy_N, log_norm2_N
 
 
 def _cpu64(values: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ place are noticed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,41 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from oblrpo.scores.contributions import Contribution, wide
-from oblrpo.scores.inside import Forward, forward_for
+from oblrpo.scores.contributions import Contribution
 from oblrpo.scores.layout import Layout, take
-from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, gain_offset, linear, rms_norm, rule_for
+from oblrpo.scores.owners import Owner, Slot, owners_of_trainable_parameters
+from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, linear, rule_for
 from oblrpo.scores.stores import Store
 
 ACTIVE: list[Recorder] = []
 """Recorders inside their `with`, innermost last."""
-
-
-class Slot:
-    """A trainable parameter, or one expert's slice of it, and what the forward has shown of its use."""
-
-    def __init__(self, name: str, parameter: nn.Parameter, index: int | None) -> None:
-        self.name, self.parameter, self.index = name, parameter, index
-        self.calls = 0
-        self.tokens = 0
-        self.only_lookups = True
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the gradient."""
-        return self.parameter.shape if self.index is None else self.parameter.shape[1:]
-
-    @contextmanager
-    def wide_grad(self) -> Iterator[Tensor]:
-        """The `.grad` to add to, in float32 or wider: a short type is rounded once, at the end."""
-        parameter = self.parameter
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        grad = parameter.grad if self.index is None else parameter.grad[self.index]
-        added = grad if wide(grad[:0]).dtype == grad.dtype else torch.zeros_like(grad, dtype=torch.float32)
-        yield added
-        if added is not grad:
-            grad += added
 
 
 class Recorder:
@@ -60,17 +34,21 @@ class Recorder:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._owners = owners_of_trainable_parameters(model)
-        self._root = torch.zeros((), requires_grad=True)  # reached from every tap, so that each runs in the backward
+        self.root = torch.zeros((), requires_grad=True)  # reached from every tap, so that each runs in the backward
         self._handles: list[RemovableHandle] = []
         self._delivered: list[Slot] = []
         self._slots: dict[tuple[int, int | None], Slot] = {}
-        self.rows: int | None = None
+        self.batch_rows: int | None = None
         self.tokens: int | None = None
 
     @property
     def slots(self) -> list[Slot]:
         """What the present forward used."""
         return [slot for slot in self._slots.values() if slot.calls]
+
+    def owner_of(self, module: nn.Module) -> Owner | None:
+        """The trainable module's owner, or None."""
+        return self._owners.get(module)
 
     @property
     def active(self) -> bool:
@@ -86,7 +64,7 @@ class Recorder:
         if self.active:
             raise RuntimeError("this tape is already recording; use one `with` at a time.")
         self._owners = owners_of_trainable_parameters(self.model)
-        self.rows = self.tokens = None
+        self.batch_rows = self.tokens = None
         for slot in self._slots.values():
             slot.calls = slot.tokens = 0
         self._hook()
@@ -123,14 +101,24 @@ class Recorder:
                 module.register_forward_pre_hook(self._before_forward, prepend=True),
                 module.register_forward_hook(self._after_forward, prepend=True, with_kwargs=True, always_call=True),
             ]
+        self._handles.append(self.model.register_forward_pre_hook(self._before_model, prepend=True, with_kwargs=True))
         ACTIVE.append(self)
 
+    def _before_model(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shapes = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim >= 2]
+        if shapes and torch.is_grad_enabled() and self.tokens is None:
+            self.batch_rows, self.tokens = shapes[0][:2]
+
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        self._owners[module].hide_parameters()
-        # Learned positions of shape (1, T) are meant for every row: their gradients must not be summed over rows.
+        owner = self._owners[module]
+        owner.hide_parameters()
+        # Learned positions of shape (1, T) or (T,) are meant for every row: their gradient would be summed over rows.
         first = args[0] if args else None
-        if isinstance(module, nn.Embedding) and isinstance(first, Tensor) and first.shape[0] == 1 and self.rows:
-            return (first.expand(self.rows, *first.shape[1:]), *args[1:])
+        if isinstance(module, nn.Embedding) and isinstance(first, Tensor) and self.batch_rows:
+            if first.ndim == 1:
+                raise UnsupportedModelError(f"{owner.name}: ids of shape (T,) for all rows; give it ids of every row.")
+            if first.shape[0] == 1:
+                return (first.expand(self.batch_rows, *first.shape[1:]), *args[1:])
         return None
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
@@ -143,8 +131,8 @@ class Recorder:
             raise UnsupportedModelError(f"{owner.name}: its rule needs one tensor in and one tensor out.")
         rule = rule_for(module)
         assert rule is not None
-        use = self._use(owner, rule.gradients, dict(owner.parameters), None, None, first, output)
-        return _Tap.apply(output, self._root, use, first, *([output] if rule.needs_output else []))
+        use = self.use(owner, rule.gradients, dict(owner.parameters), first, output.shape)
+        return _Tap.apply(output, self.root, use, first, *([output] if rule.needs_output else []))
 
     def tap(
         self,
@@ -153,39 +141,41 @@ class Recorder:
         input: Tensor,
         output: Tensor,
         slot: int | None = None,
-        position_N: Tensor | None = None,
+        token_N: Tensor | None = None,
+        tokens: int = 0,
     ) -> Tensor:
         """`inside.Tap` for a module's own linear products."""
-        if not torch.is_grad_enabled():
+        if name not in owner.parameters or not torch.is_grad_enabled():
             return output
         names = {"weight": owner.parameters[name]}
-        use = self._use(owner, linear, names, slot, position_N, input, output)
-        tapped: Tensor = _Tap.apply(output, self._root, use, input)
+        use = self.use(owner, linear, names, input, output.shape, slot)
+        use.token_N, use.tokens = token_N, tokens
+        tapped: Tensor = _Tap.apply(output, self.root, use, input)
         return tapped
 
-    def _use(
+    def use(
         self,
         owner: Owner,
         gradients: Gradients,
         names: dict[str, nn.Parameter],
-        index: int | None,
-        position_N: Tensor | None,
         input: Tensor,
-        output: Tensor,
+        output_shape: tuple[int, ...],
+        index: int | None = None,
     ) -> Use:
+        """Note a call of a layer, for its tap."""
         slots = {}
         # Recomputation under activation checkpointing runs inside a backward; the first forward was counted.
         counting = torch._C._current_graph_task_id() == -1
-        if counting and output.ndim >= 3 and self.tokens is None:
-            self.rows, self.tokens = output.shape[0], output.shape[1]
+        if counting and len(output_shape) >= 3 and self.tokens is None:
+            self.batch_rows, self.tokens = output_shape[:2]
         for name, parameter in names.items():
             slot = self._slots.setdefault((id(parameter), index), Slot(f"{owner.name}.{name}", parameter, index))
             slots[name] = slot
             if counting:
                 slot.calls += 1
-                slot.tokens += output.numel() // output.shape[-1]
+                slot.tokens += math.prod(output_shape[:-1])
                 slot.only_lookups &= not input.is_floating_point()
-        return Use(self, owner, gradients, slots, position_N)
+        return Use(self, owner, gradients, slots)
 
     def backward(
         self,
@@ -212,7 +202,7 @@ class Recorder:
         try:
             _, *grads = torch.autograd.grad(
                 logps_S,
-                [self._root, *parameters.values()],
+                [self.root, *parameters.values()],
                 torch.ones_like(logps_S) if coef_S is None else coef_S,
                 allow_unused=True,
                 retain_graph=keep_graph,
@@ -221,7 +211,7 @@ class Recorder:
             if "use_reentrant" in str(error):
                 raise UnsupportedModelError(
                     "reentrant activation checkpointing hides the layers from the tape; "
-                    "use gradient_checkpointing_enable({'use_reentrant': False})."
+                    "checkpoint with use_reentrant=False."
                 ) from None
             raise
         for name, grad in zip(parameters, grads, strict=True):
@@ -236,25 +226,26 @@ class Recorder:
 
     @torch.no_grad()
     def receive(self, use: Use, input: Tensor, output: Tensor | None, grad: Tensor) -> None:
-        """What a tap saw in the backward.
+        """What a tap saw in the backward."""
+        input, grad, *outputs = self.rows(use, input, grad, *([] if output is None else [output]))
+        self.deliver(use, use.gradients(Call(use.owner.module, input, *outputs), grad))
+
+    def rows(self, use: Use, *activations: Tensor) -> list[Tensor]:
+        """A call's activations as (S, T, ...).
 
         Raises:
-            UnsupportedModelError: the activations' leading axes are not understood.
+            UnsupportedModelError: their leading axes are not understood.
         """
         layout = self._layout
         try:
-            if use.position_N is None:
-                rows = layout.rows
-            else:
-                index_ST = layout.rows_at(use.position_N)
-                rows = partial(take, index_ST=index_ST)
-            call = Call(use.owner.module, rows(input), None if output is None else rows(output))
-            grad = rows(grad)
+            if use.token_N is None:
+                return [layout.rows(each) for each in activations]
+            index_ST = layout.rows_at(use.token_N, use.tokens)
+            return [take(each, index_ST) for each in activations]
         except ValueError as error:
             raise UnsupportedModelError(
                 f"{use.owner.name}: got {error}; activations must lead with batch rows, or with rows times tokens."
             ) from None
-        self.deliver(use, use.gradients(call, grad))
 
     def deliver(self, use: Use, parts: Mapping[str, Contribution]) -> None:
         """Give shares to their slots, and complete slots to their stores.
@@ -286,10 +277,11 @@ class Use:
         owner: Owner,
         gradients: Gradients,
         slots: dict[str, Slot],
-        position_N: Tensor | None,
     ) -> None:
         self.recorder, self.owner, self.gradients = recorder, owner, gradients
-        self.slots, self.position_N = slots, position_N
+        self.slots = slots
+        self.token_N: Tensor | None = None
+        self.tokens = 0
 
 
 class _Tap(torch.autograd.Function):
@@ -318,72 +310,3 @@ class _Tap(torch.autograd.Function):
             raise
         use.recorder.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
         return grad, None, None, *(None for _ in saved)
-
-
-class Owner:
-    """A module with trainable parameters of its own, and the switches of its forward."""
-
-    def __init__(self, name: str, module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
-        self.name, self.module, self.parameters = name, module, parameters
-        self.inside: Forward | None = None
-        self._forward: Any = None
-
-    def hide_parameters(self) -> None:
-        """Take the parameters away from autograd."""
-        for name, parameter in self.parameters.items():
-            self.module._parameters[name] = parameter.detach()  # type: ignore[assignment]
-
-    def show_parameters(self) -> None:
-        """Put the parameters back."""
-        self.module._parameters.update(self.parameters)
-
-    def replace_forward(self, forward: Forward) -> None:
-        """Let the module compute with this forward."""
-        self._forward = self.module.__dict__.get("forward")
-        self.module.forward = forward
-
-    def restore_forward(self) -> None:
-        """Give the module its own forward back."""
-        if self.inside is None:
-            return
-        self.module.__dict__.pop("forward", None)
-        if self._forward is not None:
-            self.module.forward = self._forward
-
-
-def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
-    """Every module with trainable parameters of its own.
-
-    Raises:
-        UnsupportedModelError: there is none, or one has no rule.
-    """
-    owners = {}
-    for name, module in model.named_modules():
-        own = {key: p for key, p in module.named_parameters(recurse=False) if p.requires_grad}
-        if not own:
-            continue
-        owner = owners[module] = Owner(name or "the model itself", module, own)
-        owner.inside = forward_for(module)
-        if owner.inside is None:
-            _check_rule(owner)
-    if not owners:
-        raise UnsupportedModelError("the model has no trainable parameter.")
-    return owners
-
-
-def _check_rule(owner: Owner) -> None:
-    rule, kind = rule_for(owner.module), type(owner.module).__name__
-    if rule is None:
-        why = (
-            "DoRA's weights are not a sum of layers; use LoRA"
-            if "Dora" in kind
-            else "freeze it or add a rule with oblrpo.scores.register_rule"
-        )
-        raise UnsupportedModelError(
-            f"no score-norm rule for {kind} at {owner.name} (trainable: {', '.join(owner.parameters)}); {why}."
-        )
-    if rule.gradients is rms_norm:
-        try:
-            gain_offset(owner.module)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{owner.name}: {error}") from None

@@ -46,7 +46,7 @@ _RULES: dict[type | str, Rule] = {}
 
 
 def register_rule(*layers: type | str, needs_output: bool = False) -> Callable[[Gradients], Gradients]:
-    """Decorator: use this rule for modules of exactly these types, or of a class whose name ends in this string.
+    """Decorator: use this rule for modules of exactly these types, or of classes with this name ("*Name": ending so).
 
     Names serve classes of libraries that are not imported here. Subclasses of a type are not covered, because they may
     compute something else in `forward`.
@@ -60,16 +60,11 @@ def register_rule(*layers: type | str, needs_output: bool = False) -> Callable[[
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule registered for this module's type, or None.
-
-    Raises:
-        UnsupportedModelError: the type is known and is one that has no exact norm here.
-    """
+    """The rule registered for this module's type, or None."""
     kind = type(module)
-    if kind in _RULES:
-        return _RULES[kind]
-    named = [name for name in _RULES if isinstance(name, str) and kind.__name__.endswith(name)]
-    return _RULES[max(named, key=len)] if named else None
+    exact = _RULES.get(kind) or _RULES.get(kind.__name__)
+    endings = [key for key in _RULES if isinstance(key, str) and key[0] == "*" and kind.__name__.endswith(key[1:])]
+    return exact or (_RULES[endings[0]] if endings else None)
 
 
 @register_rule(nn.Linear)
@@ -107,7 +102,7 @@ def embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
     return {"weight": Outer(index, right, rows=module.num_embeddings)}
 
 
-@register_rule("ScaledWordEmbedding")
+@register_rule("Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding")
 def scaled_embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
     """Gemma's y_t = c W[id_t]."""
     scale = call.module.embed_scale
@@ -127,7 +122,7 @@ def layer_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
     return parts
 
 
-@register_rule(nn.RMSNorm, "RMSNorm", needs_output=True)
+@register_rule(nn.RMSNorm, "*RMSNorm", needs_output=True)
 def rms_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
     """Y = (c + w) * x/rms(x), c = 0 or, in Gemma, 1: G_w = sum_t grad_t * y_t / (c + w)."""
     weight = call.module.weight
@@ -152,13 +147,13 @@ def gain_offset(module: nn.Module) -> float:
     if module not in _GAIN_OFFSETS:
         weight = module._parameters["weight"]
         assert weight is not None
-        probe = torch.linspace(-1, 2, weight.numel(), dtype=weight.dtype, device=weight.device).view_as(weight)
+        probe = torch.linspace(-1, 2, weight.numel(), device=weight.device).view_as(weight)
         try:
-            zero, one, two = (_with_weight(module, probe[None], w)[0].float() for w in (0, 1, 2))
+            zero, one, two = (_with_weight(module, probe[None], w)[0] for w in (0, 1, 2))
         except (TypeError, RuntimeError, AttributeError):
             raise UnsupportedModelError(f"{type(module).__name__} does not map one tensor to one.") from None
         unit = one - zero
-        scale = 1e-2 * float(unit.abs().amax())
+        scale = 1e-3 * float(unit.abs().amax())
         for offset in (0.0, 1.0):
             if (zero - offset * unit).abs().amax() <= scale and (two - (2 + offset) * unit).abs().amax() <= scale:
                 _GAIN_OFFSETS[module] = offset
@@ -172,10 +167,11 @@ def _with_weight(module: nn.Module, input: Tensor, value: float) -> Tensor:
     """The norm's output for a constant weight, from the module's own forward and so with its own eps and casts."""
     weight = module._parameters["weight"]
     assert weight is not None
-    module._parameters["weight"] = torch.full_like(weight, value)  # type: ignore[assignment]
+    module._parameters["weight"] = torch.full_like(weight, value, dtype=input.dtype)  # type: ignore[assignment]
     try:
         with torch.no_grad():
-            return type(module).forward(module, input)
+            output: Tensor = module.forward(input)
+            return output
     finally:
         module._parameters["weight"] = weight
 

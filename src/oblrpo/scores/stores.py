@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from oblrpo.scores import contributions
-from oblrpo.scores.contributions import Contribution, Outer
+from oblrpo.scores import contributions, norms
+from oblrpo.scores.contributions import Contribution, Vector
 
 
 class Store:
@@ -51,7 +51,7 @@ class Factors(Store):
 
     def norm2(self) -> Tensor:
         """Squared norm of each sequence's gradient, (S,)."""
-        return contributions.norm2(self._parts, self._multiply)
+        return norms.norm2(self._parts, self._multiply)
 
     def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
         """Add the weighted sum to `grad`; squared norms of the groups' sums."""
@@ -66,11 +66,11 @@ class PerSequence(Store):
         S, shape = parts[0].sequences, gradient_shape(parts[0])
         first = contributions.multiply_out(parts, slice(0, 1))
         self._gradient_S = first.new_empty(S, *shape)
-        norms = []
+        norm2_S = []
         for rows in contributions.chunks(S, first.numel()):
             out = contributions.multiply_out(parts, rows, self._gradient_S[rows])
-            norms.append(contributions.row_norm2(out))
-        self._norm2_S = torch.cat(norms)
+            norm2_S.append(contributions.row_norm2(out))
+        self._norm2_S = torch.cat(norm2_S)
 
     def norm2(self) -> Tensor:
         """Squared norm of each sequence's gradient, (S,)."""
@@ -99,25 +99,25 @@ class Folds(Store):
 
     def take(self, parts: list[Contribution]) -> None:
         """Receive the shares."""
-        size, start, norms = self._group_size, self._start, []
+        size, start, norm2_S = self._group_size, self._start, []
         for group in range(start // size, -(-self._end // size)):
             low, high = max(group * size, start), min((group + 1) * size, self._end)
             for chunk in contributions.chunks(high - low, math.prod(gradient_shape(parts[0]))):
                 rows = slice(low - start + chunk.start, low - start + chunk.stop)
                 gradient_SN = contributions.multiply_out(parts, rows).flatten(1)
-                norms.append(contributions.row_norm2(gradient_SN))
+                norm2_S.append(contributions.row_norm2(gradient_SN))
                 basis_KS = self._basis_SK[rows].to(gradient_SN).mT
                 if group in self._sums:
                     self._sums[group].addmm_(basis_KS, gradient_SN)
                 else:
                     self._sums[group] = basis_KS @ gradient_SN
-        self._norms[start] = torch.cat(norms)
+        self._norms[start] = torch.cat(norm2_S)
 
     def norm2(self) -> Tensor:
         """Squared norm of each sequence's gradient, (S,)."""
         norm2_S = next(iter(self._norms.values())).new_zeros(self._end)
-        for start, norms in self._norms.items():  # an expert that one micro-batch did not use has gaps
-            norm2_S[start : start + len(norms)] = norms
+        for start, part_S in self._norms.items():  # an expert that one micro-batch did not use has gaps
+            norm2_S[start : start + len(part_S)] = part_S
         return norm2_S
 
     def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class NormsOnly(Store):
 
     def take(self, parts: list[Contribution]) -> None:
         """Receive the shares."""
-        self._norm2_S = contributions.norm2(parts)
+        self._norm2_S = norms.norm2(parts)
 
     def norm2(self) -> Tensor:
         """Squared norm of each sequence's gradient, (S,)."""
@@ -164,10 +164,10 @@ class Projected(Factors):
     def norm2(self) -> Tensor:
         """Squared norm of each sequence's gradient, (S,)."""
         parts = self._parts
-        if not any(isinstance(part, Outer) and not part.is_lookup for part in parts):
-            self.variance_S = torch.zeros_like(contributions.norm2(parts))
-            return contributions.norm2(parts)
-        part = next(part for part in parts if isinstance(part, Outer))
+        if all(part.is_lookup for part in parts if not isinstance(part, Vector)):
+            self.variance_S = torch.zeros_like(norms.norm2(parts))
+            return norms.norm2(parts)
+        part = next(part for part in parts if not isinstance(part, Vector))
         signs = torch.randint(2, (part.rows, self._directions), generator=self._generator, device="cpu")
         directions_RK = (2 * signs - 1).to(contributions.wide(part.right[:0]))
         estimate_SK = contributions.sketch(parts, directions_RK).square().sum(-1)
@@ -177,7 +177,7 @@ class Projected(Factors):
 
 def gradient_shape(part: Contribution) -> tuple[int, ...]:
     """Shape of one sequence's gradient, flat for vectors."""
-    return (part.rows, part.columns) if isinstance(part, Outer) else tuple(part.value_SC.shape[1:])
+    return tuple(part.value_SC.shape[1:]) if isinstance(part, Vector) else (part.rows, part.columns)
 
 
 def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:

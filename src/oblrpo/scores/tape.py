@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from oblrpo.scores import methods
 from oblrpo.scores.layout import Layout
-from oblrpo.scores.recorder import Recorder, Slot
+from oblrpo.scores.owners import Slot
+from oblrpo.scores.recorder import Recorder
 from oblrpo.scores.stores import Folds, Projected, Store, Sums
 
 
@@ -83,6 +84,7 @@ class ScoreTape:
         self._norm2_S: Tensor | None = None
         self._stderr_S: Tensor | None = None
         self._basis: list[Tensor] = []
+        self._fold_size = 0
         self._graph: tuple[Tensor, Layout] | None = None
 
     def __enter__(self) -> ScoreTape:
@@ -119,7 +121,7 @@ class ScoreTape:
             ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or `basis_SK` is
                 missing or out of place.
         """
-        self._check_record(logps_S, basis_SK)
+        self._check_record(logps_S, basis_SK, group_size)
         S = logps_S.shape[0]
         layout = Layout(S, self._recorder.tokens, sequence_ids)
         try:
@@ -138,15 +140,16 @@ class ScoreTape:
     def _stores_for(self, sequences: int, basis_SK: Tensor | None, group_size: int) -> dict[Slot, Store]:
         if basis_SK is None:
             return methods.choose(self.method, self._recorder.slots, sequences, self.memory_budget, self._projected)
-        stores: dict[Slot, Store] = {}
-        for slot in self._recorder.slots:
-            store = stores[slot] = self._stores.get(slot) or Folds(group_size)
+        # Those of earlier micro-batches too: an expert may have no token in this one.
+        stores = self._stores | {slot: Folds(group_size) for slot in self._recorder.slots if slot not in self._stores}
+        for store in stores.values():
             assert isinstance(store, Folds)
             store.expect(self._sequences, basis_SK.detach())
         self._basis.append(basis_SK.detach())
+        self._fold_size = group_size
         return stores
 
-    def _check_record(self, logps_S: Tensor, basis_SK: Tensor | None) -> None:
+    def _check_record(self, logps_S: Tensor, basis_SK: Tensor | None, group_size: int) -> None:
         if logps_S.ndim != 1 or not logps_S.requires_grad:
             raise ValueError(f"record needs differentiable log-probabilities of shape (S,), got {logps_S.shape}.")
         if not self._recorder.active:
@@ -157,6 +160,8 @@ class ScoreTape:
             raise ValueError("nothing to record: run the model inside the `with` block, with gradients enabled.")
         if (basis_SK is not None) != (self.method == "folds"):
             raise ValueError('basis_SK belongs to method="folds", which needs it.')
+        if basis_SK is not None and self._fold_size not in {0, group_size}:
+            raise ValueError(f"the groups so far are of {self._fold_size}, not {group_size}.")
         if basis_SK is not None and (basis_SK.ndim != 2 or basis_SK.shape[0] != logps_S.shape[0]):
             raise ValueError(f"basis_SK {tuple(basis_SK.shape)} does not fit {logps_S.shape[0]} sequences.")
 
@@ -205,6 +210,8 @@ class ScoreTape:
         if self.method == "two_pass":
             return self._second_pass(coef_S, group_size)
         if self.method == "folds":
+            if group_size != self._fold_size:
+                raise ValueError(f"the sums were taken for groups of {self._fold_size}, not {group_size}.")
             coef_S = methods.in_basis(coef_S, torch.cat(self._basis), group_size)
         norms = []
         for slot, store in self._stores.items():

@@ -1,0 +1,111 @@
+"""Squared norms of per-sequence gradients from their factors, by whichever exact way costs less."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oblrpo.scores.contributions import (
+    Contribution,
+    Matrix,
+    Outer,
+    Recomputed,
+    chunks,
+    joined,
+    matmul,
+    matrices,
+    row_norm2,
+    sum_equal_rows,
+    vector_total,
+    wide,
+)
+
+
+def norm2(parts: list[Contribution], multiply: bool | None = None) -> Tensor:
+    """Squared norm of each sequence's gradient of one parameter, || sum_i G_i,s ||_F^2, shape (S,).
+
+    Several parts (a tied weight, a module called twice) bring their cross terms 2 <G_i, G_j>.
+
+    Args:
+        parts: the parameter's shares.
+        multiply: True multiplies dense gradients out, False takes T x T Gram products, None whichever costs less.
+
+    Raises:
+        TypeError: the parts are of both kinds.
+    """
+    outers = matrices(parts)
+    if not outers:
+        return vector_total(parts).square().sum(-1)
+    outers = joined(outers)
+    total_S = _norm2_one(outers[0], multiply)
+    for i, first in enumerate(outers):
+        if i:
+            total_S = total_S + _norm2_one(first, multiply)
+        for second in outers[i + 1 :]:
+            total_S = total_S + 2 * _inner(first, second)
+    return total_S
+
+
+def gram_is_cheaper(tokens: int, rows: int, columns: int) -> bool:
+    """Whether T x T Gram products need fewer multiplications, and the factors less room, than the R x C gradient."""
+    return tokens * (rows + columns) <= rows * columns
+
+
+def _norm2_one(part: Matrix, multiply: bool | None) -> Tensor:
+    """||G_s||^2 of one part by the cheapest exact way."""
+    if isinstance(part, Outer) and part.is_lookup:
+        return _norm2_lookup(part)
+    T, R, C = part.tokens, part.rows, part.columns
+    if multiply is None:
+        multiply = not gram_is_cheaper(T, R, C)
+    one = _norm2_by_product if multiply else _norm2_by_gram
+    elements = (R * C if multiply else T * T) + (T * R if isinstance(part, Recomputed) else 0)
+    return torch.cat([one(part.of(rows)) for rows in chunks(part.sequences, elements)])
+
+
+def _norm2_by_product(part: Outer) -> Tensor:
+    return row_norm2(matmul(part.left.mT, part.right))
+
+
+def _norm2_by_gram(part: Outer) -> Tensor:
+    """sum_tu (left left')_tu (right right')_tu; both are symmetric, so blocks above the diagonal count twice."""
+    T = part.tokens
+    left, right = wide(part.left), wide(part.right)
+    size = -(-T // (1 if T < 64 else 2 if T < 256 else 4))
+    total_S = right.new_zeros(part.sequences)
+    for start in range(0, T, size):
+        for other in range(start, T, size):
+            block, second = slice(start, start + size), slice(other, other + size)
+            product = (left[:, block] @ left[:, second].mT) * (right[:, block] @ right[:, second].mT)
+            total_S += (1 if start == other else 2) * product.sum((1, 2))
+    return total_S
+
+
+def _norm2_lookup(part: Outer) -> Tensor:
+    """||G_s||^2 of an embedding: add up the rows that share an index, then square; O(S T C)."""
+    S = part.sequences
+    owner_S = torch.arange(S, device=part.left.device)
+    key_N, rows_NC = sum_equal_rows(part, owner_S[:, None])
+    return rows_NC.new_zeros(S).index_add(0, key_N // part.rows, rows_NC.square().sum(-1))
+
+
+def _inner(first: Matrix, second: Matrix) -> Tensor:
+    """<G_first,s, G_second,s> = sum_tu (left left')_tu (right right')_tu of two parts; shape (S,)."""
+    if first.is_lookup:
+        first, second = second, first
+    elements = max(first.tokens * second.tokens, *(p.tokens * p.rows for p in (first, second) if not p.is_lookup))
+    inner = []
+    for rows in chunks(first.sequences, elements):
+        one, other = first.of(rows), second.of(rows)
+        if other.is_lookup:
+            left_STU = wide(_columns_at(one.left, other.left))
+        else:
+            left_STU = matmul(one.left, other.left.mT)
+        inner.append((left_STU * matmul(one.right, other.right.mT)).sum((1, 2)))
+    return torch.cat(inner)
+
+
+def _columns_at(dense_STR: Tensor, index_SU: Tensor) -> Tensor:
+    """dense[s, t, index[s, u]], shape (S, T, U)."""
+    S, T, _ = dense_STR.shape
+    return dense_STR.gather(2, index_SU[:, None, :].expand(S, T, index_SU.shape[1]))

@@ -1,0 +1,110 @@
+"""The modules that own the trainable parameters, and the switches of their forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from oblrpo.scores.contributions import wide
+from oblrpo.scores.inside import Forward, forward_for
+from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, rule_for
+
+
+class Slot:
+    """A trainable parameter, or one expert's slice of it, and what the forward has shown of its use."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, index: int | None) -> None:
+        self.name, self.parameter, self.index = name, parameter, index
+        self.calls = 0
+        self.tokens = 0
+        self.only_lookups = True
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the gradient."""
+        return self.parameter.shape if self.index is None else self.parameter.shape[1:]
+
+    @contextmanager
+    def wide_grad(self) -> Iterator[Tensor]:
+        """The `.grad` to add to, in float32 or wider: a short type is rounded once, at the end."""
+        parameter = self.parameter
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        grad = parameter.grad if self.index is None else parameter.grad[self.index]
+        added = grad if wide(grad[:0]).dtype == grad.dtype else torch.zeros_like(grad, dtype=torch.float32)
+        yield added
+        if added is not grad:
+            grad += added
+
+
+class Owner:
+    """A module with trainable parameters of its own, and the switches of its forward."""
+
+    def __init__(self, name: str, module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        self.name, self.module, self.parameters = name, module, parameters
+        self.inside: Forward | None = None
+
+    def hide_parameters(self) -> None:
+        """Take the parameters away from autograd."""
+        for name, parameter in self.parameters.items():
+            self.module._parameters[name] = parameter.detach()  # type: ignore[assignment]
+
+    def show_parameters(self) -> None:
+        """Put the parameters back."""
+        self.module._parameters.update(self.parameters)
+
+    def replace_forward(self, forward: Forward) -> None:
+        """Let the module compute with this forward.
+
+        Raises:
+            UnsupportedModelError: somebody else has replaced it already.
+        """
+        if "forward" in self.module.__dict__:
+            raise UnsupportedModelError(f"{self.name}: its forward was replaced; what it computes now is not known.")
+        self.module.forward = forward
+
+    def restore_forward(self) -> None:
+        """Give the module its own forward back."""
+        if self.inside is not None:
+            self.module.__dict__.pop("forward", None)
+
+
+def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
+    """Every module with trainable parameters of its own.
+
+    Raises:
+        UnsupportedModelError: there is none, or one has no rule.
+    """
+    owners = {}
+    for name, module in model.named_modules():
+        own = {key: p for key, p in module.named_parameters(recurse=False) if p.requires_grad}
+        if not own:
+            continue
+        owner = owners[module] = Owner(name or "the model itself", module, own)
+        owner.inside = forward_for(module)
+        if owner.inside is None:
+            _check_rule(owner)
+    if not owners:
+        raise UnsupportedModelError("the model has no trainable parameter.")
+    return owners
+
+
+def _check_rule(owner: Owner) -> None:
+    rule, kind = rule_for(owner.module), type(owner.module).__name__
+    if rule is None:
+        why = (
+            "DoRA's weights are not a sum of layers; use LoRA"
+            if "Dora" in kind
+            else "freeze it or add a rule with oblrpo.scores.register_rule"
+        )
+        raise UnsupportedModelError(
+            f"no score-norm rule for {kind} at {owner.name} (trainable: {', '.join(owner.parameters)}); {why}."
+        )
+    if rule.gradients is rms_norm:
+        try:
+            gain_offset(owner.module)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{owner.name}: {error}") from None

@@ -1,0 +1,314 @@
+"""Every way of holding gradients, against loop autograd; packed rows, checkpointing and chunked heads under each."""
+
+import math
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from oblrpo.scores import ScoreTape, UnsupportedModelError, chunked_logps, oracle
+from oblrpo.scores import contributions as contributions_module
+from tests.scores.models import PAD, VOCABULARY, batch, build, gradients, logps, relative
+
+EXACT = {
+    "auto": {},
+    "kept": {"memory_budget": 1 << 40},
+    "a small budget": {"memory_budget": 20_000},
+    "gram": {"method": "gram"},
+    "instantiate": {"method": "instantiate"},
+    "folds": {"method": "folds"},
+    "two_pass": {"method": "two_pass"},
+}
+G = 3
+pytestmark = pytest.mark.usefixtures("stay_double")
+
+
+def coefficients(sequences, group_size=G):
+    """Rewards less a baseline for each half of a group, and the columns that span them."""
+    rewards_S = torch.randn(sequences, dtype=torch.float64)
+    fold_S = (torch.arange(sequences) % group_size % 2).double()
+    basis_SK = torch.stack([rewards_S, fold_S, 1 - fold_S], 1)
+    baseline_S = torch.randn(sequences // group_size, dtype=torch.float64).repeat_interleave(group_size)
+    return rewards_S - 0.3 * fold_S - baseline_S * (1 - fold_S), basis_SK
+
+
+def errors(model, forward, keywords, sequences=6):
+    """Relative errors of norms, group norms and gradients of one method."""
+    coef_S, basis_SK = coefficients(sequences)
+    tape = ScoreTape(model, **keywords)
+    folds = {"basis_SK": basis_SK, "group_size": G} if tape.method == "folds" else {}
+    with tape:
+        tape.record(forward(), **folds)
+    norm2_S = tape.norm2()
+    assert all(p.grad is None for p in model.parameters())
+    group_norm2 = tape.accumulate(coef_S, group_size=G)
+    ours = gradients(model)
+    model.zero_grad()
+    expected_norm2 = oracle.norm2(model, forward())
+    expected_group = oracle.accumulate(model, forward(), coef_S, G)
+    expected = gradients(model)
+    model.zero_grad()
+    assert set(ours) == set(expected)
+    return (
+        relative(norm2_S, expected_norm2),
+        relative(group_norm2, expected_group),
+        *(relative(ours[name], expected[name]) for name in ours),
+    )
+
+
+def moe():
+    torch.manual_seed(20)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY, hidden_size=16, moe_intermediate_size=12, intermediate_size=20, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=6, num_experts=5, num_experts_per_tok=2,
+        tie_word_embeddings=True, pad_token_id=PAD, experts_implementation="eager",
+    )  # fmt: skip
+    return Qwen3MoeForCausalLM(config).double().eval()
+
+
+@pytest.mark.parametrize("chunk", [50, 1 << 22])
+@pytest.mark.parametrize("tokens", [(3, 2), (6, 40)])
+@pytest.mark.parametrize("name", EXACT)
+def test_every_exact_method_is_exact(name, tokens, chunk, monkeypatch):
+    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(21)
+    model = build("qwen3-tied-gqa")
+    data = batch(6, *tokens)
+    assert max(errors(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_every_exact_method_is_exact_for_experts(name):
+    model = moe()
+    data = batch()
+    assert max(errors(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_every_exact_method_under_activation_checkpointing(name):
+    """A second backward recomputes too, after the `with` was left."""
+    torch.manual_seed(22)
+    for model in (build("qwen3-untied-bias"), moe()):
+        data = batch()
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        model.train()  # transformers checkpoints in training mode only; no dropout here
+        assert max(errors(model, lambda model=model, data=data: logps(model, *data), EXACT[name])) <= 1e-10
+
+
+def test_reentrant_checkpointing_is_refused():
+    torch.manual_seed(23)
+    model = build("qwen2-tied")
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    model.train()
+    data = batch()
+    with pytest.raises(UnsupportedModelError, match="reentrant"):  # noqa: SIM117
+        with ScoreTape(model) as tape:
+            tape.record(logps(model, *data))
+
+
+def packed(sequences=6):
+    """Sequences of various lengths in two rows, with their own positions; ids -1 fill the rows."""
+    lengths_S = [5, 9, 3, 7, 4, 6]
+    L = 20
+    ids_BL = torch.randint(VOCABULARY, (2, L))
+    sequence_BL, position_BL = torch.full((2, L), -1), torch.zeros(2, L, dtype=torch.long)
+    for row, members in enumerate([(0, 1, 2), (3, 4, 5)]):
+        start = 0
+        for s in members:
+            sequence_BL[row, start : start + lengths_S[s]] = s
+            position_BL[row, start : start + lengths_S[s]] = torch.arange(lengths_S[s])
+            start += lengths_S[s]
+    # attention: causal, within a sequence; a filler sees itself only
+    same_BLL = (sequence_BL[:, :, None] == sequence_BL[:, None, :]) & (sequence_BL >= 0)[:, :, None]
+    allowed = (same_BLL & torch.ones(L, L, dtype=torch.bool).tril()) | torch.eye(L, dtype=torch.bool)
+    bias_B1LL = torch.zeros(2, 1, L, L, dtype=torch.float64).masked_fill(~allowed[:, None], -1e30)
+
+    def forward(model):
+        logits = model(input_ids=ids_BL, attention_mask=bias_B1LL, position_ids=position_BL, use_cache=False).logits
+        logp = logits[:, :-1].log_softmax(-1).gather(2, ids_BL[:, 1:, None])[..., 0]
+        inside = (sequence_BL[:, 1:] == sequence_BL[:, :-1]) & (sequence_BL[:, 1:] >= 0)
+        owner = sequence_BL[:, 1:].clamp(min=0)
+        return logp.new_zeros(sequences).index_add(0, owner.flatten(), (logp * inside).flatten())
+
+    return sequence_BL, forward
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("family", ["dense", "experts"])
+def test_packed_rows(name, family):
+    torch.manual_seed(24)
+    model = build("qwen3-untied-bias") if family == "dense" else moe()
+    sequence_BL, forward = packed()
+    coef_S, basis_SK = coefficients(6)
+    tape = ScoreTape(model, **EXACT[name])
+    folds = {"basis_SK": basis_SK, "group_size": G} if tape.method == "folds" else {}
+    with tape:
+        tape.record(forward(model), sequence_ids=sequence_BL, **folds)
+    norm2_S, group_norm2 = tape.norm2(), tape.accumulate(coef_S, G)
+    ours = gradients(model)
+    model.zero_grad()
+    assert relative(norm2_S, oracle.norm2(model, forward(model))) <= 1e-10
+    assert relative(group_norm2, oracle.accumulate(model, forward(model), coef_S, G)) <= 1e-10
+    expected = gradients(model)
+    assert max(relative(ours[key], expected[key]) for key in expected) <= 1e-10
+
+
+def test_packed_rows_that_do_not_fit_are_refused():
+    torch.manual_seed(25)
+    model = build("qwen2-tied")
+    sequence_BL, forward = packed()
+    for ids, match in ((sequence_BL[:, :-1], "packed rows of shape"), (sequence_BL + 3, "sequence ids up to 8")):
+        with pytest.raises((UnsupportedModelError, ValueError), match=match):  # noqa: SIM117
+            with ScoreTape(model) as tape:
+                tape.record(forward(model), sequence_ids=ids)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("configuration", ["qwen3-tied-gqa", "llama-untied-gqa"])
+def test_a_head_called_on_chunks_of_tokens(name, configuration):
+    torch.manual_seed(26)
+    model = build(configuration)
+    ids_ST, mask_ST, prompt = batch()
+
+    def forward():
+        hidden = model.model(input_ids=ids_ST, attention_mask=mask_ST, use_cache=False).last_hidden_state
+        pieces = [model.lm_head(piece) for piece in hidden[:, prompt - 1 : -1].split(3, 1)]
+        logp_ST = torch.cat(pieces, 1).log_softmax(-1).gather(2, ids_ST[:, prompt:, None])[..., 0]
+        return (logp_ST * mask_ST[:, prompt:]).sum(1)
+
+    assert max(errors(model, forward, EXACT[name])) <= 1e-10
+
+
+@pytest.mark.parametrize("chunk", [1, 500, 1 << 22])
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("configuration", ["qwen3-tied-gqa", "llama-tied-bias", "llama-untied-gqa"])
+def test_chunked_logps(name, configuration, chunk, monkeypatch):
+    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(27)
+    model = build(configuration)
+    if configuration == "llama-untied-gqa":
+        model.lm_head = torch.nn.Linear(16, VOCABULARY, bias=True, dtype=torch.float64)
+    ids_ST, mask_ST, prompt = batch()
+
+    def hidden():
+        return model.model(input_ids=ids_ST, attention_mask=mask_ST, use_cache=False).last_hidden_state
+
+    def forward():
+        logp_ST = chunked_logps(model.lm_head, hidden()[:, prompt - 1 : -1], ids_ST[:, prompt:], temperature=0.7)
+        return (logp_ST * mask_ST[:, prompt:]).sum(1)
+
+    logits = model.lm_head(hidden()[:, prompt - 1 : -1]) / 0.7
+    reference_ST = logits.log_softmax(-1).gather(2, ids_ST[:, prompt:, None])[..., 0]
+    plain = (reference_ST * mask_ST[:, prompt:]).sum(1)
+    torch.testing.assert_close(forward(), plain, rtol=1e-12, atol=0)
+    forward().sum().backward()
+    without_tape = gradients(model)
+    model.zero_grad()
+    plain.sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    assert max(relative(without_tape[key], expected[key]) for key in expected) <= 1e-10
+    assert max(errors(model, forward, EXACT[name])) <= 1e-10
+
+
+def test_chunked_logps_wants_a_linear_head():
+    with pytest.raises(TypeError, match="Conv1d"):
+        chunked_logps(torch.nn.Conv1d(1, 1, 1), torch.ones(1, 1, 1), torch.zeros(1, 1, dtype=torch.long))
+
+
+def test_projected_norms_are_unbiased_and_know_their_error():
+    torch.manual_seed(28)
+    model = build("qwen3-tied-gqa")
+    data = batch(6, 4, 20)
+    expected = oracle.norm2(model, logps(model, *data))
+    estimates, stderrs = [], []
+    tape = ScoreTape(model, "projected", directions=4, seed=1)
+    for _ in range(300):
+        with tape:
+            tape.record(logps(model, *data))
+        estimates.append(tape.norm2())
+        stderrs.append(tape.norm2_stderr())
+        torch.testing.assert_close(tape.norm2(), estimates[-1], rtol=0, atol=0)  # one record, one answer
+    estimates, variances = torch.stack(estimates), torch.stack(stderrs).square()
+    z = (estimates.mean(0) - expected) / (estimates.std(0) / math.sqrt(len(estimates)))
+    assert z.abs().max() < 4
+    torch.testing.assert_close(variances.mean(0), estimates.var(0), rtol=0.25, atol=0)
+    assert 0.02 < (estimates.std(0) / expected).max() < 0.5
+    coef_S, _ = coefficients(6)
+    tape.accumulate(coef_S, G)  # the gradient is exact
+    ours = gradients(model)
+    model.zero_grad()
+    (logps(model, *data) * coef_S).sum().backward()
+    assert max(relative(ours[key], value) for key, value in gradients(model).items()) <= 1e-10
+
+
+def test_projections_can_be_repeated():
+    torch.manual_seed(29)
+    model = build("qwen2-tied")
+    data = batch()
+    norms = []
+    for _ in range(2):
+        with ScoreTape(model, "projected", seed=5) as tape:
+            tape.record(logps(model, *data))
+        norms.append(tape.norm2())
+    torch.testing.assert_close(*norms, rtol=0, atol=0)
+
+
+def test_exact_methods_have_no_error():
+    torch.manual_seed(30)
+    model = build("qwen2-tied")
+    with ScoreTape(model) as tape:
+        tape.record(logps(model, *batch()))
+    assert tape.norm2_stderr().tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 6, (2, 3, 1), (4, 2), (6,)])
+@pytest.mark.parametrize("family", ["dense", "experts"])
+def test_folds_stream_a_group_over_micro_batches(sizes, family):
+    torch.manual_seed(31)
+    model = build("qwen3-tied-gqa") if family == "dense" else moe()
+    ids_ST, mask_ST, prompt = batch()
+    coef_S, basis_SK = coefficients(6)
+    tape = ScoreTape(model, "folds")
+    start = 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        with tape:
+            tape.record(logps(model, ids_ST[rows], mask_ST[rows], prompt), basis_SK=basis_SK[rows], group_size=G)
+        start += size
+    norm2_S, group_norm2 = tape.norm2(), tape.accumulate(coef_S, G)
+    ours = gradients(model)
+    model.zero_grad()
+    assert relative(norm2_S, oracle.norm2(model, logps(model, ids_ST, mask_ST, prompt))) <= 1e-10
+    expected = oracle.accumulate(model, logps(model, ids_ST, mask_ST, prompt), coef_S, G)
+    assert relative(group_norm2, expected) <= 1e-10
+    assert max(relative(ours[key], value) for key, value in gradients(model).items()) <= 1e-10
+    with pytest.raises(ValueError, match="call record"):  # the sums were used up
+        tape.norm2()
+
+
+def test_misuse_of_methods_is_explained():
+    torch.manual_seed(32)
+    model = build("qwen2-tied")
+    data = batch()
+    with pytest.raises(ValueError, match="no method 'exact'; there are auto"):
+        ScoreTape(model, "exact")
+    coef_S, basis_SK = coefficients(6)
+    with ScoreTape(model, "folds") as tape:
+        with pytest.raises(ValueError, match="which needs it"):
+            tape.record(logps(model, *data))
+        with pytest.raises(ValueError, match="does not fit 6"):
+            tape.record(logps(model, *data), basis_SK=basis_SK[:4])
+        tape.record(logps(model, *data), basis_SK=basis_SK, group_size=6)
+    with pytest.raises(ValueError, match="no combination"):
+        tape.accumulate(torch.randn(6), 6)
+    with pytest.raises(ValueError, match="groups of 6"):
+        tape.accumulate(coef_S, 2)
+    tape.accumulate(basis_SK.sum(1), 6)
+    with ScoreTape(model) as tape, pytest.raises(ValueError, match="which needs it"):
+        tape.record(logps(model, *data), basis_SK=basis_SK)
+    with ScoreTape(model, "two_pass") as tape:
+        tape.record(logps(model, *data))
+    tape.accumulate(coef_S, G)
+    with pytest.raises(ValueError, match="record again"):
+        tape.accumulate(coef_S, G)
