@@ -150,13 +150,28 @@ class AlgorithmConfig:
     algorithm: str = "oblrpo"
     """oblrpo, rloo, grpo, dr_grpo or reinforce."""
     baseline: str = ""
-    """oblr (variance-optimal, leave-one-out), rloo, mean or none."""
+    """oblr (variance-optimal, leave-one-out), oblr_crossfit (the same from the other half), rloo, mean or none."""
     normalisation: str = ""
     """Of advantages: none or group_std."""
     weighting: str = ""
     """Of an output's tokens: sequence, sequence_mean, token_mean or constant."""
     num_iterations: int = 1
     """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
+
+
+@dataclass(frozen=True)
+class ScoresConfig:
+    """How squared score norms and the gradient are had from one backward, and what weighs rewards in the baseline."""
+
+    score_method: str = "auto"
+    """auto, gram, instantiate, two_pass: exact; folds: exact, for a baseline per fold; projected: unbiased estimate."""
+    score_memory_mb: int = 0
+    """Memory (MB) that `auto` may use to keep more per-sequence gradients multiplied out, which saves time."""
+    weights: str = "exact"
+    """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length, length16,
+    logit, calibrated (a regression on exact norms of earlier steps)."""
+    calibration_steps: int = 10
+    """Every so many steps exact norms are taken beside a proxy: it learns from them, and its agreement is logged."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +236,7 @@ class TrainConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    scores: ScoresConfig = field(default_factory=ScoresConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 

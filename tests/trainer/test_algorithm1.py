@@ -41,7 +41,7 @@ def test_the_gradient_is_the_formula(tiny_policy, batch, algorithm):
     estimate = learner_of(tiny_policy, algorithm).gradient(rollouts.sequences, rewards_PG)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
-    logps_S, _ = tiny_policy.logps(rollouts.sequences)
+    logps_S = tiny_policy.logps(rollouts.sequences).logps_S
     norm2_PG = oracle.norm2(tiny_policy.model, logps_S).view(P, G)
     table = ALGORITHMS[algorithm]
     inputs = {"norm2_PG": norm2_PG} if table.baseline == "oblr" else {}
@@ -95,7 +95,7 @@ def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, batch):
 def test_several_updates_use_the_first_log_probabilities_as_old(tiny_policy, batch):
     learner = learner_of(tiny_policy, num_iterations=3, lr=0.01, schedule_floor=1.0)
     old, gradient = [], learner.gradient
-    learner.gradient = lambda sequences, rewards, logps: old.append(logps) or gradient(sequences, rewards, logps)
+    learner.gradient = lambda *given: old.append(given[2]) or gradient(*given)
     updates = learner.learn(*batch)
     assert old[0] is None
     assert old[1] is old[2] is updates[0].estimate.logps_PG

@@ -1,7 +1,7 @@
 """The statistics of OBLR-PO, for anybody's training loop: baselines, advantages, gradient moments, the schedule."""
 
 from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS
-from oblrpo.estimators.baselines import BASELINES, Baseline, baseline
+from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis
 from oblrpo.estimators.moments import Moments, moments, squared_norm
 from oblrpo.estimators.schedule import SCHEDULE_MODES, SNRSchedule
 
@@ -14,6 +14,7 @@ __all__ = [
     "Moments",
     "SNRSchedule",
     "baseline",
+    "fold_basis",
     "moments",
     "squared_norm",
 ]

@@ -47,6 +47,36 @@ def oblr(rewards_PG: Tensor, norm2_PG: Tensor) -> Tensor:
     return torch.where(others_PG > 0, weighted_PG, rloo(rewards_PG))
 
 
+def oblr_crossfit(rewards_PG: Tensor, norm2_PG: Tensor) -> Tensor:
+    """b_j = sum_{i not in fold(j)} w_i F_i / sum_{i not in fold(j)} w_i, folds of even and odd outputs. Unbiased.
+
+    The same for all outputs of a fold, so that the gradient is a combination of three sums a prompt (`fold_basis`),
+    which a backward can add up before any norm is known: `ScoreTape(method="folds")`. Half of the outputs estimate each
+    baseline where `oblr` uses all but one. Where the other fold's w are all 0 the baseline is its mean reward.
+    """
+    even_G = _even(rewards_PG)
+    result_PG = torch.empty_like(rewards_PG)
+    for fold_G in (even_G, ~even_G):
+        weights, rewards = norm2_PG[:, ~fold_G], rewards_PG[:, ~fold_G]
+        total_P = weights.sum(1)
+        baseline_P = torch.where(total_P > 0, (weights * rewards).sum(1) / total_P, rewards.mean(1))
+        result_PG[:, fold_G] = baseline_P[:, None]
+    return result_PG
+
+
+def fold_basis(rewards_PG: Tensor) -> Tensor:
+    """Columns (F_j, [j even], [j odd]), shape (P, G, 3): advantages under a baseline per fold are in their span.
+
+    So are those of `none`, `mean`, `rloo` and `oblr_crossfit`; see `spanned`.
+    """
+    even_PG = _even(rewards_PG).to(rewards_PG.dtype).expand_as(rewards_PG)
+    return torch.stack([rewards_PG, even_PG, 1 - even_PG], -1)
+
+
+def _even(rewards_PG: Tensor) -> Tensor:
+    return torch.arange(rewards_PG.shape[1], device=rewards_PG.device) % 2 == 0
+
+
 @dataclass(frozen=True)
 class Baseline:
     """An entry of `BASELINES`."""
@@ -56,6 +86,8 @@ class Baseline:
     """Whether the policy gradient's mean is exactly grad J with it."""
     smallest_group: int
     """The fewest outputs a prompt it is defined for."""
+    spanned: bool = True
+    """Whether its advantages are combinations of `fold_basis`."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -67,7 +99,8 @@ BASELINES: dict[str, Baseline] = {
     "none": Baseline(none, unbiased=True, smallest_group=1),
     "mean": Baseline(mean, unbiased=False, smallest_group=1),
     "rloo": Baseline(rloo, unbiased=True, smallest_group=2),
-    "oblr": Baseline(oblr, unbiased=True, smallest_group=2),
+    "oblr": Baseline(oblr, unbiased=True, smallest_group=2, spanned=False),
+    "oblr_crossfit": Baseline(oblr_crossfit, unbiased=True, smallest_group=2),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,18 @@ from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy.sequences import Sequences, pad
 from oblrpo.policy.tokenizer import byte_tokenizer
+from oblrpo.scores import Features, logit_norm2
+
+
+class Logps(NamedTuple):
+    """What one forward says of completions."""
+
+    logps_S: Tensor
+    """Log-probability of each completion, differentiable."""
+    entropy_SC: Tensor
+    """Entropy of each token's distribution, without gradient."""
+    features: Features | None
+    """What proxies of score norms go by, without gradient."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +91,8 @@ class Policy:
             *pad(answers, self.tokenizer.pad_token_id, left=False, device=self.device),
         )
 
-    def logps(self, batch: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Log pi(o|q) of every completion, (S,), and the entropy of each of its tokens, (S, C), without gradient.
+    def logps(self, batch: Sequences, temperature: float = 1.0, features: bool = False) -> Logps:
+        """Log pi(o|q) of every completion, the entropy of its tokens, and, if asked for, what proxies go by.
 
         pi is the distribution that is sampled from: softmax(logits / temperature) token by token, the end token
         included; a completion cut at its longest length ends without one.
@@ -102,7 +114,11 @@ class Policy:
         logp_SC = logp_SCV.gather(2, batch.completion_SC[..., None])[..., 0]
         with torch.no_grad():
             entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
-        return (logp_SC * batch.completion_mask_SC).sum(1), entropy_SC
+            mask_SC, known = batch.completion_mask_SC, None
+            if features:
+                norm2_SC = logit_norm2(logits_SCV, batch.completion_SC)  # the temperature is in the logits already
+                known = Features.from_tokens(norm2_SC, logp_SC, entropy_SC, mask_SC)
+        return Logps((logp_SC * mask_SC).sum(1), entropy_SC, known)
 
     def save(self, folder: Path) -> None:
         """Write model (safetensors) and tokenizer so that transformers' `from_pretrained(folder)` loads them."""

@@ -31,7 +31,7 @@ def warm_start(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
         batch = policy.sequences(*demonstrations(step))
-        logps_S, _ = policy.logps(batch)
+        logps_S = policy.logps(batch).logps_S
         loss = -logps_S.sum() / batch.lengths_S.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters, 1.0)

@@ -1,9 +1,27 @@
-"""Exact squared score norms of whole sequences, and the weighted gradient, from one forward and one backward."""
+"""Squared score norms of whole sequences, and the weighted gradient, from one forward and one backward."""
 
 from oblrpo.scores import oracle
 from oblrpo.scores.contributions import Outer, Vector
 from oblrpo.scores.head import chunked_logps
+from oblrpo.scores.methods import METHODS
+from oblrpo.scores.proxies import PROXIES, CalibratedProxy, Features, agreement, log_error, logit_norm2
 from oblrpo.scores.rules import Call, UnsupportedModelError, register_rule
 from oblrpo.scores.tape import ScoreTape
 
-__all__ = ["Call", "Outer", "ScoreTape", "UnsupportedModelError", "Vector", "chunked_logps", "oracle", "register_rule"]
+__all__ = [
+    "METHODS",
+    "PROXIES",
+    "CalibratedProxy",
+    "Call",
+    "Features",
+    "Outer",
+    "ScoreTape",
+    "UnsupportedModelError",
+    "Vector",
+    "agreement",
+    "chunked_logps",
+    "log_error",
+    "logit_norm2",
+    "oracle",
+    "register_rule",
+]

@@ -72,6 +72,7 @@ class _HeadLogps(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad_ST,) = grads
         hidden, weight, bias, target_ST, normaliser_ST = ctx.saved_tensors
+        hidden = hidden.detach()  # with its graph it would keep a tape alive
         need_hidden, need_weight, need_bias, *_ = ctx.needs_input_grad
         use: Use | None = ctx.use
         left_of = partial(_logit_gradients, weight=weight, bias=bias, temperature=ctx.temperature)

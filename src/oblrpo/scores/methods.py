@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from oblrpo.scores import norms
 from oblrpo.scores.owners import Slot
 from oblrpo.scores.stores import Factors, NormsOnly, PerSequence, Projected, Store
 
@@ -57,6 +58,13 @@ def _worth_keeping(slots: list[Slot], sequences: int, memory_budget: int) -> lis
             memory_budget -= int(extra)
             kept.append(slot)
     return kept
+
+
+def norm2(stores: list[Store]) -> list[Tensor]:
+    """Squared norms whose sum is that over all stores, (S,) each."""
+    factors = [store for store in stores if type(store) is Factors]
+    others = [store.norm2() for store in stores if type(store) is not Factors]
+    return others + (norms.total_norm2([store.parts for store in factors], factors[0].multiply) if factors else [])
 
 
 def in_basis(coef_S: Tensor, basis_SK: Tensor, group_size: int) -> Tensor:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +14,7 @@ from oblrpo.scores.contributions import (
     Matrix,
     Outer,
     Recomputed,
+    Vector,
     chunks,
     joined,
     matmul,
@@ -55,30 +60,63 @@ def _norm2_one(part: Matrix, multiply: bool | None) -> Tensor:
     """||G_s||^2 of one part by the cheapest exact way."""
     if isinstance(part, Outer) and part.is_lookup:
         return _norm2_lookup(part)
-    T, R, C = part.tokens, part.rows, part.columns
-    if multiply is None:
-        multiply = not gram_is_cheaper(T, R, C)
-    one = _norm2_by_product if multiply else _norm2_by_gram
-    elements = (R * C if multiply else T * T) + (T * R if isinstance(part, Recomputed) else 0)
-    return torch.cat([one(part.of(rows)) for rows in chunks(part.sequences, elements)])
+    if _by_gram(part, multiply):
+        return gram_norm2([part])
+    elements = part.rows * part.columns + _room(part)
+    return torch.cat([_norm2_by_product(part.of(rows)) for rows in chunks(part.sequences, elements)])
+
+
+def _by_gram(part: Matrix, multiply: bool | None) -> bool:
+    if part.is_lookup:
+        return False
+    return gram_is_cheaper(part.tokens, part.rows, part.columns) if multiply is None else not multiply
+
+
+def _room(part: Matrix) -> int:
+    """Elements a sequence that must be made before use."""
+    return part.tokens * part.rows if isinstance(part, Recomputed) else 0
 
 
 def _norm2_by_product(part: Outer) -> Tensor:
     return row_norm2(matmul(part.left.mT, part.right))
 
 
-def _norm2_by_gram(part: Outer) -> Tensor:
-    """sum_tu (left left')_tu (right right')_tu; both are symmetric, so blocks above the diagonal count twice."""
-    T = part.tokens
-    left, right = wide(part.left), wide(part.right)
+def gram_norm2(parts: Sequence[Matrix]) -> Tensor:
+    """Sum of the squared norms of dense parts *of different parameters* that have one right factor in common, (S,).
+
+    sum_tu (sum_i left_i left_i')_tu (right right')_tu: query, key and value projections share their input's Gram
+    matrix. Both factors are symmetric, so blocks above the diagonal count twice.
+    """
+    T = parts[0].tokens
     size = -(-T // (1 if T < 64 else 2 if T < 256 else 4))
-    total_S = right.new_zeros(part.sequences)
-    for start in range(0, T, size):
-        for other in range(start, T, size):
-            block, second = slice(start, start + size), slice(other, other + size)
-            product = (left[:, block] @ left[:, second].mT) * (right[:, block] @ right[:, second].mT)
-            total_S += (1 if start == other else 2) * product.sum((1, 2))
-    return total_S
+    norm2_S = []
+    for rows in chunks(parts[0].sequences, size * size + sum(_room(part) for part in parts)):
+        some = [part.of(rows) for part in parts]
+        right, lefts = wide(some[0].right), [wide(part.left) for part in some]
+        total_S = right.new_zeros(len(right))
+        for start in range(0, T, size):
+            for other in range(start, T, size):
+                block, second = slice(start, start + size), slice(other, other + size)
+                left_STU = lefts[0][:, block] @ lefts[0][:, second].mT
+                for left in lefts[1:]:
+                    left_STU.baddbmm_(left[:, block], left[:, second].mT)
+                product = left_STU * (right[:, block] @ right[:, second].mT)
+                total_S += (1 if start == other else 2) * product.sum((1, 2))
+        norm2_S.append(total_S)
+    return torch.cat(norm2_S)
+
+
+def total_norm2(all_parts: Iterable[list[Contribution]], multiply: bool | None = None) -> list[Tensor]:
+    """Squared norms whose sum is that over all these parameters; Gram products of a common input are taken once."""
+    norm2_S, sharing = [], defaultdict[Any, list[Matrix]](list)
+    for parts in all_parts:
+        first = parts[0]
+        if len(parts) == 1 and not isinstance(first, Vector) and _by_gram(first, multiply):
+            # All are alive, so equal addresses and shapes mean the same tensor.
+            sharing[first.right.data_ptr(), first.right.shape, first.right.stride()].append(first)
+        else:
+            norm2_S.append(norm2(parts, multiply))
+    return norm2_S + [gram_norm2(parts) for parts in sharing.values()]
 
 
 def _norm2_lookup(part: Outer) -> Tensor:

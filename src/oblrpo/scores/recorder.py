@@ -301,7 +301,7 @@ class _Tap(torch.autograd.Function):
         if grad is None:
             return None, None, None, *(None for _ in ctx.needs_input_grad[3:])
         try:
-            saved = ctx.saved_tensors
+            saved = [each.detach() for each in ctx.saved_tensors]  # a tensor with its graph would keep the tape alive
         except RuntimeError as error:
             if "inplace" in str(error):
                 raise UnsupportedModelError(

@@ -42,20 +42,20 @@ class Factors(Store):
     """Keeps the factors; norms by Gram products (multiply=False), multiplied out (True), or the cheaper (None)."""
 
     def __init__(self, multiply: bool | None = None) -> None:
-        self._multiply = multiply
-        self._parts: list[Contribution] = []
+        self.multiply = multiply
+        self.parts: list[Contribution] = []
 
     def take(self, parts: list[Contribution]) -> None:
         """Receive the shares."""
-        self._parts = parts
+        self.parts = parts
 
     def norm2(self) -> Tensor:
         """Squared norm of each sequence's gradient, (S,)."""
-        return norms.norm2(self._parts, self._multiply)
+        return norms.norm2(self.parts, self.multiply)
 
     def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
         """Add the weighted sum to `grad`; squared norms of the groups' sums."""
-        return contributions.group_sums(self._parts, coef_S, group_size, grad)
+        return contributions.group_sums(self.parts, coef_S, group_size, grad)
 
 
 class PerSequence(Store):
@@ -64,6 +64,10 @@ class PerSequence(Store):
     def take(self, parts: list[Contribution]) -> None:
         """Receive the shares."""
         S, shape = parts[0].sequences, gradient_shape(parts[0])
+        if isinstance(parts[0], Vector):
+            self._gradient_S = contributions.vector_total(parts)
+            self._norm2_S = contributions.row_norm2(self._gradient_S)
+            return
         first = contributions.multiply_out(parts, slice(0, 1))
         self._gradient_S = first.new_empty(S, *shape)
         norm2_S = []
@@ -163,7 +167,7 @@ class Projected(Factors):
 
     def norm2(self) -> Tensor:
         """Squared norm of each sequence's gradient, (S,)."""
-        parts = self._parts
+        parts = self.parts
         if all(part.is_lookup for part in parts if not isinstance(part, Vector)):
             self.variance_S = torch.zeros_like(norms.norm2(parts))
             return norms.norm2(parts)

@@ -173,7 +173,7 @@ class ScoreTape:
         """Squared score norms || grad_theta logps_S[s] ||^2 over all trainable parameters, shape (S,)."""
         self._need_record()
         if self._norm2_S is None:
-            self._norm2_S = _sum([store.norm2() for store in self._stores.values()])
+            self._norm2_S = _sum(methods.norm2(list(self._stores.values())))
         return self._norm2_S
 
     @torch.no_grad()

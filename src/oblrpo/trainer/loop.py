@@ -114,6 +114,7 @@ class Trainer:
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.schedule.load_state_dict(state["schedule"])
         self.learner.scheduler.load_state_dict(state["scheduler"])
+        self.learner.weights.load_state_dict(state["weights"])
 
     def _warm_start(self, progress: Progress) -> None:
         config = self.config.warm_start
@@ -144,7 +145,7 @@ class Trainer:
             config.temperature,
         )
         rewards_PG = rewards_of(self.task, problems, rollouts.completions).to(self.policy.device)
-        updates = self.learner.learn(rollouts, rewards_PG)
+        updates = self.learner.learn(rollouts, rewards_PG, step)
         self.tokens += rollouts.sequences.tokens
         self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates[0].estimate))
         metrics = step_metrics(step, rollouts, rewards_PG, updates, self.tokens)
@@ -175,6 +176,7 @@ class Trainer:
             "optimizer": self.learner.optimizer.state_dict(),
             "schedule": self.learner.schedule.state_dict(),
             "scheduler": self.learner.scheduler.state_dict(),
+            "weights": self.learner.weights.state_dict(),
         }
         self.folder.save_checkpoint(self.done, self.policy.save, state, self.config.run.save_total_limit)
         self.saved = self.done

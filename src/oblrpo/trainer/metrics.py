@@ -39,12 +39,18 @@ def step_metrics(
         "critical_batch_size": last.smoothed.critical_batch_size,
         "signal2": estimate.moments.signal2,
         "trace_cov": estimate.moments.trace_cov,
-        "score_norm2/mean": estimate.norm2_PG.mean().item(),
-        "score_norm2/kappa": kappa(estimate.norm2_PG, rewards_PG),
+        **_norms(estimate, rewards_PG),
         "baseline/mean": baseline_P.mean().item(),
         "baseline/spread": baseline_P.std().item(),
         "num_tokens": tokens,
     }
+
+
+def _norms(estimate: Estimate, rewards_PG: Tensor) -> dict[str, float]:
+    if estimate.norm2_PG is None:
+        return {}
+    mean = estimate.norm2_PG.mean().item()
+    return {"score_norm2/mean": mean, "score_norm2/kappa": kappa(estimate.norm2_PG, rewards_PG)} | estimate.agreement
 
 
 def kappa(norm2_PG: Tensor, rewards_PG: Tensor) -> float:
@@ -64,10 +70,11 @@ def completion_rows(
         "reward": rewards_PG,
         "baseline": estimate.baseline_PG,
         "advantage": estimate.advantages_PG,
-        "score_norm2": estimate.norm2_PG,
         "length": rollouts.sequences.lengths_S,
         "clipped": rollouts.clipped_S,
     }
+    if estimate.norm2_PG is not None:
+        columns["score_norm2"] = estimate.norm2_PG
     values = {key: column.flatten().tolist() for key, column in columns.items()}
     G = rewards_PG.shape[1]
     return [

@@ -14,8 +14,10 @@ from oblrpo.config import OptimConfig, TrainConfig, flatten
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Policy, load_policy
+from oblrpo.scores import METHODS
 from oblrpo.tasks import DataFileTask, Problem, Task, make_task
 from oblrpo.trainer.algorithm1 import Learner
+from oblrpo.trainer.weights import WEIGHTS
 
 SMALL_MODEL = 5_000_000
 
@@ -28,6 +30,8 @@ RANGES = (
     ("prompts_per_micro_batch", 0, MOST),
     ("temperature", 1e-3, MOST),
     ("num_iterations", 1, MOST),
+    ("score_memory_mb", 0, MOST),
+    ("calibration_steps", 0, MOST),
     ("learning_rate", 0, MOST),
     ("max_grad_norm", 0, MOST),
     ("warmup_steps", 0, MOST),
@@ -72,8 +76,24 @@ def check(config: TrainConfig) -> None:
             )
     if algorithm.normalisation == "group_std" and G < 2:
         raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
+    _check_scores(config, algorithm)
     if config.warm_start.warm_start_steps and config.task.data:
         raise InputError("warm_start_steps needs a built-in task, which can demonstrate; a data file cannot.")
+
+
+def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
+    scores = config.scores
+    for key, value, table in (("score_method", scores.score_method, METHODS), ("weights", scores.weights, WEIGHTS)):
+        if value not in table:
+            raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
+    if scores.score_method == "folds" and not BASELINES[algorithm.baseline].spanned:
+        spanned = ", ".join(name for name, baseline in BASELINES.items() if baseline.spanned)
+        raise InputError(
+            f"score_method folds keeps three sums a prompt, which do not give the baseline {algorithm.baseline!r}; "
+            f"choose one of: {spanned}."
+        )
+    if scores.weights == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
+        raise InputError("weights 'calibrated' needs a calibration_steps of at least 1 and num_generations of 2.")
 
 
 def task_of(config: TrainConfig) -> Task:
@@ -127,7 +147,9 @@ def make_learner(policy: Policy, config: TrainConfig, algorithm: Algorithm) -> L
         config.optim.lr_scheduler_type, optimizer, 0, config.run.steps * config.algorithm.num_iterations
     )
     try:
-        return Learner(policy, algorithm, optimizer, scheduler, config.rollout, config.algorithm, config.optim)
+        return Learner(
+            policy, algorithm, optimizer, scheduler, config.rollout, config.algorithm, config.optim, config.scores
+        )
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
 

@@ -1,0 +1,44 @@
+"""The memory meter: the most that tensors held at once while a function ran."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+
+def peak_bytes(function: Callable[[], object], device: torch.device | str) -> int:
+    """Peak of live tensor memory while `function` runs, less what was live when it started; in bytes.
+
+    On CUDA the caching allocator's own count. Elsewhere every allocation and free of torch's CPU allocator, in order,
+    backward included: what the tensors asked for, without the allocator's slack, the same in every run. What a library
+    allocates behind torch's back (packing buffers of a matrix product) is not in it. On the CPU, freeing memory that
+    was live before counts only if an earlier call of this function saw it allocated; drop it before, not within.
+    """
+    gc.collect()  # cycles left by earlier work would otherwise be freed within
+    return _cuda(function, device) if torch.device(device).type == "cuda" else _cpu(function)
+
+
+def _cuda(function: Callable[[], object], device: torch.device | str) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    function()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _cpu(function: Callable[[], object]) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports its start and its end on stderr
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    # The raw events: to make the profiler's own list of them takes longer than the function.
+    events: list[Any] = profiler.profiler.kineto_results.events()
+    changes: list[tuple[int, int]] = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(accumulate((nbytes for _, nbytes in changes), initial=0))
