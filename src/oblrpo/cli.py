@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 import yaml
@@ -22,6 +22,7 @@ oblrpo: post-training of language models with the variance-optimal baseline and 
 
   oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
   oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
+  oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
   oblrpo --version
 
 Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
@@ -40,6 +41,35 @@ class TrainCommand:
     """Go on with the run in `--output` from its latest checkpoint, under the settings it was started with."""
     dry_run: bool = False
     """Print the resolved settings, the parameter count and the batch sizes; write nothing."""
+
+
+@dataclass(frozen=True)
+class BenchCommand:
+    """Compare ways to have squared score norms and the weighted gradient: time, operations, memory and error.
+
+    Every figure is a ratio to a plain forward and backward in the same run. Examples: `oblrpo bench scores`;
+    `oblrpo bench scores --shape long --methods "exact (auto)" projected`; `oblrpo bench scores --scaling`;
+    `oblrpo bench scores --shape qwen3-4b --tokens 4096 --device cuda --dtype bfloat16`.
+    """
+
+    what: Annotated[Literal["scores"], tyro.conf.Positional] = "scores"
+    """The benchmark."""
+    shape: tuple[str, ...] = ("short", "medium", "long")
+    """short, medium, long, qwen3-4b."""
+    methods: tuple[str, ...] = ()
+    """Rows to measure; all if none is named."""
+    scaling: bool = False
+    """Instead: the medium shape with more sequences, tokens or parameters."""
+    tokens: int = 0
+    """Use this many tokens a sequence instead of the shape's."""
+    rounds: int = 9
+    """Rounds in which every method has its turn."""
+    threads: int = 1
+    """CPU threads."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Of the model."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +115,7 @@ def dispatch(argv: list[str]) -> None:
     Raises:
         InputError: the command is unknown, or as the command raises.
     """
-    commands: dict[str, Callable[[list[str]], None]] = {"train": train, "report": report}
+    commands: dict[str, Callable[[list[str]], None]] = {"train": train, "report": report, "bench": bench}
     if not argv or argv[0] in {"-h", "--help"}:
         print(USAGE)
     elif argv[0] == "--version":
@@ -129,6 +159,14 @@ def report(argv: list[str]) -> None:
     """`oblrpo report`."""
     command = tyro.cli(ReportCommand, args=argv, prog="oblrpo report")
     print(_write_report(Path(command.run)))
+
+
+def bench(argv: list[str]) -> None:
+    """`oblrpo bench`."""
+    command = tyro.cli(BenchCommand, args=argv, prog="oblrpo bench")
+    from oblrpo.bench.tables import print_tables
+
+    print_tables(**{field.name: getattr(command, field.name) for field in fields(command) if field.name != "what"})
 
 
 def _write_report(run: Path) -> Path:

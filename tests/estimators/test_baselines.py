@@ -56,7 +56,7 @@ def test_an_unbiased_baseline_ignores_its_own_output(name):
     after = estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG)
     torch.testing.assert_close(after[:, 2], before[:, 2], rtol=0, atol=0)
     if name != "none":
-        assert (after[:, 0] != before[:, 0]).all()
+        assert (after != before).any(1).all()  # the others' baselines see the change
 
 
 def test_the_mean_baseline_depends_on_its_own_output():

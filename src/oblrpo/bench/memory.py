@@ -37,8 +37,11 @@ def _cpu(function: Callable[[], object]) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        # Allocations are recorded all the same; the operators would take gigabytes. All kinds at once: switching off
+        # one of them is warned about on stderr.
+        profiler.toggle_collection_dynamic(False, ProfilerActivity.__members__.values())
         function()
-    # The raw events: to make the profiler's own list of them takes longer than the function.
+    assert profiler.profiler is not None
     events: list[Any] = profiler.profiler.kineto_results.events()
     changes: list[tuple[int, int]] = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     return max(accumulate((nbytes for _, nbytes in changes), initial=0))

@@ -159,10 +159,18 @@ def _sketch_one(part: Matrix, directions_RK: Tensor) -> Tensor:
     return torch.cat(sketches)
 
 
+LINE = 1024
+"""Squares are summed in lines of so many first: one long float32 sum in sequence loses digits."""
+
+
 def row_norm2(rows: Tensor) -> Tensor:
-    """Squared norm of each row of (n, ...), in one pass without a temporary."""
-    norms: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
-    return norms.square()
+    """Squared norm of each row of (n, ...), in one pass without a temporary, (n,)."""
+    flat = rows.flatten(1)
+    whole = flat.shape[1] // LINE * LINE
+    lines = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, LINE)), dim=-1)
+    rest = torch.linalg.vector_norm(flat[:, whole:], dim=1)
+    total: Tensor = lines.square().sum(1) + rest.square()
+    return total
 
 
 def chunks(count: int, elements: int) -> Iterator[slice]:

@@ -1,0 +1,103 @@
+"""`oblrpo bench scores`: prints what `bench.scores` measures, as tables that can be pasted into a page."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import replace
+
+import torch
+
+from oblrpo.bench.scores import METHODS, SCALING, Row, keep_freed_memory, measure
+from oblrpo.bench.workload import SHAPES, Shape
+from oblrpo.errors import InputError, did_you_mean
+
+SCALED = ("exact (auto)", "exact, gradients kept", "exact, folds", "projected")
+"""Methods of the scaling table."""
+
+
+def print_tables(
+    shape: tuple[str, ...],
+    methods: tuple[str, ...],
+    scaling: bool,
+    tokens: int,
+    rounds: int,
+    threads: int,
+    device: str,
+    dtype: str,
+) -> None:
+    """Measure and print.
+
+    Raises:
+        InputError: an unknown shape or method, a size out of range, or a device that is not there.
+    """
+    _check(shape, methods, tokens, rounds, threads, device)
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    kind = getattr(torch, dtype)
+    where = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()} CPU"
+    print(f"torch {torch.__version__}, {where}, {threads} thread(s), {dtype}, {rounds} rounds\n")
+    if scaling:
+        _print_scaling(rounds, device, kind)
+        return
+    for name in shape:
+        sized = replace(SHAPES[name], tokens=tokens) if tokens else SHAPES[name]
+        seconds, rows = measure(sized, methods or METHODS, rounds, device, kind, sys.stdout.isatty())
+        print(f"{_describe(sized)}: a plain step takes {seconds * 1e3:.1f} ms\n")
+        print("| method | time | 10-90 % of rounds | FLOPs | peak memory | norm error | gradient error |")
+        print("|---|---|---|---|---|---|---|")
+        for row in rows:
+            print(_line(row), flush=True)
+        print()
+
+
+def _check(
+    shape: tuple[str, ...], methods: tuple[str, ...], tokens: int, rounds: int, threads: int, device: str
+) -> None:
+    for given, table in ((shape, SHAPES), (methods, METHODS)):
+        for name in given:
+            if name not in table:
+                raise InputError(f"unknown {name!r}; choose from: {', '.join(table)}.{did_you_mean(name, list(table))}")
+    if rounds < 1 or threads < 1 or tokens < 0 or tokens == 1:
+        raise InputError("rounds and threads must be at least 1, tokens at least 2.")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _describe(shape: Shape) -> str:
+    return (
+        f"{shape.name}: {shape.sequences} sequences x {shape.tokens} tokens in groups of {shape.group_size}, "
+        f"{_parameters(shape) / 1e6:.1f} M parameters"
+    )
+
+
+def _parameters(shape: Shape) -> int:
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = shape.hidden * (2 * query + 2 * key) + 2 * shape.head_dim
+    block = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
+    return shape.layers * block + shape.hidden * (1 + shape.vocabulary * (1 if shape.tied else 2))
+
+
+def _line(row: Row) -> str:
+    if row.missing:
+        return f"| {row.method} | {row.missing} | | | | | |"
+    norm = "none" if row.norm_error is None else f"{row.norm_error:.1e}"
+    norm = "" if row.method == "plain" else norm
+    return (
+        f"| {row.method} | {row.time:.2f} | {row.low:.2f} - {row.high:.2f} | {row.flops:.2f} | {row.memory:.2f} "
+        f"| {norm} | {row.gradient_error:.1e} |"
+    )
+
+
+def _print_scaling(rounds: int, device: str, dtype: torch.dtype) -> None:
+    titles = [f"{name}: time, memory" for name in SCALED]
+    print(f"| sequences x tokens, width | parameters | plain (ms) | {' | '.join(titles)} |")
+    print("|---" * (3 + len(SCALED)) + "|")
+    for shapes in SCALING.values():
+        for shape in shapes:
+            seconds, rows = measure(shape, SCALED, rounds, device, dtype, sys.stdout.isatty())
+            cells = [f"{row.time:.2f}, {row.memory:.2f}" for row in rows[1:]]
+            size = f"{shape.sequences} x {shape.tokens}, {shape.hidden} | {_parameters(shape) / 1e6:.1f} M"
+            print(f"| {size} | {seconds * 1e3:.0f} | {' | '.join(cells)} |", flush=True)
