@@ -164,6 +164,7 @@ def report(argv: list[str]) -> None:
 def bench(argv: list[str]) -> None:
     """`oblrpo bench`."""
     command = tyro.cli(BenchCommand, args=argv, prog="oblrpo bench")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the memory meter's profiler is talkative
     from oblrpo.bench.tables import print_tables
 
     print_tables(**{field.name: getattr(command, field.name) for field in fields(command) if field.name != "what"})

@@ -166,11 +166,15 @@ LINE = 1024
 def row_norm2(rows: Tensor) -> Tensor:
     """Squared norm of each row of (n, ...), in one pass without a temporary, (n,)."""
     flat = rows.flatten(1)
+    if flat.shape[1] <= LINE:
+        norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+        return norms.square()
     whole = flat.shape[1] // LINE * LINE
-    lines = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, LINE)), dim=-1)
-    rest = torch.linalg.vector_norm(flat[:, whole:], dim=1)
-    total: Tensor = lines.square().sum(1) + rest.square()
-    return total
+    lines: Tensor = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, LINE)), dim=-1)
+    if whole == flat.shape[1]:
+        return lines.square().sum(1)
+    rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1)
+    return lines.square().sum(1) + rest.square()
 
 
 def chunks(count: int, elements: int) -> Iterator[slice]:

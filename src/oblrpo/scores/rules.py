@@ -129,7 +129,8 @@ def rms_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
     assert isinstance(weight, Tensor)
     assert call.output is not None
     gain = wide(weight) + gain_offset(call.module)
-    if gain.abs().amin() < torch.finfo(weight.dtype).tiny ** 0.5:  # y / w is lost to underflow: normalise again
+    # Where y / w is lost to underflow, normalise again; on a GPU always, since to look at the gain would halt it.
+    if gain.is_cuda or gain.abs().amin() < torch.finfo(weight.dtype).tiny ** 0.5:
         return {"weight": _gain(grad, _with_weight(call.module, call.input, 1 - gain_offset(call.module)), weight)}
     part = _gain(grad, call.output, weight)
     return {"weight": Vector(part.value_SC / gain.flatten())}

@@ -68,10 +68,9 @@ class PerSequence(Store):
             self._gradient_S = contributions.vector_total(parts)
             self._norm2_S = contributions.row_norm2(self._gradient_S)
             return
-        first = contributions.multiply_out(parts, slice(0, 1))
-        self._gradient_S = first.new_empty(S, *shape)
+        self._gradient_S = contributions.wide(parts[0].right[:0]).new_empty(S, *shape)
         norm2_S = []
-        for rows in contributions.chunks(S, first.numel()):
+        for rows in contributions.chunks(S, math.prod(shape)):
             out = contributions.multiply_out(parts, rows, self._gradient_S[rows])
             norm2_S.append(contributions.row_norm2(out))
         self._norm2_S = torch.cat(norm2_S)

@@ -67,7 +67,7 @@ class ScoreTape:
         method: str = "auto",
         *,
         memory_budget: int = 0,
-        directions: int = 16,
+        directions: int = 8,
         seed: int = 0,
     ) -> None:
         if method not in methods.METHODS:
