@@ -49,7 +49,7 @@ class BenchCommand:
 
     Every figure is a ratio to a plain forward and backward in the same run. Examples: `oblrpo bench scores`;
     `oblrpo bench scores --shape long --methods "exact (auto)" projected`; `oblrpo bench scores --scaling`;
-    `oblrpo bench scores --shape qwen3-4b --tokens 4096 --device cuda --dtype bfloat16`.
+    `oblrpo bench scores --shape qwen3-4b --sequences 2 --tokens 4096 --device cuda --dtype bfloat16`.
     """
 
     what: Annotated[Literal["scores"], tyro.conf.Positional] = "scores"
@@ -60,6 +60,8 @@ class BenchCommand:
     """Rows to measure; all if none is named."""
     scaling: bool = False
     """Instead: the medium shape with more sequences, tokens or parameters."""
+    sequences: int = 0
+    """Use this many sequences instead of the shape's: whole groups, or part of one."""
     tokens: int = 0
     """Use this many tokens a sequence instead of the shape's."""
     rounds: int = 9

@@ -44,7 +44,14 @@ def test_the_parameter_count_is_the_models(shape):
 
 
 def table(**changes):
-    settings = {"shape": ("short",), "methods": ("exact (auto)",), "scaling": False, "tokens": 0, "rounds": 1}
+    settings = {
+        "shape": ("short",),
+        "methods": ("exact (auto)",),
+        "scaling": False,
+        "sequences": 0,
+        "tokens": 0,
+        "rounds": 1,
+    }
     print_tables(**(settings | {"threads": 1, "device": "cpu", "dtype": "float32"} | changes))
 
 
@@ -54,6 +61,8 @@ def test_tables_can_be_pasted(capsys, monkeypatch):
     monkeypatch.setitem(scores.SCALING, "S", [TINY])
     monkeypatch.setitem(scores.SCALING, "T", [])
     monkeypatch.setitem(scores.SCALING, "parameters", [])
+    table(tokens=5, sequences=1)
+    assert "1 sequences x 5 tokens in groups of 1" in capsys.readouterr().out
     table(tokens=5)
     printed = capsys.readouterr().out
     assert "4 sequences x 5 tokens in groups of 2" in printed
@@ -78,6 +87,7 @@ def test_what_is_missing_says_so(capsys, monkeypatch):
         ({"methods": ("magic",)}, "unknown 'magic'"),
         ({"rounds": 0}, "at least 1"),
         ({"tokens": 1}, "at least 2"),
+        ({"sequences": 12}, "no whole groups of 8"),
         ({"device": "abacus"}, "device 'abacus' cannot be used"),
     ],
 )

@@ -148,7 +148,7 @@ def _count(method: Rival, workload: Workload) -> list[float]:
 
 
 def _gradient(workload: Workload) -> list[Tensor]:
-    return [p.grad.detach().double() for p in workload.parameters if p.grad is not None]
+    return [p.grad.detach() for p in workload.parameters if p.grad is not None]
 
 
 def _reference(shape: Shape, device: str, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
@@ -163,8 +163,9 @@ def _reference(shape: Shape, device: str, dtype: torch.dtype) -> tuple[Tensor, l
 def _errors(method: Rival, workload: Workload, norm2_S: Tensor, gradient: list[Tensor]) -> tuple[float | None, float]:
     _fresh(workload)
     ours_S = method(workload)
-    difference = torch.stack([(a - b).norm() for a, b in zip(_gradient(workload), gradient, strict=True)]).norm()
-    size = torch.stack([each.norm() for each in gradient]).norm()
+    pairs = zip(_gradient(workload), gradient, strict=True)
+    difference = torch.stack([(ours.double() - reference).norm() for ours, reference in pairs]).norm()
+    size = torch.stack([reference.double().norm() for reference in gradient]).norm()
     norm_error = None if ours_S is None else float(((ours_S.double() - norm2_S) / norm2_S).abs().max())
     _fresh(workload)
     return norm_error, float(difference / size)

@@ -20,6 +20,7 @@ def print_tables(
     shape: tuple[str, ...],
     methods: tuple[str, ...],
     scaling: bool,
+    sequences: int,
     tokens: int,
     rounds: int,
     threads: int,
@@ -31,7 +32,7 @@ def print_tables(
     Raises:
         InputError: an unknown shape or method, a size out of range, or a device that is not there.
     """
-    _check(shape, methods, tokens, rounds, threads, device)
+    _check(shape, methods, sequences, tokens, rounds, threads, device)
     torch.set_num_threads(threads)
     keep_freed_memory()
     kind = getattr(torch, dtype)
@@ -41,7 +42,7 @@ def print_tables(
         _print_scaling(rounds, device, kind)
         return
     for name in shape:
-        sized = replace(SHAPES[name], tokens=tokens) if tokens else SHAPES[name]
+        sized = _resized(SHAPES[name], sequences, tokens)
         seconds, rows = measure(sized, methods or METHODS, rounds, device, kind, sys.stdout.isatty())
         print(f"{_describe(sized)}: a plain step takes {seconds * 1e3:.1f} ms\n")
         print("| method | time | 10-90 % of rounds | FLOPs | peak memory | norm error | gradient error |")
@@ -51,8 +52,22 @@ def print_tables(
         print()
 
 
+def _resized(shape: Shape, sequences: int, tokens: int) -> Shape:
+    """With as many sequences and tokens as asked for; fewer sequences than a group are one group."""
+    sequences = sequences or shape.sequences
+    return replace(
+        shape, sequences=sequences, group_size=min(shape.group_size, sequences), tokens=tokens or shape.tokens
+    )
+
+
 def _check(
-    shape: tuple[str, ...], methods: tuple[str, ...], tokens: int, rounds: int, threads: int, device: str
+    shape: tuple[str, ...],
+    methods: tuple[str, ...],
+    sequences: int,
+    tokens: int,
+    rounds: int,
+    threads: int,
+    device: str,
 ) -> None:
     for given, table in ((shape, SHAPES), (methods, METHODS)):
         for name in given:
@@ -60,6 +75,9 @@ def _check(
                 raise InputError(f"unknown {name!r}; choose from: {', '.join(table)}.{did_you_mean(name, list(table))}")
     if rounds < 1 or threads < 1 or tokens < 0 or tokens == 1:
         raise InputError("rounds and threads must be at least 1, tokens at least 2.")
+    for name in shape:
+        if sequences < 0 or sequences % min(SHAPES[name].group_size, sequences or 1):
+            raise InputError(f"{sequences} sequences are no whole groups of {SHAPES[name].group_size}.")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -1,0 +1,1 @@
+"""Measurements behind docs/results.md; each prints the table that stands there."""
