@@ -194,6 +194,50 @@ def test_a_recipe_file_and_flags_over_it(oblrpo, tmp_path):
     assert (settings["learning_rate"], settings["steps"], settings["optimizer_args"]) == (3e-4, 9, {"momentum": 0.9})
 
 
+@pytest.mark.usefixtures("dense_reward")
+@pytest.mark.parametrize("baseline", ["oblr", "oblr_crossfit"])
+def test_every_exact_way_trains_alike(small_run, tmp_path, baseline):
+    ways = {"auto": {}, "gram": {}, "two_pass": {}, "budget": {"score_method": "auto", "score_memory_mb": 100}}
+    if baseline == "oblr_crossfit":
+        ways["folds"] = {}
+    for name, settings in ways.items():
+        settings = {"score_method": name, "steps": 2, "calibration_steps": 1} | settings
+        assert small_run(output=tmp_path / name, baseline=baseline, **settings)[0] == 0
+    first, *others = [metrics_of(tmp_path / name) for name in ways]
+    assert {f"score_norm2/agreement_{name}" for name in ("length", "length16", "logit", "calibrated")} < set(first[1])
+    for other in others:
+        for expected, row in zip(first, other, strict=True):
+            assert set(row) == set(expected)
+            for key, value in expected.items():  # None: a ratio without a denominator
+                assert row[key] == (value if value is None else pytest.approx(value, rel=2e-3, abs=1e-5)), key
+
+
+@pytest.mark.usefixtures("dense_reward")
+@pytest.mark.parametrize("weights", ["length", "length16", "logit", "calibrated"])
+def test_weights_by_proxy(small_run, oblrpo, tmp_path, weights):
+    """Norms are taken every other step only; a resumed run has learned the same."""
+    settings = {"weights": weights, "calibration_steps": 2}
+    assert small_run(output=tmp_path / "a", **settings)[0] == 0
+    assert small_run(output=tmp_path / "b", **settings | {"steps": 3})[0] == 0
+    assert oblrpo("train", "--resume", "--output", tmp_path / "b", "--steps", 4)[0] == 0
+    rows = metrics_of(tmp_path / "a")
+    assert [row["step"] for row in rows if "score_norm2/mean" in row] == [2, 4]
+    assert [row["step"] for row in rows if "score_norm2/agreement_calibrated" in row] == [2, 4]
+    assert metrics_of(tmp_path / "b")[-1] == rows[-1]
+    assert weights_of(tmp_path / "a", 4) == weights_of(tmp_path / "b", 4)
+    completions = (tmp_path / "a" / "completions").glob("step_*.jsonl")
+    found = {path.stem for path in completions if "score_norm2" in path.read_text()}
+    assert found == {"step_2", "step_4"}
+    assert small_run(output=tmp_path / "c", weights=weights, calibration_steps=9, steps=1)[0] == 0
+    assert "not taken" in (tmp_path / "c" / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("dense_reward")
+def test_projected_norms_train(small_run, tmp_path):
+    assert small_run(score_method="projected", steps=2)[0] == 0
+    assert metrics_of(tmp_path / "run")[-1]["score_norm2/mean"] > 0
+
+
 def test_help_reads_like_documentation(oblrpo):
     code, out, _ = oblrpo("train", "--help")
     assert code == 0

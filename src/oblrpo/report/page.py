@@ -53,11 +53,12 @@ def _charts(rows: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[str
     measured = [row for row in rows if "eval/accuracy" in row]
 
     def line(label: str, key: str, source: list[dict[str, Any]] = steps, error: str | None = None) -> Line:
+        known = [row for row in source if key in row]
         return Line(
             label,
-            [row["step"] for row in source],
-            [row[key] for row in source],
-            [1.96 * row[error] for row in source] if error else None,
+            [row["step"] for row in known],
+            [row[key] for row in known],
+            [1.96 * row[error] for row in known] if error else None,
         )
 
     accuracy = line("held-out accuracy (95 %)", "eval/accuracy", measured, "eval/accuracy_stderr")
@@ -83,7 +84,7 @@ def _samples(folder: RunFolder, title: str, step: int) -> str:
     rows = [row for row in rows if row["prompt"] == shown][:SAMPLES]
     cells = "".join(
         f"<tr><td><code>{_text(row['prompt'])}</code><td><code>{_text(row['completion'])}</code>"
-        f"<td>{row['reward']:g}<td>{row['baseline']:.3f}<td>{row['advantage']:+.3f}<td>{row['score_norm2']:.3g}"
+        f"<td>{row['reward']:g}<td>{row['baseline']:.3f}<td>{row['advantage']:+.3f}<td>{_number(row.get('score_norm2'))}"
         for row in rows
     )
     heads = ("prompt", "completion", "reward", "baseline", "advantage", "score norm&sup2;")
@@ -92,6 +93,10 @@ def _samples(folder: RunFolder, title: str, step: int) -> str:
         f"<h2>{title}: completions of one prompt of step {step}</h2>"
         f"<div class=wide><table><tr>{head}{cells}</table></div>"
     )
+
+
+def _number(value: float | None) -> str:
+    return "not taken" if value is None else f"{value:.3g}"
 
 
 def _text(text: str) -> str:
