@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -341,3 +344,46 @@ def test_non_reentrant_checkpointing_is_exact():
     with ScoreTape(model) as tape:
         tape.record(logps(model, *data))
     torch.testing.assert_close(tape.norm2(), expected, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("method", ["auto", "folds", "two_pass", "projected"])
+def test_a_dropped_tape_frees_its_activations_at_once(method):
+    """A cycle through autograd's graph would keep them until the garbage collector runs, and memory would pile up."""
+    torch.manual_seed(13)
+    model = build("qwen3-tied-gqa", torch.float32)
+    data = batch()
+    gc.collect()
+    gc.disable()
+    try:
+        with ScoreTape(model, method) as tape:
+            logps_S = logps(model, *data)
+            tape.record(logps_S, **({"basis_SK": torch.ones(6, 1)} if method == "folds" else {}))
+        graph = weakref.ref(logps_S)
+        stores = [weakref.ref(store) for store in tape._stores.values()]
+        tape.norm2()
+        tape.accumulate(torch.ones(6))
+        del tape, logps_S
+        assert graph() is None
+        assert not any(store() for store in stores)
+    finally:
+        gc.enable()
+
+
+def test_one_row_of_positions_for_all_is_understood_or_refused():
+    class Positions(nn.Module):
+        def __init__(self, shape):
+            super().__init__()
+            self.embed, self.place, self.head = nn.Embedding(5, 4), nn.Embedding(6, 4), nn.Linear(4, 3)
+            self.shape = shape
+
+        def forward(self, ids_ST):
+            return self.head(self.embed(ids_ST) + self.place(torch.arange(3).view(self.shape))).tanh().sum((1, 2))
+
+    ids_ST = torch.randint(5, (3, 3))  # as many rows as tokens: the shape alone does not tell
+    model = Positions((1, 3)).double()
+    with ScoreTape(model) as tape:
+        tape.record(model(ids_ST))
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, model(ids_ST)), rtol=1e-12, atol=0)
+    model = Positions((3,))
+    with pytest.raises(UnsupportedModelError, match="place: ids of shape"), ScoreTape(model):
+        model(ids_ST)

@@ -159,7 +159,7 @@ class Sums(Store):
 class Projected(Factors):
     """Estimates ||G_s||^2 by the mean of ||G_s' v_k||^2 over random directions v_k with independent +-1 entries."""
 
-    def __init__(self, directions: int, generator: torch.Generator) -> None:
+    def __init__(self, directions: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self._directions, self._generator = directions, generator
         self.variance_S: Tensor | None = None

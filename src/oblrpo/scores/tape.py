@@ -45,12 +45,11 @@ class ScoreTape:
             "projected": norms estimated from `directions` random projections a parameter, unbiased (`norm2_stderr`).
         memory_budget: bytes that "auto" may use on top, to keep more of the multiplied-out gradients.
         directions: K of "projected".
-        seed: of the projections; the n-th record of a tape draws its own.
+        generator: of the projections, on the CPU; torch's own if None.
 
-    Limits: dropout and other randomness between rows must be off; batch rows must not mix (no BatchNorm). Every
+    Limits: sequences must not mix (no BatchNorm, no attention across packed sequences), and dropout must be off. Every
     activation must lead with batch rows, or with batch rows times tokens; a first axis of another meaning that happens
-    to have that size cannot be told. Under "folds" and "two_pass" with packed rows attention must not cross sequences,
-    as everywhere.
+    to have that size cannot be told.
 
     Activations and gradients of shorter types than float32 are summed in float32.
 
@@ -68,13 +67,13 @@ class ScoreTape:
         *,
         memory_budget: int = 0,
         directions: int = 8,
-        seed: int = 0,
+        generator: torch.Generator | None = None,
     ) -> None:
         if method not in methods.METHODS:
             raise ValueError(f"no method {method!r}; there are {', '.join(methods.METHODS)}.")
         self.model, self.method = model, method
         self.memory_budget, self.directions = memory_budget, directions
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = generator
         self._recorder = Recorder(model)
         self._forget()
 
