@@ -18,8 +18,9 @@ TINY = replace(
 
 def test_every_row_is_measured_and_right():
     names = [name for name in scores.METHODS if not name.startswith("Opacus")]  # hooks and warnings: test_rivals
-    seconds, rows = scores.measure(TINY, names, 2, "cpu", torch.float32)
+    seconds, peak, rows = scores.measure(TINY, names, 2, "cpu", torch.float32)
     assert seconds > 0
+    assert peak > 0
     assert [row.method for row in rows] == names
     plain = rows[0]
     assert (plain.time, plain.flops, plain.memory, plain.norm_error) == (1, 1, 1, None)

@@ -73,13 +73,13 @@ def keep_freed_memory() -> None:
 
 def measure(
     shape: Shape, names: Iterable[str], rounds: int, device: str, dtype: torch.dtype, progress: bool = False
-) -> tuple[float, list[Row]]:
+) -> tuple[float, float, list[Row]]:
     """Time, count and compare the named methods at one shape.
 
     Methods take turns within a round, so that a drift of the machine's speed hits all; ratios are taken in each round.
 
     Returns:
-        Seconds of a plain step, and a row a method.
+        Seconds and peak bytes of a plain step, and a row a method.
     """
     workload = build(shape, device, dtype)
     norm2_S, gradient = _reference(shape, device, dtype)
@@ -113,7 +113,7 @@ def measure(
         )  # fmt: skip
     if progress:
         print("\r\033[K", end="")
-    return statistics.median(seconds["plain"][1:]), rows
+    return statistics.median(seconds["plain"][1:]), plain[1], rows
 
 
 def _fresh(workload: Workload) -> None:

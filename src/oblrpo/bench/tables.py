@@ -43,8 +43,8 @@ def print_tables(
         return
     for name in shape:
         sized = _resized(SHAPES[name], sequences, tokens)
-        seconds, rows = measure(sized, methods or METHODS, rounds, device, kind, sys.stdout.isatty())
-        print(f"{_describe(sized)}: a plain step takes {seconds * 1e3:.1f} ms\n")
+        seconds, peak, rows = measure(sized, methods or METHODS, rounds, device, kind, sys.stdout.isatty())
+        print(f"{_describe(sized)}: a plain step takes {seconds * 1e3:.0f} ms and {peak / 1e6:.0f} MB\n")
         print("| method | time | 10-90 % of rounds | FLOPs | peak memory | norm error | gradient error |")
         print("|---|---|---|---|---|---|---|")
         for row in rows:
@@ -115,7 +115,7 @@ def _print_scaling(rounds: int, device: str, dtype: torch.dtype) -> None:
     print("|---" * (3 + len(SCALED)) + "|")
     for shapes in SCALING.values():
         for shape in shapes:
-            seconds, rows = measure(shape, SCALED, rounds, device, dtype, sys.stdout.isatty())
+            seconds, _, rows = measure(shape, SCALED, rounds, device, dtype, sys.stdout.isatty())
             cells = [f"{row.time:.2f}, {row.memory:.2f}" for row in rows[1:]]
             size = f"{shape.sequences} x {shape.tokens}, {shape.hidden} | {_parameters(shape) / 1e6:.1f} M"
             print(f"| {size} | {seconds * 1e3:.0f} | {' | '.join(cells)} |", flush=True)

@@ -93,7 +93,7 @@ class Folds(Store):
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
         self._norms: dict[int, Tensor] = {}
-        self._sums: dict[int, Tensor] = {}
+        self._sums: dict[int, Tensor] = {}  # first group -> sums of it and those that follow, (groups, K, R C)
         self._start, self._end = 0, 0
 
     def expect(self, start: int, basis_SK: Tensor) -> None:
@@ -102,19 +102,26 @@ class Folds(Store):
 
     def take(self, parts: list[Contribution]) -> None:
         """Receive the shares."""
-        size, start, norm2_S = self._group_size, self._start, []
-        for group in range(start // size, -(-self._end // size)):
-            low, high = max(group * size, start), min((group + 1) * size, self._end)
-            for chunk in contributions.chunks(high - low, math.prod(gradient_shape(parts[0]))):
-                rows = slice(low - start + chunk.start, low - start + chunk.stop)
-                gradient_SN = contributions.multiply_out(parts, rows).flatten(1)
-                norm2_S.append(contributions.row_norm2(gradient_SN))
-                basis_KS = self._basis_SK[rows].to(gradient_SN).mT
-                if group in self._sums:
-                    self._sums[group].addmm_(basis_KS, gradient_SN)
-                else:
-                    self._sums[group] = basis_KS @ gradient_SN
-        self._norms[start] = torch.cat(norm2_S)
+        size, numel, norm2_S = self._group_size, math.prod(gradient_shape(parts[0])), []
+        low, count = 0, self._end - self._start
+        while low < count:
+            group, inside = divmod(self._start + low, size)
+            room = max(1, contributions.CHUNK_ELEMENTS // numel)
+            groups = min(room, count - low) // size if not inside else 0  # whole ones, as many as there is room for
+            rows = slice(low, low + (groups * size or min(room, count - low, size - inside)))
+            gradient_SN = contributions.multiply_out(parts, rows).flatten(1)
+            norm2_S.append(contributions.row_norm2(gradient_SN))
+            self._add(group, max(groups, 1), self._basis_SK[rows].to(gradient_SN), gradient_SN)
+            low = rows.stop
+        self._norms[self._start] = torch.cat(norm2_S)
+
+    def _add(self, group: int, groups: int, basis_SK: Tensor, gradient_SN: Tensor) -> None:
+        basis_PKG = basis_SK.view(groups, -1, basis_SK.shape[1]).mT
+        gradient_PGN = gradient_SN.view(groups, -1, gradient_SN.shape[1])
+        if group in self._sums:  # the group goes on
+            self._sums[group].baddbmm_(basis_PKG, gradient_PGN)
+        else:
+            self._sums[group] = torch.bmm(basis_PKG, gradient_PGN)
 
     def norm2(self) -> Tensor:
         """Squared norm of each sequence's gradient, (S,)."""
@@ -126,8 +133,9 @@ class Folds(Store):
     def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
         """`coef_S` holds here the coefficients of each group's columns, (P, K)."""
         norm2_P = coef_S.new_zeros(len(coef_S))
-        for group, sums_KN in self._sums.items():
-            norm2_P[group] = _combine(sums_KN, coef_S[group], coef_S.shape[1], grad)[0]
+        for first, sums_PKN in self._sums.items():
+            groups = slice(first, first + len(sums_PKN))
+            norm2_P[groups] = _combine(sums_PKN.flatten(0, 1), coef_S[groups].flatten(), coef_S.shape[1], grad)
         return norm2_P
 
 
