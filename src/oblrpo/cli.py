@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 import yaml
 from rich.console import Console
 
 from oblrpo import __version__
-from oblrpo.config import TrainConfig, flatten, load_recipe, with_settings
+from oblrpo.config import BenchConfig, TrainConfig, flatten, load_recipe, with_settings
 from oblrpo.errors import InputError, did_you_mean
 
 USAGE = """\
@@ -41,37 +41,6 @@ class TrainCommand:
     """Go on with the run in `--output` from its latest checkpoint, under the settings it was started with."""
     dry_run: bool = False
     """Print the resolved settings, the parameter count and the batch sizes; write nothing."""
-
-
-@dataclass(frozen=True)
-class BenchCommand:
-    """Compare ways to have squared score norms and the weighted gradient: time, operations, memory and error.
-
-    Every figure is a ratio to a plain forward and backward in the same run. Examples: `oblrpo bench scores`;
-    `oblrpo bench scores --shape long --methods "exact (auto)" projected`; `oblrpo bench scores --scaling`;
-    `oblrpo bench scores --shape qwen3-4b --sequences 2 --tokens 4096 --device cuda --dtype bfloat16`.
-    """
-
-    what: Annotated[Literal["scores"], tyro.conf.Positional] = "scores"
-    """The benchmark."""
-    shape: tuple[str, ...] = ("short", "medium", "long")
-    """short, medium, long, qwen3-4b."""
-    methods: tuple[str, ...] = ()
-    """Rows to measure; all if none is named."""
-    scaling: bool = False
-    """Instead: the medium shape with more sequences, tokens or parameters."""
-    sequences: int = 0
-    """Use this many sequences instead of the shape's: whole groups, or part of one."""
-    tokens: int = 0
-    """Use this many tokens a sequence instead of the shape's."""
-    rounds: int = 9
-    """Rounds in which every method has its turn."""
-    threads: int = 1
-    """CPU threads."""
-    device: str = "cpu"
-    """cpu or cuda."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Of the model."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +134,11 @@ def report(argv: list[str]) -> None:
 
 def bench(argv: list[str]) -> None:
     """`oblrpo bench`."""
-    command = tyro.cli(BenchCommand, args=argv, prog="oblrpo bench")
+    config = tyro.cli(BenchConfig, args=argv, prog="oblrpo bench")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the memory meter's profiler is talkative
     from oblrpo.bench.tables import print_tables
 
-    print_tables(**{field.name: getattr(command, field.name) for field in fields(command) if field.name != "what"})
+    print_tables(config)
 
 
 def _write_report(run: Path) -> Path:

@@ -8,6 +8,7 @@ import torch
 from oblrpo.bench import scores
 from oblrpo.bench.tables import _parameters, print_tables
 from oblrpo.bench.workload import SHAPES, build
+from oblrpo.config import BenchConfig
 from oblrpo.errors import InputError
 
 TINY = replace(
@@ -45,15 +46,7 @@ def test_the_parameter_count_is_the_models(shape):
 
 
 def table(**changes):
-    settings = {
-        "shape": ("short",),
-        "methods": ("exact (auto)",),
-        "scaling": False,
-        "sequences": 0,
-        "tokens": 0,
-        "rounds": 1,
-    }
-    print_tables(**(settings | {"threads": 1, "device": "cpu", "dtype": "float32"} | changes))
+    print_tables(BenchConfig(**{"shape": ("short",), "methods": ("exact (auto)",), "rounds": 1} | changes))
 
 
 def test_tables_can_be_pasted(capsys, monkeypatch):

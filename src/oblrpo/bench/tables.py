@@ -10,40 +10,32 @@ import torch
 
 from oblrpo.bench.scores import METHODS, SCALING, Row, keep_freed_memory, measure
 from oblrpo.bench.workload import SHAPES, Shape
+from oblrpo.config import BenchConfig
 from oblrpo.errors import InputError, did_you_mean
 
 SCALED = ("exact (auto)", "exact, gradients kept", "exact, folds", "projected")
 """Methods of the scaling table."""
 
 
-def print_tables(
-    shape: tuple[str, ...],
-    methods: tuple[str, ...],
-    scaling: bool,
-    sequences: int,
-    tokens: int,
-    rounds: int,
-    threads: int,
-    device: str,
-    dtype: str,
-) -> None:
+def print_tables(config: BenchConfig) -> None:
     """Measure and print.
 
     Raises:
         InputError: an unknown shape or method, a size out of range, or a device that is not there.
     """
-    _check(shape, methods, sequences, tokens, rounds, threads, device)
-    torch.set_num_threads(threads)
+    _check(config)
+    torch.set_num_threads(config.threads)
     keep_freed_memory()
-    kind = getattr(torch, dtype)
+    device, dtype = config.device, getattr(torch, config.dtype)
     where = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()} CPU"
-    print(f"torch {torch.__version__}, {where}, {threads} thread(s), {dtype}, {rounds} rounds\n")
-    if scaling:
-        _print_scaling(rounds, device, kind)
+    print(f"torch {torch.__version__}, {where}, {config.threads} thread(s), {config.dtype}, {config.rounds} rounds\n")
+    if config.scaling:
+        _print_scaling(config.rounds, device, dtype)
         return
-    for name in shape:
-        sized = _resized(SHAPES[name], sequences, tokens)
-        seconds, peak, rows = measure(sized, methods or METHODS, rounds, device, kind, sys.stdout.isatty())
+    for name in config.shape:
+        sized = _resized(SHAPES[name], config.sequences, config.tokens)
+        names = config.methods or METHODS
+        seconds, peak, rows = measure(sized, names, config.rounds, device, dtype, sys.stdout.isatty())
         print(f"{_describe(sized)}: a plain step takes {seconds * 1e3:.0f} ms and {peak / 1e6:.0f} MB\n")
         print("| method | time | 10-90 % of rounds | FLOPs | peak memory | norm error | gradient error |")
         print("|---|---|---|---|---|---|---|")
@@ -60,28 +52,21 @@ def _resized(shape: Shape, sequences: int, tokens: int) -> Shape:
     )
 
 
-def _check(
-    shape: tuple[str, ...],
-    methods: tuple[str, ...],
-    sequences: int,
-    tokens: int,
-    rounds: int,
-    threads: int,
-    device: str,
-) -> None:
-    for given, table in ((shape, SHAPES), (methods, METHODS)):
+def _check(config: BenchConfig) -> None:
+    for given, table in ((config.shape, SHAPES), (config.methods, METHODS)):
         for name in given:
             if name not in table:
                 raise InputError(f"unknown {name!r}; choose from: {', '.join(table)}.{did_you_mean(name, list(table))}")
-    if rounds < 1 or threads < 1 or tokens < 0 or tokens == 1:
+    if config.rounds < 1 or config.threads < 1 or config.tokens < 0 or config.tokens == 1:
         raise InputError("rounds and threads must be at least 1, tokens at least 2.")
-    for name in shape:
-        if sequences < 0 or sequences % min(SHAPES[name].group_size, sequences or 1):
-            raise InputError(f"{sequences} sequences are no whole groups of {SHAPES[name].group_size}.")
+    for name in config.shape:
+        group = SHAPES[name].group_size
+        if config.sequences < 0 or config.sequences % min(group, config.sequences or 1):
+            raise InputError(f"{config.sequences} sequences are no whole groups of {group}.")
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device=config.device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise InputError(f"device {config.device!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def _describe(shape: Shape) -> str:
