@@ -313,3 +313,18 @@ def test_misuse_of_methods_is_explained():
     tape.accumulate(coef_S, G)
     with pytest.raises(ValueError, match="record again"):
         tape.accumulate(coef_S, G)
+
+
+def test_a_forward_that_somebody_replaced_is_refused_and_left():
+    model = moe()
+    experts = model.model.layers[1].mlp.experts
+    own = experts.forward
+    experts.forward = lambda *args: own(*args)
+    with (
+        pytest.raises(UnsupportedModelError, match=r"layers.1.mlp.experts: its forward was replaced"),
+        ScoreTape(model),
+    ):
+        pass
+    assert "forward" in vars(experts)
+    assert not any(vars(module).get("forward") for module in model.modules() if module is not experts)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -190,7 +190,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 def matmul(first: Tensor, second: Tensor) -> Tensor:
     """Batched product with float32 sums (or wider); on CUDA short types are multiplied as they are."""
-    if first.is_cuda and first.dtype in {torch.bfloat16, torch.float16}:
+    if first.is_cuda and first.dtype == second.dtype and first.dtype in {torch.bfloat16, torch.float16}:
         return torch.bmm(first, second, out_dtype=torch.float32)
     return wide(first) @ wide(second)
 

@@ -46,6 +46,7 @@ class Owner:
     def __init__(self, name: str, module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         self.name, self.module, self.parameters = name, module, parameters
         self.inside: Forward | None = None
+        self._replaced = False
 
     def hide_parameters(self) -> None:
         """Take the parameters away from autograd."""
@@ -65,11 +66,13 @@ class Owner:
         if "forward" in self.module.__dict__:
             raise UnsupportedModelError(f"{self.name}: its forward was replaced; what it computes now is not known.")
         self.module.forward = forward
+        self._replaced = True
 
     def restore_forward(self) -> None:
         """Give the module its own forward back."""
-        if self.inside is not None:
-            self.module.__dict__.pop("forward", None)
+        if self._replaced:
+            del self.module.forward
+            self._replaced = False
 
 
 def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:

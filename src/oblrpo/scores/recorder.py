@@ -67,7 +67,11 @@ class Recorder:
         self.batch_rows = self.tokens = None
         for slot in self._slots.values():
             slot.calls = slot.tokens = 0
-        self._hook()
+        try:
+            self._hook()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Take the hooks away."""
@@ -105,7 +109,8 @@ class Recorder:
         ACTIVE.append(self)
 
     def _before_model(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        shapes = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim >= 2]
+        first = [kwargs.get("input_ids"), kwargs.get("inputs_embeds")]  # a mask may have other leading axes
+        shapes = [x.shape for x in (*first, *args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim >= 2]
         if shapes and torch.is_grad_enabled() and self.tokens is None:
             self.batch_rows, self.tokens = shapes[0][:2]
 
