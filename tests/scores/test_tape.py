@@ -387,3 +387,14 @@ def test_one_row_of_positions_for_all_is_understood_or_refused():
     model = Positions((3,))
     with pytest.raises(UnsupportedModelError, match="place: ids of shape"), ScoreTape(model):
         model(ids_ST)
+
+
+def test_a_backward_of_somebody_else_is_refused():
+    model = Toy()
+    ids_ST = torch.randint(5, (3, 4))
+    with ScoreTape(model) as tape:
+        tape.record(model(ids_ST))
+        other = model(ids_ST).sum()
+        with pytest.raises(UnsupportedModelError, match="a backward other than"):
+            other.backward()
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, model(ids_ST)))

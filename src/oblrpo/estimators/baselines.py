@@ -65,12 +65,13 @@ def oblr_crossfit(rewards_PG: Tensor, norm2_PG: Tensor) -> Tensor:
 
 
 def fold_basis(rewards_PG: Tensor) -> Tensor:
-    """Columns (F_j, [j even], [j odd]), shape (P, G, 3): advantages under a baseline per fold are in their span.
+    """Columns (F_j - mean F, [j even], [j odd]), (P, G, 3): advantages under a baseline per fold are in their span.
 
-    So are those of `none`, `mean`, `rloo` and `oblr_crossfit`; see `spanned`.
+    Less the mean, because large rewards of one sign would cancel in the sums. So are those of `none`, `mean`, `rloo`,
+    `oblr_crossfit`: `Baseline.spanned`.
     """
     even_PG = _even(rewards_PG).to(rewards_PG.dtype).expand_as(rewards_PG)
-    return torch.stack([rewards_PG, even_PG, 1 - even_PG], -1)
+    return torch.stack([rewards_PG - rewards_PG.mean(1, keepdim=True), even_PG, 1 - even_PG], -1)
 
 
 def _even(rewards_PG: Tensor) -> Tensor:

@@ -44,11 +44,12 @@ def _worth_keeping(slots: list[Slot], sequences: int, memory_budget: int) -> lis
     """
     kept, candidates = [], []
     for slot in slots:
-        if len(slot.shape) < 2 or slot.only_lookups:
+        if len(slot.shape) != 2 or slot.only_lookups:
             continue
         rows, columns = slot.shape
         tokens = slot.tokens / sequences
-        extra = slot.parameter.element_size() * sequences * (rows * columns - tokens * (rows + columns))
+        size = slot.parameter.element_size()  # of the factors; products are float32 or wider
+        extra = sequences * (max(4, size) * rows * columns - size * tokens * (rows + columns))
         if extra <= 0:
             kept.append(slot)
         else:

@@ -37,6 +37,9 @@ class Recorder:
         self.root = torch.zeros((), requires_grad=True)  # reached from every tap, so that each runs in the backward
         self._handles: list[RemovableHandle] = []
         self._delivered: list[Slot] = []
+        self._layout: Layout | None = None  # None: no backward of ours is running
+        self._stores: Mapping[Slot, Store] = {}
+        self._pending: dict[Slot, list[Contribution]] = {}
         self._slots: dict[tuple[int, int | None], Slot] = {}
         self.batch_rows: int | None = None
         self.tokens: int | None = None
@@ -90,8 +93,8 @@ class Recorder:
         if self.active:
             yield
             return
-        self._hook()
         try:
+            self._hook()
             yield
         finally:
             self.stop()
@@ -200,7 +203,18 @@ class Recorder:
             RuntimeError: autograd's own.
         """
         self._layout, self._stores, self._delivered = layout, stores, []
-        self._pending: dict[Slot, list[Contribution]] = {}
+        try:
+            return self._backward(logps_S, coef_S, keep_graph)
+        finally:  # or they would live on through the next micro-batch
+            self._layout, self._stores, self._pending, self._delivered = None, {}, {}, []
+
+    def _backward(self, logps_S: Tensor, coef_S: Tensor | None, keep_graph: bool) -> list[Slot]:
+        """`backward`, with its layout and stores in place.
+
+        Raises:
+            UnsupportedModelError: as `backward`.
+            RuntimeError: as `backward`.
+        """
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         # The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they
         # were used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
@@ -242,6 +256,10 @@ class Recorder:
             UnsupportedModelError: their leading axes are not understood.
         """
         layout = self._layout
+        if layout is None:
+            raise UnsupportedModelError(
+                "a backward other than that of ScoreTape.record ran through a recorded forward."
+            )
         try:
             if use.token_N is None:
                 return [layout.rows(each) for each in activations]

@@ -129,6 +129,9 @@ class ScoreTape:
         except BaseException:
             self._forget()  # a refused record leaves nothing to read
             raise
+        if not delivered:
+            self._forget()
+            raise ValueError("nothing to record: logps_S does not depend on any recorded module.")
         self._stores.update({slot: stores[slot] for slot in delivered})
         self._sequences += S
         self._recorded_here = True
@@ -172,7 +175,8 @@ class ScoreTape:
         """Squared score norms || grad_theta logps_S[s] ||^2 over all trainable parameters, shape (S,)."""
         self._need_record()
         if self._norm2_S is None:
-            self._norm2_S = _sum(methods.norm2(list(self._stores.values())))
+            # Gram products may round a norm of nothing to a little less than nothing.
+            self._norm2_S = _sum(methods.norm2(list(self._stores.values()))).clamp(min=0)
         return self._norm2_S
 
     @torch.no_grad()

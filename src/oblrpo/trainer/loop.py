@@ -114,7 +114,8 @@ class Trainer:
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.schedule.load_state_dict(state["schedule"])
         self.learner.scheduler.load_state_dict(state["scheduler"])
-        self.learner.weights.load_state_dict(state["weights"])
+        if "weights" in state:  # runs of earlier versions had none
+            self.learner.weights.load_state_dict(state["weights"])
 
     def _warm_start(self, progress: Progress) -> None:
         config = self.config.warm_start
