@@ -62,7 +62,7 @@ def test_tables_can_be_pasted(capsys, monkeypatch):
     assert "4 sequences x 5 tokens in groups of 2" in printed
     assert "| exact (auto) |" in printed
     assert "| plain | 1.00 | 1.00 - 1.00 | 1.00 | 1.00 |" in printed
-    table(scaling=True)
+    print_tables(BenchConfig(scaling=True, rounds=1))
     assert "| 4 x 6, 16 |" in capsys.readouterr().out
 
 
@@ -81,6 +81,9 @@ def test_what_is_missing_says_so(capsys, monkeypatch):
         ({"methods": ("magic",)}, "unknown 'magic'"),
         ({"rounds": 0}, "at least 1"),
         ({"tokens": 1}, "at least 2"),
+        ({"tokens": -3}, "--tokens must be at least 2, or 0 for the shape's own, not -3"),
+        ({"scaling": True}, "leave out --shape and --methods"),
+        ({"device": "meta"}, "device 'meta' cannot be used"),
         ({"sequences": 12}, "no whole groups of 8"),
         ({"device": "abacus"}, "device 'abacus' cannot be used"),
     ],

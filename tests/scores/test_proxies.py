@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from oblrpo.scores import oracle, proxies
+from oblrpo.scores import contributions, oracle
 from oblrpo.scores.proxies import PROXIES, CalibratedProxy, Features, agreement, log_error, logit_norm2
 from tests.scores.models import VOCABULARY, build
 
@@ -33,7 +33,7 @@ def power_law(features, exponents, scale=1.0):
 @pytest.mark.parametrize("chunk", [1, 40, 1 << 22])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logit_norm2_agrees_with_autograd(chunk, temperature, monkeypatch):
-    monkeypatch.setattr(proxies, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(contributions, "CHUNK_ELEMENTS", chunk)
     torch.manual_seed(0)
     logits_STV, ids_ST = 3 * torch.randn(3, 4, 7, dtype=torch.float64), torch.randint(7, (3, 4))
     scaled_STV = (logits_STV / temperature).requires_grad_()

@@ -57,14 +57,23 @@ def _check(config: BenchConfig) -> None:
         for name in given:
             if name not in table:
                 raise InputError(f"unknown {name!r}; choose from: {', '.join(table)}.{did_you_mean(name, list(table))}")
-    if config.rounds < 1 or config.threads < 1 or config.tokens < 0 or config.tokens == 1:
-        raise InputError("rounds and threads must be at least 1, tokens at least 2.")
+    if config.rounds < 1 or config.threads < 1:
+        raise InputError("--rounds and --threads must be at least 1.")
+    if config.tokens < 0 or config.tokens == 1:
+        raise InputError(f"--tokens must be at least 2, or 0 for the shape's own, not {config.tokens}.")
+    default = BenchConfig()
+    own = [
+        name for name in ("shape", "methods", "sequences", "tokens") if getattr(config, name) != getattr(default, name)
+    ]
+    if config.scaling and own:
+        raise InputError(f"--scaling has its own shapes and methods; leave out --{' and --'.join(own)}.")
     for name in config.shape:
         group = SHAPES[name].group_size
         if config.sequences < 0 or config.sequences % min(group, config.sequences or 1):
             raise InputError(f"{config.sequences} sequences are no whole groups of {group}.")
     try:
-        torch.empty(0, device=config.device)
+        if torch.empty(0, device=config.device).device.type not in {"cpu", "cuda"}:
+            raise InputError(f"device {config.device!r} cannot be used: only cpu and cuda can be timed here.")
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {config.device!r} cannot be used: {str(error).splitlines()[0]}") from None
 

@@ -54,6 +54,7 @@ class Outer(_Matrix):
     left: Tensor
     right: Tensor
     rows: int
+    room = 0
 
     @property
     def is_lookup(self) -> bool:
@@ -79,6 +80,11 @@ class Recomputed(_Matrix):
     right: Tensor
     rows: int
     is_lookup = False
+
+    @property
+    def room(self) -> int:
+        """Elements a sequence that are made before use."""
+        return self.tokens * self.rows
 
     def of(self, rows: slice) -> Outer:
         """The outer products of some of the sequences."""
@@ -114,6 +120,14 @@ def multiply_out(parts: list[Contribution], rows: slice, out: Tensor | None = No
     return total
 
 
+def elements(parts: list[Contribution]) -> int:
+    """What it takes to multiply out one sequence's gradient: its own elements, and those of factors made on the way."""
+    outers = matrices(parts)
+    if not outers:
+        return vector_total(parts).shape[1]
+    return outers[0].rows * outers[0].columns + max(part.room for part in outers)
+
+
 def group_sums(parts: list[Contribution], coef_S: Tensor | None, group_size: int, grad: Tensor) -> Tensor:
     """Add sum_s coef_s G_s to `grad`; return the squared norm of each group's sum, shape (S / group_size,).
 
@@ -131,15 +145,28 @@ def group_sums(parts: list[Contribution], coef_S: Tensor | None, group_size: int
     if all(part.is_lookup for part in outers):
         return _group_sums_of_lookups(outers, coef_S, group_size, grad)
     norm2_P = []
-    for chunk in chunks(groups, grad.numel()):
+    for chunk in chunks(groups, grad.numel() + group_size * max(part.room for part in outers)):
         rows = slice(chunk.start * group_size, chunk.stop * group_size)
-        coef = None if coef_S is None else coef_S[rows]
-        group_PRC = _product(outers[0].of(rows), coef, group_size)
-        for part in outers[1:]:
-            group_PRC += _product(part.of(rows), coef, group_size)
+        group_PRC = _group_gradients(outers, coef_S, rows, group_size)
         grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
         norm2_P.append(row_norm2(group_PRC))
     return torch.cat(norm2_P)
+
+
+def _group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
+    """Gradients of the whole groups in `rows`, (groups, R, C); of a single one, as few sequences at once as need be."""
+    pieces = [rows]
+    if rows.stop - rows.start == group_size:
+        some = chunks(group_size, max(part.room for part in parts))
+        pieces = [slice(rows.start + piece.start, rows.start + piece.stop) for piece in some]
+    total: Tensor | None = None
+    for piece in pieces:
+        coef = None if coef_S is None else coef_S[piece]
+        for part in parts:
+            product = _product(part.of(piece), coef, min(group_size, piece.stop - piece.start))
+            total = product if total is None else total.add_(product)
+    assert total is not None
+    return total
 
 
 def sketch(parts: list[Contribution], directions_RK: Tensor) -> Tensor:

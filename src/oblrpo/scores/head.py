@@ -27,11 +27,20 @@ def chunked_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temper
         target_ST: token ids.
         temperature: divides the logits.
 
+    Products are taken in the head's own type, whatever autocast says.
+
     Raises:
         TypeError: the head is no plain `nn.Linear`.
+        ValueError: the shapes do not fit.
+        RuntimeError: (from `norm2` or `accumulate`) the head's weight was changed after the forward.
     """
     if type(head) is not nn.Linear:
         raise TypeError(f"chunked_logps needs an nn.Linear head, got {type(head).__name__}.")
+    if hidden_STC.ndim != 3 or hidden_STC.shape[:2] != target_ST.shape or hidden_STC.shape[2] != head.in_features:
+        raise ValueError(
+            f"hidden_STC {tuple(hidden_STC.shape)}, target_ST {tuple(target_ST.shape)} and a head of "
+            f"{head.in_features} columns do not fit."
+        )
     weight: Tensor = head.weight
     bias: Tensor | None = head.bias
     use: Use | None = None
@@ -90,7 +99,7 @@ class _HeadLogps(torch.autograd.Function):
         if use is not None:
             with torch.no_grad():
                 saved = use.recorder.rows(use, hidden, target_ST, normaliser_ST, grad_ST)
-                use.recorder.deliver(use, _contributions(saved, left_of, len(weight), bias is not None))
+                use.recorder.deliver(use, _contributions(saved, left_of, weight, bias is not None))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -100,7 +109,8 @@ class _HeadLogps(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    return wide(torch.nn.functional.linear(hidden, weight, bias)) / temperature
+    with torch.autocast(hidden.device.type, enabled=False):  # the same in the forward and whenever made again
+        return wide(torch.nn.functional.linear(hidden.to(weight.dtype), weight, bias)) / temperature
 
 
 def _logit_gradients(
@@ -119,11 +129,14 @@ def _logit_gradients(
 
 
 def _contributions(
-    saved: list[Tensor], left_of: Callable[..., Tensor], vocabulary: int, has_bias: bool
+    saved: list[Tensor], left_of: Callable[..., Tensor], weight: Tensor, has_bias: bool
 ) -> dict[str, Contribution]:
     """The head's share of the score, its left factor made again whenever it is needed."""
+    vocabulary, version = len(weight), weight._version
 
     def left(rows: slice) -> Tensor:
+        if weight._version != version:
+            raise RuntimeError("the head's weight was changed before the tape had made its logits again.")
         return left_of(*(each[rows] for each in saved))
 
     hidden = saved[0]

@@ -6,8 +6,10 @@ passes every use of a parameter through `tap(name, input, output, ...)`, which r
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,68 +19,74 @@ from torch.overrides import TorchFunctionMode
 from oblrpo.scores.rules import UnsupportedModelError
 
 
-class Tap(Protocol):
-    """Records output = input W' for the parameter `name`, or its slice `slot`.
+@dataclass(frozen=True)
+class Dispatch:
+    """Which slice of a batched weight saw which tokens."""
 
-    `token_N` says which of `tokens` flattened ones the rows of `input` are, if not all of them in order.
-    """
-
-    def __call__(
-        self,
-        name: str,
-        input: Tensor,
-        output: Tensor,
-        slot: int | None = None,
-        token_N: Tensor | None = None,
-        tokens: int = 0,
-    ) -> Tensor:
-        """The output to go on with."""
+    index: int
+    """Of the expert."""
+    token_N: Tensor
+    """Positions of its tokens."""
+    tokens: int
+    """Of how many flattened ones."""
 
 
-Forward = Callable[..., Any]
+Tap: TypeAlias = Callable[[str, Tensor, Tensor, Dispatch | None], Tensor]
+"""Records output = input W' for the parameter named, or the slice dispatched to; returns the output to go on with."""
+
+Forward: TypeAlias = Callable[..., Any]
 
 
-def forward_for(module: nn.Module) -> Forward | None:
-    """The recorded forward for this module, or None.
+def forward_for(module: nn.Module, trainable: frozenset[str]) -> Forward | None:
+    """The recorded forward for this module, whose `trainable` parameters count, or None.
 
     Raises:
         UnsupportedModelError: a batched-experts layer of a form that is not known here.
     """
     name = type(module).__name__
     if name.endswith("TopKRouter"):
-        return linear_uses
+        return partial(linear_uses, trainable)
     if name.endswith("Experts"):
         return experts_forward(module)
     return None
 
 
-def linear_uses(module: nn.Module, tap: Tap, *args: Any, **kwargs: Any) -> Any:
+def linear_uses(trainable: frozenset[str], module: nn.Module, tap: Tap, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, with each `linear(x, self.weight)` in it recorded.
 
     Raises:
-        UnsupportedModelError: a parameter is used in some other way.
+        UnsupportedModelError: a trainable parameter is used in some other way.
     """
-    with _LinearUses(module, tap):
+    with _LinearUses(trainable, module, tap):
         return type(module).forward(module, *args, **kwargs)
 
 
 class _LinearUses(TorchFunctionMode):
-    def __init__(self, module: nn.Module, tap: Tap) -> None:
+    def __init__(self, trainable: frozenset[str], module: nn.Module, tap: Tap) -> None:
         super().__init__()
         self.module, self.tap = module, tap
-        self.names = {id(p): name for name, p in module._parameters.items() if p is not None}
+        self.names = {id(module._parameters[name]): name for name in trainable}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        used = [self.names[id(each)] for each in (*args, *kwargs.values()) if id(each) in self.names]
-        if not used or not isinstance(result, Tensor):
+        used = [self.names[id(each)] for each in _flat([*args, *kwargs.values()]) if id(each) in self.names]
+        if not used or not any(isinstance(each, Tensor) for each in _flat([result])):  # a shape, a type
             return result
-        if func is linear and len(args) == 2 and id(args[1]) in self.names:
-            return self.tap(used[0], args[0], result)
+        if func is linear and len(used) == 1 and len(args) > 1 and id(args[1]) in self.names:
+            return self.tap(used[0], args[0], result, None)
         raise UnsupportedModelError(
             f"{type(self.module).__name__} uses {used[0]} in {getattr(func, '__name__', func)}."
         )
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    """What lists and tuples hold, however deep (`torch.cat` takes a list, `chunk` gives a tuple)."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
 
 
 def experts_forward(module: nn.Module) -> Forward:
@@ -106,14 +114,15 @@ def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, 
     token_N = order_N // top_k_index.shape[1]
     ends = torch.bincount(expert_N, minlength=experts).cumsum(0).tolist()
     mixed = torch.zeros_like(hidden_states)
-    for slot, (start, end) in enumerate(zip([0, *ends], ends[:experts], strict=False)):
+    for expert, (start, end) in enumerate(zip([0, *ends], ends[:experts], strict=False)):
         if start == end:
             continue
         token = token_N[start:end]
+        dispatch = Dispatch(expert, token, tokens)
         x = hidden_states[token]
-        gate_up = tap("gate_up_proj", x, linear(x, module.gate_up_proj[slot]), slot, token, tokens)
+        gate_up = tap("gate_up_proj", x, linear(x, module.gate_up_proj[expert]), dispatch)
         y = module._apply_gate(gate_up)
-        y = tap("down_proj", y, linear(y, module.down_proj[slot]), slot, token, tokens)
+        y = tap("down_proj", y, linear(y, module.down_proj[expert]), dispatch)
         y = y * top_k_weights.flatten()[order_N[start:end], None]
         mixed = mixed.index_add(0, token, y.to(mixed.dtype))
     return mixed

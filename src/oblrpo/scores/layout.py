@@ -21,6 +21,8 @@ class Layout:
         self._packed = None if sequence_ids_BL is None else tuple(sequence_ids_BL.shape)
         self._sequence_N = None if sequence_ids_BL is None else sequence_ids_BL.flatten()
         self._index_ST = None if sequence_ids_BL is None else _rows_of(sequence_ids_BL.flatten(), sequences)
+        self._nobodys_N = None if sequence_ids_BL is None else (sequence_ids_BL.flatten() < 0).nonzero()[:, 0]
+        self._stray: Tensor | None = None
 
     def rows(self, activation: Tensor) -> Tensor:
         """The activation as (S, T, ...), zero where a sequence has no more tokens.
@@ -43,6 +45,17 @@ class Layout:
             flat: Tensor = activation.unflatten(0, (self.sequences, -1))  # a router's tokens
             return flat
         raise ValueError(f"{shape} for {self.sequences} sequences")
+
+    def watch(self, grad: Tensor) -> None:
+        """Notice whether tokens of packed rows that belong to no sequence matter."""
+        if self._nobodys_N is not None and len(self._nobodys_N):
+            per_token = grad.flatten(0, 1) if grad.shape[:2] == self._packed else grad
+            stray = per_token[self._nobodys_N].count_nonzero()
+            self._stray = stray if self._stray is None else self._stray + stray
+
+    def strays(self) -> bool:
+        """Whether any did."""
+        return self._stray is not None and bool(self._stray)
 
     def rows_at(self, position_N: Tensor, count: int) -> Tensor:
         """Where to find each sequence's entries in a list of tokens at these positions of `count` flattened ones.

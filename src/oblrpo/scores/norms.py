@@ -13,7 +13,6 @@ from oblrpo.scores.contributions import (
     Contribution,
     Matrix,
     Outer,
-    Recomputed,
     Vector,
     chunks,
     joined,
@@ -62,7 +61,7 @@ def _norm2_one(part: Matrix, multiply: bool | None) -> Tensor:
         return _norm2_lookup(part)
     if _by_gram(part, multiply):
         return gram_norm2([part])
-    elements = part.rows * part.columns + _room(part)
+    elements = part.rows * part.columns + part.room
     return torch.cat([_norm2_by_product(part.of(rows)) for rows in chunks(part.sequences, elements)])
 
 
@@ -70,11 +69,6 @@ def _by_gram(part: Matrix, multiply: bool | None) -> bool:
     if part.is_lookup:
         return False
     return gram_is_cheaper(part.tokens, part.rows, part.columns) if multiply is None else not multiply
-
-
-def _room(part: Matrix) -> int:
-    """Elements a sequence that must be made before use."""
-    return part.tokens * part.rows if isinstance(part, Recomputed) else 0
 
 
 def _norm2_by_product(part: Outer) -> Tensor:
@@ -90,7 +84,7 @@ def gram_norm2(parts: Sequence[Matrix]) -> Tensor:
     T = parts[0].tokens
     size = -(-T // (1 if T < 64 else 2 if T < 256 else 4))
     norm2_S = []
-    for rows in chunks(parts[0].sequences, size * size + sum(_room(part) for part in parts)):
+    for rows in chunks(parts[0].sequences, size * size + sum(part.room for part in parts)):
         some = [part.of(rows) for part in parts]
         right, lefts = wide(some[0].right), [wide(part.left) for part in some]
         total_S = right.new_zeros(len(right))

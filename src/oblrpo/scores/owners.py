@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from oblrpo.scores.contributions import wide
 from oblrpo.scores.inside import Forward, forward_for
 from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, rule_for
 
@@ -16,8 +15,12 @@ from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, ru
 class Slot:
     """A trainable parameter, or one expert's slice of it, and what the forward has shown of its use."""
 
-    def __init__(self, name: str, parameter: nn.Parameter, index: int | None) -> None:
-        self.name, self.parameter, self.index = name, parameter, index
+    def __init__(self, parameter: nn.Parameter, index: int | None) -> None:
+        self.parameter, self.index = parameter, index
+        self.forget()
+
+    def forget(self) -> None:
+        """A new forward begins."""
         self.calls = 0
         self.tokens = 0
         self.only_lookups = True
@@ -29,12 +32,14 @@ class Slot:
 
     @contextmanager
     def wide_grad(self) -> Iterator[Tensor]:
-        """The `.grad` to add to, in float32 or wider: a short type is rounded once, at the end."""
+        """The `.grad` to add to, contiguous and in float32 or wider: a short type is rounded once, at the end."""
         parameter = self.parameter
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         grad = parameter.grad if self.index is None else parameter.grad[self.index]
-        added = grad if wide(grad[:0]).dtype == grad.dtype else torch.zeros_like(grad, dtype=torch.float32)
+        dtype = torch.promote_types(grad.dtype, torch.float32)
+        as_it_is = grad.dtype == dtype and grad.is_contiguous()
+        added = grad if as_it_is else torch.zeros(grad.shape, dtype=dtype, device=grad.device)
         yield added
         if added is not grad:
             grad += added
@@ -79,15 +84,17 @@ def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
     """Every module with trainable parameters of its own.
 
     Raises:
-        UnsupportedModelError: there is none, or one has no rule.
+        UnsupportedModelError: there is none, one has no rule, or sequences mix in a BatchNorm.
     """
     owners = {}
     for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise UnsupportedModelError(f"{name}: a BatchNorm in training mode mixes sequences; call its eval().")
         own = {key: p for key, p in module.named_parameters(recurse=False) if p.requires_grad}
         if not own:
             continue
         owner = owners[module] = Owner(name or "the model itself", module, own)
-        owner.inside = forward_for(module)
+        owner.inside = forward_for(module, frozenset(own))
         if owner.inside is None:
             _check_rule(owner)
     if not owners:

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 22
-"""Probabilities are held for as many tokens at a time as fit this many elements, or for one."""
+from oblrpo.scores.contributions import chunks
 
 LENGTH_EXPONENT = 1.6
 """||grad log pi||^2 grew as T^1.6 where it was measured."""
@@ -55,14 +54,12 @@ def logit_norm2(logits_STV: Tensor, ids_ST: Tensor, temperature: float = 1.0) ->
         raise ValueError(f"logits_STV {tuple(logits_STV.shape)} and ids_ST {tuple(ids_ST.shape)} do not fit.")
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature must be positive, got {temperature}.")
-    S, T, V = logits_STV.shape
+    S, T, V = logits_STV.shape  # probabilities of a few tokens at a time
     wide = torch.promote_types(logits_STV.dtype, torch.float32)
     norm2_ST = torch.empty(S, T, dtype=wide, device=logits_STV.device)
-    tokens = max(1, min(T, CHUNK_ELEMENTS // V))
-    sequences = max(1, CHUNK_ELEMENTS // (V * tokens))
-    for s in range(0, S, sequences):
-        for t in range(0, T, tokens):
-            part = slice(s, s + sequences), slice(t, t + tokens)
+    for tokens in chunks(T, V):
+        for rows in chunks(S, V * (tokens.stop - tokens.start)):
+            part = rows, tokens
             others_STV = (logits_STV[part].to(wide) / temperature).softmax(-1)
             others_STV.scatter_(2, ids_ST[part][..., None], 0)
             norm2_ST[part] = others_STV.sum(-1).square() + others_STV.square_().sum(-1)

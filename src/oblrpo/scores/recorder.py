@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.contributions import Contribution
+from oblrpo.scores.inside import Dispatch
 from oblrpo.scores.layout import Layout, take
 from oblrpo.scores.owners import Owner, Slot, owners_of_trainable_parameters
 from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, linear, rule_for
-from oblrpo.scores.stores import Store
+from oblrpo.scores.stores import Sink
 
 ACTIVE: list[Recorder] = []
 """Recorders inside their `with`, innermost last."""
@@ -38,7 +40,7 @@ class Recorder:
         self._handles: list[RemovableHandle] = []
         self._delivered: list[Slot] = []
         self._layout: Layout | None = None  # None: no backward of ours is running
-        self._stores: Mapping[Slot, Store] = {}
+        self._stores: Mapping[Slot, Sink] = {}
         self._pending: dict[Slot, list[Contribution]] = {}
         self._slots: dict[tuple[int, int | None], Slot] = {}
         self.batch_rows: int | None = None
@@ -69,7 +71,7 @@ class Recorder:
         self._owners = owners_of_trainable_parameters(self.model)
         self.batch_rows = self.tokens = None
         for slot in self._slots.values():
-            slot.calls = slot.tokens = 0
+            slot.forget()
         try:
             self._hook()
         except BaseException:
@@ -148,16 +150,13 @@ class Recorder:
         name: str,
         input: Tensor,
         output: Tensor,
-        slot: int | None = None,
-        token_N: Tensor | None = None,
-        tokens: int = 0,
+        dispatch: Dispatch | None,
     ) -> Tensor:
         """`inside.Tap` for a module's own linear products."""
         if name not in owner.parameters or not torch.is_grad_enabled():
             return output
         names = {"weight": owner.parameters[name]}
-        use = self.use(owner, linear, names, input, output.shape, slot)
-        use.token_N, use.tokens = token_N, tokens
+        use = self.use(owner, linear, names, input, output.shape, dispatch)
         tapped: Tensor = _Tap.apply(output, self.root, use, input)
         return tapped
 
@@ -168,29 +167,29 @@ class Recorder:
         names: dict[str, nn.Parameter],
         input: Tensor,
         output_shape: tuple[int, ...],
-        index: int | None = None,
+        dispatch: Dispatch | None = None,
     ) -> Use:
         """Note a call of a layer, for its tap."""
-        slots = {}
+        slots, index = {}, None if dispatch is None else dispatch.index
         # Recomputation under activation checkpointing runs inside a backward; the first forward was counted.
         counting = torch._C._current_graph_task_id() == -1
         if counting and len(output_shape) >= 3 and self.tokens is None:
             self.batch_rows, self.tokens = output_shape[:2]
         for name, parameter in names.items():
-            slot = self._slots.setdefault((id(parameter), index), Slot(f"{owner.name}.{name}", parameter, index))
+            slot = self._slots.setdefault((id(parameter), index), Slot(parameter, index))
             slots[name] = slot
             if counting:
                 slot.calls += 1
                 slot.tokens += math.prod(output_shape[:-1])
                 slot.only_lookups &= not input.is_floating_point()
-        return Use(self, owner, gradients, slots)
+        return Use(self, owner, gradients, slots, dispatch)
 
     def backward(
         self,
         logps_S: Tensor,
         coef_S: Tensor | None,
         layout: Layout,
-        stores: Mapping[Slot, Store],
+        stores: Mapping[Slot, Sink],
         keep_graph: bool,
     ) -> list[Slot]:
         """Backward of sum_s coef_s logps_s for activations only; every slot's shares go to its store when complete.
@@ -204,7 +203,8 @@ class Recorder:
         """
         self._layout, self._stores, self._delivered = layout, stores, []
         try:
-            return self._backward(logps_S, coef_S, keep_graph)
+            with torch.autocast(logps_S.device.type, enabled=False):  # ours are products of the types they are given
+                return self._backward(logps_S, coef_S, keep_graph)
         finally:  # or they would live on through the next micro-batch
             self._layout, self._stores, self._pending, self._delivered = None, {}, {}, []
 
@@ -239,6 +239,10 @@ class Recorder:
                     f"{name} is used other than by calling its module (a fused or functional layer?); the score norms "
                     "would miss that use. Use the module's own forward, or scores.chunked_logps for a large head."
                 )
+        if self._layout is not None and self._layout.strays():
+            raise UnsupportedModelError(
+                "tokens that sequence_ids gives to no sequence change logps_S: through attention, or an entry of it."
+            )
         for slot in list(self._pending):  # calls whose output does not matter brought nothing
             self._complete(slot)
         return self._delivered
@@ -246,8 +250,10 @@ class Recorder:
     @torch.no_grad()
     def receive(self, use: Use, input: Tensor, output: Tensor | None, grad: Tensor) -> None:
         """What a tap saw in the backward."""
-        input, grad, *outputs = self.rows(use, input, grad, *([] if output is None else [output]))
-        self.deliver(use, use.gradients(Call(use.owner.module, input, *outputs), grad))
+        input, grad_rows, *outputs = self.rows(use, input, grad, *([] if output is None else [output]))
+        if self._layout is not None and use.dispatch is None:
+            self._layout.watch(grad)
+        self.deliver(use, use.gradients(Call(use.owner.module, input, *outputs), grad_rows))
 
     def rows(self, use: Use, *activations: Tensor) -> list[Tensor]:
         """A call's activations as (S, T, ...).
@@ -261,9 +267,9 @@ class Recorder:
                 "a backward other than that of ScoreTape.record ran through a recorded forward."
             )
         try:
-            if use.token_N is None:
+            if use.dispatch is None:
                 return [layout.rows(each) for each in activations]
-            index_ST = layout.rows_at(use.token_N, use.tokens)
+            index_ST = layout.rows_at(use.dispatch.token_N, use.dispatch.tokens)
             return [take(each, index_ST) for each in activations]
         except ValueError as error:
             raise UnsupportedModelError(
@@ -291,20 +297,15 @@ class Recorder:
         self._delivered.append(slot)
 
 
+@dataclass(frozen=True)
 class Use:
-    """One tapped call: whose, by which rule, of which parameters."""
+    """One tapped call: whose, by which rule, of which parameters, for which tokens."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        owner: Owner,
-        gradients: Gradients,
-        slots: dict[str, Slot],
-    ) -> None:
-        self.recorder, self.owner, self.gradients = recorder, owner, gradients
-        self.slots = slots
-        self.token_N: Tensor | None = None
-        self.tokens = 0
+    recorder: Recorder
+    owner: Owner
+    gradients: Gradients
+    slots: dict[str, Slot]
+    dispatch: Dispatch | None
 
 
 class _Tap(torch.autograd.Function):

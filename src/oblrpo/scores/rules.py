@@ -146,13 +146,14 @@ def gain_offset(module: nn.Module) -> float:
         UnsupportedModelError: the module is no such norm.
     """
     if module not in _GAIN_OFFSETS:
-        weight = module._parameters["weight"]
-        assert weight is not None
-        probe = torch.linspace(-1, 2, weight.numel(), device=weight.device).view_as(weight)
+        weight = module._parameters.get("weight")
+        if weight is None:
+            raise UnsupportedModelError(f"{type(module).__name__} has no weight of its own.")
+        probe = torch.linspace(-1, 2, weight.numel(), device=weight.device).view(1, 1, *weight.shape)
         try:
-            zero, one, two = (_with_weight(module, probe[None], w)[0] for w in (0, 1, 2))
-        except (TypeError, RuntimeError, AttributeError):
-            raise UnsupportedModelError(f"{type(module).__name__} does not map one tensor to one.") from None
+            zero, one, two = (_with_weight(module, probe, w) for w in (0, 1, 2))
+        except Exception as error:  # any class may be named so
+            raise UnsupportedModelError(f"{type(module).__name__} does not map one tensor to one: {error}.") from None
         unit = one - zero
         scale = 1e-3 * float(unit.abs().amax())
         for offset in (0.0, 1.0):

@@ -11,34 +11,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from oblrpo.scores import contributions, norms
-from oblrpo.scores.contributions import Contribution, Vector
+from oblrpo.scores.contributions import Contribution
 
 
-class Store:
+class Sink(Protocol):
     """Takes all shares of one parameter, once they have arrived in the backward."""
 
     def take(self, parts: list[Contribution]) -> None:
         """Receive the shares."""
-        raise NotImplementedError
-
-    def norm2(self) -> Tensor:
-        """Squared norm of each sequence's gradient, (S,)."""
-        raise NotImplementedError
-
-    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (S / group_size,)."""
-        raise NotImplementedError
 
 
-class Factors(Store):
+class Factors:
     """Keeps the factors; norms by Gram products (multiply=False), multiplied out (True), or the cheaper (None)."""
 
     def __init__(self, multiply: bool | None = None) -> None:
@@ -54,23 +45,23 @@ class Factors(Store):
         return norms.norm2(self.parts, self.multiply)
 
     def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
-        """Add the weighted sum to `grad`; squared norms of the groups' sums."""
+        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (S / group_size,)."""
         return contributions.group_sums(self.parts, coef_S, group_size, grad)
 
 
-class PerSequence(Store):
+class PerSequence:
     """Multiplies out once and keeps the product: norms and any weighted sum need no second product."""
 
     def take(self, parts: list[Contribution]) -> None:
         """Receive the shares."""
-        S, shape = parts[0].sequences, gradient_shape(parts[0])
-        if isinstance(parts[0], Vector):
+        outers = contributions.matrices(parts)
+        if not outers:
             self._gradient_S = contributions.vector_total(parts)
             self._norm2_S = contributions.row_norm2(self._gradient_S)
             return
-        self._gradient_S = contributions.wide(parts[0].right[:0]).new_empty(S, *shape)
-        norm2_S = []
-        for rows in contributions.chunks(S, math.prod(shape)):
+        first, norm2_S = outers[0], []
+        self._gradient_S = contributions.wide(first.right[:0]).new_empty(first.sequences, first.rows, first.columns)
+        for rows in contributions.chunks(first.sequences, contributions.elements(parts)):
             out = contributions.multiply_out(parts, rows, self._gradient_S[rows])
             norm2_S.append(contributions.row_norm2(out))
         self._norm2_S = torch.cat(norm2_S)
@@ -80,11 +71,11 @@ class PerSequence(Store):
         return self._norm2_S
 
     def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
-        """Add the weighted sum to `grad`; squared norms of the groups' sums."""
+        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (S / group_size,)."""
         return _combine(self._gradient_S.flatten(1), coef_S, group_size, grad)
 
 
-class Folds(Store):
+class Folds:
     """Keeps, for each group, the sums of its sequences' gradients with the K given coefficients.
 
     Sequences may arrive over several backward passes; row n belongs to group n // group_size.
@@ -102,11 +93,11 @@ class Folds(Store):
 
     def take(self, parts: list[Contribution]) -> None:
         """Receive the shares."""
-        size, numel, norm2_S = self._group_size, math.prod(gradient_shape(parts[0])), []
+        size, norm2_S = self._group_size, []
+        room = max(1, contributions.CHUNK_ELEMENTS // contributions.elements(parts))
         low, count = 0, self._end - self._start
         while low < count:
             group, inside = divmod(self._start + low, size)
-            room = max(1, contributions.CHUNK_ELEMENTS // numel)
             groups = min(room, count - low) // size if not inside else 0  # whole ones, as many as there is room for
             rows = slice(low, low + (groups * size or min(room, count - low, size - inside)))
             gradient_SN = contributions.multiply_out(parts, rows).flatten(1)
@@ -139,7 +130,7 @@ class Folds(Store):
         return norm2_P
 
 
-class NormsOnly(Store):
+class NormsOnly:
     """Takes the norms and lets everything go."""
 
     def take(self, parts: list[Contribution]) -> None:
@@ -151,7 +142,7 @@ class NormsOnly(Store):
         return self._norm2_S
 
 
-class Sums(Store):
+class Sums:
     """Second pass of two: the coefficients are in the output gradients already; add up and let go."""
 
     def __init__(self, wide_grad: Callable[[], AbstractContextManager[Tensor]], group_size: int) -> None:
@@ -175,20 +166,20 @@ class Projected(Factors):
     def norm2(self) -> Tensor:
         """Squared norm of each sequence's gradient, (S,)."""
         parts = self.parts
-        if all(part.is_lookup for part in parts if not isinstance(part, Vector)):
-            self.variance_S = torch.zeros_like(norms.norm2(parts))
-            return norms.norm2(parts)
-        part = next(part for part in parts if not isinstance(part, Vector))
-        signs = torch.randint(2, (part.rows, self._directions), generator=self._generator, device="cpu")
-        directions_RK = (2 * signs - 1).to(contributions.wide(part.right[:0]))
+        outers = contributions.matrices(parts)
+        if all(part.is_lookup for part in outers):  # exact at no cost
+            norm2_S = norms.norm2(parts)
+            self.variance_S = torch.zeros_like(norm2_S)
+            return norm2_S
+        signs = torch.randint(2, (outers[0].rows, self._directions), generator=self._generator, device="cpu")
+        directions_RK = (2 * signs - 1).to(contributions.wide(outers[0].right[:0]))
         estimate_SK = contributions.sketch(parts, directions_RK).square().sum(-1)
         self.variance_S = estimate_SK.var(1) / self._directions
         return estimate_SK.mean(1)
 
 
-def gradient_shape(part: Contribution) -> tuple[int, ...]:
-    """Shape of one sequence's gradient, flat for vectors."""
-    return tuple(part.value_SC.shape[1:]) if isinstance(part, Vector) else (part.rows, part.columns)
+Store: TypeAlias = Factors | PerSequence | Folds | NormsOnly
+"""What knows the norms."""
 
 
 def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:

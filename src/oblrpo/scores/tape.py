@@ -17,7 +17,7 @@ from oblrpo.scores import methods
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Slot
 from oblrpo.scores.recorder import Recorder
-from oblrpo.scores.stores import Folds, Projected, Store, Sums
+from oblrpo.scores.stores import Folds, NormsOnly, Projected, Store, Sums
 
 
 class ScoreTape:
@@ -42,6 +42,7 @@ class ScoreTape:
             "gram", "instantiate": inputs and output gradients, norms by Gram products or by multiplying out.
             "folds": K given sums of gradients a group (`record`'s `basis_SK`), for long sequences.
             "two_pass": norms in one backward, the gradient in a second; holds nothing beyond autograd's own graph.
+            Coefficients are rounded to the type of logps_S.
             "projected": norms estimated from `directions` random projections a parameter, unbiased (`norm2_stderr`).
         memory_budget: bytes that "auto" may use on top, to keep more of the multiplied-out gradients.
         directions: K of "projected".
@@ -54,7 +55,7 @@ class ScoreTape:
     Activations and gradients of shorter types than float32 are summed in float32.
 
     Raises:
-        ValueError: no such method.
+        ValueError: no such method; fewer than two directions.
         UnsupportedModelError: a trainable parameter belongs to a layer type without a rule (the module is named); a
             parameter was used other than by calling its module; an activation was changed in place; checkpointing is
             reentrant.
@@ -71,6 +72,8 @@ class ScoreTape:
     ) -> None:
         if method not in methods.METHODS:
             raise ValueError(f"no method {method!r}; there are {', '.join(methods.METHODS)}.")
+        if directions < 2:
+            raise ValueError(f"directions must be at least 2, to know their standard error, got {directions}.")
         self.model, self.method = model, method
         self.memory_budget, self.directions = memory_budget, directions
         self._generator = generator
@@ -81,7 +84,6 @@ class ScoreTape:
         self._stores: dict[Slot, Store] = {}
         self._sequences = 0
         self._norm2_S: Tensor | None = None
-        self._stderr_S: Tensor | None = None
         self._basis: list[Tensor] = []
         self._fold_size = 0
         self._graph: tuple[Tensor, Layout] | None = None
@@ -135,7 +137,7 @@ class ScoreTape:
         self._stores.update({slot: stores[slot] for slot in delivered})
         self._sequences += S
         self._recorded_here = True
-        self._norm2_S = self._stderr_S = None
+        self._norm2_S = None
         if self.method == "two_pass":
             self._graph = (logps_S, layout)
 
@@ -175,8 +177,10 @@ class ScoreTape:
         """Squared score norms || grad_theta logps_S[s] ||^2 over all trainable parameters, shape (S,)."""
         self._need_record()
         if self._norm2_S is None:
+            with self._no_autocast():
+                norms = methods.norm2(list(self._stores.values()))
             # Gram products may round a norm of nothing to a little less than nothing.
-            self._norm2_S = _sum(methods.norm2(list(self._stores.values()))).clamp(min=0)
+            self._norm2_S = _sum(norms).clamp(min=0)
         return self._norm2_S
 
     @torch.no_grad()
@@ -218,7 +222,8 @@ class ScoreTape:
             coef_S = methods.in_basis(coef_S, torch.cat(self._basis), group_size)
         norms = []
         for slot, store in self._stores.items():
-            with slot.wide_grad() as grad:
+            assert not isinstance(store, NormsOnly)  # that is two_pass
+            with self._no_autocast(), slot.wide_grad() as grad:
                 norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad))
         if self.method == "folds":
             self._forget()
@@ -233,14 +238,18 @@ class ScoreTape:
         if self._graph is None:
             raise ValueError('"two_pass" frees its graph in accumulate; record again.')
         (logps_S, layout), self._graph = self._graph, None
-        sums: dict[Slot, Store] = {slot: Sums(slot.wide_grad, group_size) for slot in self._stores}
+        sums = {slot: Sums(slot.wide_grad, group_size) for slot in self._stores}
         with self._recorder.resumed(), torch.enable_grad():
             self._recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
-        return _sum([store.norm2_P for store in sums.values() if isinstance(store, Sums) and store.norm2_P is not None])
+        return _sum([store.norm2_P for store in sums.values() if store.norm2_P is not None])
+
+    def _no_autocast(self) -> torch.autocast:
+        return torch.autocast(next(self.model.parameters()).device.type, enabled=False)
 
     def _need_record(self) -> None:
         if not self._sequences:
-            raise ValueError("call record(logps_S) inside the `with` block first.")
+            again = ' ("folds" lets its sums go in accumulate)' if self.method == "folds" else ""
+            raise ValueError(f"call record(logps_S) inside the `with` block first{again}.")
 
 
 def _sum(values: list[Tensor]) -> Tensor:

@@ -138,7 +138,7 @@ class Learner:
             known += [] if features is None else [features]
         baseline_PG, advantages_PG, logps_PG, group_norm2_P = map(torch.cat, zip(*blocks, strict=True))
         norm2_PG = torch.cat(norms).view(P, G).to(rewards_PG) if norms else None
-        compares = norm2_PG is not None and known and old_logps_PG is None and G > 1
+        compares = norm2_PG is not None and bool(known) and old_logps_PG is None and G > 1
         agreement = weights.observe(join(known), torch.cat(norms), G) if compares else {}
         grad_norm2 = estimators.squared_norm(self.policy.parameters)
         moments = estimators.moments(group_norm2_P, grad_norm2)

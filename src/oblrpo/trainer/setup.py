@@ -93,7 +93,9 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
             f"choose one of: {spanned}."
         )
     if scores.weights == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
-        raise InputError("weights 'calibrated' needs a calibration_steps of at least 1 and num_generations of 2.")
+        raise InputError(
+            "weights 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
+        )
 
 
 def task_of(config: TrainConfig) -> Task:

@@ -1,0 +1,245 @@
+"""What would give a wrong number without a word: each is computed rightly or refused by name."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from oblrpo.scores import ScoreTape, UnsupportedModelError, chunked_logps, oracle
+from oblrpo.scores import contributions as contributions_module
+from tests.scores.models import batch, build, gradients, logps, relative
+from tests.scores.test_methods import packed
+
+
+class OddTopKRouter(nn.Module):
+    """Uses its weight in one way or another."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.weight, self.way = nn.Parameter(torch.randn(4, 6, dtype=torch.float64)), way
+        self.bias = nn.Parameter(torch.randn(4, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, x):
+        assert self.weight.shape == (4, 6)
+        assert self.weight.dtype == torch.float64
+        if self.way == "chunks":
+            return torch.cat([linear(x, piece) for piece in self.weight.chunk(2)], -1)
+        if self.way == "a list":
+            return linear(x, torch.cat([self.weight[:2] * 1, self.weight[2:]]))
+        if self.way == "joined":
+            return x @ torch.cat([self.weight, self.weight]).T[:, :4]
+        return linear(x, self.weight, self.bias)  # a frozen bias does not count
+
+
+@pytest.mark.parametrize("way", ["chunks", "a list", "joined"])
+def test_a_routers_weight_used_in_pieces_is_refused(way):
+    model = nn.Sequential(nn.Embedding(5, 6).double(), OddTopKRouter(way))
+    with pytest.raises(UnsupportedModelError, match="OddTopKRouter uses weight in"), ScoreTape(model):
+        model(torch.randint(5, (3, 4)))
+
+
+def test_a_routers_frozen_bias_does_not_count():
+    torch.manual_seed(40)
+    model = nn.Sequential(nn.Embedding(5, 6).double(), OddTopKRouter("plain"))
+    ids_ST = torch.randint(5, (3, 4))
+
+    def forward():
+        return model(ids_ST).tanh().sum((1, 2))
+
+    with ScoreTape(model) as tape:
+        tape.record(forward())
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, forward()), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("method", ["auto", "gram", "two_pass"])
+def test_a_gradient_of_other_strides_is_added_to(method):
+    torch.manual_seed(41)
+    model = build("qwen3-tied-gqa")
+    data = batch()
+    logps(model, *data).sum().backward()
+    expected = {name: 2 * grad for name, grad in gradients(model).items()}
+    for p in model.parameters():
+        if p.ndim == 2:
+            p.grad = p.grad.T.contiguous().T
+    with ScoreTape(model, method) as tape:
+        tape.record(logps(model, *data))
+    tape.accumulate(torch.ones(6, dtype=torch.float64), 2)
+    assert max(relative(grad, expected[name]) for name, grad in gradients(model).items()) <= 1e-10
+
+
+class Largest(TorchDispatchMode):
+    """The most elements any tensor had."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.elements = max(self.elements, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("method", ["auto", "gram", "instantiate", "folds", "two_pass"])
+def test_chunked_logps_never_holds_the_logits_of_a_group(method, monkeypatch):
+    torch.manual_seed(42)
+    G, T, V, C = 6, 40, 500, 4
+    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", T * V + V * C)  # one sequence's
+    model = nn.Sequential(nn.Embedding(V, C), nn.Linear(C, V, bias=False)).double()
+    ids_ST = torch.randint(V, (G, T))
+    most = Largest()
+    with most:
+        tape = ScoreTape(model, method)
+        with tape:
+            logp_ST = chunked_logps(model[1], model[0](ids_ST), ids_ST)
+            folds = {"basis_SK": torch.ones(G, 1, dtype=torch.float64), "group_size": G} if method == "folds" else {}
+            tape.record(logp_ST.sum(1), **folds)
+        norm2_S = tape.norm2()
+        tape.accumulate(torch.ones(G, dtype=torch.float64), G)
+    assert most.elements <= T * V + V * C
+    ours = gradients(model)
+    model.zero_grad()
+    plain_S = model(ids_ST).log_softmax(-1).gather(2, ids_ST[..., None]).sum((1, 2))
+    torch.testing.assert_close(norm2_S, oracle.norm2(model, plain_S), rtol=1e-10, atol=0)
+    plain_S = model(ids_ST).log_softmax(-1).gather(2, ids_ST[..., None]).sum((1, 2))
+    plain_S.sum().backward()
+    assert max(relative(ours[name], grad) for name, grad in gradients(model).items()) <= 1e-10
+
+
+def test_a_head_changed_before_its_logits_are_made_again_is_refused():
+    torch.manual_seed(43)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    ids_ST = torch.randint(9, (3, 5))
+    with ScoreTape(model, "gram") as tape:
+        tape.record(chunked_logps(model[1], model[0](ids_ST), ids_ST).sum(1))
+    with torch.no_grad():
+        model[1].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="weight was changed"):
+        tape.accumulate(torch.ones(3))
+
+
+def test_chunked_logps_checks_shapes():
+    head = nn.Linear(4, 9)
+    for hidden, target in (((3, 4), (3,)), ((3, 5, 4), (3, 4)), ((3, 5, 3), (3, 5))):
+        with pytest.raises(ValueError, match="do not fit"):
+            chunked_logps(head, torch.zeros(hidden), torch.zeros(target, dtype=torch.long))
+
+
+def test_autocast_around_the_tape_shortens_no_product():
+    torch.manual_seed(44)
+    model = build("qwen3-tied-gqa", torch.float32)
+    data = batch()
+    norms = []
+    for enabled in (False, True):
+        model.zero_grad()
+        logps_S = None
+        with ScoreTape(model, "gram") as tape:
+            logps_S = logps(model, *data)
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                tape.record(logps_S)
+                norms.append(tape.norm2())
+                group_norm2_P = tape.accumulate(torch.ones(6), 2)
+        norms.append(torch.cat([group_norm2_P, *(grad.flatten() for grad in gradients(model).values())]))
+    torch.testing.assert_close(norms[0], norms[2], rtol=0, atol=0)
+    torch.testing.assert_close(norms[1], norms[3], rtol=0, atol=0)
+
+
+def test_chunked_logps_under_autocast_is_its_own_derivative():
+    """The logits of the forward and those made again are the same products, whatever autocast says."""
+    torch.manual_seed(45)
+    head, ids_ST = nn.Linear(8, 11), torch.randint(11, (3, 5))
+    hidden = torch.randn(3, 5, 8)
+    results = []
+    for enabled in (False, True):
+        leaf = hidden.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            logp_ST = chunked_logps(head, leaf, ids_ST)
+        logp_ST.sum().backward()
+        results.append((logp_ST.detach(), leaf.grad))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_packed_tokens_of_nobody_that_matter_are_refused():
+    torch.manual_seed(46)
+    model = build("qwen2-tied")
+    sequence_BL, forward = packed()
+    sequence_BL[0, 2] = -1  # a token that its neighbours attend to
+    with pytest.raises(UnsupportedModelError, match="gives to no sequence"):  # noqa: SIM117
+        with ScoreTape(model) as tape:
+            tape.record(forward(model), sequence_ids=sequence_BL)
+
+
+def test_batchnorm_is_refused_while_it_mixes_sequences():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.BatchNorm1d(3, affine=False), nn.Linear(4, 2))
+    with pytest.raises(UnsupportedModelError, match="1: a BatchNorm in training mode"):
+        ScoreTape(model)
+    model.eval()
+    ids_ST = torch.randint(5, (2, 3))
+    with ScoreTape(model) as tape:
+        tape.record(model(ids_ST).tanh().sum((1, 2)))
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, model(ids_ST).tanh().sum((1, 2))))
+    model.train()
+    with pytest.raises(UnsupportedModelError, match="training mode"), tape:
+        pass
+
+
+@pytest.mark.parametrize("fault", ["no weight", "three axes", "raises"])
+def test_a_class_that_is_only_named_rmsnorm_is_refused_by_name(fault):
+    class OddRMSNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            setattr(self, "gain" if fault == "no weight" else "weight", nn.Parameter(torch.ones(4)))
+
+        def forward(self, x):
+            if fault == "raises":
+                raise KeyError("mask")
+            if fault == "three axes":
+                _, _, C = x.shape
+                return x / x.square().mean(-1, keepdim=True).sqrt() * self.weight.view(1, 1, C)
+            return x * self.gain
+
+    model = nn.Sequential(nn.Embedding(5, 4), OddRMSNorm())
+    if fault == "three axes":
+        ids_ST = torch.randint(5, (2, 3))
+        with ScoreTape(model) as tape:
+            tape.record(model(ids_ST).tanh().sum((1, 2)))
+        torch.testing.assert_close(tape.norm2(), oracle.norm2(model, model(ids_ST).tanh().sum((1, 2))))
+    else:
+        with pytest.raises(UnsupportedModelError, match="1: OddRMSNorm"):
+            ScoreTape(model)
+
+
+def test_one_parameter_as_vector_and_matrix_is_refused():
+    from oblrpo.scores.contributions import Outer, Vector
+    from oblrpo.scores.stores import PerSequence
+
+    parts = [Vector(torch.ones(2, 12)), Outer(torch.ones(2, 3, 4), torch.ones(2, 3, 3), 4)]
+    for order in (parts, parts[::-1]):
+        with pytest.raises(TypeError, match="vector and matrix"):
+            PerSequence().take(order)
+
+
+def test_one_direction_knows_no_error():
+    with pytest.raises(ValueError, match="directions must be at least 2"):
+        ScoreTape(build("qwen2-tied"), "projected", directions=1)
+
+
+def test_a_tape_entered_again_frees_the_stores_before():
+    torch.manual_seed(47)
+    model = build("qwen3-tied-gqa", torch.float32)
+    data = batch()
+    tape = ScoreTape(model)
+    gc.disable()
+    try:
+        with tape:
+            tape.record(logps(model, *data))
+        stores = [weakref.ref(store) for store in tape._stores.values()]
+        with tape:
+            assert not any(store() for store in stores)
+    finally:
+        gc.enable()
