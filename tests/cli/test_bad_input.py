@@ -57,7 +57,7 @@ def complained(result, *words):
         (["--score-method", "guess"], ["unknown score_method 'guess'; choose one of: auto, gram"]),
         (["--score-method", "folds"], ["do not give the baseline 'oblr'; choose one of:", "oblr_crossfit"]),
         (["--weights", "guess"], ["unknown weights 'guess'; choose one of: exact, length"]),
-        (["--weights", "calibrated", "--calibration-steps", "0"], ["needs a calibration_steps of at least 1"]),
+        (["--weights", "calibrated", "--calibration-steps", "0"], ["needs calibration_steps of at least 1"]),
         (["--score-memory-mb", "-1"], ["score_memory_mb is -1"]),
         (["--schedule-floor", "2"], ["floor"]),
         (["--schedule-ema", "1"], ["ema must lie in [0, 1)"]),
