@@ -30,8 +30,9 @@ def test_every_metric_is_in_the_glossary():
     source = Path(step_metrics.__code__.co_filename).read_text()
     glossary = (ROOT / "docs" / "metrics.md").read_text()
     keys = re.findall(r'^        "([a-z0-9_/]+)": ', source.split("def kappa")[0], re.MULTILINE)
-    assert len(keys) == 18
+    assert len(keys) == 20
     proxies = [f"score_norm2/agreement_{name}" for name in ("length", "length16", "logit", "calibrated")]
     norms = ["score_norm2/mean", "score_norm2/kappa", *proxies]
-    for key in [*keys, *norms, "eval/accuracy", "eval/accuracy_stderr", "step_time"]:
+    ledger = ["variance/NAME", "n_snr/NAME", "variance_between_prompts", "effective_dimension", "step_kl", "warnings"]
+    for key in [*keys, *norms, *ledger, "eval/accuracy", "eval/accuracy_stderr", "step_time"]:
         assert f"`{key}`" in glossary, key

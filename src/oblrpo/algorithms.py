@@ -22,15 +22,21 @@ class Algorithm:
 
 ALGORITHMS = {
     "oblrpo": Algorithm("oblr", schedule="debiased"),
+    "oblrpo_shrunk": Algorithm("oblr_shrunk", schedule="debiased"),
     "rloo": Algorithm("rloo"),
-    "grpo": Algorithm("mean", "group_std", "sequence_mean"),
-    "dr_grpo": Algorithm("mean", weighting="constant"),
+    "grpo": Algorithm("grpo", "group_std", "sequence_mean"),
+    "dr_grpo": Algorithm("dr_grpo", weighting="constant"),
     "reinforce": Algorithm("none"),
+    "reinforce_pp": Algorithm("reinforce_pp", "batch_std"),
+    "opo": Algorithm("opo"),
+    "otb": Algorithm("otb"),
+    "vcpo": Algorithm("vcpo", schedule="ess"),
+    "js": Algorithm("js"),
 }
 
 
 def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
-    """The table's row with the entries that the user named replaced.
+    """The table's row with the entries that the user named replaced; a baseline brings its own normalisation.
 
     Raises:
         InputError: a name that is in no table.
@@ -44,4 +50,7 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
     for key, (name, table) in {"algorithm": (algorithm.algorithm, ALGORITHMS), **given}.items():
         if (name or key == "algorithm") and name not in table:
             raise InputError(f"unknown {key} {name!r}; choose one of: {', '.join(table)}.")
-    return replace(ALGORITHMS[algorithm.algorithm], **{key: name for key, (name, _) in given.items() if name})
+    named = {key: name for key, (name, _) in given.items() if name}
+    if "baseline" in named:
+        named = {"normalisation": BASELINES[named["baseline"]].normalisation} | named
+    return replace(ALGORITHMS[algorithm.algorithm], **named)

@@ -14,8 +14,9 @@ import yaml
 from rich.console import Console
 
 from oblrpo import __version__
-from oblrpo.config import BenchConfig, TrainConfig, flatten, load_recipe, with_settings
+from oblrpo.config import BenchConfig, TrainConfig
 from oblrpo.errors import InputError, did_you_mean
+from oblrpo.settings import flatten, load_recipe, with_settings
 
 USAGE = """\
 oblrpo: post-training of language models with the variance-optimal baseline and a signal-to-noise learning rate
@@ -123,7 +124,8 @@ def train(argv: list[str]) -> None:
     with Progress(console) as progress:
         trainer.run(progress)
     _write_report(trainer.folder.path)
-    print(summary(trainer.folder.read_metrics(), command.config.run.output))
+    rows, config = trainer.folder.read_metrics(), command.config
+    print(summary(rows, config.run.output, config.rollout.prompts_per_step))
 
 
 def report(argv: list[str]) -> None:

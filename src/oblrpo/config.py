@@ -2,59 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
-import typing
 from dataclasses import dataclass, field
-from importlib.abc import Traversable
-from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 import yaml
 
-from oblrpo.errors import InputError, did_you_mean
-
-RECIPES = files("oblrpo") / "recipes"
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which also reads 3e-4 as a number, as YAML 1.2 has it."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def read_yaml(text: str, source: str) -> dict[str, Any]:
-    """A YAML mapping.
-
-    Raises:
-        InputError: the text is something else.
-    """
-    try:
-        settings = yaml.load(text, _Loader) or {}
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from None
-    if not isinstance(settings, dict):
-        raise InputError(f"{source} must hold `key: value` settings.")
-    return settings
-
-
-def read_yaml_file(path: Path | Traversable) -> dict[str, Any]:
-    """The YAML mapping in a file.
-
-    Raises:
-        InputError: it cannot be read, or holds something else.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as text ({' '.join(str(error).split())}).") from None
-    return read_yaml(text, str(path))
-
+from oblrpo.yaml_files import read_yaml
 
 Mapping = Annotated[
     dict[str, Any],
@@ -148,13 +102,18 @@ class AlgorithmConfig:
     """The gradient estimator. `algorithm` names a row of the table; the three below replace one of its entries."""
 
     algorithm: str = "oblrpo"
-    """oblrpo, rloo, grpo, dr_grpo or reinforce."""
+    """oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, otb, vcpo or js."""
     baseline: str = ""
-    """oblr (variance-optimal, leave-one-out), oblr_crossfit (the same from the other half), rloo, mean or none."""
+    """none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal, leave-one-out), oblr_shrunk (the same,
+    shrunk towards other prompts), oblr_crossfit (from the other half), opo, length16, otb, eob or vcpo."""
     normalisation: str = ""
-    """Of advantages: none or group_std."""
+    """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
     """Of an output's tokens: sequence, sequence_mean, token_mean or constant."""
+    prior_strength: float = -1.0
+    """Of oblr_shrunk: outputs of average weight that the prior counts for; -1: chosen from earlier steps."""
+    prior_memory: float = 0.8
+    """Of oblr_shrunk: what an earlier step counts for one step later, in [0, 1)."""
     num_iterations: int = 1
     """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
 
@@ -172,6 +131,10 @@ class ScoresConfig:
     logit, calibrated (a regression on exact norms of earlier steps)."""
     calibration_steps: int = 10
     """Every so many steps exact norms are taken beside a proxy: it learns from them, and its agreement is logged."""
+    ledger: Literal["projected", "exact", "off"] = "projected"
+    """The variance ledger: the gradient's variance under every baseline, from random projections or exactly."""
+    ledger_steps: int = 20
+    """Take the ledger in step 1 and every so many steps; it costs two to three gradients."""
 
 
 @dataclass(frozen=True)
@@ -185,13 +148,20 @@ class OptimConfig:
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'."""
     schedule: str = ""
-    """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), off. Empty: the algorithm's."""
+    """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto (measured; learning_rate is
+    only where it starts), ess (effective sample size), off. Empty: the algorithm's."""
     schedule_ema: float = 0.9
     """Decay of the averages of signal and noise."""
     schedule_floor: float = 0.0
     """Least factor."""
     schedule_ceiling: float = 1.0
     """Greatest factor."""
+    schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"
+    """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
+    schedule_safety: float = 0.02
+    """Of auto: share of the curvature bound that is believed; less is bolder."""
+    schedule_kl_every: int = 4
+    """Of auto: the step's KL is measured on every so many completions, by one more forward."""
     warmup_steps: int = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
@@ -269,66 +239,3 @@ class BenchConfig:
     """cpu or cuda."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Of the model."""
-
-
-def flatten(config: TrainConfig) -> dict[str, Any]:
-    """Every setting under its flag's name (underscored), without the sections."""
-    flat: dict[str, Any] = {"recipe": config.recipe}
-    for section in dataclasses.fields(config)[1:]:
-        flat.update(dataclasses.asdict(getattr(config, section.name)))
-    return flat
-
-
-def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) -> TrainConfig:
-    """`config` with the flat settings replaced.
-
-    Raises:
-        InputError: an unknown key or a value of the wrong type; `source` says where it stands.
-    """
-    known = flatten(config)
-    for key in settings:
-        if key not in known:
-            raise InputError(
-                f"{source}: unknown setting {key!r}; `oblrpo train --help` lists all.{did_you_mean(str(key), known)}"
-            )
-    sections = {}
-    for section in dataclasses.fields(config)[1:]:
-        part = getattr(config, section.name)
-        hints = typing.get_type_hints(type(part))
-        mine = {key: _typed(key, value, hints[key], source) for key, value in settings.items() if key in hints}
-        sections[section.name] = dataclasses.replace(part, **mine)
-    return dataclasses.replace(config, recipe=str(settings.get("recipe", config.recipe)), **sections)
-
-
-def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
-    """`base` with the settings of a built-in recipe or of a YAML file.
-
-    Raises:
-        InputError: no such recipe or file, not a YAML mapping, an unknown key, a value of the wrong type.
-    """
-    built_in = sorted(entry.name.removesuffix(".yaml") for entry in RECIPES.iterdir() if entry.name.endswith(".yaml"))
-    path = RECIPES / f"{name}.yaml" if name in built_in else Path(name)
-    if not path.is_file():
-        raise InputError(f"no recipe or file {name!r}; the built-in recipes are: {', '.join(built_in)}.")
-    settings = read_yaml_file(path)
-    return with_settings(base, settings | {"recipe": name}, source=name)
-
-
-def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
-    """The value as the field's type; an int may stand for a float.
-
-    Raises:
-        InputError: it cannot be that.
-    """
-    if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        if value not in choices:
-            raise InputError(f"{source}: {key} is {value!r}; choose one of: {', '.join(map(str, choices))}.")
-        return value
-    kind = typing.get_origin(hint) or hint
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
-    raise InputError(f"{source}: {key} is {value!r}, but it must be {wanted[kind]}.")

@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from oblrpo.config import TrainConfig, flatten
+from oblrpo.config import TrainConfig
+from oblrpo.estimators import BASELINES
+from oblrpo.settings import flatten
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
     "step", "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio",
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
     "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",
-    "step_time",
+    "snr_low", "snr_high", "step_time",
 }  # fmt: skip
+LEDGER = {f"{kind}/{name}" for kind in ("variance", "n_snr") for name in BASELINES}
+LEDGER |= {"variance_between_prompts", "effective_dimension"}
 
 
 def test_what_a_run_leaves_behind(small_run, tmp_path):
@@ -33,7 +37,8 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["step"] for row in rows if "eval/accuracy" in row] == [0, 2, 4]
-    assert all(set(row) - {"eval/accuracy", "eval/accuracy_stderr"} == KEYS for row in rows[1:])
+    assert set(rows[1]) == KEYS | LEDGER
+    assert all(set(row) - {"eval/accuracy", "eval/accuracy_stderr"} == KEYS for row in rows[2:])
     assert rows[-1]["num_tokens"] > rows[1]["num_tokens"] > 0
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_3", "step_4"}
     assert {p.name for p in (run / "completions").iterdir()} == {f"step_{n}.jsonl" for n in range(1, 5)}
@@ -78,7 +83,19 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"optimizer": "SGD", "algorithm": "grpo", "lr_scheduler_type": "linear", "num_iterations": 2}],
+    [
+        {},
+        {"optimizer": "SGD", "algorithm": "grpo", "lr_scheduler_type": "linear", "num_iterations": 2},
+        {"schedule": "auto", "baseline": "oblr_shrunk", "ledger_steps": 2, "learning_rate": 1e-4},
+        {
+            "algorithm": "oblrpo_shrunk",
+            "num_iterations": 2,
+            "schedule_metric": "optimizer",
+            "prompts_per_micro_batch": 3,
+        },
+        {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},
+        {"algorithm": "otb", "schedule": "plugin"},
+    ],
 )
 def test_resuming_forgets_the_step_no_checkpoint_holds(small_run, oblrpo, tmp_path, settings, dense_reward):
     """As if killed after writing the metrics of step 4 and half a line more, while writing its checkpoint."""

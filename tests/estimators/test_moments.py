@@ -1,3 +1,5 @@
+"""Signal and noise from squared norms, and the metric of optimizers that divide by past gradients."""
+
 import math
 
 import pytest
@@ -82,3 +84,140 @@ def test_one_prompt_with_a_gradient_shows_no_signal():
     m = estimators.moments(norms, 0.59 / 16 * (1 + 1e-7))
     assert m.signal2 == 0
     assert m.critical_batch_size == math.inf
+
+
+def test_squared_norm_in_a_metric():
+    """Sum_i m_i g_i^2, in float64."""
+    a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2, 2))
+    a.grad, b.grad = torch.tensor([3.0, 4.0]), torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+    metric = {a: torch.tensor([0.5, 2.0]), b: torch.tensor([[1.0, 10.0], [100.0, 3.0]])}
+    assert estimators.squared_norm([a, b], metric) == pytest.approx(4.5 + 32 + 1 + 40 + 3)
+    b.grad = None
+    assert estimators.squared_norm([a, b], metric) == pytest.approx(36.5)
+    a.grad = torch.full((2,), 1e25)
+    assert estimators.squared_norm([a]) == pytest.approx(2e50)  # more than float32 holds
+
+
+def test_the_metric_is_named():
+    m = estimators.moments(torch.tensor([9.0, 5.0]), 5.0, metric="optimizer")
+    assert m.metric == "optimizer"
+    assert estimators.moments(torch.tensor([9.0, 5.0]), 5.0).metric == "euclidean"
+
+
+# Large eps, so that a formula that leaves it out, or puts it under the root, is off by a lot.
+ADAPTIVE = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.7), eps=0.3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.8, 0.7), eps=0.3, weight_decay=0.2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, alpha=0.7, eps=0.3),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, eps=0.3),
+}
+
+
+def run(optimizer, parameters, steps, seed=0):
+    """Gradients of very different sizes; returns the last one's."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for p in parameters:
+            size = torch.logspace(-2, 1, p.numel(), dtype=p.dtype).view_as(p)
+            p.grad = size * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        optimizer.step()
+    return [p.grad.clone() for p in parameters if steps]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_the_optimizers_update_is_its_metric_times_the_averaged_gradient(name, steps):
+    """Read off the state that the update left behind: what it divided by."""
+    parameters = [torch.nn.Parameter(torch.ones(shape, dtype=torch.float64)) for shape in ((3,), (2, 4))]
+    optimizer = ADAPTIVE[name](parameters)
+    assert estimators.inverse_preconditioner(optimizer) is None
+    run(optimizer, parameters, steps - 1)
+    before = [p.detach().clone() for p in parameters]
+    gradients = run(optimizer, parameters, 1, seed=steps)
+    metric = estimators.inverse_preconditioner(optimizer)
+    assert set(metric) == set(parameters)
+    for p, old, gradient in zip(parameters, before, gradients, strict=True):
+        averaged, decay = gradient, 0.0
+        if name.startswith("adam"):
+            averaged = optimizer.state[p]["exp_avg"] / (1 - 0.8**steps)
+            decay = 0.2 if name == "adamw" else 0.0
+        update = -0.1 * metric[p] * averaged - 0.1 * decay * old
+        torch.testing.assert_close(p.detach() - old, update, rtol=1e-12, atol=1e-12)
+
+
+def test_the_metric_does_not_look_at_this_batch():
+    """The state from before: the gradient at hand changes nothing."""
+    parameters = [torch.nn.Parameter(torch.ones(3))]
+    optimizer = ADAPTIVE["adamw"](parameters)
+    run(optimizer, parameters, 2)
+    before = estimators.inverse_preconditioner(optimizer)[parameters[0]].clone()
+    parameters[0].grad = torch.full((3,), 1e3)
+    assert torch.equal(estimators.inverse_preconditioner(optimizer)[parameters[0]], before)
+
+
+def test_every_group_has_settings_of_its_own():
+    a, b = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = torch.optim.Adam([{"params": [a]}, {"params": [b], "eps": 9.0, "betas": (0.9, 0.5)}], eps=1.0)
+    a.grad = b.grad = torch.full((2,), 2.0)
+    optimizer.step()
+    metric = estimators.inverse_preconditioner(optimizer)
+    torch.testing.assert_close(metric[a], torch.full((2,), 1 / 3))
+    torch.testing.assert_close(metric[b], torch.full((2,), 1 / 11))
+
+
+def test_a_state_that_was_loaded_gives_the_same_metric():
+    parameters = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64))]
+    optimizer, resumed = ADAPTIVE["adam"](parameters), ADAPTIVE["adam"](parameters)
+    run(optimizer, parameters, 3)
+    resumed.load_state_dict(optimizer.state_dict())
+    first, second = (estimators.inverse_preconditioner(each)[parameters[0]] for each in (optimizer, resumed))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", ["sgd", "muon", "adamax"])
+def test_an_optimizer_without_squared_gradients_has_no_metric(name):
+    if name == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch < 2.9 has no Muon")
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        "muon": lambda p: torch.optim.Muon(p, lr=0.1),
+        "adamax": lambda p: torch.optim.Adamax(p, lr=0.1),
+    }[name]([parameter])
+    assert estimators.inverse_preconditioner(optimizer) is None
+    run(optimizer, [parameter], 1)
+    with pytest.raises(ValueError, match=f"(?i){name} keeps no squared gradients"):
+        estimators.inverse_preconditioner(optimizer)
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "centred rmsprop"])
+def test_an_update_that_divides_by_something_else_is_followed_or_refused(name):
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+    optimizer = (
+        torch.optim.Adam([parameter], lr=0.1, betas=(0.0, 0.5), eps=0.3, amsgrad=True)
+        if name == "amsgrad"
+        else torch.optim.RMSprop([parameter], lr=0.1, alpha=0.5, eps=0.3, centered=True)
+    )
+    parameter.grad = torch.full((4,), 10.0, dtype=torch.float64)
+    optimizer.step()
+    before = parameter.detach().clone()
+    (gradient,) = run(optimizer, [parameter], 1)
+    try:
+        metric = estimators.inverse_preconditioner(optimizer)
+    except ValueError:
+        return
+    torch.testing.assert_close(parameter.detach() - before, -0.1 * metric[parameter] * gradient)
+
+
+def test_moments_in_a_metric_are_those_of_scaled_gradients():
+    """Sum m g^2 = || sqrt(m) g ||^2, of blocks and of their mean."""
+    torch.manual_seed(2)
+    metric_D, g_ND = torch.rand(5, dtype=torch.float64) * 9, torch.randn(6, 5, dtype=torch.float64)
+    parameter = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    parameter.grad = g_ND.mean(0)
+    got = estimators.moments(
+        (metric_D * g_ND.square()).sum(1), estimators.squared_norm([parameter], {parameter: metric_D})
+    )
+    scaled_ND = metric_D.sqrt() * g_ND
+    assert got.trace_cov == pytest.approx(float(scaled_ND.var(0).sum()), rel=1e-12)
+    assert got.signal2 == pytest.approx(float(scaled_ND.mean(0).square().sum()) - got.trace_cov / 6, rel=1e-12)

@@ -1,8 +1,11 @@
-"""The statistics of OBLR-PO, for anybody's training loop: baselines, advantages, gradient moments, the schedule."""
+"""The statistics of OBLR-PO, for anybody's training loop: baselines, advantages, gradient moments, ledger, schedule."""
 
 from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS
-from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis
-from oblrpo.estimators.moments import Moments, moments, squared_norm
+from oblrpo.estimators.assumption import depends_on_own_output
+from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis, kl_in_reward
+from oblrpo.estimators.ledger import Account, Ledger, ledger
+from oblrpo.estimators.moments import Moments, inverse_preconditioner, moments, squared_norm
+from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.schedule import SCHEDULE_MODES, SNRSchedule
 
 __all__ = [
@@ -10,11 +13,18 @@ __all__ = [
     "NORMALISATIONS",
     "SCHEDULE_MODES",
     "WEIGHTINGS",
+    "Account",
     "Baseline",
+    "Ledger",
     "Moments",
+    "Prior",
     "SNRSchedule",
     "baseline",
+    "depends_on_own_output",
     "fold_basis",
+    "inverse_preconditioner",
+    "kl_in_reward",
+    "ledger",
     "moments",
     "squared_norm",
 ]

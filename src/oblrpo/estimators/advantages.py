@@ -1,6 +1,7 @@
 """From reward minus baseline to the coefficient of each output's score: normalisations and loss weightings.
 
-An algorithm is a baseline, one of these of each kind, and a schedule; see `oblrpo.algorithms`.
+An algorithm is a baseline, one of these of each kind, and a schedule; see `oblrpo.algorithms`. The divisor of a
+normalisation depends on the rewards, so that the gradient is that of another objective.
 """
 
 from __future__ import annotations
@@ -10,30 +11,45 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-GROUP_STD_EPSILON = 1e-4
-"""TRL's and verl's order of magnitude; with 0/1 rewards it matters only where all rewards of a group are equal."""
+STD_EPSILON = 1e-4
+"""TRL's and verl's order of magnitude; with 0/1 rewards it matters only where all rewards are equal."""
 
 
-def unnormalised(advantages_PG: Tensor, rewards_PG: Tensor) -> Tensor:
-    """A = F - b, as the policy-gradient theorem has it."""
-    return advantages_PG
+def unnormalised(rewards_PG: Tensor) -> Tensor:
+    """1: A = F - b, as the policy-gradient theorem has it."""
+    return torch.ones_like(rewards_PG)
 
 
-def by_group_std(advantages_PG: Tensor, rewards_PG: Tensor) -> Tensor:
-    """A = (F - b) / (std_j F_j + 1e-4), with the standard deviation over G - 1.
+def group_std(rewards_PG: Tensor) -> Tensor:
+    """std_j F_j + 1e-4, the standard deviation (over G - 1) of each prompt's rewards.
 
-    A prompt's weight depends on its rewards, so the gradient is that of another objective. Shao et al. 2024 (GRPO),
-    arXiv 2402.03300.
+    Shao et al. 2024 (GRPO), arXiv 2402.03300.
 
     Raises:
         ValueError: one output a prompt.
     """
     if rewards_PG.shape[1] < 2:
         raise ValueError("the group's standard deviation needs at least 2 outputs a prompt.")
-    return advantages_PG / (rewards_PG.std(1, keepdim=True) + GROUP_STD_EPSILON)
+    return (rewards_PG.std(1, keepdim=True) + STD_EPSILON).expand_as(rewards_PG)
 
 
-NORMALISATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"none": unnormalised, "group_std": by_group_std}
+def batch_std(rewards_PG: Tensor) -> Tensor:
+    """Std F + 1e-4, the standard deviation of all rewards of the batch. Hu et al. 2025 (REINFORCE++), arXiv 2501.03262.
+
+    Raises:
+        ValueError: a single reward.
+    """
+    if rewards_PG.numel() < 2:
+        raise ValueError("the batch's standard deviation needs at least 2 rewards.")
+    return (rewards_PG.std() + STD_EPSILON).expand_as(rewards_PG)
+
+
+NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": unnormalised,
+    "group_std": group_std,
+    "batch_std": batch_std,
+}
+"""What advantages are divided by, (P, G), from the rewards of the whole batch."""
 
 
 def per_sequence(lengths_PG: Tensor, longest: int) -> Tensor:

@@ -1,7 +1,11 @@
 """Baselines: what is subtracted from each output's reward.
 
 A baseline that does not depend on the output it is subtracted from leaves the gradient unbiased (assumption 1) and
-changes its variance only. Shapes: P prompts, G outputs a prompt; every function returns (P, G).
+changes its variance only. In-sample baselines do depend on it: they are biased, in direction as well as scale, by about
+-E[w (F - b*) s] / (G E w).
+
+P prompts, G outputs a prompt, T tokens. Every function takes rewards_PG and valid_PG (1 for outputs that count, 0 for
+masked ones and for the padding of smaller groups) and returns (P, G); `otb` returns (P, G, T).
 """
 
 from __future__ import annotations
@@ -9,45 +13,92 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from oblrpo.estimators.prior import Prior, mean_of_others, shrunk, sum_of_others
 
-def none(rewards_PG: Tensor) -> Tensor:
+
+def none(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     """B = 0. Unbiased. Williams 1992 (REINFORCE)."""
     return torch.zeros_like(rewards_PG)
 
 
-def mean(rewards_PG: Tensor) -> Tensor:
-    """B = mean_j F_j, the output itself included: (G - 1) / G times RLOO's gradient. Shao et al. 2024 (GRPO)."""
-    return rewards_PG.mean(1, keepdim=True).expand_as(rewards_PG)
+def mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """B = mean_i F_i, the output itself included: (G - 1) / G times RLOO's gradient. Biased in scale.
+
+    Shao et al. 2024 (GRPO), arXiv 2402.03300; without its normalisations Liu et al. 2025 (Dr. GRPO), arXiv 2503.20783.
+    """
+    return _weighted_mean(rewards_PG, valid_PG)
 
 
-def rloo(rewards_PG: Tensor) -> Tensor:
-    """b_j = mean_{i != j} F_i. Unbiased. Ahmadian et al. 2024, arXiv 2402.14740."""
-    return _sum_of_others(rewards_PG) / (rewards_PG.shape[1] - 1)
+def batch_mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """B = mean of all rewards of the batch. Biased in scale. Hu et al. 2025 (REINFORCE++), arXiv 2501.03262."""
+    return (rewards_PG * valid_PG).sum() / valid_PG.sum().clamp(min=1) * torch.ones_like(rewards_PG)
 
 
-def oblr(rewards_PG: Tensor, norm2_PG: Tensor) -> Tensor:
+def rloo(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """b_j = mean_{i != j} F_i; 0 for a lone output. Unbiased. Ahmadian et al. 2024, arXiv 2402.14740."""
+    return mean_of_others(rewards_PG, valid_PG)
+
+
+def js(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """b_j = (1 - l) mean_{i != j} F_i + l mean of the other prompts, l = (n - 1) / n v / (v + s). Unbiased.
+
+    v = mean of the variances of the other prompts' leave-one-out means, s = variance of the other prompts' means less
+    what their own noise explains (not below 0); n prompts. With fewer than two others l = 0; alone in its group an
+    output has l = 1. arXiv 2511.03710.
+    """
+    count_P1 = valid_PG.sum(1, keepdim=True)
+    mean_P1 = (rewards_PG * valid_PG).sum(1, keepdim=True) / count_P1.clamp(min=1)
+    squares_P1 = ((rewards_PG - mean_P1).square() * valid_PG).sum(1, keepdim=True)
+    variance_P1 = squares_P1 / (count_P1 - 1).clamp(min=1)
+    known_P1, spread_P1 = (count_P1 > 0).to(rewards_PG), (count_P1 > 1).to(rewards_PG)
+    n = known_P1.sum()
+
+    def others(values_P1: Tensor, known: Tensor) -> Tensor:  # means over the other prompts
+        return sum_of_others((values_P1 * known).T).T / sum_of_others(known.T).T.clamp(min=1)
+
+    noise_P1 = others(variance_P1 / (count_P1 - 1).clamp(min=1), spread_P1)
+    others_mean_P1 = others(mean_P1, known_P1)
+    spread_of_means_P1 = (others(mean_P1.square(), known_P1) - others_mean_P1.square()) * (n - 1) / (n - 2).clamp(min=1)
+    between_P1 = (spread_of_means_P1 - others(variance_P1 / count_P1.clamp(min=1), spread_P1)).clamp(min=0)
+    total_P1 = noise_P1 + between_P1
+    share_P1 = torch.where((n > 2) & (total_P1 > 0), (n - 1) / n * noise_P1 / total_P1, 0)
+    own_PG, lone_PG = mean_of_others(rewards_PG, valid_PG), sum_of_others(valid_PG) == 0
+    share_PG = torch.where(lone_PG, (n > 1).to(rewards_PG), share_P1.expand_as(rewards_PG))
+    return (1 - share_PG) * own_PG + share_PG * others_mean_P1
+
+
+def oblr(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
     """b_j = sum_{i != j} w_i F_i / sum_{i != j} w_i: the variance-optimal baseline, leave-one-out. Unbiased.
 
     It estimates b* = E[w F] / E[w], which minimises the trace of the gradient's covariance (OBLR-PO, theorem 7), from
-    the outputs other than j. In leverage form, F_j - b_j = (F_j - b) / (1 - h_j) with b = sum w F / sum w and
-    h_j = w_j / sum w; here 1 - h_j is summed from the others, so that a dominant w_j loses no digits. Where all other
-    outputs have w = 0 the baseline is the limit for equal weights, RLOO's.
-
-    Args:
-        rewards_PG: F.
-        norm2_PG: w, the squared score norms || grad log pi(o_j|q) ||^2 (of the importance-weighted score, rho^2 w,
-            if outputs come from another policy).
+    the outputs other than j; w are squared score norms || grad log pi(o|q) ||^2. In leverage form,
+    F_j - b_j = (F_j - b) / (1 - h_j) with b = sum w F / sum w and h_j = w_j / sum w; here 1 - h_j is summed from the
+    others, so that a dominant w_j loses no digits. Where all other outputs have w = 0 the baseline is the limit for
+    equal weights, RLOO's.
     """
-    others_PG = _sum_of_others(norm2_PG)
-    weighted_PG = _sum_of_others(norm2_PG * rewards_PG) / others_PG
-    return torch.where(others_PG > 0, weighted_PG, rloo(rewards_PG))
+    weights_PG = norm2_PG * valid_PG
+    others_PG = sum_of_others(weights_PG)
+    weighted_PG = sum_of_others(weights_PG * rewards_PG) / others_PG
+    return torch.where(others_PG > 0, weighted_PG, rloo(rewards_PG, valid_PG))
 
 
-def oblr_crossfit(rewards_PG: Tensor, norm2_PG: Tensor) -> Tensor:
+def oblr_shrunk(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor, prior: Prior) -> Tensor:
+    """b_j = (sum_{i != j} w_i F_i + c w_bar b_bar) / (sum_{i != j} w_i + c w_bar). Unbiased.
+
+    `oblr` shrunk towards what other prompts and earlier steps say (`Prior`); a lone output gets b_bar. With few outputs
+    a prompt, or weights of wide spread, the leave-one-out sums are noisy. Derived (no paper).
+    """
+    return shrunk(
+        rewards_PG, valid_PG, norm2_PG, *prior.of_others(rewards_PG, valid_PG, norm2_PG), prior.current_strength
+    )
+
+
+def oblr_crossfit(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
     """b_j = sum_{i not in fold(j)} w_i F_i / sum_{i not in fold(j)} w_i, folds of even and odd outputs. Unbiased.
 
     The same for all outputs of a fold, so that the gradient is a combination of three sums a prompt (`fold_basis`),
@@ -57,25 +108,46 @@ def oblr_crossfit(rewards_PG: Tensor, norm2_PG: Tensor) -> Tensor:
     even_G = _even(rewards_PG)
     result_PG = torch.empty_like(rewards_PG)
     for fold_G in (even_G, ~even_G):
-        weights, rewards = norm2_PG[:, ~fold_G], rewards_PG[:, ~fold_G]
-        total_P = weights.sum(1)
-        baseline_P = torch.where(total_P > 0, (weights * rewards).sum(1) / total_P, rewards.mean(1))
-        result_PG[:, fold_G] = baseline_P[:, None]
+        others = (each[:, ~fold_G] for each in (rewards_PG, valid_PG, norm2_PG * valid_PG))
+        result_PG[:, fold_G] = _weighted_mean(*others)[:, :1]
     return result_PG
 
 
-def fold_basis(rewards_PG: Tensor) -> Tensor:
-    """Columns (F_j - mean F, [j even], [j odd]), (P, G, 3): advantages under a baseline per fold are in their span.
+def opo(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
+    """B = sum T F / sum T, lengths T for w, in-sample. Biased. Hao et al. 2025, arXiv 2505.23585; verl's `opo`."""
+    return _weighted_mean(rewards_PG, valid_PG, length_PG)
 
-    Less the mean, because large rewards of one sign would cancel in the sums. So are those of `none`, `mean`, `rloo`,
-    `oblr_crossfit`: `Baseline.spanned`.
+
+def length16(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
+    """B = sum T^1.6 F / sum T^1.6, in-sample. Biased. ||grad log pi||^2 grew as T^1.6 where it was measured."""
+    return _weighted_mean(rewards_PG, valid_PG, length_PG**1.6)
+
+
+def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mask_PGT: Tensor) -> Tensor:
+    """b_t = sum_i W_it F_i / sum_i W_it over outputs that have a token t, W_it = sum_{u<=t} l_iu. (P, G, T). Biased.
+
+    l_iu = 1 - 2 pi(o_u) + sum_v pi_v^2, the squared norm of the score of token u for its logits
+    (`scores.logit_norm2`). In-sample: where one output alone is that long, its advantage is 0. Li et al. 2026,
+    arXiv 2602.07078; verl's `optimal_token_baseline`.
     """
-    even_PG = _even(rewards_PG).to(rewards_PG.dtype).expand_as(rewards_PG)
-    return torch.stack([rewards_PG - rewards_PG.mean(1, keepdim=True), even_PG, 1 - even_PG], -1)
+    running_PGT = token_mask_PGT * valid_PG[..., None]
+    weights_PGT = (logit_norm2_PGT * running_PGT).cumsum(2) * running_PGT
+    rewards_PTG = rewards_PG[:, None].expand(-1, weights_PGT.shape[2], -1)
+    baseline_PTG = _weighted_mean(*(each.flatten(0, 1) for each in (rewards_PTG, running_PGT.mT, weights_PGT.mT)))
+    return baseline_PTG.view_as(rewards_PTG).mT
 
 
-def _even(rewards_PG: Tensor) -> Tensor:
-    return torch.arange(rewards_PG.shape[1], device=rewards_PG.device) % 2 == 0
+def eob(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
+    """B = sum w F / sum w with exact w, in-sample. Biased. The "exact optimal baseline" of a fork of verl."""
+    return _weighted_mean(rewards_PG, valid_PG, norm2_PG)
+
+
+def vcpo(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
+    """B = sum rho^2 w F / sum rho^2 w, in-sample. Biased. VCPO, arXiv 2602.17616.
+
+    On-policy it is `eob`. It comes with the rate eta_0 sqrt(ESS / B): `SNRSchedule(mode="ess")`.
+    """
+    return _weighted_mean(rewards_PG, valid_PG, norm2_PG)
 
 
 @dataclass(frozen=True)
@@ -85,38 +157,92 @@ class Baseline:
     function: Callable[..., Tensor]
     unbiased: bool
     """Whether the policy gradient's mean is exactly grad J with it."""
-    smallest_group: int
-    """The fewest outputs a prompt it is defined for."""
+    smallest_group: int = 1
+    """The fewest outputs a prompt it is meant for."""
     spanned: bool = True
     """Whether its advantages are combinations of `fold_basis`."""
+    off_policy: bool = False
+    """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
+    normalisation: str = "none"
+    """What its authors divide the advantages by (`estimators.NORMALISATIONS`)."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of the inputs beyond the rewards."""
-        return tuple(inspect.signature(self.function).parameters)[1:]
+        """Names of the inputs beyond rewards and mask."""
+        return tuple(inspect.signature(self.function).parameters)[2:]
+
+    @property
+    def by_token(self) -> bool:
+        """Whether it is one number a token, (P, G, T)."""
+        return "token_mask_PGT" in self.needs
 
 
 BASELINES: dict[str, Baseline] = {
-    "none": Baseline(none, unbiased=True, smallest_group=1),
-    "mean": Baseline(mean, unbiased=False, smallest_group=1),
+    "none": Baseline(none, unbiased=True),
+    "mean": Baseline(mean, unbiased=False),
     "rloo": Baseline(rloo, unbiased=True, smallest_group=2),
-    "oblr": Baseline(oblr, unbiased=True, smallest_group=2, spanned=False),
-    "oblr_crossfit": Baseline(oblr_crossfit, unbiased=True, smallest_group=2),
+    "grpo": Baseline(mean, unbiased=False, smallest_group=2, normalisation="group_std"),
+    "dr_grpo": Baseline(mean, unbiased=False),
+    "reinforce_pp": Baseline(batch_mean, unbiased=False, normalisation="batch_std"),
+    "js": Baseline(js, unbiased=True),
+    "oblr": Baseline(oblr, unbiased=True, smallest_group=2, spanned=False, off_policy=True),
+    "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, spanned=False, off_policy=True),
+    "oblr_crossfit": Baseline(oblr_crossfit, unbiased=True, smallest_group=2, off_policy=True),
+    "opo": Baseline(opo, unbiased=False),
+    "length16": Baseline(length16, unbiased=False),
+    "otb": Baseline(otb, unbiased=False, spanned=False),
+    "eob": Baseline(eob, unbiased=False),
+    "vcpo": Baseline(vcpo, unbiased=False, off_policy=True),
 }
+"""Every baseline by name; the command line, the documentation and the ledger read this table."""
 
 
-def baseline(name: str, rewards_PG: Tensor, **inputs: Tensor) -> Tensor:
-    """The named baseline of every output, shape (P, G), computed in float64 and returned in the rewards' dtype.
+def baseline(
+    name: str,
+    rewards_PG: Tensor,
+    *,
+    valid_PG: Tensor | None = None,
+    rho_PG: Tensor | None = None,
+    prior: Prior | None = None,
+    **inputs: Tensor,
+) -> Tensor:
+    """The named baseline of every output, (P, G) or (P, G, T), computed in float64, returned in the rewards' dtype.
 
     Args:
         name: a key of `BASELINES`.
-        rewards_PG: (P, G) finite rewards.
-        **inputs: what the baseline needs, each (P, G), such as `norm2_PG`; inputs that only others need may be there.
+        rewards_PG: (P, G) finite rewards F; with a KL penalty in the reward those of `kl_in_reward`.
+        valid_PG: outputs that count (all if None). The numbers of others, NaN too, are ignored; their baseline is their
+            own reward, for an advantage of 0.
+        rho_PG: importance weights pi / pi_old of whole outputs (1 if None): weights become rho^2 w, where the baseline
+            has an off-policy form.
+        prior: for `oblr_shrunk`; if None, the other prompts of this batch and `Prior`'s default strength.
+        **inputs: what the baseline needs: norm2_PG, length_PG, logit_norm2_PGT and token_mask_PGT; inputs that only
+            others need may be there.
 
     Raises:
         ValueError: an unknown name, a missing, unknown, misshapen, non-finite or negative input, or too few outputs a
             prompt.
     """
+    entry = _entry(name, rewards_PG, inputs)
+    valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG.bool()
+    if valid_PG.shape != rewards_PG.shape:
+        raise ValueError(f"valid_PG has shape {tuple(valid_PG.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
+    given = {key: inputs[key] for key in entry.needs if key != "prior"}
+    if rho_PG is not None:
+        given["rho_PG"] = rho_PG
+    checked = {key: _checked(key, value, rewards_PG, valid_PG) for key, value in given.items()}
+    clean_PG = _checked("rewards_PG", rewards_PG, rewards_PG, valid_PG)
+    rho = checked.pop("rho_PG", None)
+    if rho is not None and entry.off_policy:
+        checked["norm2_PG"] = checked["norm2_PG"] * rho.square()
+    extra: dict[str, Any] = {"prior": prior or Prior()} if "prior" in entry.needs else {}
+    result = entry.function(clean_PG, valid_PG.double(), **checked, **extra)
+    own, valid = (each[..., None] if result.ndim == 3 else each for each in (rewards_PG.double(), valid_PG))
+    dtype = rewards_PG.dtype if rewards_PG.is_floating_point() else torch.get_default_dtype()
+    return torch.where(valid, result, own).to(dtype)
+
+
+def _entry(name: str, rewards_PG: Tensor, inputs: dict[str, Tensor]) -> Baseline:
     if name not in BASELINES:
         raise ValueError(f"unknown baseline {name!r}; choose one of: {', '.join(BASELINES)}.")
     entry = BASELINES[name]
@@ -126,25 +252,67 @@ def baseline(name: str, rewards_PG: Tensor, **inputs: Tensor) -> Tensor:
         raise ValueError(
             f"baseline {name!r} needs at least {entry.smallest_group} outputs a prompt, got {rewards_PG.shape[1]}."
         )
-    known = {need for each in BASELINES.values() for need in each.needs}
-    if missing := [need for need in entry.needs if need not in inputs]:
+    known = {need for each in BASELINES.values() for need in each.needs} - {"prior"}
+    if missing := [need for need in entry.needs if need not in inputs and need != "prior"]:
         raise ValueError(f"baseline {name!r} needs {', '.join(missing)}.")
     if unknown := set(inputs) - known:
         raise ValueError(f"no baseline takes {', '.join(sorted(unknown))}; inputs are: {', '.join(sorted(known))}.")
-    for key, value in {"rewards_PG": rewards_PG, **inputs}.items():
-        if value.shape != rewards_PG.shape:
-            raise ValueError(f"{key} has shape {tuple(value.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
-        if not value.isfinite().all():
-            raise ValueError(f"{key} holds NaN or infinity.")
-        if key == "norm2_PG" and (value < 0).any():
-            raise ValueError("norm2_PG holds a negative squared norm.")
-    dtype = rewards_PG.dtype if rewards_PG.is_floating_point() else torch.get_default_dtype()
-    return entry.function(rewards_PG.double(), **{key: inputs[key].double() for key in entry.needs}).to(dtype)
+    return entry
 
 
-def _sum_of_others(values_PG: Tensor) -> Tensor:
-    """sum_{i != j} v_i, as a sum of what comes before and what comes after j: nothing is subtracted, in O(G)."""
-    zero_P1 = torch.zeros_like(values_PG[:, :1])
-    before_PG = torch.cat([zero_P1, values_PG.cumsum(1)[:, :-1]], 1)
-    after_PG = torch.cat([values_PG.flip(1).cumsum(1).flip(1)[:, 1:], zero_P1], 1)
-    return before_PG + after_PG
+def _checked(key: str, value: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """The input in float64, 0 where no output is valid.
+
+    Raises:
+        ValueError: it has another shape, NaN, infinity, or a negative weight.
+    """
+    if value.shape[:2] != rewards_PG.shape or value.ndim != (3 if key.endswith("_PGT") else 2):
+        raise ValueError(f"{key} has shape {tuple(value.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
+    valid = valid_PG[..., None] if value.ndim == 3 else valid_PG
+    value = torch.where(valid, value.double(), 0)
+    if not value.isfinite().all():
+        raise ValueError(f"{key} holds NaN or infinity.")
+    if key != "rewards_PG" and (value < 0).any():
+        raise ValueError(f"{key} holds a negative {'squared norm' if 'norm2' in key else 'number'}.")
+    return value
+
+
+def fold_basis(rewards_PG: Tensor) -> Tensor:
+    """Columns (F_j - mean F, [j even], [j odd]), (P, G, 3): advantages under a baseline per fold are in their span.
+
+    Less the mean, because large rewards of one sign would cancel in the sums. So are those of every baseline that is
+    `spanned`.
+    """
+    even_PG = _even(rewards_PG).to(rewards_PG.dtype).expand_as(rewards_PG)
+    return torch.stack([rewards_PG - rewards_PG.mean(1, keepdim=True), even_PG, 1 - even_PG], -1)
+
+
+def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, beta: float) -> Tensor:
+    """F~ = F - beta log(pi / pi_ref), taken as a constant: the reward whose policy gradient is that of J - beta KL.
+
+    Every baseline is formed from F~ as it would be from F. Whoever differentiates the log-ratio as well adds -beta s to
+    each score's coefficient, and subtracts b - beta instead of b. Log-ratios are unbounded, and with them
+    assumption 4; clip them if they grow.
+
+    Args:
+        rewards_PG: F.
+        logps_PG: log pi(o|q), nats, of the policy.
+        ref_logps_PG: of the reference.
+        beta: reward a nat.
+    """
+    return rewards_PG - beta * (logps_PG.detach() - ref_logps_PG.detach())
+
+
+def _weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, weights_PG: Tensor | None = None) -> Tensor:
+    """Sum w F / sum w over valid outputs for every output of a group; the mean where all w are 0."""
+    mean_P1 = (rewards_PG * valid_PG).sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
+    if weights_PG is None:
+        return mean_P1.expand_as(rewards_PG)
+    weights_PG = weights_PG * valid_PG
+    total_P1 = weights_PG.sum(1, keepdim=True)
+    weighted_P1 = (weights_PG * rewards_PG).sum(1, keepdim=True) / total_P1
+    return torch.where(total_P1 > 0, weighted_P1, mean_P1).expand_as(rewards_PG)
+
+
+def _even(rewards_PG: Tensor) -> Tensor:
+    return torch.arange(rewards_PG.shape[1], device=rewards_PG.device) % 2 == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Moments:
     """Unbiased estimate of tr H, the total variance of one prompt's gradient."""
     n: int
     """N, prompts in the batch."""
+    metric: str = "euclidean"
+    """What squared norms are: `euclidean`, or `optimizer` for g' P^-1 g with the optimizer's preconditioner P."""
 
     @property
     def snr(self) -> float:
@@ -42,7 +46,9 @@ class Moments:
         return math.inf if self.snr == 0 else 1 / self.snr
 
 
-def moments(group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group: int = 1) -> Moments:
+def moments(
+    group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group: int = 1, metric: str = "euclidean"
+) -> Moments:
     """Unbiased moments from N = m k prompts in m independent blocks of k (k = 1: every prompt is its own block).
 
     tr H = N / (m - 1) (mean_i ||g_i||^2 - ||g||^2), ||grad J||^2 = (m ||g||^2 - mean_i ||g_i||^2) / (m - 1), where g_i
@@ -53,6 +59,7 @@ def moments(group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group
         group_norm2_P: (m,) ||g_i||^2.
         mean_norm2: ||g||^2, before any clipping.
         prompts_per_group: k.
+        metric: the squared norms' name, see `Moments`.
 
     Raises:
         ValueError: fewer than two blocks, or a norm that is negative, NaN or infinite.
@@ -71,10 +78,46 @@ def moments(group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group
         signal2=signal2 if abs(signal2) > 1e-6 * mean_of_norms else 0.0,
         trace_cov=max(0.0, n / (blocks - 1) * (mean_of_norms - norm_of_mean)),  # rounding can put 0 below 0
         n=n,
+        metric=metric,
     )
 
 
-def squared_norm(parameters: list[torch.nn.Parameter]) -> float:
-    """|| g ||^2 of the `.grad` of these parameters, summed in float64."""
-    norms = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+def squared_norm(
+    parameters: list[torch.nn.Parameter], metric: Mapping[torch.nn.Parameter, Tensor] | None = None
+) -> float:
+    """|| g ||^2 of the `.grad` of these parameters, or sum_i m_i g_i^2 with a metric, summed in float64."""
+    norms = [
+        (p.grad.double().square() if metric is None else p.grad.double().square() * metric[p]).sum()
+        for p in parameters
+        if p.grad is not None
+    ]
     return float(torch.stack(norms).sum()) if norms else 0.0
+
+
+def inverse_preconditioner(optimizer: Optimizer) -> dict[torch.nn.Parameter, Tensor] | None:
+    """P^-1 of an optimizer whose update is P^-1 times (averaged) gradient, P diagonal: the metric its SNR lives in.
+
+    Adam and its kin: 1 / (sqrt(v_t / (1 - beta_2^t)) + eps), from the state before this batch, so that the batch's
+    moments in this metric are unbiased. RMSprop: 1 / (sqrt(v) + eps). Adagrad: 1 / (sqrt(sum) + eps).
+
+    Returns:
+        By parameter, in the parameter's shape; None before the first step.
+
+    Raises:
+        ValueError: the optimizer divides by something else than a root of averaged squared gradients.
+    """
+    known = ("exp_avg_sq", "square_avg", "sum")
+    metric = {}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state.get(p, {})
+            key = next((key for key in known if key in state), None)
+            if state and (key is None or group.get("centered") or "acc_delta" in state):
+                raise ValueError(f"{type(optimizer).__name__} keeps no squared gradients to take a metric from.")
+            if key is None or float(state["step"]) == 0:
+                return None
+            square = state["max_exp_avg_sq" if group.get("amsgrad") else key]
+            if key == "exp_avg_sq":
+                square = square / (1 - group["betas"][1] ** float(state["step"]))
+            metric[p] = 1 / (square.sqrt() + group["eps"])
+    return metric

@@ -22,10 +22,18 @@ class Logps(NamedTuple):
 
     logps_S: Tensor
     """Log-probability of each completion, differentiable."""
+    logp_SC: Tensor
+    """Log-probability of each token, differentiable; whatever stands where there is none."""
     entropy_SC: Tensor
     """Entropy of each token's distribution, without gradient."""
+    logit_norm2_SC: Tensor | None
+    """`scores.logit_norm2` of each token, without gradient, if asked for."""
     features: Features | None
-    """What proxies of score norms go by, without gradient."""
+    """What proxies of score norms go by, without gradient, if asked for."""
+
+    def detached(self) -> Logps:
+        """The same without a graph."""
+        return self._replace(logps_S=self.logps_S.detach(), logp_SC=self.logp_SC.detach())
 
 
 @dataclass(frozen=True)
@@ -114,11 +122,11 @@ class Policy:
         logp_SC = logp_SCV.gather(2, batch.completion_SC[..., None])[..., 0]
         with torch.no_grad():
             entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
-            mask_SC, known = batch.completion_mask_SC, None
+            mask_SC, known, norm2_SC = batch.completion_mask_SC, None, None
             if features:
                 norm2_SC = logit_norm2(logits_SCV, batch.completion_SC)  # the temperature is in the logits already
                 known = Features.from_tokens(norm2_SC, logp_SC, entropy_SC, mask_SC)
-        return Logps((logp_SC * mask_SC).sum(1), entropy_SC, known)
+        return Logps((logp_SC * mask_SC).sum(1), logp_SC, entropy_SC, norm2_SC, known)
 
     def save(self, folder: Path) -> None:
         """Write model (safetensors) and tokenizer so that transformers' `from_pretrained(folder)` loads them."""

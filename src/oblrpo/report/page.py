@@ -10,6 +10,9 @@ from oblrpo.errors import InputError
 from oblrpo.report.charts import Line, chart
 from oblrpo.runs import RunFolder, write_atomically
 
+LEDGER = ("none", "js", "oblr", "oblr_shrunk")
+"""Baselines shown of the ledger, beside RLOO at 1."""
+
 SAMPLES = 16
 """Most completions shown of a prompt."""
 
@@ -28,6 +31,9 @@ def write_report(run: Path) -> Path:
         )
     steps = [row for row in rows if "reward" in row]
     body = [f"<h1>{_text(run.name)}</h1>", _headline(rows)]
+    warnings = [f"<li>step {row['step']}: {_text(text)}" for row in rows for text in row.get("warnings", ())]
+    if warnings:
+        body.append(f"<h2>Warnings</h2><ul>{''.join(warnings)}</ul>")
     if steps:
         body += ["<div class=charts>", *_charts(rows, steps), "</div>"]
         body += [_samples(folder, "First step", steps[0]["step"]), _samples(folder, "Last step", steps[-1]["step"])]
@@ -69,7 +75,25 @@ def _charts(rows: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[str
         chart("Critical batch size, prompts", [line("critical batch size", "critical_batch_size")], logarithmic=True),
         chart("Squared score norm, mean", [line("score_norm2/mean", "score_norm2/mean")], logarithmic=True),
         chart("Completion length, tokens", [line("mean length", "completions/mean_length")]),
+        *_ledger(steps),
     ]
+
+
+def _ledger(steps: list[dict[str, Any]]) -> list[str]:
+    """Variance that the gradient would have had with other baselines, over RLOO's."""
+    taken = [row for row in steps if row.get("variance/rloo")]
+    if not taken:
+        return []
+    lines = [
+        Line(
+            name,
+            [row["step"] for row in taken],
+            [row[f"variance/{name}"] / row["variance/rloo"] for row in taken],
+            None,
+        )
+        for name in LEDGER
+    ]
+    return [chart("Gradient variance over RLOO's (unbiased baselines)", lines)]
 
 
 def _samples(folder: RunFolder, title: str, step: int) -> str:

@@ -12,9 +12,11 @@ from typing import Any
 
 import yaml
 
-from oblrpo.config import TrainConfig, flatten, read_yaml_file, with_settings
+from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.runs import state_files
+from oblrpo.settings import flatten, with_settings
+from oblrpo.yaml_files import read_yaml_file
 
 Metrics = dict[str, Any]
 

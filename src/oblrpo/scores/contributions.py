@@ -128,11 +128,14 @@ def elements(parts: list[Contribution]) -> int:
     return outers[0].rows * outers[0].columns + max(part.room for part in outers)
 
 
-def group_sums(parts: list[Contribution], coef_S: Tensor | None, group_size: int, grad: Tensor) -> Tensor:
+def group_sums(
+    parts: list[Contribution], coef_S: Tensor | None, group_size: int, grad: Tensor, scale: Tensor | None = None
+) -> Tensor:
     """Add sum_s coef_s G_s to `grad`; return the squared norm of each group's sum, shape (S / group_size,).
 
     Group gradients are multiplied out a few at a time: as many multiplications as the one product for the whole
-    batch, so the group norms cost one pass over what was computed anyway. No coefficients means ones.
+    batch, so the group norms cost one pass over what was computed anyway. No coefficients means ones. With a `scale`,
+    of the shape of `grad`, the norms are those of scale * sum.
     """
     outers = matrices(parts)
     groups = parts[0].sequences // group_size
@@ -141,16 +144,21 @@ def group_sums(parts: list[Contribution], coef_S: Tensor | None, group_size: int
         value_SC = value_SC if coef_S is None else value_SC * coef_S[:, None]
         group_PC = value_SC.view(groups, group_size, -1).sum(1)
         grad += group_PC.sum(0).view_as(grad)
-        return group_PC.square().sum(-1)
+        return scaled(group_PC, None if scale is None else scale.flatten()).square().sum(-1)
     if all(part.is_lookup for part in outers):
-        return _group_sums_of_lookups(outers, coef_S, group_size, grad)
+        return _group_sums_of_lookups(outers, coef_S, group_size, grad, scale)
     norm2_P = []
     for chunk in chunks(groups, grad.numel() + group_size * max(part.room for part in outers)):
         rows = slice(chunk.start * group_size, chunk.stop * group_size)
         group_PRC = _group_gradients(outers, coef_S, rows, group_size)
         grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
-        norm2_P.append(row_norm2(group_PRC))
+        norm2_P.append(row_norm2(scaled(group_PRC, scale)))
     return torch.cat(norm2_P)
+
+
+def scaled(rows: Tensor, scale: Tensor | None) -> Tensor:
+    """Rows times scale, if there is one."""
+    return rows if scale is None else rows * scale
 
 
 def _group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
@@ -286,7 +294,9 @@ def _scaled(rows_STC: Tensor, coef_S: Tensor) -> Tensor:
     return scaled.to(rows_STC.dtype) if rows_STC.is_cuda else scaled
 
 
-def _group_sums_of_lookups(parts: list[Matrix], coef_S: Tensor | None, group_size: int, grad: Tensor) -> Tensor:
+def _group_sums_of_lookups(
+    parts: list[Matrix], coef_S: Tensor | None, group_size: int, grad: Tensor, scale: Tensor | None
+) -> Tensor:
     """`group_sums` for embeddings: only the rows that occur are touched."""
     (part,) = joined(parts)
     assert isinstance(part, Outer)
@@ -295,5 +305,6 @@ def _group_sums_of_lookups(parts: list[Matrix], coef_S: Tensor | None, group_siz
     owner_S1 = (torch.arange(part.sequences, device=grad.device) // group_size)[:, None]
     key_N, rows_NC = sum_equal_rows(part, owner_S1)
     grad.index_add_(0, key_N % part.rows, rows_NC)
+    rows_NC = scaled(rows_NC, None if scale is None else scale[key_N % part.rows])
     norm2_P = rows_NC.new_zeros(part.sequences // group_size)
     return norm2_P.index_add(0, key_N // part.rows, rows_NC.square().sum(-1))

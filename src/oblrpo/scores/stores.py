@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from oblrpo.scores import contributions, norms
+from oblrpo.scores import contributions, gram, norms
 from oblrpo.scores.contributions import Contribution
 
 
@@ -44,9 +44,23 @@ class Factors:
         """Squared norm of each sequence's gradient, (S,)."""
         return norms.norm2(self.parts, self.multiply)
 
-    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (S / group_size,)."""
-        return contributions.group_sums(self.parts, coef_S, group_size, grad)
+    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Add sum_s coef_s G_s to `grad`; return each group's squared norm (of scale * sum), (S / group_size,)."""
+        return contributions.group_sums(self.parts, coef_S, group_size, grad, scale)
+
+    def gram(self) -> Tensor:
+        """Inner products of all pairs of sequences' gradients, (S, S)."""
+        return gram.gram_of_parts(self.parts)
+
+    def sketch(self, directions: int, generator: torch.Generator) -> Tensor:
+        """Random combinations of each gradient's rows, (S, N), whose inner products are right on average."""
+        outers = contributions.matrices(self.parts)
+        if not outers:
+            return contributions.vector_total(self.parts)
+        signs_RK = gram.random_signs((outers[0].rows, directions), generator).to(
+            contributions.wide(outers[0].right[:0])
+        )
+        return contributions.sketch(self.parts, signs_RK / directions**0.5).flatten(1)
 
 
 class PerSequence:
@@ -70,9 +84,22 @@ class PerSequence:
         """Squared norm of each sequence's gradient, (S,)."""
         return self._norm2_S
 
-    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (S / group_size,)."""
-        return _combine(self._gradient_S.flatten(1), coef_S, group_size, grad)
+    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Add sum_s coef_s G_s to `grad`; return each group's squared norm (of scale * sum), (S / group_size,)."""
+        return _combine(self._gradient_S.flatten(1), coef_S, group_size, grad, scale)
+
+    def gram(self) -> Tensor:
+        """Inner products of all pairs of sequences' gradients, (S, S)."""
+        return gram.gram_of_rows(self._gradient_S)
+
+    def sketch(self, directions: int, generator: torch.Generator) -> Tensor:
+        """Random combinations of each gradient's rows, (S, N), whose inner products are right on average."""
+        gradient_S = self._gradient_S
+        if gradient_S.ndim == 2:
+            return gradient_S
+        signs_RK = gram.random_signs((gradient_S.shape[1], directions), generator).to(gradient_S)
+        combined_SKC: Tensor = (signs_RK / directions**0.5).T @ gradient_S
+        return combined_SKC.flatten(1)
 
 
 class Folds:
@@ -121,12 +148,12 @@ class Folds:
             norm2_S[start : start + len(part_S)] = part_S
         return norm2_S
 
-    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
+    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None = None) -> Tensor:
         """`coef_S` holds here the coefficients of each group's columns, (P, K)."""
         norm2_P = coef_S.new_zeros(len(coef_S))
         for first, sums_PKN in self._sums.items():
             groups = slice(first, first + len(sums_PKN))
-            norm2_P[groups] = _combine(sums_PKN.flatten(0, 1), coef_S[groups].flatten(), coef_S.shape[1], grad)
+            norm2_P[groups] = _combine(sums_PKN.flatten(0, 1), coef_S[groups].flatten(), coef_S.shape[1], grad, scale)
         return norm2_P
 
 
@@ -145,14 +172,16 @@ class NormsOnly:
 class Sums:
     """Second pass of two: the coefficients are in the output gradients already; add up and let go."""
 
-    def __init__(self, wide_grad: Callable[[], AbstractContextManager[Tensor]], group_size: int) -> None:
-        self._wide_grad, self._group_size = wide_grad, group_size
+    def __init__(
+        self, wide_grad: Callable[[], AbstractContextManager[Tensor]], group_size: int, scale: Tensor | None
+    ) -> None:
+        self._wide_grad, self._group_size, self._scale = wide_grad, group_size, scale
         self.norm2_P: Tensor | None = None
 
     def take(self, parts: list[Contribution]) -> None:
         """Receive the shares."""
         with self._wide_grad() as grad:
-            self.norm2_P = contributions.group_sums(parts, None, self._group_size, grad)
+            self.norm2_P = contributions.group_sums(parts, None, self._group_size, grad, self._scale)
 
 
 class Projected(Factors):
@@ -171,8 +200,8 @@ class Projected(Factors):
             norm2_S = norms.norm2(parts)
             self.variance_S = torch.zeros_like(norm2_S)
             return norm2_S
-        signs = torch.randint(2, (outers[0].rows, self._directions), generator=self._generator, device="cpu")
-        directions_RK = (2 * signs - 1).to(contributions.wide(outers[0].right[:0]))
+        signs_RK = gram.random_signs((outers[0].rows, self._directions), self._generator)
+        directions_RK = signs_RK.to(contributions.wide(outers[0].right[:0]))
         estimate_SK = contributions.sketch(parts, directions_RK).square().sum(-1)
         self.variance_S = estimate_SK.var(1) / self._directions
         return estimate_SK.mean(1)
@@ -182,7 +211,7 @@ Store: TypeAlias = Factors | PerSequence | Folds | NormsOnly
 """What knows the norms."""
 
 
-def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
+def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None) -> Tensor:
     """Weighted sums of rows by group, added to `grad`; their squared norms; a cache's worth of columns at once."""
     groups = coef_S.shape[0] // group_size
     coef_P1G = coef_S.to(gradient_SN.dtype).view(groups, 1, group_size)
@@ -193,5 +222,6 @@ def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor)
     for start in range(0, flat.numel(), width):
         group_PN = torch.bmm(coef_P1G, rows_PGN[:, :, start : start + width])[:, 0]
         flat[start : start + width] += group_PN.sum(0) if groups > 1 else group_PN[0]
-        norm2_P += contributions.row_norm2(group_PN)
+        scale_N = None if scale is None else scale.flatten()[start : start + width]
+        norm2_P += contributions.row_norm2(contributions.scaled(group_PN, scale_N))
     return norm2_P

@@ -8,16 +8,18 @@ Bu et al. 2022, arXiv 2210.00038). So the coefficients are chosen *after* the ba
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 
 from oblrpo.scores import methods
+from oblrpo.scores.gram import CountSketch
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Slot
 from oblrpo.scores.recorder import Recorder
-from oblrpo.scores.stores import Folds, NormsOnly, Projected, Store, Sums
+from oblrpo.scores.stores import Factors, Folds, NormsOnly, PerSequence, Projected, Store, Sums
 
 
 class ScoreTape:
@@ -195,12 +197,16 @@ class ScoreTape:
         return _sum(known).sqrt() if known else torch.zeros_like(norm2_S)
 
     @torch.no_grad()
-    def accumulate(self, coef_S: Tensor, group_size: int = 1) -> Tensor:
+    def accumulate(
+        self, coef_S: Tensor, group_size: int = 1, metric: Mapping[nn.Parameter, Tensor] | None = None
+    ) -> Tensor:
         """Add sum_s coef_S[s] grad_theta logps_S[s] to every trainable parameter's `.grad`.
 
         Args:
             coef_S: (S,) coefficients, taken as constants: any, or under "folds" any in the span of the basis.
             group_size: G; sequences [p G, (p + 1) G) are group p.
+            metric: positive numbers m of every parameter's shape; the norms returned are then sum_i m_i g_i^2
+                (`estimators.inverse_preconditioner`).
 
         Returns:
             (S / G,) squared norm of each group's own contribution, || sum_{s in p} coef_s grad logps_s ||^2.
@@ -215,7 +221,7 @@ class ScoreTape:
             raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
         coef_S = coef_S.detach()
         if self.method == "two_pass":
-            return self._second_pass(coef_S, group_size)
+            return self._second_pass(coef_S, group_size, metric)
         if self.method == "folds":
             if group_size != self._fold_size:
                 raise ValueError(f"the sums were taken for groups of {self._fold_size}, not {group_size}.")
@@ -224,12 +230,56 @@ class ScoreTape:
         for slot, store in self._stores.items():
             assert not isinstance(store, NormsOnly)  # that is two_pass
             with self._no_autocast(), slot.wide_grad() as grad:
-                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad))
+                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad, _scale(slot, metric, grad)))
         if self.method == "folds":
             self._forget()
         return _sum(norms)
 
-    def _second_pass(self, coef_S: Tensor, group_size: int) -> Tensor:
+    @torch.no_grad()
+    def gram(self) -> Tensor:
+        """<grad_theta logps_S[a], grad_theta logps_S[b]> for all pairs, (S, S); takes about S / (3 T) plain steps.
+
+        Raises:
+            ValueError: the method holds neither factors nor gradients ("folds", "two_pass").
+        """
+        with self._no_autocast():
+            return _sum([store.gram() for store in self._holding_gradients().values()])
+
+    @torch.no_grad()
+    def sketch(self, seed: int, directions: int = 16, dimensions: int = 4096) -> Tensor:
+        """Vectors of L numbers, (S, L), with <z_a, z_b> = <grad logps_S[a], grad logps_S[b]> on average.
+
+        Of each matrix K random combinations of rows are taken, and all is hashed into L buckets (`gram.CountSketch`).
+        The same seed gives the same projection, whatever the micro-batch: sketches may be concatenated.
+
+        Args:
+            seed: of the projection.
+            directions: K; the error of an inner product falls as 1 / sqrt(K), the time grows as K S T (R + C).
+            dimensions: L; it falls as 1 / sqrt(L), memory grows as S L.
+
+        Raises:
+            ValueError: the method holds neither factors nor gradients ("folds", "two_pass").
+        """
+        hashing = CountSketch(seed, dimensions)
+        place = {id(parameter): index for index, parameter in enumerate(self.model.parameters())}
+        stores = self._holding_gradients()
+        sketch_SL = torch.zeros(self._sequences, dimensions, device=next(self.model.parameters()).device)
+        with self._no_autocast():
+            for slot, store in stores.items():
+                generator = hashing.generator(place[id(slot.parameter)], -1 if slot.index is None else slot.index)
+                rows_SN = store.sketch(directions, generator)
+                sketch_SL = sketch_SL.to(torch.promote_types(sketch_SL.dtype, rows_SN.dtype))
+                hashing.add(sketch_SL, rows_SN, generator)
+        return sketch_SL
+
+    def _holding_gradients(self) -> dict[Slot, Factors | PerSequence]:
+        self._need_record()
+        stores = {slot: store for slot, store in self._stores.items() if isinstance(store, Factors | PerSequence)}
+        if len(stores) < len(self._stores):
+            raise ValueError(f'"{self.method}" keeps no gradients to take inner products of; use "auto".')
+        return stores
+
+    def _second_pass(self, coef_S: Tensor, group_size: int, metric: Mapping[nn.Parameter, Tensor] | None) -> Tensor:
         """Backward again, with coefficients, adding up the gradient layer by layer.
 
         Raises:
@@ -238,7 +288,11 @@ class ScoreTape:
         if self._graph is None:
             raise ValueError('"two_pass" frees its graph in accumulate; record again.')
         (logps_S, layout), self._graph = self._graph, None
-        sums = {slot: Sums(slot.wide_grad, group_size) for slot in self._stores}
+        wide = torch.promote_types(coef_S.dtype, torch.float32)
+        sums = {
+            slot: Sums(slot.wide_grad, group_size, _scale(slot, metric, coef_S.new_empty(0, dtype=wide)))
+            for slot in self._stores
+        }
         with self._recorder.resumed(), torch.enable_grad():
             self._recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
         return _sum([store.norm2_P for store in sums.values() if store.norm2_P is not None])
@@ -250,6 +304,14 @@ class ScoreTape:
         if not self._sequences:
             again = ' ("folds" lets its sums go in accumulate)' if self.method == "folds" else ""
             raise ValueError(f"call record(logps_S) inside the `with` block first{again}.")
+
+
+def _scale(slot: Slot, metric: Mapping[nn.Parameter, Tensor] | None, like: Tensor) -> Tensor | None:
+    """Square root of the metric for a slot's gradient."""
+    if metric is None:
+        return None
+    whole = metric[slot.parameter]
+    return (whole if slot.index is None else whole[slot.index]).to(like).sqrt()
 
 
 def _sum(values: list[Tensor]) -> Tensor:

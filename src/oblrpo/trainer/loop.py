@@ -20,6 +20,7 @@ import torch
 from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
+from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluate import heldout_accuracy
 from oblrpo.policy import make_policy, warm_start
 from oblrpo.rewards import rewards_of
@@ -27,6 +28,7 @@ from oblrpo.rollout import sample
 from oblrpo.runs import RunFolder, load_state
 from oblrpo.tasks import Demonstrator
 from oblrpo.trainer.metrics import completion_rows, step_metrics
+from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.progress import Progress
 from oblrpo.trainer.setup import check, known_problems, load_checkpoint, make_learner, seed_of, set_threads, task_of
 
@@ -49,6 +51,7 @@ class Trainer:
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
         self.tokens = 0
+        self.monitors = Monitors()
         torch.manual_seed(config.run.seed)
         checkpoint = self._checkpoint() if resume else None
         self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
@@ -71,8 +74,15 @@ class Trainer:
         else:
             self.folder.create(self.config)
         self.folder.drop_metrics_after(-1 if self.done is None else self.done)
+        for row in self.folder.read_metrics():
+            self.monitors.observe(row)
         steps, warm = self.config.run.steps, self.config.warm_start.warm_start_steps
         progress.start(self.describe(), steps, warm, self.done)
+        if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
+            progress.warn(
+                f"the baseline {self.algorithm.baseline!r} claims to be unbiased but changes with the output it is "
+                "subtracted from; the gradient's mean is not that of the reward. Leave that output out of it."
+            )
         if self.done is None:
             self._warm_start(progress)
             self._finish_step(0, {"step": 0} | self._accuracy(0), progress)
@@ -112,10 +122,14 @@ class Trainer:
         self.done = self.saved = state["step"]
         self.tokens = state["tokens"]
         self.learner.optimizer.load_state_dict(state["optimizer"])
-        self.learner.schedule.load_state_dict(state["schedule"])
-        self.learner.scheduler.load_state_dict(state["scheduler"])
-        if "weights" in state:  # runs of earlier versions had none
-            self.learner.weights.load_state_dict(state["weights"])
+        try:
+            for part in ("schedule", "scheduler", "weights", "prior"):
+                getattr(self.learner, part).load_state_dict(state[part])
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"{self.folder.path} was written by another version ({error}); resume it with that one, or start anew "
+                "from its checkpoint with --model."
+            ) from None
 
     def _warm_start(self, progress: Progress) -> None:
         config = self.config.warm_start
@@ -161,7 +175,10 @@ class Trainer:
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 
     def _finish_step(self, step: int, metrics: dict[str, Any], progress: Progress) -> None:
-        self.folder.write_metrics(metrics)
+        warnings = self.monitors.observe(metrics)
+        self.folder.write_metrics(metrics | ({"warnings": warnings} if warnings else {}))
+        for warning in warnings:
+            progress.warn(warning)
         self.done = step
         run = self.config.run
         if step == run.steps or step == 0 or (run.save_steps and step % run.save_steps == 0):
@@ -178,6 +195,7 @@ class Trainer:
             "schedule": self.learner.schedule.state_dict(),
             "scheduler": self.learner.scheduler.state_dict(),
             "weights": self.learner.weights.state_dict(),
+            "prior": self.learner.prior.state_dict(),
         }
         self.folder.save_checkpoint(self.done, self.policy.save, state, self.config.run.save_total_limit)
         self.saved = self.done

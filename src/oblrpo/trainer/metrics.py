@@ -35,6 +35,8 @@ def step_metrics(
         "learning_rate": last.learning_rate,
         "lr_factor": last.factor,
         "snr": last.smoothed.snr,
+        "snr_low": last.snr_interval[0],
+        "snr_high": last.snr_interval[1],
         "n_snr": last.smoothed.n_snr,
         "critical_batch_size": last.smoothed.critical_batch_size,
         "signal2": estimate.moments.signal2,
@@ -43,6 +45,8 @@ def step_metrics(
         "baseline/mean": baseline_P.mean().item(),
         "baseline/spread": baseline_P.std().item(),
         "num_tokens": tokens,
+        **({} if last.kl is None else {"step_kl": last.kl}),
+        **estimate.further,
     }
 
 
@@ -50,7 +54,7 @@ def _norms(estimate: Estimate, rewards_PG: Tensor) -> dict[str, float]:
     if estimate.norm2_PG is None:
         return {}
     mean = estimate.norm2_PG.mean().item()
-    return {"score_norm2/mean": mean, "score_norm2/kappa": kappa(estimate.norm2_PG, rewards_PG)} | estimate.agreement
+    return {"score_norm2/mean": mean, "score_norm2/kappa": kappa(estimate.norm2_PG, rewards_PG)}
 
 
 def kappa(norm2_PG: Tensor, rewards_PG: Tensor) -> float:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from oblrpo.trainer.monitors import advice
+
 LINES = 20
 """Plain lines printed over a run where the console is no terminal."""
 
@@ -59,6 +61,10 @@ class Progress:
         if not self.console.is_terminal and step % 50 == 49:
             self.console.print(f"warm start {step + 1}: loss {loss:.3f} nats a token", highlight=False)
 
+    def warn(self, message: str) -> None:
+        """Something has gone wrong that the user can mend."""
+        self.console.print(f"warning: {message}", style="yellow", highlight=False)
+
     def step(self, step: int, metrics: dict[str, Any]) -> None:
         """A step of the run is done."""
         if "eval/accuracy" in metrics:
@@ -74,7 +80,7 @@ class Progress:
             self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
 
 
-def summary(rows: list[dict[str, Any]], output: str) -> str:
+def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
     """The run in words and a curve of its rewards, from its metrics."""
     accuracy = [
         (row["step"], row["eval/accuracy"], row["eval/accuracy_stderr"]) for row in rows if "eval/accuracy" in row
@@ -92,12 +98,11 @@ def summary(rows: list[dict[str, Any]], output: str) -> str:
     if steps:
         tail = steps[-20:]
         mean = {key: sum(row[key] for row in tail) / len(tail) for key in ("reward", "lr_factor", "step_time")}
-        critical = steps[-1]["critical_batch_size"]
+        n_snr = steps[-1]["n_snr"] or 0.0
         lines += [
             f"reward            {mean['reward']:.3f}, mean of the last {len(tail)} steps",
             f"learning rate     x{mean['lr_factor']:.2f} of eta_0, mean of the same steps",
-            "critical batch    "
-            + ("no signal above the noise" if critical is None else f"{critical:.0f} prompts (last)"),
+            f"batch             {advice(prompts, n_snr)} (SNR averaged up to the last step)",
             f"time              {mean['step_time']:.2f} s a step",
         ]
     return "\n".join([*lines, f"everything is in {output}: metrics.jsonl, completions/, checkpoints/, report.html"])

@@ -10,16 +10,19 @@ import torch
 from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, resolve
-from oblrpo.config import OptimConfig, TrainConfig, flatten
+from oblrpo.config import OptimConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Policy, load_policy
 from oblrpo.scores import METHODS
+from oblrpo.settings import flatten
 from oblrpo.tasks import DataFileTask, Problem, Task, make_task
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.weights import WEIGHTS
 
 SMALL_MODEL = 5_000_000
+
+PRECONDITIONED = ("Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad")
 
 MOST = sys.float_info.max
 RANGES = (
@@ -32,6 +35,10 @@ RANGES = (
     ("num_iterations", 1, MOST),
     ("score_memory_mb", 0, MOST),
     ("calibration_steps", 0, MOST),
+    ("ledger_steps", 0, MOST),
+    ("prior_strength", -1, MOST),
+    ("prior_memory", 0, 1),
+    ("schedule_kl_every", 1, MOST),
     ("learning_rate", 0, MOST),
     ("max_grad_norm", 0, MOST),
     ("warmup_steps", 0, MOST),
@@ -64,7 +71,7 @@ def check(config: TrainConfig) -> None:
     G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
     if smallest > G:
         raise InputError(
-            f"the baseline {algorithm.baseline!r} leaves one output out, so num_generations must be at least "
+            f"the baseline {algorithm.baseline!r} compares outputs of a prompt, so num_generations must be at least "
             f"{smallest}, not {G}."
         )
     for key, least, most in RANGES:
@@ -74,11 +81,26 @@ def check(config: TrainConfig) -> None:
                 f"{key} is {value}; it must be a finite number of at least {least:g}"
                 + (f" and at most {most:g}." if most < MOST else ".")
             )
+    _check_schedule(config, algorithm)
     if algorithm.normalisation == "group_std" and G < 2:
         raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
     _check_scores(config, algorithm)
     if config.warm_start.warm_start_steps and config.task.data:
         raise InputError("warm_start_steps needs a built-in task, which can demonstrate; a data file cannot.")
+
+
+def _check_schedule(config: TrainConfig, algorithm: Algorithm) -> None:
+    optim = config.optim
+    if optim.schedule_metric == "optimizer" and optim.optimizer not in PRECONDITIONED:
+        raise InputError(
+            f"schedule_metric 'optimizer' needs squared gradients, which {optim.optimizer} does not keep; "
+            f"choose one of: {', '.join(PRECONDITIONED)}."
+        )
+    if algorithm.schedule == "auto" and (algorithm.normalisation, algorithm.weighting) != ("none", "sequence"):
+        raise InputError(
+            "schedule 'auto' weighs reward gained against KL spent, so it needs the policy gradient itself: set "
+            f"normalisation none and weighting sequence, not {algorithm.normalisation} and {algorithm.weighting}."
+        )
 
 
 def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
@@ -92,6 +114,8 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
             f"score_method folds keeps three sums a prompt, which do not give the baseline {algorithm.baseline!r}; "
             f"choose one of: {spanned}."
         )
+    if scores.ledger == "exact" and config.rollout.prompts_per_micro_batch:
+        raise InputError("ledger 'exact' compares all pairs of completions at once; set prompts_per_micro_batch to 0.")
     if scores.weights == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
         raise InputError(
             "weights 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."

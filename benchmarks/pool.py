@@ -1,0 +1,100 @@
+"""Outputs of many prompts from one policy, with everything the statistics benchmarks ask of them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from oblrpo import estimators
+from oblrpo.config import PolicyConfig
+from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
+from oblrpo.policy import load_policy
+from oblrpo.rewards import rewards_of
+from oblrpo.rollout import sample
+from oblrpo.scores import ScoreTape
+from oblrpo.tasks import make_task
+
+LONGEST = {"path": 12, "addition": 24, "countdown": 24}
+SKETCH = 4096
+
+
+@dataclass
+class Pool:
+    """Q prompts with M outputs each; axes (Q, M, ...)."""
+
+    policy: object
+    sequences: list  # one `Sequences` of M rows a prompt
+    rewards: torch.Tensor
+    norm2: torch.Tensor
+    length: torch.Tensor
+    logit_norm2: torch.Tensor
+    token_mask: torch.Tensor
+    gram: torch.Tensor  # exact, within the prompt
+    sketch: torch.Tensor
+
+
+def draw(model: str, task_name: str, task_args: dict, prompts: int, outputs: int, seed: int) -> Pool:
+    """Sample, score, and take within-prompt Gram matrices and sketches of the scores."""
+    policy = load_policy(model, PolicyConfig(device="cpu"))
+    task = make_task(task_name, seed, **task_args)
+    torch.manual_seed(seed)
+    problems = [problem for step in range(1 + prompts // 32) for problem in task.train_batch(10_000 + step, 32)][
+        :prompts
+    ]
+    rows, columns = [], []
+    tape = ScoreTape(policy.model)
+    for problem in problems:
+        rollouts = sample(policy, [problem.prompt], outputs, LONGEST[task_name], 1.0)
+        rewards = rewards_of(task, [problem], rollouts.completions)[0]
+        with tape:
+            out = policy.logps(rollouts.sequences, 1.0, features=True)
+            tape.record(out.logps_S)
+        pad = (0, LONGEST[task_name] - out.logp_SC.shape[1])
+        rows.append(rollouts.sequences)
+        columns.append(
+            (
+                rewards.double(),
+                tape.norm2().double(),
+                rollouts.sequences.lengths_S.double(),
+                torch.nn.functional.pad(out.logit_norm2_SC, pad).double(),
+                torch.nn.functional.pad(rollouts.sequences.completion_mask_SC, pad).double(),
+                tape.gram().double(),
+                tape.sketch(seed, dimensions=SKETCH),
+            )
+        )
+    return Pool(policy, rows, *(torch.stack(column) for column in zip(*columns, strict=True)))
+
+
+def advantages(pool: Pool, name: str, part: slice, prior: Prior | None = None) -> torch.Tensor:
+    """(F - b) over the normalisation, of the outputs `part` of every prompt as one batch; (Q, G) or (Q, G, T)."""
+    entry, rewards = BASELINES[name], pool.rewards[:, part]
+    inputs = {
+        "norm2_PG": pool.norm2[:, part],
+        "length_PG": pool.length[:, part],
+        "logit_norm2_PGT": pool.logit_norm2[:, part],
+        "token_mask_PGT": pool.token_mask[:, part],
+    }
+    baseline = estimators.baseline(name, rewards, prior=prior, **inputs)
+    scale = 1 / NORMALISATIONS[entry.normalisation](rewards)
+    return (rewards[..., None] - baseline) * scale[..., None] if entry.by_token else (rewards - baseline) * scale
+
+
+def token_weighted(pool: Pool, weight: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Within-prompt Gram matrices and sketches of sum_t A_t grad log pi(o_t), weight (Q, M, T)."""
+    tape, grams, sketches = ScoreTape(pool.policy.model), [], []
+    for sequences, weight_MT in zip(pool.sequences, weight, strict=True):
+        with tape:
+            logp_SC = pool.policy.logps(sequences).logp_SC
+            mask = sequences.completion_mask_SC
+            tape.record((logp_SC * weight_MT[:, : logp_SC.shape[1]].to(logp_SC) * mask).sum(1))
+        grams.append(tape.gram().double())
+        sketches.append(tape.sketch(seed, dimensions=SKETCH))
+    return torch.stack(grams), torch.stack(sketches)
+
+
+def prior_of(pool: Pool, part: slice, strength: float | None) -> Prior:
+    """A prior that has seen the outputs `part` of all prompts as two earlier steps (other prompts' too)."""
+    prior = Prior(strength)
+    for half in (slice(0, None, 2), slice(1, None, 2)):
+        prior.observe(pool.rewards[half, part], pool.norm2[half, part])
+        prior.next_step()
+    return prior

@@ -1,0 +1,53 @@
+"""Assumption 1, checked: a baseline must not depend on the output that it is subtracted from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oblrpo.estimators.baselines import baseline
+
+
+def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: int = 4, tokens: int = 5) -> bool:
+    """Whether an output's own reward, norm or length moves its own baseline, tried on random groups.
+
+    Two outputs with the same other outputs in their group (and in the batch) must get the same baseline. A baseline
+    that says it is `unbiased` and fails this is not.
+
+    Args:
+        name: a key of `BASELINES`.
+        seed: of the random rewards and weights.
+        prompts: P.
+        outputs: G.
+        tokens: T.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape = (prompts, outputs)
+
+    def inputs() -> dict[str, Tensor]:
+        length_PG = torch.randint(1, tokens + 1, shape, generator=generator)
+        return {
+            "rewards_PG": torch.rand(shape, generator=generator, dtype=torch.float64),
+            "norm2_PG": torch.rand(shape, generator=generator, dtype=torch.float64),
+            "length_PG": length_PG.double(),
+            "logit_norm2_PGT": torch.rand(*shape, tokens, generator=generator, dtype=torch.float64),
+            "token_mask_PGT": (torch.arange(tokens) < length_PG[..., None]).double(),
+        }
+
+    def of(values: dict[str, Any]) -> Tensor:
+        return baseline(
+            name, values["rewards_PG"], **{key: each for key, each in values.items() if key != "rewards_PG"}
+        )
+
+    given, others = inputs(), inputs()
+    before = of(given)
+    for p in range(prompts):
+        for j in range(outputs):
+            changed = {key: value.clone() for key, value in given.items()}
+            for key, value in changed.items():
+                value[p, j] = others[key][p, j]
+            if not torch.equal(of(changed)[p, j], before[p, j]):
+                return True
+    return False

@@ -1,0 +1,154 @@
+"""The variance ledger: what the noise of this very batch's gradient would have been under each baseline.
+
+From the Gram matrix of the batch's score vectors, K = <s_a, s_b> over all pairs of outputs (exact or from random
+projections: `ScoreTape.gram`, `ScoreTape.sketch`), every baseline's prompt gradients g_i = (1/G) sum_j A_ij s_ij have
+their inner products M_ik = <g_i, g_k> = (1/G^2) A_i' K_ik A_k. Nothing else is needed, and no further backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the batch gradient's noise and signal are with one baseline. Units: squared gradient norm."""
+
+    variance: float
+    """Unbiased estimate of tr Cov of the batch gradient, (1 / (P (P - 1))) sum_i ||g_i - g||^2."""
+    signal2: float
+    """Unbiased estimate of the squared norm of its mean, sum_{i != k} M_ik / (P (P - 1)); negative by chance."""
+    within: float
+    """Part of `variance` from sampling G outputs a prompt; NaN for a biased baseline: one batch cannot tell."""
+    stderr: float
+    """Standard error of `variance` over prompts (jackknife)."""
+    effective_dimension: float
+    """(tr H)^2 / tr H^2 of a prompt's gradient: over how many directions its noise spreads. NaN where not estimable."""
+
+    @property
+    def snr(self) -> float:
+        """Signal over noise of the batch gradient, N SNR; a baseline's scale cancels. NaN without noise."""
+        return max(self.signal2, 0.0) / self.variance if self.variance > 0 else math.nan
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The accounts of all baselines on one batch."""
+
+    accounts: dict[str, Account]
+    between: float
+    """Part of an unbiased baseline's variance that comes from drawing prompts, tr Cov(mu_q) / P; negative by chance."""
+
+
+def ledger(
+    gram_SS: Tensor,
+    coefs_PG: Mapping[str, Tensor],
+    rewards_PG: Tensor,
+    unbiased: Mapping[str, bool],
+    gram_of: Mapping[str, Tensor] | None = None,
+) -> Ledger:
+    """Accounts of several advantages on one batch of P prompts with G outputs each.
+
+    H = Cov(g_i) is the covariance of one prompt's gradient; prompts are independent, so that the sample covariance of
+    the g_i is unbiased whatever the baseline does within a prompt (one that looks at other prompts brings a
+    dependence of order 1 / P^2). Given the prompt, the mean gradient mu_q of every unbiased baseline is the same;
+    ||mu_q||^2 is estimated from pairs of outputs (j, k) with the mean reward of the rest for a baseline, so that
+    neither sees itself, and E ||g_i||^2 - E ||mu_q||^2 is what sampling outputs brings.
+
+    Args:
+        gram_SS: (S, S) inner products of scores, S = P G, outputs of a prompt together; exact or an unbiased estimate.
+        coefs_PG: by name, the advantages A.
+        rewards_PG: F.
+        unbiased: by name, whether its mean is the policy gradient given any prompt.
+        gram_of: by name, inner products to be used instead: of token-weighted scores.
+
+    Raises:
+        ValueError: fewer than two prompts, or shapes that do not fit.
+    """
+    P, G = rewards_PG.shape
+    if P < 2:
+        raise ValueError("the ledger needs at least 2 prompts.")
+    for name, gram in {"gram_SS": gram_SS, **(gram_of or {})}.items():
+        if gram.shape != (P * G, P * G):
+            raise ValueError(f"{name} has shape {tuple(gram.shape)}, not ({P * G}, {P * G}).")
+    gram_PGPG = gram_SS.double().view(P, G, P, G)
+    mu2 = _mean_norm2(gram_PGPG, rewards_PG.double())
+    accounts, between = {}, math.nan
+    for name, coef_PG in coefs_PG.items():
+        if coef_PG.shape != (P, G):
+            raise ValueError(f"{name}: advantages of shape {tuple(coef_PG.shape)}, rewards {(P, G)}.")
+        own = gram_PGPG if gram_of is None or name not in gram_of else gram_of[name].double().view(P, G, P, G)
+        inner_PP = torch.einsum("ij,ijkl,kl->ik", coef_PG.double(), own, coef_PG.double()) / G**2
+        accounts[name] = _account(inner_PP, mu2 if unbiased[name] else math.nan)
+        if unbiased[name] and math.isnan(between):  # the same for all of them but for noise: that of the first
+            between = accounts[name].variance - accounts[name].within
+    return Ledger(accounts, between)
+
+
+def _account(inner_PP: Tensor, mu2: float) -> Account:
+    P = len(inner_PP)
+    total, diagonal = float(inner_PP.sum()), float(inner_PP.diagonal().sum())
+    signal2 = (total - diagonal) / (P * (P - 1))
+    variance = (diagonal / P - total / P**2) / (P - 1)
+    return Account(
+        variance=max(variance, 0.0),
+        signal2=signal2,
+        within=(diagonal / P - mu2) / P,
+        stderr=_jackknife(inner_PP),
+        effective_dimension=_effective_dimension(inner_PP),
+    )
+
+
+def _jackknife(inner_PP: Tensor) -> float:
+    """Standard error of the variance: over leaving out each prompt, at the batch size P."""
+    P = len(inner_PP)
+    if P < 3:
+        return math.nan
+    total_P = inner_PP.sum() - 2 * inner_PP.sum(0) + inner_PP.diagonal()
+    diagonal_P = inner_PP.diagonal().sum() - inner_PP.diagonal()
+    trace_P = (diagonal_P - total_P / (P - 1)) / (P - 2)
+    spread = (trace_P - trace_P.mean()).square().sum() * (P - 1) / P
+    return float(spread.sqrt()) / P
+
+
+def _effective_dimension(inner_PP: Tensor) -> float:
+    """(tr H)^2 / tr H^2; tr H^2 by the unbiased U-statistic of Chen, Zhang and Zhong 2010.
+
+    mean M_ik^2 - 2 mean M_ij M_jk + mean M_ij M_kl over distinct prompts. NaN where noise makes it negative.
+    """
+    P = len(inner_PP)
+    if P < 4:
+        return math.nan
+    off_PP = inner_PP - inner_PP.diagonal().diag()
+    pairs = float(off_PP.square().sum())
+    chains = float(off_PP.sum(1).square().sum()) - pairs
+    apart = float(off_PP.sum()) ** 2 - 4 * chains - 2 * pairs
+    square = pairs / (P * (P - 1)) - 2 * chains / (P * (P - 1) * (P - 2)) + apart / (P * (P - 1) * (P - 2) * (P - 3))
+    trace = float(inner_PP.diagonal().mean()) - float(off_PP.sum()) / (P * (P - 1))
+    return trace**2 / square if square > 0 else math.nan
+
+
+def _mean_norm2(gram_PGPG: Tensor, rewards_PG: Tensor) -> float:
+    """Unbiased estimate of E_q ||mu_q||^2, mu_q = E[F s | q], from pairs of outputs of one prompt.
+
+    mean over j != k of (F_j - b_jk)(F_k - b_jk) <s_j, s_k>, b_jk the mean reward of the other G - 2, or of the other
+    prompts where there is no other output. NaN with one output a prompt.
+    """
+    P, G = rewards_PG.shape
+    if G < 2:
+        return math.nan
+    gram_PGG = torch.stack([gram_PGPG[p, :, p] for p in range(P)])
+    if G > 2:
+        sum_P11 = rewards_PG.sum(1)[:, None, None]
+        rest_PGG = (sum_P11 - rewards_PG[:, :, None] - rewards_PG[:, None, :]) / (G - 2)
+    else:
+        sum_P = rewards_PG.sum(1)
+        rest_PGG = ((sum_P.sum() - sum_P) / (G * (P - 1)))[:, None, None].expand(P, G, G)
+    terms_PGG = (rewards_PG[:, :, None] - rest_PGG) * (rewards_PG[:, None, :] - rest_PGG) * gram_PGG
+    off_P = terms_PGG.sum((1, 2)) - terms_PGG.diagonal(dim1=1, dim2=2).sum(1)
+    return float(off_P.mean() / (G * (G - 1)))

@@ -1,0 +1,89 @@
+"""Inner products of the scores of all pairs of sequences: exact, or from sketches of a few thousand numbers each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oblrpo.scores import contributions
+from oblrpo.scores.contributions import Contribution, Matrix, Outer, matrices, vector_total, wide
+
+
+def gram_of_parts(parts: list[Contribution]) -> Tensor:
+    """<G_a, G_b> of one parameter's gradients, (S, S): multiplied out, a block of rows at a time; S^2 R C products."""
+    outers = matrices(parts)
+    if not outers:
+        return gram_of_rows(vector_total(parts))
+    S = parts[0].sequences
+    dense = _compact([part.of(slice(0, S)) for part in outers])
+    rows, columns = dense[0].rows, dense[0].columns
+    gram_SS = wide(dense[0].right[:0]).new_zeros(S, S)
+    for block in contributions.chunks(rows, S * columns):
+        total_SN = torch.stack([_rows(part, block) for part in dense]).sum(0).flatten(1)
+        gram_SS += total_SN @ total_SN.T
+    return gram_SS
+
+
+def gram_of_rows(rows_SN: Tensor) -> Tensor:
+    """<x_a, x_b>, (S, S)."""
+    flat = rows_SN.flatten(1)
+    gram_SS = flat.new_zeros(len(flat), len(flat))
+    for block in contributions.chunks(flat.shape[1], len(flat)):
+        gram_SS += flat[:, block] @ flat[:, block].T
+    return gram_SS
+
+
+class CountSketch:
+    """Adds blocks of coordinates, each with a random sign, into L buckets: inner products stay right on average.
+
+    E <z_a, z_b> = <x_a, x_b>, variance (||x_a||^2 ||x_b||^2 + <x_a, x_b>^2) / L at most. Charikar, Chen and
+    Farach-Colton 2002. A block's buckets and signs are functions of (seed, its key), so that sketches of several
+    micro-batches fit together.
+    """
+
+    def __init__(self, seed: int, dimensions: int) -> None:
+        self.seed, self.dimensions = seed, dimensions
+
+    def generator(self, *key: int) -> torch.Generator:
+        """Random numbers of this block."""
+        mixed = self.seed
+        for part in key:
+            mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
+        return torch.Generator().manual_seed(mixed)
+
+    def add(self, sketch_SL: Tensor, rows_SN: Tensor, generator: torch.Generator) -> None:
+        """Add a block."""
+        N, device = rows_SN.shape[1], rows_SN.device
+        bucket_N = torch.randint(self.dimensions, (N,), generator=generator).to(device)
+        sign_N = random_signs((N,), generator).to(rows_SN)
+        sketch_SL.index_add_(1, bucket_N, (rows_SN * sign_N).to(sketch_SL))
+
+
+def random_signs(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Independent +1 or -1, on the CPU."""
+    signs: Tensor = 2.0 * torch.randint(2, shape, generator=generator, device="cpu") - 1
+    return signs
+
+
+def _compact(parts: list[Outer]) -> list[Outer]:
+    """With rows that occur only, if all parts are lookups."""
+    if not all(part.is_lookup for part in parts):
+        return parts
+    index_N, inverse = torch.unique(torch.cat([part.left.flatten() for part in parts]), return_inverse=True)
+    places = inverse.split([part.left.numel() for part in parts])
+    return [
+        Outer(place.view_as(part.left), part.right, len(index_N)) for place, part in zip(places, parts, strict=True)
+    ]
+
+
+def _rows(part: Matrix, block: slice) -> Tensor:
+    """Some rows of the gradients, (S, n, C)."""
+    assert isinstance(part, Outer)
+    if not part.is_lookup:
+        return contributions.matmul(part.left[:, :, block].mT, part.right)
+    inside = (part.left >= block.start) & (part.left < block.stop)
+    right = wide(part.right) * inside[..., None]
+    out = right.new_zeros(part.sequences, block.stop - block.start, part.columns)
+    place = torch.where(inside, part.left - block.start, 0)
+    added: Tensor = out.scatter_add_(1, place[..., None].expand_as(right), right)
+    return added

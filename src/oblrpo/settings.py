@@ -1,0 +1,78 @@
+"""Settings by name: flat, from recipes and YAML files, checked against the config's types."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from oblrpo.config import TrainConfig
+from oblrpo.errors import InputError, did_you_mean
+from oblrpo.yaml_files import read_yaml_file
+
+RECIPES = files("oblrpo") / "recipes"
+
+
+def flatten(config: TrainConfig) -> dict[str, Any]:
+    """Every setting under its flag's name (underscored), without the sections."""
+    flat: dict[str, Any] = {"recipe": config.recipe}
+    for section in dataclasses.fields(config)[1:]:
+        flat.update(dataclasses.asdict(getattr(config, section.name)))
+    return flat
+
+
+def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) -> TrainConfig:
+    """`config` with the flat settings replaced.
+
+    Raises:
+        InputError: an unknown key or a value of the wrong type; `source` says where it stands.
+    """
+    known = flatten(config)
+    for key in settings:
+        if key not in known:
+            raise InputError(
+                f"{source}: unknown setting {key!r}; `oblrpo train --help` lists all.{did_you_mean(str(key), known)}"
+            )
+    sections = {}
+    for section in dataclasses.fields(config)[1:]:
+        part = getattr(config, section.name)
+        hints = typing.get_type_hints(type(part))
+        mine = {key: _typed(key, value, hints[key], source) for key, value in settings.items() if key in hints}
+        sections[section.name] = dataclasses.replace(part, **mine)
+    return dataclasses.replace(config, recipe=str(settings.get("recipe", config.recipe)), **sections)
+
+
+def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
+    """`base` with the settings of a built-in recipe or of a YAML file.
+
+    Raises:
+        InputError: no such recipe or file, not a YAML mapping, an unknown key, a value of the wrong type.
+    """
+    built_in = sorted(entry.name.removesuffix(".yaml") for entry in RECIPES.iterdir() if entry.name.endswith(".yaml"))
+    path = RECIPES / f"{name}.yaml" if name in built_in else Path(name)
+    if not path.is_file():
+        raise InputError(f"no recipe or file {name!r}; the built-in recipes are: {', '.join(built_in)}.")
+    settings = read_yaml_file(path)
+    return with_settings(base, settings | {"recipe": name}, source=name)
+
+
+def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
+    """The value as the field's type; an int may stand for a float.
+
+    Raises:
+        InputError: it cannot be that.
+    """
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise InputError(f"{source}: {key} is {value!r}; choose one of: {', '.join(map(str, choices))}.")
+        return value
+    kind = typing.get_origin(hint) or hint
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
+    raise InputError(f"{source}: {key} is {value!r}, but it must be {wanted[kind]}.")

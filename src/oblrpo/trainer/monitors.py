@@ -1,0 +1,97 @@
+"""Failures that a run's own metrics show; each is told once, with what to do."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from typing import Any
+
+PATIENCE = 10
+"""Steps in a row before a state counts as lasting."""
+
+COLLAPSED = 0.01
+"""Share of the highest learning rate so far below which the rate has collapsed."""
+
+EXPLODED = 10.0
+"""Times its median over earlier steps at which the spread of baselines has exploded."""
+
+FLAT = 0.9
+"""Share of prompts without a difference between rewards at which rewards are flat."""
+
+
+class Monitors:
+    """Watches for learning-rate collapse, flat rewards and exploding baselines (THEORY: failure signatures)."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        self._highest = 0.0
+        self._collapsed = self._flat = 0
+        self._spreads: deque[float] = deque(maxlen=100)
+
+    def observe(self, metrics: dict[str, Any]) -> list[str]:
+        """What is new to tell after a step; a resumed run shows its earlier steps again to stay quiet about them."""
+        if "reward" not in metrics:
+            return []
+        found = {
+            "flat": self._rewards_are_flat(metrics),
+            "collapse": self._rate_collapsed(metrics),
+            "baselines": self._baselines_exploded(metrics),
+        }
+        new = {key: text for key, text in found.items() if text and key not in self._told}
+        self._told |= set(new)
+        return list(new.values())
+
+    def _rewards_are_flat(self, metrics: dict[str, Any]) -> str:
+        self._flat = self._flat + 1 if metrics["frac_reward_zero_std"] > FLAT else 0
+        if self._flat < PATIENCE:
+            return ""
+        return (
+            f"for {PATIENCE} steps more than {FLAT:.0%} of the prompts earned one reward with all their completions "
+            f"and taught nothing (mean reward {metrics['reward']:.2f}): choose "
+            + ("easier" if metrics["reward"] < 0.5 else "harder")
+            + " prompts, raise num_generations, or check the reward."
+        )
+
+    def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
+        rate = metrics["learning_rate"]
+        self._highest = max(self._highest, rate)
+        self._collapsed = self._collapsed + 1 if rate < COLLAPSED * self._highest else 0
+        if self._collapsed < PATIENCE:
+            return ""
+        critical = metrics["critical_batch_size"]
+        known = "" if critical is None or math.isinf(critical) else f" (critical batch about {critical:.0f} prompts)"
+        return (
+            f"the learning rate has been below {COLLAPSED:.0%} of its highest for {PATIENCE} steps: the gradient's "
+            f"signal is lost in its noise{known}. Raise prompts_per_step, stop here, or set schedule_floor to go on "
+            "regardless."
+        )
+
+    def _baselines_exploded(self, metrics: dict[str, Any]) -> str:
+        spread = metrics["baseline/spread"]
+        if spread is None or math.isnan(spread):
+            return ""
+        usual = max(statistics.median(self._spreads), 1e-12) if len(self._spreads) >= PATIENCE else math.inf
+        self._spreads.append(spread)
+        if spread <= EXPLODED * usual:
+            return ""
+        return (
+            f"baselines of this step's prompts spread {spread / usual:.0f} times as wide as usual "
+            f"({spread:.3g} against {usual:.3g}): look at the rewards in completions/ for outliers, clip them, or take "
+            "the baseline oblr_shrunk."
+        )
+
+
+def advice(prompts: int, n_snr: float) -> str:
+    """What the measured signal-to-noise ratio says of the batch size, in a sentence.
+
+    At the rate that a batch of N prompts supports, a step gains in proportion to N SNR / (1 + N SNR) (theorem 4).
+    """
+    if not n_snr > 0:
+        return f"your {prompts} prompts show no signal above the noise: only a larger batch can tell where to go"
+    doubled = 2 * (1 + n_snr) / (1 + 2 * n_snr)
+    halved = (1 + n_snr) / (2 + n_snr)
+    return (
+        f"your {prompts} prompts are {n_snr:.2g}x the critical batch of {prompts / n_snr:.0f}: doubling them would buy "
+        f"{doubled:.2f}x the progress a step, halving them leave {halved:.2f}x"
+    )

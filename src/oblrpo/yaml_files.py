@@ -1,0 +1,49 @@
+"""YAML settings, read safely."""
+
+from __future__ import annotations
+
+import re
+from importlib.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oblrpo.errors import InputError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which also reads 3e-4 as a number, as YAML 1.2 has it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_yaml(text: str, source: str) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        InputError: the text is something else.
+    """
+    try:
+        settings = yaml.load(text, _Loader) or {}
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(settings, dict):
+        raise InputError(f"{source} must hold `key: value` settings.")
+    return settings
+
+
+def read_yaml_file(path: Path | Traversable) -> dict[str, Any]:
+    """The YAML mapping in a file.
+
+    Raises:
+        InputError: it cannot be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as text ({' '.join(str(error).split())}).") from None
+    return read_yaml(text, str(path))

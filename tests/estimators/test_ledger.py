@@ -1,0 +1,265 @@
+"""The ledger against score vectors written out, and against every batch of a tiny population of prompts."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from oblrpo import estimators
+from oblrpo.estimators import BASELINES
+from oblrpo.estimators.ledger import _effective_dimension
+from tests.estimators.bandits import bandit
+
+PROMPT_PROBABILITY = (0.4, 0.6)
+NAMES = ("none", "rloo", "oblr", "oblr_crossfit", "mean", "eob")
+
+
+def random_batch(prompts=5, outputs=3, dimensions=7, seed=0):
+    torch.manual_seed(seed)
+    rewards_PG = torch.randn(prompts, outputs, dtype=torch.float64)
+    score_SD = torch.randn(prompts * outputs, dimensions, dtype=torch.float64)
+    return rewards_PG, score_SD, score_SD @ score_SD.T
+
+
+def advantages(names, rewards_PG, score_SD):
+    norm2_PG = score_SD.square().sum(1).view_as(rewards_PG)
+    return {name: rewards_PG - estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG) for name in names}
+
+
+def take(rewards_PG, score_SD, names=NAMES):
+    coefs = advantages(names, rewards_PG, score_SD)
+    unbiased = {name: BASELINES[name].unbiased for name in names}
+    return estimators.ledger(score_SD @ score_SD.T, coefs, rewards_PG, unbiased)
+
+
+def prompt_gradients(coef_PG, score_SD):
+    return (coef_PG[..., None] * score_SD.view(*coef_PG.shape, -1)).mean(1)
+
+
+def test_variance_and_signal_are_those_of_the_gradients_written_out():
+    rewards_PG, score_SD, _ = random_batch()
+    accounts = take(rewards_PG, score_SD).accounts
+    assert list(accounts) == list(NAMES)
+    for name, coef_PG in advantages(NAMES, rewards_PG, score_SD).items():
+        g_PD = prompt_gradients(coef_PG, score_SD)
+        pairs = [g_PD[i] @ g_PD[k] for i, k in itertools.permutations(range(5), 2)]
+        assert accounts[name].variance == pytest.approx(float(g_PD.var(0).sum() / 5), rel=1e-12)
+        assert accounts[name].signal2 == pytest.approx(float(sum(pairs) / 20), rel=1e-10)
+        assert accounts[name].snr == pytest.approx(max(accounts[name].signal2, 0) / accounts[name].variance)
+
+
+@pytest.mark.parametrize("G", [2, 3, 4])
+def test_within_by_pairs_of_outputs_written_out(G):
+    """||mu||^2 from (F_j - b)(F_k - b) <s_j, s_k>, b of the other outputs, of the other prompts where there is none."""
+    P = 4
+    rewards_PG, score_SD, _ = random_batch(P, G)
+    score_PGD = score_SD.view(P, G, -1)
+    terms = []
+    for p in range(P):
+        for j, k in itertools.permutations(range(G), 2):
+            rest = [float(rewards_PG[p, i]) for i in range(G) if i not in {j, k}]
+            if G == 2:
+                rest = [float(f) for q in range(P) if q != p for f in rewards_PG[q]]
+            b = sum(rest) / len(rest)
+            terms.append((rewards_PG[p, j] - b) * (rewards_PG[p, k] - b) * (score_PGD[p, j] @ score_PGD[p, k]))
+    mu2 = float(sum(terms) / len(terms))
+    accounts = take(rewards_PG, score_SD).accounts
+    for name in ("none", "rloo", "oblr", "oblr_crossfit"):
+        g_PD = prompt_gradients(advantages([name], rewards_PG, score_SD)[name], score_SD)
+        assert accounts[name].within == pytest.approx((float(g_PD.square().sum(1).mean()) - mu2) / P, rel=1e-10)
+
+
+def test_the_standard_error_is_the_jackknifes():
+    rewards_PG, score_SD, _ = random_batch()
+    accounts = take(rewards_PG, score_SD).accounts
+    for name, coef_PG in advantages(NAMES, rewards_PG, score_SD).items():
+        g_PD = prompt_gradients(coef_PG, score_SD)
+        left_out = torch.stack([g_PD[[i for i in range(5) if i != p]].var(0).sum() for p in range(5)]) / 5
+        expected = (4 / 5 * (left_out - left_out.mean()).square().sum()).sqrt()
+        assert accounts[name].stderr == pytest.approx(float(expected), rel=1e-10)
+
+
+def test_the_standard_error_is_what_the_variance_scatters_by():
+    """1,500 batches of 12 prompts."""
+    torch.manual_seed(4)
+    found = []
+    for _ in range(1500):
+        rewards_PG, score_SD = torch.randn(12, 1).double(), torch.randn(12, 4).double()
+        accounts = estimators.ledger(score_SD @ score_SD.T, {"none": rewards_PG}, rewards_PG, {"none": True}).accounts
+        found.append((accounts["none"].variance, accounts["none"].stderr))
+    variance, stderr = torch.tensor(found, dtype=torch.float64).T
+    assert stderr.square().mean().sqrt() == pytest.approx(float(variance.std()), rel=0.2)
+
+
+def test_effective_dimension_is_the_u_statistic_written_out():
+    """Tr H^2 by 1/4 ((g_i - g_j) . (g_k - g_l))^2 over distinct prompts."""
+    rewards_PG, score_SD, _ = random_batch(6)
+    accounts = take(rewards_PG, score_SD).accounts
+    for name, coef_PG in advantages(NAMES, rewards_PG, score_SD).items():
+        g_PD = prompt_gradients(coef_PG, score_SD)
+        terms = [
+            ((g_PD[i] - g_PD[j]) @ (g_PD[k] - g_PD[l])) ** 2 / 4 for i, j, k, l in itertools.permutations(range(6), 4)
+        ]
+        expected = g_PD.var(0).sum() ** 2 / (sum(terms) / len(terms))
+        assert accounts[name].effective_dimension == pytest.approx(float(expected), rel=1e-10)
+
+
+def test_effective_dimension_counts_the_directions_of_the_noise():
+    """8 of 20 directions with equal noise, around a large mean."""
+    torch.manual_seed(5)
+    g_PD = torch.zeros(4000, 20, dtype=torch.float64)
+    g_PD[:, :8] = torch.randn(4000, 8).double()
+    assert _effective_dimension((g_PD + 3) @ (g_PD + 3).T) == pytest.approx(8, rel=0.05)
+
+
+def test_tr_h2_is_unbiased_by_exact_enumeration():
+    """Every draw of four of five gradients; the statistic is a mean of squares, 0 where there is no dimension."""
+    torch.manual_seed(6)
+    population, probability = torch.randn(5, 2).double(), torch.rand(5).double().softmax(0)
+    mean = probability @ population
+    H = (population - mean).T @ ((population - mean) * probability[:, None])
+    total = 0.0
+    for draw in itertools.product(range(5), repeat=4):
+        g_PD = population[list(draw)]
+        dimension = _effective_dimension(g_PD @ g_PD.T)
+        square = float(g_PD.var(0).sum()) ** 2 / dimension if dimension > 0 else 0.0
+        total += float(probability[list(draw)].prod()) * square
+    assert total == pytest.approx(float((H @ H).trace()), rel=1e-9)
+
+
+def list_batches(prompts, outputs, actions, names):
+    """Expectations over every batch of prompts drawn with replacement, and of their outputs."""
+    policy = bandit(2, actions, seed=11)
+    score_PAD, D = policy.score_PATD.sum(2), policy.score_PATD.shape[-1]
+    totals = {name: torch.zeros(3, dtype=torch.float64) for name in names}
+    mean, second = {name: torch.zeros(D, dtype=torch.float64) for name in names}, dict.fromkeys(names, 0.0)
+    between = 0.0
+    for which in itertools.product(range(2), repeat=prompts):
+        for draw in itertools.product(range(actions), repeat=prompts * outputs):
+            index_PG, row_P1 = torch.tensor(draw).view(prompts, outputs), torch.tensor(which)[:, None]
+            chance = math.prod(PROMPT_PROBABILITY[q] for q in which)
+            chance *= float(policy.probability_PA[row_P1, index_PG].prod())
+            rewards_PG, score_SD = policy.reward_PA[row_P1, index_PG], score_PAD[row_P1, index_PG].flatten(0, 1)
+            ledger = take(rewards_PG, score_SD, names)
+            between += chance * ledger.between
+            for name, coef_PG in advantages(names, rewards_PG, score_SD).items():
+                account = ledger.accounts[name]
+                totals[name] += chance * torch.tensor(
+                    [account.variance, account.signal2, account.within], dtype=torch.float64
+                )
+                gradient = prompt_gradients(coef_PG, score_SD).mean(0)
+                mean[name] += chance * gradient
+                second[name] += chance * float(gradient @ gradient)
+    mu_PD = (policy.probability_PA[..., None] * policy.reward_PA[..., None] * score_PAD).sum(1)
+    return totals, between, mean, second, mu_PD
+
+
+@pytest.mark.parametrize(
+    ("prompts", "outputs", "actions", "names"),
+    [(2, 2, 3, NAMES[:3]), (2, 2, 2, NAMES), (2, 3, 2, NAMES[:3]), (3, 2, 2, ("oblr", "mean")), (2, 1, 3, ("none",))],
+)
+def test_every_account_is_unbiased_by_exact_enumeration(prompts, outputs, actions, names):
+    totals, between, mean, second, mu_PD = list_batches(prompts, outputs, actions, names)
+    probability_P = torch.tensor(PROMPT_PROBABILITY, dtype=torch.float64)
+    true = probability_P @ mu_PD
+    between_expected = float(probability_P @ mu_PD.square().sum(1) - true @ true) / prompts
+    for name in names:
+        variance, signal2, within = totals[name].tolist()
+        norm2_of_mean = float(mean[name] @ mean[name])
+        assert variance == pytest.approx(second[name] - norm2_of_mean, rel=1e-10), name
+        assert signal2 == pytest.approx(norm2_of_mean, rel=1e-9, abs=1e-15), name
+        if BASELINES[name].unbiased and outputs > 1:
+            torch.testing.assert_close(mean[name], true)
+            assert within == pytest.approx(second[name] - norm2_of_mean - between_expected, rel=1e-9), name
+        else:  # one batch cannot tell
+            assert math.isnan(within)
+    if outputs > 1:
+        assert between == pytest.approx(between_expected, rel=1e-9)
+    else:
+        assert math.isnan(between)
+
+
+def test_the_group_mean_has_rloos_variance_times_its_scale_squared():
+    for G in (2, 3, 6):
+        rewards_PG, score_SD, _ = random_batch(4, G)
+        accounts = take(rewards_PG, score_SD, ("rloo", "mean")).accounts
+        scale2 = ((G - 1) / G) ** 2
+        assert accounts["mean"].variance == pytest.approx(scale2 * accounts["rloo"].variance, rel=1e-12)
+        assert accounts["mean"].signal2 == pytest.approx(scale2 * accounts["rloo"].signal2, rel=1e-10)
+        assert accounts["mean"].snr == pytest.approx(accounts["rloo"].snr, rel=1e-10)
+        assert accounts["mean"].effective_dimension == pytest.approx(accounts["rloo"].effective_dimension, rel=1e-10)
+
+
+def test_within_and_between_add_up_for_the_first_unbiased_baseline():
+    rewards_PG, score_SD, _ = random_batch()
+    ledger = take(rewards_PG, score_SD, ("mean", "oblr", "rloo"))
+    account = ledger.accounts["oblr"]
+    assert account.within + ledger.between == pytest.approx(account.variance)
+    assert math.isnan(ledger.accounts["mean"].within)
+    assert math.isnan(take(rewards_PG, score_SD, ("mean", "eob")).between)
+
+
+def test_normalised_coefficients_are_accepted():
+    """GRPO's: over the group's standard deviation."""
+    rewards_PG, score_SD, gram_SS = random_batch()
+    coef_PG = (rewards_PG - rewards_PG.mean(1, keepdim=True)) / estimators.NORMALISATIONS["group_std"](rewards_PG)
+    account = estimators.ledger(gram_SS, {"grpo": coef_PG}, rewards_PG, {"grpo": False}).accounts["grpo"]
+    assert account.variance == pytest.approx(float(prompt_gradients(coef_PG, score_SD).var(0).sum() / 5), rel=1e-12)
+    assert math.isnan(account.within)
+
+
+def test_token_weighted_scores_have_inner_products_of_their_own():
+    rewards_PG, score_SD, gram_SS = random_batch()
+    weighted_SD = score_SD + 0.3 * torch.randn_like(score_SD)
+    coefs, unbiased = {"rloo": rewards_PG, "otb": torch.ones_like(rewards_PG)}, {"rloo": False, "otb": False}
+    accounts = estimators.ledger(gram_SS, coefs, rewards_PG, unbiased, {"otb": weighted_SD @ weighted_SD.T}).accounts
+    expected = float(prompt_gradients(coefs["otb"], weighted_SD).var(0).sum() / 5)
+    assert accounts["otb"].variance == pytest.approx(expected, rel=1e-12)
+    plain = estimators.ledger(gram_SS, coefs, rewards_PG, unbiased).accounts
+    assert accounts["rloo"] == plain["rloo"] or math.isnan(plain["rloo"].within)
+    assert accounts["rloo"].variance == plain["rloo"].variance
+    assert accounts["otb"].variance != pytest.approx(plain["otb"].variance)
+
+
+def test_float32_inner_products_are_added_up_in_float64():
+    rewards_PG, score_SD, _ = random_batch()
+    gram_SS = (score_SD.float() @ score_SD.float().T).double()
+    coefs, unbiased = {"none": rewards_PG}, {"none": True}
+    double = estimators.ledger(gram_SS, coefs, rewards_PG, unbiased).accounts["none"]
+    assert estimators.ledger(gram_SS.float(), coefs, rewards_PG, unbiased).accounts["none"] == double
+
+
+def test_small_batches_leave_out_what_they_cannot_say():
+    rewards_PG, score_SD, _ = random_batch(2)
+    account = take(rewards_PG, score_SD).accounts["rloo"]
+    assert account.variance > 0
+    assert math.isnan(account.stderr)
+    assert math.isnan(account.effective_dimension)
+    rewards_PG, score_SD, _ = random_batch(3)
+    account = take(rewards_PG, score_SD).accounts["rloo"]
+    assert account.stderr > 0
+    assert math.isnan(account.effective_dimension)
+
+
+def test_equal_rewards_have_no_gradient_and_no_noise():
+    gram_SS = random_batch()[2]
+    nothing = torch.zeros(5, 3)
+    account = estimators.ledger(gram_SS, {"rloo": nothing}, torch.ones(5, 3), {"rloo": True}).accounts["rloo"]
+    assert (account.variance, account.signal2, account.stderr) == (0, 0, 0)
+    assert account.within == pytest.approx(0, abs=1e-15)
+    assert math.isnan(account.snr)
+    assert math.isnan(account.effective_dimension)
+
+
+def test_bad_input_is_named():
+    rewards_PG, _, gram_SS = random_batch()
+    coefs, unbiased = {"rloo": rewards_PG}, {"rloo": True}
+    with pytest.raises(ValueError, match="at least 2 prompts"):
+        estimators.ledger(gram_SS[:3, :3], {"rloo": rewards_PG[:1]}, rewards_PG[:1], unbiased)
+    with pytest.raises(ValueError, match=r"gram_SS has shape \(14, 14\), not \(15, 15\)"):
+        estimators.ledger(gram_SS[1:, 1:], coefs, rewards_PG, unbiased)
+    with pytest.raises(ValueError, match=r"otb has shape \(15, 14\), not \(15, 15\)"):
+        estimators.ledger(gram_SS, coefs, rewards_PG, unbiased, {"otb": gram_SS[:, 1:]})
+    with pytest.raises(ValueError, match=r"rloo: advantages of shape \(3, 5\), rewards \(5, 3\)"):
+        estimators.ledger(gram_SS, {"rloo": rewards_PG.T}, rewards_PG, unbiased)

@@ -1,0 +1,324 @@
+"""Inner products of scores, exact and sketched, and group norms in a metric, against loop autograd."""
+
+import math
+
+import pytest
+import torch
+
+from oblrpo.scores import ScoreTape, chunked_logps, oracle
+from oblrpo.scores import contributions as contributions_module
+from oblrpo.scores.gram import CountSketch
+from tests.scores.models import batch, build, gradients, logps, relative
+from tests.scores.test_methods import EXACT, G, coefficients, moe, packed
+from tests.scores.zoo import build_family
+
+HOLDING = {
+    "auto": {},
+    "kept": {"memory_budget": 1 << 40},
+    "gram": {"method": "gram"},
+    "instantiate": {"method": "instantiate"},
+}
+LENGTHS_AND_CHUNKS = [((3, 2), 1 << 22), ((6, 40), 50), ((6, 40), 1 << 22)]
+pytestmark = pytest.mark.usefixtures("stay_double")
+
+
+def flat_scores(model, logps_S):
+    """Loop autograd, (S, N)."""
+    return torch.stack([torch.cat([g.flatten() for g in row]) for row in oracle.scores(model, logps_S)])
+
+
+def true_gram(model, logps_S):
+    score_SN = flat_scores(model, logps_S)
+    return score_SN @ score_SN.T
+
+
+def recorded(model, logps_of, keywords=None, **record):
+    with ScoreTape(model, **(keywords or {})) as tape:
+        tape.record(logps_of(), **record)
+    return tape
+
+
+def gram_error(model, logps_of, keywords, **record):
+    got = recorded(model, logps_of, keywords, **record).gram()
+    expected = true_gram(model, logps_of())
+    assert got.shape == expected.shape
+    assert relative(got, got.T) < 1e-14
+    assert all(p.grad is None for p in model.parameters())
+    return ((got - expected).abs() / (expected.diagonal().outer(expected.diagonal())).sqrt()).max().item()
+
+
+@pytest.mark.parametrize(("tokens", "chunk"), LENGTHS_AND_CHUNKS)
+@pytest.mark.parametrize("configuration", ["qwen3-tied-gqa", "llama-untied-gqa"])
+@pytest.mark.parametrize("name", HOLDING)
+def test_gram_is_exact(name, configuration, tokens, chunk, monkeypatch):
+    """Tied: the embedding's and the head's cross terms count. 46 tokens: factors are smaller; 5: products are."""
+    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(40)
+    model, data = build(configuration), batch(5, *tokens)
+    assert gram_error(model, lambda: logps(model, *data), HOLDING[name]) <= 1e-10
+
+
+@pytest.mark.parametrize("chunk", [50, 1 << 22])
+@pytest.mark.parametrize("name", HOLDING)
+def test_gram_is_exact_for_experts(name, chunk, monkeypatch):
+    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
+    model, data = moe(), batch()
+    assert gram_error(model, lambda: logps(model, *data), HOLDING[name]) <= 1e-10
+
+
+@pytest.mark.parametrize("name", HOLDING)
+@pytest.mark.parametrize("family", ["dense", "experts"])
+def test_gram_is_exact_for_packed_rows(name, family):
+    torch.manual_seed(41)
+    model = build("qwen3-untied-bias") if family == "dense" else moe()
+    sequence_BL, forward = packed()
+    assert gram_error(model, lambda: forward(model), HOLDING[name], sequence_ids=sequence_BL) <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["auto", "kept", "gram"])
+@pytest.mark.parametrize(
+    ("configuration", "chunk"), [("qwen3-tied-gqa", 1), ("qwen3-tied-gqa", 500), ("llama-untied-gqa", 1 << 22)]
+)
+def test_gram_is_exact_for_a_chunked_head(name, configuration, chunk, monkeypatch):
+    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(42)
+    model = build(configuration)
+    ids_ST, mask_ST, prompt = batch()
+
+    def forward():
+        hidden = model.model(input_ids=ids_ST, attention_mask=mask_ST, use_cache=False).last_hidden_state
+        logp_ST = chunked_logps(model.lm_head, hidden[:, prompt - 1 : -1], ids_ST[:, prompt:])
+        return (logp_ST * mask_ST[:, prompt:]).sum(1)
+
+    assert gram_error(model, forward, HOLDING[name]) <= 1e-10
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_gram_is_exact_for_transposed_weights_and_learned_positions(name):
+    torch.manual_seed(43)
+    model, data = build_family("gpt2-tied"), batch()
+    assert gram_error(model, lambda: logps(model, *data, positions=False), HOLDING[name]) <= 1e-10
+
+
+def test_the_diagonal_of_gram_is_norm2_and_frozen_parameters_do_not_count():
+    torch.manual_seed(44)
+    model, data = build("llama-untied-gqa"), batch()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("q_proj" in name or "embed" in name or "norm" in name)
+    tape = recorded(model, lambda: logps(model, *data))
+    torch.testing.assert_close(tape.gram().diagonal(), tape.norm2(), rtol=1e-12, atol=0)
+    assert gram_error(model, lambda: logps(model, *data), {}) <= 1e-10
+
+
+def test_projected_norms_leave_gram_exact():
+    torch.manual_seed(58)
+    model, data = build("qwen3-tied-gqa"), batch()
+    assert gram_error(model, lambda: logps(model, *data), {"method": "projected"}) <= 1e-10
+
+
+def test_gram_leaves_the_norms_and_the_gradient_as_they_are():
+    torch.manual_seed(45)
+    model, data = build("qwen3-tied-gqa"), batch()
+    coef_S, _ = coefficients(6)
+    found = []
+    for ask in (False, True):
+        tape = recorded(model, lambda: logps(model, *data))
+        if ask:
+            tape.gram(), tape.sketch(0)
+        found.append((tape.norm2(), tape.accumulate(coef_S, G), *gradients(model).values()))
+        model.zero_grad()
+    assert all(torch.equal(plain, asked) for plain, asked in zip(*found, strict=True))
+
+
+def test_short_types_are_summed_in_float32():
+    torch.manual_seed(46)
+    model, data = build("qwen3-tied-gqa", torch.bfloat16), batch()
+    tape = recorded(model, lambda: logps(model, *data))
+    gram_SS, sketch_SL = tape.gram(), tape.sketch(0)
+    assert gram_SS.dtype == sketch_SL.dtype == torch.float32
+    torch.testing.assert_close(gram_SS.diagonal(), tape.norm2(), rtol=1e-3, atol=0)
+
+
+SEEDS = 200
+
+
+def sketched(tape, expected, seeds=SEEDS, **settings):
+    """Inner products over many seeds: their z-scores against the exact ones, and root mean square relative error."""
+    scale = expected.diagonal().outer(expected.diagonal()).sqrt()
+    found = []
+    for seed in range(seeds):
+        sketch_SL = tape.sketch(seed, **settings)
+        found.append(sketch_SL @ sketch_SL.T)
+    found = torch.stack(found)
+    z = (found.mean(0) - expected) / (found.std(0) / math.sqrt(seeds))
+    return z, float(((found - expected) / scale).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("name", ["kept", "gram"])
+def test_sketches_are_unbiased(name):
+    """Tied head and embedding; 200 seeds."""
+    torch.manual_seed(47)
+    model, data = build("qwen3-tied-gqa"), batch(4)
+    tape = recorded(model, lambda: logps(model, *data), HOLDING[name])
+    z, error = sketched(tape, true_gram(model, logps(model, *data)), directions=4, dimensions=256)
+    assert z.abs().max() < 4.5
+    assert 0.01 < error < 0.5
+
+
+def test_sketches_are_unbiased_for_experts():
+    model, data = moe(), batch(4)
+    tape = recorded(model, lambda: logps(model, *data))
+    z, _ = sketched(tape, true_gram(model, logps(model, *data)), 100, directions=4, dimensions=256)
+    assert z.abs().max() < 4.5
+
+
+def test_the_error_of_a_sketch_falls_with_directions_and_with_dimensions():
+    """As 1 / sqrt(K) and 1 / sqrt(L), each while the other is large; 60 seeds, 16 inner products."""
+    torch.manual_seed(48)
+    model, data = build("llama-untied-gqa"), batch(4)
+    tape = recorded(model, lambda: logps(model, *data))
+    expected = tape.gram()
+    errors = {
+        (K, L): sketched(tape, expected, 60, directions=K, dimensions=L)[1]
+        for K, L in ((32, 8), (32, 32), (2, 4096), (8, 4096))
+    }
+    assert errors[32, 32] / errors[32, 8] == pytest.approx(0.5, rel=0.25)
+    assert errors[8, 4096] / errors[2, 4096] == pytest.approx(0.5, rel=0.25)
+
+
+@pytest.mark.parametrize("keywords", [{}, {"memory_budget": 1 << 40}, {"method": "gram"}])
+@pytest.mark.parametrize("family", ["dense", "experts"])
+def test_sketches_of_micro_batches_fit_together(family, keywords):
+    """The same seed, in one batch or in three: whichever way each of them holds its gradients."""
+    torch.manual_seed(49)
+    model = build("qwen3-tied-gqa") if family == "dense" else moe()
+    ids_ST, mask_ST, prompt = batch(6, 6, 30)
+    whole = recorded(model, lambda: logps(model, ids_ST, mask_ST, prompt)).sketch(3, 4, 512)
+    parts = []
+    for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
+        tape = recorded(model, lambda rows=rows: logps(model, ids_ST[rows], mask_ST[rows], prompt), keywords)
+        parts.append(tape.sketch(3, 4, 512))
+    assert relative(torch.cat(parts), whole) <= 1e-12
+    assert relative(tape.sketch(4, 4, 512), whole[4:]) > 0.5
+
+
+def test_a_micro_batch_cut_to_its_own_length_fits_too():
+    """Short ones keep gradients, long ones factors."""
+    torch.manual_seed(50)
+    model = build("qwen3-tied-gqa")
+    ids_ST, mask_ST, prompt = batch(4, 3, 40)
+    mask_ST[:2, prompt + 2 :] = 0
+    whole = recorded(model, lambda: logps(model, ids_ST, mask_ST, prompt))
+    short = recorded(model, lambda: logps(model, ids_ST[:2, :5], mask_ST[:2, :5], prompt))
+    assert [type(each) for each in whole._stores.values()] != [type(each) for each in short._stores.values()]
+    assert relative(short.sketch(1), whole.sketch(1)[:2]) <= 1e-10
+
+
+def test_a_sketch_can_be_repeated():
+    torch.manual_seed(51)
+    model, data = build("llama-untied-gqa"), batch()
+    tape = recorded(model, lambda: logps(model, *data))
+    torch.manual_seed(1)
+    first = tape.sketch(5)
+    torch.manual_seed(2)
+    assert torch.equal(tape.sketch(5), first)
+    assert first.shape == (6, 4096)
+
+
+def test_a_count_sketch_has_the_variance_it_says():
+    """(||x||^2 ||y||^2 + <x, y>^2) / L at most, from 2,000 seeds; another key gives other buckets."""
+    torch.manual_seed(52)
+    rows_SN, L = torch.randn(2, 40, dtype=torch.float64), 32
+    found = []
+    for seed in range(2000):
+        hashing, sketch_SL = CountSketch(seed, L), torch.zeros(2, L, dtype=torch.float64)
+        hashing.add(sketch_SL, rows_SN, hashing.generator(1, 2))
+        found.append(float(sketch_SL[0] @ sketch_SL[1]))
+    found = torch.tensor(found, dtype=torch.float64)
+    inner = float(rows_SN[0] @ rows_SN[1])
+    bound = float(rows_SN[0].square().sum() * rows_SN[1].square().sum() + inner**2) / L
+    assert abs(float(found.mean()) - inner) < 4.5 * float(found.std()) / math.sqrt(2000)
+    assert 0.7 * bound < float(found.var()) < 1.1 * bound
+    keys = [(1, 2), (2, 1), (1, -1), (0, 2), (12, -1)]
+    assert len({tuple(torch.rand(3, generator=CountSketch(7, L).generator(*key)).tolist()) for key in keys}) == 5
+
+
+@pytest.mark.parametrize("method", ["folds", "two_pass"])
+def test_methods_that_let_gradients_go_refuse(method):
+    torch.manual_seed(53)
+    model, data = build("qwen2-tied"), batch()
+    _, basis_SK = coefficients(6)
+    record = {"basis_SK": basis_SK, "group_size": G} if method == "folds" else {}
+    tape = recorded(model, lambda: logps(model, *data), {"method": method}, **record)
+    for ask in (tape.gram, lambda: tape.sketch(0)):
+        with pytest.raises(ValueError, match=f'"{method}" keeps no gradients .* use "auto"'):
+            ask()
+
+
+def test_nothing_recorded_nothing_to_multiply():
+    model = build("qwen2-tied")
+    for ask in (ScoreTape(model).gram, lambda: ScoreTape(model).sketch(0)):
+        with pytest.raises(ValueError, match="call record"):
+            ask()
+
+
+def metric_error(model, forward, keywords, **record):
+    """Relative errors of sum m g^2 of every group, and of the gradient, which no metric changes."""
+    generator = torch.Generator().manual_seed(6)
+    metric = {
+        p: torch.rand(p.shape, generator=generator, dtype=torch.float64).to(p) * 9 + 0.1 for p in model.parameters()
+    }
+    coef_S, basis_SK = coefficients(6)
+    if keywords.get("method") == "folds":
+        record |= {"basis_SK": basis_SK, "group_size": G}
+    group_norm2 = recorded(model, forward, keywords, **record).accumulate(coef_S, G, metric)
+    ours = gradients(model)
+    model.zero_grad()
+    weight_N = torch.cat([metric[p].flatten() for p in model.parameters() if p.requires_grad])
+    group_PN = (coef_S[:, None] * flat_scores(model, forward())).view(-1, G, len(weight_N)).sum(1)
+    oracle.accumulate(model, forward(), coef_S, G)
+    expected = gradients(model)
+    model.zero_grad()
+    return (
+        relative(group_norm2, (weight_N * group_PN.square()).sum(1)),
+        *(relative(ours[key], expected[key]) for key in expected),
+    )
+
+
+@pytest.mark.parametrize(("tokens", "chunk"), LENGTHS_AND_CHUNKS)
+@pytest.mark.parametrize("name", EXACT)
+def test_group_norms_in_a_metric(name, tokens, chunk, monkeypatch):
+    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(54)
+    model, data = build("qwen3-tied-gqa"), batch(6, *tokens)
+    assert max(metric_error(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_group_norms_in_a_metric_for_experts(name):
+    model, data = moe(), batch()
+    assert max(metric_error(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_group_norms_in_a_metric_for_packed_rows(name):
+    torch.manual_seed(55)
+    model = build("qwen3-untied-bias")
+    sequence_BL, forward = packed()
+    assert max(metric_error(model, lambda: forward(model), EXACT[name], sequence_ids=sequence_BL)) <= 1e-10
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_group_norms_in_a_metric_for_transposed_weights(name):
+    torch.manual_seed(56)
+    model, data = build_family("gpt2-untied"), batch()
+    assert max(metric_error(model, lambda: logps(model, *data, positions=False), EXACT[name])) <= 1e-10
+
+
+def test_a_metric_of_ones_is_none():
+    torch.manual_seed(57)
+    model, data = build("qwen3-tied-gqa"), batch()
+    coef_S, _ = coefficients(6)
+    tape = recorded(model, lambda: logps(model, *data))
+    ones = {p: torch.ones_like(p) for p in model.parameters()}
+    torch.testing.assert_close(tape.accumulate(coef_S, G, ones), tape.accumulate(coef_S, G), rtol=1e-14, atol=0)

@@ -1,0 +1,73 @@
+import math
+import re
+
+import pytest
+
+from oblrpo.trainer.monitors import PATIENCE, Monitors, advice
+
+FINE = {
+    "reward": 0.5,
+    "frac_reward_zero_std": 0.2,
+    "learning_rate": 1e-3,
+    "critical_batch_size": 40.0,
+    "baseline/spread": 0.3,
+}
+
+
+def told(rows):
+    monitors = Monitors()
+    return [monitors.observe(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"learning_rate": 1e-6}, "learning rate has been below 1% of its highest for 10 steps.*about 40 prompts"),
+        ({"learning_rate": 0.0, "critical_batch_size": math.inf}, "lost in its noise. Raise prompts_per_step"),
+        ({"frac_reward_zero_std": 0.95, "reward": 0.01}, "taught nothing .*choose easier prompts"),
+        ({"frac_reward_zero_std": 1.0, "reward": 0.99}, "choose harder prompts"),
+    ],
+)
+def test_a_lasting_failure_is_told_once(change, word):
+    said = told([FINE] * 3 + [FINE | change] * (PATIENCE + 30))
+    assert not any(said[: 3 + PATIENCE - 1])
+    ((message,),) = [messages for messages in said if messages]
+    assert re.search(word, message)
+    assert said[3 + PATIENCE - 1] == [message]
+
+
+def test_a_passing_failure_is_not_told():
+    rows = [FINE | {"learning_rate": 1e-9, "frac_reward_zero_std": 1.0}] * (PATIENCE - 1)
+    assert not any(told([FINE, *rows, FINE, *rows]))
+
+
+def test_exploding_baselines_are_told_at_once():
+    said = told([FINE] * PATIENCE + [FINE | {"baseline/spread": 3.1}] * 2)
+    assert "10 times as wide" in said[PATIENCE][0]
+    assert not said[PATIENCE + 1]
+    assert not any(told([FINE] * PATIENCE + [FINE | {"baseline/spread": 2.9}]))
+    assert not any(told([FINE | {"baseline/spread": 100.0 * step} for step in range(PATIENCE)]))  # too early to say
+
+
+def test_values_read_back_from_the_disk_may_be_missing():
+    rows = [{"step": 0, "eval/accuracy": 0.1}, FINE | {"baseline/spread": None, "critical_batch_size": None}]
+    assert not any(told(rows * 20))
+    collapsed = FINE | {"learning_rate": 0.0, "critical_batch_size": None}
+    assert sum(map(bool, told([FINE] + [collapsed] * 20))) == 1
+
+
+def test_what_was_told_before_a_resume_is_not_told_again():
+    rows = [FINE] + [FINE | {"learning_rate": 0.0}] * 20
+    monitors = Monitors()
+    for row in rows:
+        monitors.observe(row)
+    assert not monitors.observe(rows[-1])
+
+
+def test_advice_on_the_batch():
+    assert advice(128, 0.6) == (
+        "your 128 prompts are 0.6x the critical batch of 213: doubling them would buy 1.45x the progress a step, "
+        "halving them leave 0.62x"
+    )
+    assert "no signal above the noise" in advice(32, 0.0)
+    assert "no signal above the noise" in advice(32, math.nan)
