@@ -5,17 +5,15 @@
 Each batch has an account of every baseline. The mean account is set against the variance of the gradients of all
 batches, sum_b ||g_b - mean||^2 / (B - 1); 95 % intervals over batches, and the paired difference in standard errors.
 Prompts differ from batch to batch. The last line is the ledger's time over that of a plain gradient (forward and
-backward) of the same batch, median over batches.
+backward) of the same batch, median over batches. With --projected inner products come from sketches, as in runs.
 """
 
-import argparse
 import statistics
 import time
 
 import torch
-import yaml
 
-from benchmarks.pool import LONGEST
+from benchmarks.pool import LONGEST, arguments_of
 from oblrpo import estimators
 from oblrpo.config import PolicyConfig
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
@@ -62,17 +60,7 @@ def gradients(policy, sequences, rewards_PG: torch.Tensor, names: list[str]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model")
-    parser.add_argument("--task", default="path")
-    parser.add_argument("--task-args", type=yaml.safe_load, default={})
-    parser.add_argument("--batches", type=int, default=200)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--outputs", type=int, default=4)
-    parser.add_argument("--projected", action="store_true", help="inner products from sketches, as runs take them")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = arguments_of(__doc__, batches=200, prompts=16, outputs=4, projected=False)
     started = time.perf_counter()
     policy = load_policy(arguments.model, PolicyConfig(device="cpu"))
     task = make_task(arguments.task, arguments.seed, **arguments.task_args)

@@ -1,8 +1,10 @@
 """Outputs of many prompts from one policy, with everything the statistics benchmarks ask of them."""
 
+import argparse
 from dataclasses import dataclass
 
 import torch
+import yaml
 
 from oblrpo import estimators
 from oblrpo.config import PolicyConfig
@@ -15,6 +17,22 @@ from oblrpo.tasks import make_task
 
 LONGEST = {"path": 12, "addition": 24, "countdown": 24}
 SKETCH = 4096
+
+
+def arguments_of(description: str, **defaults: int | list[int]) -> argparse.Namespace:
+    """The command line of a benchmark on one policy: MODEL, its task, a seed, and further ones with these defaults."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--task", default="path")
+    parser.add_argument("--task-args", type=yaml.safe_load, default={})
+    parser.add_argument("--seed", type=int, default=0)
+    for name, value in defaults.items():
+        if value is False:
+            parser.add_argument(f"--{name}", action="store_true")
+        else:
+            parser.add_argument(f"--{name}", type=int, default=value, nargs="+" if isinstance(value, list) else None)
+    torch.set_num_threads(1)
+    return parser.parse_args()
 
 
 @dataclass

@@ -7,14 +7,12 @@ bootstrap over prompts). Then the prompts are dealt into batches of N, over and 
 and from averages with decay 0.9, the first 50 batches left out.
 """
 
-import argparse
 import statistics
 import time
 
 import torch
-import yaml
 
-from benchmarks.pool import advantages, draw
+from benchmarks.pool import advantages, arguments_of, draw
 from oblrpo.estimators import Moments, SNRSchedule, moments
 
 DEALS = 40
@@ -37,16 +35,7 @@ def factors(gradients: torch.Tensor, size: int, mode: str, ema: float, generator
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model")
-    parser.add_argument("--task", default="path")
-    parser.add_argument("--task-args", type=yaml.safe_load, default={})
-    parser.add_argument("--prompts", type=int, default=2048)
-    parser.add_argument("--outputs", type=int, default=4)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128])
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = arguments_of(__doc__, prompts=2048, outputs=4, sizes=[4, 8, 16, 32, 64, 128])
     started = time.perf_counter()
     pool = draw(
         arguments.model, arguments.task, arguments.task_args, arguments.prompts, arguments.outputs, arguments.seed

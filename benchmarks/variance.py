@@ -10,13 +10,11 @@ with RLOO's of the *other* half, over RLOO's own; all unbiased baselines have th
 In-sample and normalised baselines have another mean: their variance counts at equal signal, divided by its square.
 """
 
-import argparse
 import time
 
 import torch
-import yaml
 
-from benchmarks.pool import Pool, advantages, draw, prior_of, token_weighted
+from benchmarks.pool import Pool, advantages, arguments_of, draw, prior_of, token_weighted
 from oblrpo.estimators import BASELINES
 
 BOOTSTRAP = 2000
@@ -129,16 +127,7 @@ def _cell(result, which: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model")
-    parser.add_argument("--task", default="path")
-    parser.add_argument("--task-args", type=yaml.safe_load, default={})
-    parser.add_argument("--prompts", type=int, default=240)
-    parser.add_argument("--outputs", type=int, default=32)
-    parser.add_argument("--groups", type=int, nargs="+", default=[2, 4, 8, 16])
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = arguments_of(__doc__, prompts=240, outputs=32, groups=[2, 4, 8, 16])
     started = time.perf_counter()
     pool = draw(
         arguments.model, arguments.task, arguments.task_args, arguments.prompts, arguments.outputs, arguments.seed

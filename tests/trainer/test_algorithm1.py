@@ -66,6 +66,7 @@ def test_the_gradient_is_the_formula(tiny_policy, batch, algorithm):
     assert estimate.moments.signal2 == pytest.approx(moments.signal2, rel=1e-3, abs=1e-4 * moments.trace_cov)
     assert estimate.grad_norm2 == pytest.approx(float(expected.square().sum()), rel=1e-4)
     if algorithm != "otb":
+        torch.testing.assert_close(estimate.advantages_PG, (rewards_PG - baseline) / divisor_PG)
         torch.testing.assert_close(estimate.norm2_PG, norm2_PG, rtol=1e-4, atol=0)
 
 

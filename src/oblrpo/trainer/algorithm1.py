@@ -38,6 +38,7 @@ class Estimate:
     baseline_PG: Tensor
     """Of a baseline by token: the mean over the output's tokens."""
     advantages_PG: Tensor
+    """(F - b) over the normalisation's divisor."""
     logps_PG: Tensor
     rho_PG: Tensor
     moments: estimators.Moments
@@ -165,7 +166,7 @@ class Learner:
         return Estimate(
             norm2_PG=torch.cat(norms).view(P, G).to(rewards_PG) if norms else None,
             baseline_PG=torch.cat([block.baseline_PG for block in blocks]),
-            advantages_PG=torch.cat([block.advantages_PG for block in blocks]),
+            advantages_PG=torch.cat([block.advantages_PG for block in blocks]) / self._divisor(rewards_PG),
             logps_PG=torch.cat([block.output.logps_S for block in blocks]).view(P, G).to(rewards_PG),
             rho_PG=torch.cat([block.rho_PG for block in blocks]),
             moments=estimators.moments(group_norm2_P, grad_norm2, metric="optimizer" if metric else "euclidean"),
@@ -253,7 +254,10 @@ class Learner:
         """What normalisation and loss weighting make of F - b, (P, G)."""
         lengths_PG = sequences.lengths_S.view_as(rewards_PG).to(rewards_PG)
         weighting = WEIGHTINGS[self.algorithm.weighting](lengths_PG, self.rollout.max_completion_length)
-        return weighting / NORMALISATIONS[self.algorithm.normalisation](rewards_PG)
+        return weighting / self._divisor(rewards_PG)
+
+    def _divisor(self, rewards_PG: Tensor) -> Tensor:
+        return NORMALISATIONS[self.algorithm.normalisation](rewards_PG)
 
     def _ledger(self, sequences: Sequences, rewards_PG: Tensor, step: int) -> dict[str, float]:
         every = self.scores.ledger_steps
