@@ -47,8 +47,10 @@ def gram_error(model, logps_of, keywords, **record):
     return ((got - expected).abs() / (expected.diagonal().outer(expected.diagonal())).sqrt()).max().item()
 
 
-@pytest.mark.parametrize(("tokens", "chunk"), LENGTHS_AND_CHUNKS)
-@pytest.mark.parametrize("configuration", ["qwen3-tied-gqa", "llama-untied-gqa"])
+@pytest.mark.parametrize(
+    ("configuration", "tokens", "chunk"),
+    [*(("qwen3-tied-gqa", *each) for each in LENGTHS_AND_CHUNKS), ("llama-untied-gqa", (6, 40), 50)],
+)
 @pytest.mark.parametrize("name", HOLDING)
 def test_gram_is_exact(name, configuration, tokens, chunk, monkeypatch):
     """Tied: the embedding's and the head's cross terms count. 46 tokens: factors are smaller; 5: products are."""
@@ -58,15 +60,14 @@ def test_gram_is_exact(name, configuration, tokens, chunk, monkeypatch):
     assert gram_error(model, lambda: logps(model, *data), HOLDING[name]) <= 1e-10
 
 
-@pytest.mark.parametrize("chunk", [50, 1 << 22])
-@pytest.mark.parametrize("name", HOLDING)
+@pytest.mark.parametrize(("name", "chunk"), [(name, 1 << 22) for name in HOLDING] + [("kept", 50), ("gram", 50)])
 def test_gram_is_exact_for_experts(name, chunk, monkeypatch):
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
     model, data = moe(), batch()
     assert gram_error(model, lambda: logps(model, *data), HOLDING[name]) <= 1e-10
 
 
-@pytest.mark.parametrize("name", HOLDING)
+@pytest.mark.parametrize("name", ["auto", "kept", "gram"])
 @pytest.mark.parametrize("family", ["dense", "experts"])
 def test_gram_is_exact_for_packed_rows(name, family):
     torch.manual_seed(41)
@@ -142,6 +143,14 @@ def test_short_types_are_summed_in_float32():
 SEEDS = 200
 
 
+def tied_and_first_layer():
+    """Few parameters of every kind: many seeds take long."""
+    model = build("qwen3-tied-gqa")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".layers.1." not in name)
+    return model
+
+
 def sketched(tape, expected, seeds=SEEDS, **settings):
     """Inner products over many seeds: their z-scores against the exact ones, and root mean square relative error."""
     scale = expected.diagonal().outer(expected.diagonal()).sqrt()
@@ -158,7 +167,7 @@ def sketched(tape, expected, seeds=SEEDS, **settings):
 def test_sketches_are_unbiased(name):
     """Tied head and embedding; 200 seeds."""
     torch.manual_seed(47)
-    model, data = build("qwen3-tied-gqa"), batch(4)
+    model, data = tied_and_first_layer(), batch(4)
     tape = recorded(model, lambda: logps(model, *data), HOLDING[name])
     z, error = sketched(tape, true_gram(model, logps(model, *data)), directions=4, dimensions=256)
     assert z.abs().max() < 4.5
@@ -166,16 +175,19 @@ def test_sketches_are_unbiased(name):
 
 
 def test_sketches_are_unbiased_for_experts():
+    """Alone, or the terms between two experts' slices, which must vanish, would be small beside the rest."""
     model, data = moe(), batch(4)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".1.mlp.experts" in name)
     tape = recorded(model, lambda: logps(model, *data))
-    z, _ = sketched(tape, true_gram(model, logps(model, *data)), 100, directions=4, dimensions=256)
+    z, _ = sketched(tape, true_gram(model, logps(model, *data)), 300, directions=16, dimensions=1024)
     assert z.abs().max() < 4.5
 
 
 def test_the_error_of_a_sketch_falls_with_directions_and_with_dimensions():
     """As 1 / sqrt(K) and 1 / sqrt(L), each while the other is large; 60 seeds, 16 inner products."""
     torch.manual_seed(48)
-    model, data = build("llama-untied-gqa"), batch(4)
+    model, data = tied_and_first_layer(), batch(4)
     tape = recorded(model, lambda: logps(model, *data))
     expected = tape.gram()
     errors = {
@@ -300,7 +312,7 @@ def test_group_norms_in_a_metric_for_experts(name):
     assert max(metric_error(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", ["auto", "kept", "folds", "two_pass"])
 def test_group_norms_in_a_metric_for_packed_rows(name):
     torch.manual_seed(55)
     model = build("qwen3-untied-bias")
@@ -308,7 +320,7 @@ def test_group_norms_in_a_metric_for_packed_rows(name):
     assert max(metric_error(model, lambda: forward(model), EXACT[name], sequence_ids=sequence_BL)) <= 1e-10
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", ["auto", "kept", "folds", "two_pass"])
 def test_group_norms_in_a_metric_for_transposed_weights(name):
     torch.manual_seed(56)
     model, data = build_family("gpt2-untied"), batch()

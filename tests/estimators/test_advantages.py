@@ -1,0 +1,39 @@
+"""What advantages are divided by and multiplied with, by hand."""
+
+import pytest
+import torch
+
+from oblrpo.estimators import NORMALISATIONS, WEIGHTINGS
+
+REWARDS_PG = torch.tensor([[0.0, 1.0, 1.0], [3.0, 3.0, 3.0]], dtype=torch.float64)
+LENGTHS_PG = torch.tensor([[1.0, 4.0], [5.0, 10.0]])
+
+
+def test_normalisations_by_hand():
+    assert (NORMALISATIONS["none"](REWARDS_PG) == 1).all()
+    group = NORMALISATIONS["group_std"](REWARDS_PG)
+    assert group[0].tolist() == pytest.approx([(1 / 3) ** 0.5 + 1e-4] * 3)
+    assert group[1].tolist() == pytest.approx([1e-4] * 3)  # equal rewards: no division by zero
+    spread = (((11 / 6) ** 2 + 2 * (5 / 6) ** 2 + 3 * (7 / 6) ** 2) / 5) ** 0.5
+    assert NORMALISATIONS["batch_std"](REWARDS_PG).flatten().tolist() == pytest.approx([spread + 1e-4] * 6)
+
+
+def test_weightings_by_hand():
+    expected = {
+        "sequence": [1, 1, 1, 1],
+        "sequence_mean": [1, 1 / 4, 1 / 5, 1 / 10],
+        "token_mean": [1 / 5] * 4,
+        "constant": [1 / 16] * 4,
+    }
+    assert set(WEIGHTINGS) == set(expected)
+    for name, values in expected.items():
+        assert WEIGHTINGS[name](LENGTHS_PG, 16).flatten().tolist() == pytest.approx(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards", "message"),
+    [("group_std", [[1.0], [2.0]], "at least 2 outputs a prompt"), ("batch_std", [[1.0]], "at least 2 rewards")],
+)
+def test_too_few_rewards_for_a_standard_deviation(name, rewards, message):
+    with pytest.raises(ValueError, match=message):
+        NORMALISATIONS[name](torch.tensor(rewards))
