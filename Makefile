@@ -19,7 +19,7 @@ demo: $(STAMP)
 	$(BIN)/oblrpo train demo --output runs/demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

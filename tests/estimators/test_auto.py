@@ -298,3 +298,10 @@ def test_from_far_too_little_and_from_far_too_much_it_reaches_the_same_rate(make
         means[start] = torch.tensor(rates, dtype=torch.float64)[:, 10:20].log().mean().exp().item()
         assert min(last) > 0.7  # learned, from 0.5
     assert max(means.values()) < 2 * min(means.values())
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_policy_that_broke_is_refused(broken):
+    schedule = SNRSchedule(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1), "auto")
+    with pytest.raises(ValueError, match="NaN or infinite after the update"):
+        schedule.observe(torch.tensor([0.1, broken]), REWARDS)

@@ -264,3 +264,15 @@ def test_bad_input_is_named():
         estimators.ledger(gram_SS, coefs, rewards_PG, unbiased, {"otb": gram_SS[:, 1:]})
     with pytest.raises(ValueError, match=r"rloo: advantages of shape \(3, 5\), rewards \(5, 3\)"):
         estimators.ledger(gram_SS, {"rloo": rewards_PG.T}, rewards_PG, unbiased)
+
+
+def test_every_name_needs_its_claim():
+    with pytest.raises(ValueError, match="unbiased does not say whether b is"):
+        estimators.ledger(torch.eye(4), {"a": torch.ones(2, 2), "b": torch.ones(2, 2)}, torch.ones(2, 2), {"a": True})
+
+
+def test_equal_prompt_gradients_have_no_dimension():
+    ones = torch.ones(8, 8, dtype=torch.float64)
+    account = estimators.ledger(ones, {"a": torch.ones(4, 2)}, torch.rand(4, 2), {"a": True}).accounts["a"]
+    assert account.variance == pytest.approx(0, abs=1e-12)
+    assert math.isnan(account.effective_dimension)

@@ -221,3 +221,13 @@ def test_moments_in_a_metric_are_those_of_scaled_gradients():
     scaled_ND = metric_D.sqrt() * g_ND
     assert got.trace_cov == pytest.approx(float(scaled_ND.var(0).sum()), rel=1e-12)
     assert got.signal2 == pytest.approx(float(scaled_ND.mean(0).square().sum()) - got.trace_cov / 6, rel=1e-12)
+
+
+def test_a_parameter_that_never_had_a_gradient_counts_nothing():
+    a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.AdamW([a, b])
+    a.grad = torch.ones(2)
+    optimizer.step()
+    metric = estimators.inverse_preconditioner(optimizer)
+    assert (metric[a] > 0).all()
+    assert (metric[b] == 0).all()

@@ -63,6 +63,15 @@ def test_the_projected_ledger_is_close(tiny_policy, batch, per_block):
         assert float(found.std()) < 0.3 * account.variance
 
 
+def test_a_loss_weighting_has_no_within_part(tiny_policy, batch):
+    """Its mean gradient is not that of the rewards, so that one batch cannot tell what comes from prompts."""
+    sequences, rewards_PG = batch
+    scale_PG = 1 / sequences.lengths_S.view(P, G).float()
+    ledger = Accountant(tiny_policy, 1.0, 0, exact=True).take(sequences, rewards_PG, scale_PG, Prior(), seed=0)
+    assert all(math.isnan(account.within) for account in ledger.accounts.values())
+    assert math.isnan(ledger.between)
+
+
 def test_an_exact_ledger_needs_one_block(tiny_policy):
     with pytest.raises(ValueError, match="one micro-batch"):
         Accountant(tiny_policy, 1.0, 2, exact=True)

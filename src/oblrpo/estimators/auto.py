@@ -95,8 +95,13 @@ class MeasuredRate:
 
         Returns:
             The KL in nats.
+
+        Raises:
+            ValueError: a change is NaN or infinite.
         """
         change_S = change_S.detach().double()
+        if not change_S.isfinite().all():
+            raise ValueError("log-probabilities are NaN or infinite after the update.")
         scale = change_S.square().mean().sqrt()
         self.kl = float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2)
         self._range = max(self._range, float(rewards.max() - rewards.min()))

@@ -103,7 +103,8 @@ def oblr_crossfit(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Ten
 
     The same for all outputs of a fold, so that the gradient is a combination of three sums a prompt (`fold_basis`),
     which a backward can add up before any norm is known: `ScoreTape(method="folds")`. Half of the outputs estimate each
-    baseline where `oblr` uses all but one. Where the other fold's w are all 0 the baseline is its mean reward.
+    baseline where `oblr` uses all but one. Where the other fold's w are all 0 the baseline is its mean reward, where it
+    has no valid output 0.
     """
     even_G = _even(rewards_PG)
     result_PG = torch.empty_like(rewards_PG)
@@ -160,7 +161,7 @@ class Baseline:
     smallest_group: int = 1
     """The fewest outputs a prompt it is meant for."""
     spanned: bool = True
-    """Whether its advantages are combinations of `fold_basis`."""
+    """Whether its advantages are combinations of `fold_basis`, where all outputs are valid."""
     off_policy: bool = False
     """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
     normalisation: str = "none"
@@ -212,7 +213,7 @@ def baseline(
         name: a key of `BASELINES`.
         rewards_PG: (P, G) finite rewards F; with a KL penalty in the reward those of `kl_in_reward`.
         valid_PG: outputs that count (all if None). The numbers of others, NaN too, are ignored; their baseline is their
-            own reward, for an advantage of 0.
+            own reward, for an advantage of 0 (of NaN where that is their reward: mask it).
         rho_PG: importance weights pi / pi_old of whole outputs (1 if None): weights become rho^2 w, where the baseline
             has an off-policy form.
         prior: for `oblr_shrunk`; if None, the other prompts of this batch and `Prior`'s default strength.

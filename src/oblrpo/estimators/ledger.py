@@ -68,7 +68,7 @@ def ledger(
         gram_of: by name, inner products to be used instead: of token-weighted scores.
 
     Raises:
-        ValueError: fewer than two prompts, or shapes that do not fit.
+        ValueError: fewer than two prompts, shapes that do not fit, or advantages of which `unbiased` says nothing.
     """
     P, G = rewards_PG.shape
     if P < 2:
@@ -76,6 +76,8 @@ def ledger(
     for name, gram in {"gram_SS": gram_SS, **(gram_of or {})}.items():
         if gram.shape != (P * G, P * G):
             raise ValueError(f"{name} has shape {tuple(gram.shape)}, not ({P * G}, {P * G}).")
+    if missing := set(coefs_PG) - set(unbiased):
+        raise ValueError(f"unbiased does not say whether {', '.join(sorted(missing))} is.")
     gram_PGPG = gram_SS.double().view(P, G, P, G)
     mu2 = _mean_norm2(gram_PGPG, rewards_PG.double())
     accounts, between = {}, math.nan
@@ -96,7 +98,7 @@ def _account(inner_PP: Tensor, mu2: float) -> Account:
     signal2 = (total - diagonal) / (P * (P - 1))
     variance = (diagonal / P - total / P**2) / (P - 1)
     return Account(
-        variance=max(variance, 0.0),
+        variance=variance,
         signal2=signal2,
         within=(diagonal / P - mu2) / P,
         stderr=_jackknife(inner_PP),
@@ -130,7 +132,8 @@ def _effective_dimension(inner_PP: Tensor) -> float:
     apart = float(off_PP.sum()) ** 2 - 4 * chains - 2 * pairs
     square = pairs / (P * (P - 1)) - 2 * chains / (P * (P - 1) * (P - 2)) + apart / (P * (P - 1) * (P - 2) * (P - 3))
     trace = float(inner_PP.diagonal().mean()) - float(off_PP.sum()) / (P * (P - 1))
-    return trace**2 / square if square > 0 else math.nan
+    noisy = trace > 1e-9 * float(inner_PP.diagonal().mean())  # else: equal but for rounding
+    return trace**2 / square if noisy and square > 0 else math.nan
 
 
 def _mean_norm2(gram_PGPG: Tensor, rewards_PG: Tensor) -> float:

@@ -101,13 +101,14 @@ def inverse_preconditioner(optimizer: Optimizer) -> dict[torch.nn.Parameter, Ten
     moments in this metric are unbiased. RMSprop: 1 / (sqrt(v) + eps). Adagrad: 1 / (sqrt(sum) + eps).
 
     Returns:
-        By parameter, in the parameter's shape; None before the first step.
+        By parameter, in the parameter's shape, 0 for one that never had a gradient; None before the first step, and for
+        SGD without momentum, which has no state to tell from that (its metric is the Euclidean one).
 
     Raises:
         ValueError: the optimizer divides by something else than a root of averaged squared gradients.
     """
     known = ("exp_avg_sq", "square_avg", "sum")
-    metric = {}
+    metric, stepped = {}, False
     for group in optimizer.param_groups:
         for p in group["params"]:
             state = optimizer.state.get(p, {})
@@ -115,9 +116,11 @@ def inverse_preconditioner(optimizer: Optimizer) -> dict[torch.nn.Parameter, Ten
             if state and (key is None or group.get("centered") or "acc_delta" in state):
                 raise ValueError(f"{type(optimizer).__name__} keeps no squared gradients to take a metric from.")
             if key is None or float(state["step"]) == 0:
-                return None
+                metric[p] = torch.zeros_like(p)
+                continue
+            stepped = True
             square = state["max_exp_avg_sq" if group.get("amsgrad") else key]
             if key == "exp_avg_sq":
                 square = square / (1 - group["betas"][1] ** float(state["step"]))
             metric[p] = 1 / (square.sqrt() + group["eps"])
-    return metric
+    return metric if stepped else None

@@ -51,8 +51,8 @@ class SNRSchedule:
         optimizer: any torch optimizer.
         mode: see above.
         ema: decay of the averages, in [0, 1); 0 uses each batch alone.
-        floor: the least factor.
-        ceiling: the greatest factor.
+        floor: the least factor of `debiased` and `plugin`.
+        ceiling: the greatest.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
         safety: of `auto`, see `MeasuredRate`.
         memory: of `auto`: decay of its own averages, which hold noisier quantities.

@@ -67,7 +67,8 @@ class Accountant:
                 grams[name] = self._pass(sequences, G, seed, (rewards_PG[..., None] - baseline).flatten(0, 1))[1]
             else:
                 coefs[name] = (rewards_PG - baseline) * scaled_PG
-        unbiased = {name: BASELINES[name].unbiased for name in coefs}
+        plainly = bool((scale_PG == 1).all())  # a loss weighting has another mean gradient
+        unbiased = {name: BASELINES[name].unbiased and plainly for name in coefs}
         return estimators.ledger(plain, coefs, rewards_PG, unbiased, grams)
 
     def _pass(

@@ -122,11 +122,11 @@ class Learner:
             old_logps_PG = updates[0].estimate.logps_PG if updates else None
             try:
                 estimate = self.gradient(rollouts.sequences, rewards_PG, old_logps_PG, step)
+                updates.append(self.update(estimate, rollouts.sequences, rewards_PG))
             except (ValueError, UnsupportedModelError) as error:
                 raise InputError(
                     f"the gradient cannot be used: {error} Where it is NaN, lower learning_rate."
                 ) from None
-            updates.append(self.update(estimate, rollouts.sequences, rewards_PG))
             observed = self.prior if len(updates) == 1 else observed
             self.prior = copy.deepcopy(before)  # a later update on the batch must not have seen it
         self.prior = observed
