@@ -1,11 +1,15 @@
 """The code in the documents runs, and their links lead somewhere."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from oblrpo.algorithms import ALGORITHMS
+from oblrpo.config import AlgorithmConfig
+from oblrpo.estimators import BASELINES
 from oblrpo.trainer.metrics import step_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -36,3 +40,24 @@ def test_every_metric_is_in_the_glossary():
     ledger = ["variance/NAME", "n_snr/NAME", "variance_between_prompts", "effective_dimension", "step_kl", "warnings"]
     for key in [*keys, *norms, *ledger, "eval/accuracy", "eval/accuracy_stderr", "step_time"]:
         assert f"`{key}`" in glossary, key
+
+
+def test_the_page_of_baselines_says_what_the_table_says():
+    page = (ROOT / "docs" / "baselines.md").read_text()
+    found = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 6 and re.fullmatch(r"`\w+`", cells[0]):
+            found[cells[0].strip("`")] = cells
+    assert set(found) == set(BASELINES)
+    for name, (_, _, unbiased, needs, normalisation, _) in found.items():
+        entry = BASELINES[name]
+        assert unbiased.startswith("yes" if entry.unbiased else "no"), name
+        assert tuple(re.findall(r"`(\w+)`", needs)) == entry.needs, name
+        assert normalisation.strip("`") == ("" if entry.normalisation == "none" else entry.normalisation), name
+
+
+def test_the_help_names_every_baseline_and_algorithm():
+    text = inspect.getsource(AlgorithmConfig)
+    for name in (*BASELINES, *ALGORITHMS):
+        assert re.search(rf"\b{name}\b", text), name
