@@ -158,8 +158,8 @@ class OptimConfig:
     """Greatest factor."""
     schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"
     """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
-    schedule_safety: float = 0.02
-    """Of auto: share of the curvature bound that is believed; less is bolder."""
+    schedule_kl: float = 0.1
+    """Of auto: nats that a step without noise may move the policy by; no step exceeds it."""
     schedule_kl_every: int = 4
     """Of auto: the step's KL is measured on every so many completions, by one more forward."""
     warmup_steps: int = 0

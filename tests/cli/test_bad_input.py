@@ -41,11 +41,7 @@ def complained(result, *words):
             ["group_std", "at least 2, not 1"],
         ),
         (["--prior-memory", "1"], ["memory must lie in [0, 1)"]),
-        (
-            ["--schedule", "auto", "--algorithm", "grpo"],
-            ["'auto' weighs reward gained", "not group_std and sequence_mean"],
-        ),
-        (["--schedule", "auto", "--schedule-safety", "0"], ["need safety > 0"]),
+        (["--schedule", "auto", "--schedule-kl", "0"], ["need kl > 0"]),
         (["--schedule", "auto", "--schedule-kl-every", "0"], ["schedule_kl_every is 0"]),
         (["--schedule-metric", "optimizer", "--optimizer", "SGD"], ["needs squared gradients", "AdamW"]),
         (["--ledger", "exact", "--prompts-per-micro-batch", "1"], ["ledger 'exact' compares all pairs"]),

@@ -154,11 +154,11 @@ def test_a_whole_run_is_the_one_scaled_by_hand(kind):
 def test_clipping_is_not_seen_by_the_moments_but_by_auto_it_is():
     """`auto` measures the update that was made, whatever was done to the gradient on the way."""
     optimizer = optimizer_of(lr=0.5)
-    schedule = SNRSchedule(optimizer, "auto")
+    schedule = SNRSchedule(optimizer, "auto", kl=10.0)
     parameter = optimizer.param_groups[0]["params"][0]
     schedule.step(BATCH)
     parameter.grad *= 0.1
     optimizer.step()
-    parameter.grad = torch.ones(3)
+    schedule.confine(lambda: parameter.detach() - 1)
     schedule.step(BATCH)
-    assert schedule.measured.signal == pytest.approx(0.1 * 3)
+    assert schedule.measured.kappa == pytest.approx(0.1**2 / 2)

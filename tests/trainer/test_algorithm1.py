@@ -191,22 +191,29 @@ def test_later_updates_on_a_batch_have_not_seen_it(tiny_policy, batch):
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("micro_batch", [0, 3])
-def test_auto_measures_signal_and_kl(tiny_policy, batch, optimizer, micro_batch):
+@pytest.mark.parametrize("every", [1, 2])
+def test_auto_measures_the_kl_and_shortens_what_went_too_far(tiny_policy, batch, optimizer, micro_batch, every):
     rollouts, rewards_PG = batch
-    learner = learner_of(tiny_policy, "rloo", optimizer, 1e-3, micro_batch=micro_batch, schedule_kl_every=1)
-    learner.algorithm = dataclasses.replace(learner.algorithm, schedule="auto")
-    learner.schedule = estimators.SNRSchedule(learner.optimizer, "auto", memory=0.0)
-    before = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
-    first = learner.learn(rollouts, rewards_PG)[0]
-    change_S = tiny_policy.logps(rollouts.sequences).logps_S.detach() - first.estimate.logps_PG.flatten()
-    scale = change_S.square().mean().sqrt()
-    assert first.kl == pytest.approx(float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2), rel=1e-3)
-    update = torch.cat([p.detach().flatten() for p in tiny_policy.parameters]) - before
-    assert first.learning_rate == pytest.approx(1e-3)
-    estimate = learner.gradient(rollouts.sequences, rewards_PG)
-    signal = -float(grads(tiny_policy) @ update) / 1e-3
-    learner.update(estimate, rollouts.sequences, rewards_PG)
-    assert learner.schedule.measured.signal == pytest.approx(signal, rel=1e-3)
+    first = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
+    for rate, kl, shortened in ((1e-3, 1e9, False), (10.0, 1e-3, True)):
+        torch.nn.utils.vector_to_parameters(first.clone(), tiny_policy.parameters)
+        learner = learner_of(
+            tiny_policy, "grpo", optimizer, rate, micro_batch=micro_batch, schedule_kl=kl, schedule_kl_every=every
+        )
+        learner.algorithm = dataclasses.replace(learner.algorithm, schedule="auto")
+        learner.schedule = estimators.SNRSchedule(learner.optimizer, "auto", kl=kl)
+        update = learner.learn(rollouts, rewards_PG)[0]
+        old_S = update.estimate.logps_PG.flatten()
+        change_S = (tiny_policy.logps(rollouts.sequences).logps_S.detach() - old_S)[::every]
+        scale = change_S.square().mean().sqrt()
+        expected = float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2)
+        assert update.kl == pytest.approx(expected, rel=2e-3)
+        assert update.kl <= kl * (1 + 1e-6)
+        assert (update.learning_rate < rate * 0.99) == shortened
+        assert update.factor == pytest.approx(update.learning_rate / rate)
+        moved = torch.cat([p.detach().flatten() for p in tiny_policy.parameters]) - first
+        if optimizer is torch.optim.SGD:
+            torch.testing.assert_close(moved, -update.learning_rate * grads(tiny_policy), rtol=1e-3, atol=1e-6)
 
 
 def test_the_metric_of_the_optimizer_takes_over_after_the_first_step(tiny_policy, batch):

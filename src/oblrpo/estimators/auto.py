@@ -1,127 +1,141 @@
-"""A learning rate with nothing to set: theorem 4's rate with its constant measured along the optimizer's own direction.
+"""A learning rate with nothing to set: theorem 4 with its constant measured along the optimizer's own direction.
 
-Let u be the update at rate 1 (any optimizer's). To second order, and where log pi is locally log-linear,
-J(th + eta u) >= J + eta grad J . u - eta^2 osc(F) kappa, kappa = KL(pi_th || pi_th+eta u) / eta^2; the right side is
-largest at eta* = grad J . u / (2 osc(F) kappa). Both are measured: the signal grad J . u by the next batch's gradient
-times the last update, whose noises are independent; kappa from how far the last update moved the log-probabilities of
-the batch's own outputs.
+Let u be the update at rate 1 (any optimizer's) and kappa = KL(pi_th || pi_th+eta u) / eta^2. Theorem 4's expansion
+holds while the policy moves little, and its eta_0 = 1/c is a rate at which it just does: eta_0 = sqrt(delta / kappa),
+where one update moves the policy by delta nats. The theorem's factor f = N SNR / (1 + N SNR) multiplies a gradient; u
+is normalised (Adam's by definition, any other's once its length is measured in nats). As E ||g||^2 = ||grad J||^2 / f,
+the theorem's step of length f ||g|| / c has length sqrt(f) ||grad J|| / c: for a normalised update, eta = sqrt(f)
+eta_0. So a step moves the policy by
+
+    KL_t = delta f_t:    the smaller the signal's share of the gradient, the smaller the step.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from oblrpo.estimators.averages import MomentAverage
+from oblrpo.estimators.moments import Moments
+
+LEAST = 1e-3
+"""Share of delta that a step may always spend: a policy that stands still measures nothing."""
+KAPPA_MEMORY = 0.8
+SHORTEST = 1e-20
+"""Left of an update that is given up: the policy before it was broken."""
+
+
+class Step(NamedTuple):
+    """What became of an update."""
+
+    kl: float
+    """By how much it moved the policy, nats."""
+    share: float
+    """What is left of the update; 1 unless it would have moved the policy too far."""
+
 
 class MeasuredRate:
-    """eta* from measured signal and measured KL, followed with bounded changes.
+    """The rate at which the next update is expected to move the policy by delta f nats; none moves it by over delta.
 
-    Cost: a copy of the trained parameters, and whatever forward the caller spends on `observe`.
+    Cost: a copy of the trained parameters during the step, and whatever forward the caller spends on `confine`.
 
     Args:
-        optimizer: whose `.grad` and parameters are read; its first group's rate is the unit.
-        safety: multiplies osc(F). 1 is the bound itself; less is bolder, since the bound takes every direction for the
-            worst.
-        ema: decay of the averages of signal and kappa.
-        growth: most that the rate grows in a step, beyond `free_kl`.
+        optimizer: whose parameters are held; its first group's rate is the unit.
+        kl: delta, nats a completion.
+        memory: decay of the averages of S and T behind f.
+        growth: most that the rate grows in a step, beyond the rate whose KL is expected to be `LEAST` delta.
         shrinkage: most that it shrinks.
-        free_kl: nats; up to the rate with this predicted KL, growth is not bounded.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, safety: float, ema: float, growth: float, shrinkage: float, free_kl: float
-    ) -> None:
-        self.optimizer, self.safety, self.ema = optimizer, safety, ema
-        self.growth, self.shrinkage, self.free_kl = growth, shrinkage, free_kl
+    def __init__(self, optimizer: Optimizer, kl: float, memory: float, growth: float, shrinkage: float) -> None:
+        self.optimizer, self.budget, self.growth, self.shrinkage = optimizer, kl, growth, shrinkage
+        self.average = MomentAverage(memory)
         self.rate: float | None = None
-        self.signal = self.kappa = self.kl = float("nan")
-        self._signal_sum = self._signal_weight = self._kappa_sum = self._kappa_weight = 0.0
-        self._used = 0.0  # rate of the update that `_update` holds
-        self._update: list[Tensor] | None = None  # between `next_rate` and the step: the old parameters
-        self._range = 0.0
+        self.kappa = self.kl = math.nan
+        self._kappa_sum = self._kappa_weight = 0.0
+        self._used: float | None = None  # the rate of an update that was made and not yet confined
+        self._before: list[Tensor] = []
 
     @property
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    @torch.no_grad()
-    def next_rate(self, start: float) -> float:
-        """The rate for this step, before the gradient is clipped and before `optimizer.step()`."""
-        if self._update is not None and self._used > 0:
-            along = [
-                (p.grad.double() * u.double()).sum()
-                for p, u in zip(self._parameters, self._update, strict=True)
-                if p.grad is not None
-            ]
-            signal = -float(torch.stack(along).sum()) / self._used  # minus: `.grad` is that of the loss -J
-            self._signal_sum = self.ema * self._signal_sum + (1 - self.ema) * signal
-            self._signal_weight = self.ema * self._signal_weight + (1 - self.ema)
-            self.signal = self._signal_sum / self._signal_weight
+    def next_rate(self, start: float, batch: Moments, ess_ratio: float) -> float:
+        """The rate for this step, before `optimizer.step()`.
+
+        Raises:
+            ValueError: the last update was not confined.
+        """
+        if self._used is not None:
+            raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
+        self.average.add(batch)
         if self.rate is None:
             self.rate = start
-        elif self._kappa_weight and self._signal_weight:
-            self.rate = self._bounded(self.rate)
-        self._update = [p.detach().clone() for p in self._parameters]
-        self._used = 0.0  # until the step is made
+        elif self._kappa_weight:
+            self.rate = self._bounded(self.rate, self.average.signal_share() * ess_ratio)
+        self._before = [p.detach().clone() for p in self._parameters]
         return self.rate
 
-    def _bounded(self, rate: float) -> float:
+    def _bounded(self, rate: float, share: float) -> float:
         self.kappa = self._kappa_sum / self._kappa_weight
         if not self.kappa > 0:  # nothing moved
             return rate * self.growth
-        best = max(self.signal, 0.0) / (2 * self.safety * max(self._range, 1e-12) * self.kappa)
-        highest = max(rate * self.growth, (self.free_kl / self.kappa) ** 0.5)
-        return float(min(max(best, rate / self.shrinkage), highest))
+        best = math.sqrt(max(share, LEAST) * self.budget / self.kappa)
+        free = math.sqrt(LEAST * self.budget / self.kappa)
+        return min(max(best, rate / self.shrinkage), max(rate * self.growth, free))
+
+    def stepped(self, used: float) -> None:
+        """After `optimizer.step()` at this rate."""
+        self._used = used
 
     @torch.no_grad()
-    def stepped(self, used: float) -> None:
-        """After `optimizer.step()` at this rate: the update replaces the old parameters."""
-        if self._update is not None:
-            for old, p in zip(self._update, self._parameters, strict=True):
-                old.sub_(p).neg_()
-            self._used = used
+    def confine(self, change: Callable[[], Tensor]) -> Step:
+        """Measure the update and shorten it until it moves the policy by at most delta.
 
-    def observe(self, change_S: Tensor, rewards: Tensor) -> float:
-        """Take in by how much the last update changed log pi(o|q) of outputs that were sampled before it.
-
-        KL = mean of the squared change / 2, tails clipped at three times the root mean square.
-
-        Args:
-            change_S: log pi after - log pi before, nats.
-            rewards: F of the batch, for osc(F): the range of all rewards seen.
-
-        Returns:
-            The KL in nats.
-
-        Raises:
-            ValueError: a change is NaN or infinite.
+        A step along u at a lower rate is the same update, shorter; the optimizer's own state does not depend on it.
         """
-        change_S = change_S.detach().double()
-        if not change_S.isfinite().all():
-            raise ValueError("log-probabilities are NaN or infinite after the update.")
-        scale = change_S.square().mean().sqrt()
-        self.kl = float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2)
-        self._range = max(self._range, float(rewards.max() - rewards.min()))
-        if self._used > 0:
-            self._kappa_sum = self.ema * self._kappa_sum + (1 - self.ema) * self.kl / self._used**2
-            self._kappa_weight = self.ema * self._kappa_weight + (1 - self.ema)
-        return self.kl
+        left, self.kl = 1.0, mean_kl(change())
+        if self._used is None:  # an update without the schedule
+            return Step(self.kl, left)
+        while self.kl > self.budget * (1 + 1e-6) and left > SHORTEST:
+            shorter = max(0.1, math.sqrt(0.9 * self.budget / self.kl))
+            left *= shorter
+            for p, before in zip(self._parameters, self._before, strict=True):
+                p.copy_(before + (p - before) * shorter)
+            self.kl = mean_kl(change())
+        used, self._used, self._before = self._used * left, None, []
+        self.rate = None if self.rate is None else self.rate * left
+        if used > 0 and self.kl < math.inf:
+            self._kappa_sum = KAPPA_MEMORY * self._kappa_sum + (1 - KAPPA_MEMORY) * self.kl / used**2
+            self._kappa_weight = KAPPA_MEMORY * self._kappa_weight + (1 - KAPPA_MEMORY)
+        return Step(self.kl, left)
+
+    _NUMBERS = ("rate", "kappa", "kl", "_kappa_sum", "_kappa_weight")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, the last update included."""
-        numbers = {key: value for key, value in vars(self).items() if isinstance(value, float)}
-        kept = ("safety", "ema", "growth", "shrinkage", "free_kl")
-        return {key: value for key, value in numbers.items() if key not in kept} | {
-            "update": None if self._update is None else [u.clone() for u in self._update]
-        }
+        """Everything a resumed run needs, as plain numbers."""
+        return {key: getattr(self, key) for key in self._NUMBERS} | {"average": self.average.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
-        for key, value in state.items():
-            if key != "update":
-                setattr(self, key, value)
-        update = state["update"]
-        self._update = None if update is None else [u.to(p) for u, p in zip(update, self._parameters, strict=True)]
+        for key in self._NUMBERS:
+            setattr(self, key, state[key])
+        self.average.load_state_dict(state["average"])
+
+
+def mean_kl(change_S: Tensor) -> float:
+    """KL(before || after) = mean of the squared change of log pi(o|q) / 2, nats, to second order.
+
+    Outputs are those of the policy before. Tails are clipped at three times the root mean square: a few outputs whose
+    log-probability falls by tens say little about the others. Infinite if any change is NaN or infinite.
+    """
+    change_S = change_S.detach().double()
+    if not change_S.isfinite().all():
+        return math.inf
+    scale = change_S.square().mean().sqrt()
+    return float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2)

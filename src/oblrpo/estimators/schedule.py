@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from oblrpo.estimators.auto import MeasuredRate
+from oblrpo.estimators.auto import MeasuredRate, Step, mean_kl
+from oblrpo.estimators.averages import Interval, MomentAverage
 from oblrpo.estimators.moments import Moments
 
 Mode = Literal["debiased", "plugin", "auto", "ess", "off"]
 SCHEDULE_MODES: tuple[Mode, ...] = get_args(Mode)
-
-
-class Interval(NamedTuple):
-    """Of a ratio."""
-
-    low: float
-    high: float
 
 
 class SNRSchedule:
@@ -33,12 +28,12 @@ class SNRSchedule:
     - `plugin`, the paper read literally: ||g||^2 for ||grad J||^2. Its N SNR is about 1 too high, so the factor hardly
       ever falls below 1/2: it cannot brake.
     - `auto`: the rate of theorem 4 with its constant measured (`auto.MeasuredRate`); eta_0 is only where it starts.
-      Call `observe` after every `optimizer.step()`.
+      Call `confine` after every `optimizer.step()`.
     - `ess`: sqrt(ESS / B) alone, VCPO's rate (arXiv 2602.17616).
     - `off`: factor 1; the moments are still averaged for `smoothed`.
 
     S and T are averaged over steps separately (exponentially, bias-corrected) and divided last. Off-policy, where
-    `step` is told the effective sample size, all modes but `off` and `auto` are multiplied by sqrt(ESS / B) too.
+    `step` is told the effective sample size, all modes but `off` are multiplied by sqrt(ESS / B) too.
 
     Moments of another metric (`Moments.metric`) than before start the averages anew.
 
@@ -54,11 +49,10 @@ class SNRSchedule:
         floor: the least factor of `debiased` and `plugin`.
         ceiling: the greatest.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
-        safety: of `auto`, see `MeasuredRate`.
-        memory: of `auto`: decay of its own averages, which hold noisier quantities.
-        growth: of `auto`: most that its rate grows in a step.
+        kl: of `auto`: delta, nats; what a step without noise may move the policy by, and no step exceeds.
+        memory: of `auto`: decay of its own averages of signal and noise, to which its rate is held from step to step.
+        growth: of `auto`: most that its rate grows in a step, once steps are large enough to be felt.
         shrinkage: of `auto`: most that it shrinks.
-        free_kl: of `auto`: nats a step up to which growth is not bounded.
 
     Raises:
         ValueError: an unknown mode or a value out of range.
@@ -73,11 +67,10 @@ class SNRSchedule:
         floor: float = 0.0,
         ceiling: float = 1.0,
         warmup: int = 0,
-        safety: float = 0.02,
+        kl: float = 0.1,
         memory: float = 0.97,
         growth: float = 1.5,
-        shrinkage: float = 1.1,
-        free_kl: float = 1e-4,
+        shrinkage: float = 2.0,
     ) -> None:
         if mode not in SCHEDULE_MODES:
             raise ValueError(f"unknown schedule mode {mode!r}; choose one of: {', '.join(SCHEDULE_MODES)}.")
@@ -89,24 +82,17 @@ class SNRSchedule:
             raise ValueError(f"warmup is a number of steps, got {warmup}.")
         if not 0 <= memory < 1:
             raise ValueError(f"memory must lie in [0, 1), got {memory}.")
-        if not safety > 0 or not growth > 1 or not shrinkage > 1 or not free_kl >= 0:
-            raise ValueError(
-                f"need safety > 0, growth > 1, shrinkage > 1 and free_kl >= 0, got {safety}, {growth}, {shrinkage} "
-                f"and {free_kl}."
-            )
-        self.measured = MeasuredRate(optimizer, safety, memory, growth, shrinkage, free_kl) if mode == "auto" else None
-        self.mode, self.ema, self.floor, self.ceiling, self.warmup = mode, ema, floor, ceiling, warmup
+        if not 0 < kl < math.inf or not growth > 1 or not shrinkage > 1:
+            raise ValueError(f"need kl > 0, growth > 1 and shrinkage > 1, got {kl}, {growth} and {shrinkage}.")
+        self.measured = MeasuredRate(optimizer, kl, memory, growth, shrinkage) if mode == "auto" else None
+        self.mode, self.floor, self.ceiling, self.warmup = mode, floor, ceiling, warmup
         self.optimizer = optimizer
+        self.average = MomentAverage(ema)
         self.factor = 1.0
         self._start = 0.0  # the first eta_0 of `auto`
-        self._steps = self._averaged = 0
-        self._signal2 = self._trace_cov = self._signal4 = self._weight2 = 0.0
-        self._n = 0
-        self._metric = "euclidean"
+        self._steps = 0
         self._pending: list[tuple[dict[str, Any], Any, Any]] = []
         optimizer.register_step_post_hook(lambda *_: self._stepped())
-
-    _AVERAGES = ("steps", "averaged", "signal2", "signal4", "trace_cov", "weight2", "n", "start", "metric")
 
     @property
     def smoothed(self) -> Moments:
@@ -115,10 +101,7 @@ class SNRSchedule:
         Raises:
             ValueError: before the first step.
         """
-        correction = 1 - self.ema**self._averaged
-        if not self._steps:
-            raise ValueError("no step has been taken yet.")
-        return Moments(self._signal2 / correction, self._trace_cov / correction, self._n, self._metric)
+        return self.average.moments
 
     def snr_interval(self, z: float = 1.96) -> Interval:
         """Interval for the averaged SNR: its signal's standard error over the steps in the average, noise as known.
@@ -129,14 +112,7 @@ class SNRSchedule:
         Args:
             z: standard errors to each side.
         """
-        if self._averaged < 3 or not self.ema:
-            return Interval(math.nan, math.nan)
-        smoothed = self.smoothed
-        correction = 1 - self.ema**self._averaged
-        weight2 = self._weight2 / correction**2
-        variance = max(self._signal4 / correction - smoothed.signal2**2, 0.0) * weight2 / (1 - weight2)
-        bounds = (smoothed.signal2 + sign * z * math.sqrt(variance) for sign in (-1, 1))
-        return Interval(*(Moments(bound, smoothed.trace_cov, smoothed.n).snr for bound in bounds))
+        return self.average.snr_interval(z)
 
     @property
     def learning_rates(self) -> list[float]:
@@ -151,39 +127,31 @@ class SNRSchedule:
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
         """
         self.restore()
-        self._average(batch)
-        self.factor = self._bounded(self._raw_factor(ess_ratio))
+        self._steps += 1
+        self.average.add(batch)
+        self.factor = self._bounded(self._raw_factor(batch, ess_ratio))
         for group in self.optimizer.param_groups:
             eta_0 = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             _set_rate(group, eta_0 * self.factor)
             self._pending.append((group, eta_0, eta_0 * self.factor))
         return self.factor
 
-    def _average(self, batch: Moments) -> None:
-        if batch.metric != self._metric:
-            self._averaged = 0
-            self._signal2 = self._trace_cov = self._signal4 = self._weight2 = 0.0
-        self._steps += 1
-        self._averaged += 1
-        keep, new = self.ema, 1 - self.ema
-        self._signal2 = keep * self._signal2 + new * batch.signal2
-        self._signal4 = keep * self._signal4 + new * batch.signal2**2
-        self._trace_cov = keep * self._trace_cov + new * batch.trace_cov
-        self._weight2 = keep**2 * self._weight2 + new**2
-        self._n, self._metric = batch.n, batch.metric
+    def confine(self, change: Callable[[], Tensor]) -> Step:
+        """After `optimizer.step()`: measure by how much it moved the policy; `auto` shortens what went too far.
 
-    def observe(self, change_S: Tensor, rewards: Tensor) -> float:
-        """After `optimizer.step()`: by how much log pi(o|q) of the batch's outputs (a subsample will do) has changed.
-
-        `auto` needs it; every mode returns the KL of the step, in nats.
+        `auto` needs it; the other modes only measure.
 
         Args:
-            change_S: log pi after - log pi before.
-            rewards: F of the batch.
+            change: () -> log pi after - log pi before, of the batch's outputs; a subsample will do. Called again after
+                every shortening.
+
+        Raises:
+            ValueError: a change is NaN or infinite.
         """
-        if self.measured is None:
-            return float(change_S.detach().double().square().mean() / 2)
-        return self.measured.observe(change_S, rewards)
+        taken = self.measured.confine(change) if self.measured is not None else Step(mean_kl(change()), 1.0)
+        if not math.isfinite(taken.kl):
+            raise ValueError("log-probabilities are NaN or infinite after the update.")
+        return taken
 
     def _stepped(self) -> None:
         if self.measured is not None and self._pending:
@@ -199,7 +167,12 @@ class SNRSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain numbers. The settings are the caller's to give again."""
-        state = {"factor": self.factor} | {key: getattr(self, f"_{key}") for key in self._AVERAGES}
+        state = {
+            "factor": self.factor,
+            "steps": self._steps,
+            "start": self._start,
+            "average": self.average.state_dict(),
+        }
         return state | ({} if self.measured is None else {"measured": self.measured.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -208,13 +181,12 @@ class SNRSchedule:
         Raises:
             KeyError: it is the state of another version or mode.
         """
-        self.factor = state["factor"]
-        for key in self._AVERAGES:
-            setattr(self, f"_{key}", state[key])
+        self.factor, self._steps, self._start = state["factor"], state["steps"], state["start"]
+        self.average.load_state_dict(state["average"])
         if self.measured is not None:
             self.measured.load_state_dict(state["measured"])
 
-    def _raw_factor(self, ess_ratio: float) -> float:
+    def _raw_factor(self, batch: Moments, ess_ratio: float) -> float:
         if self.mode == "off":
             return 1.0
         if self.measured is not None:
@@ -222,14 +194,9 @@ class SNRSchedule:
             self._start = self._start or float(group.get("initial_lr", group["lr"]))  # a scheduler may begin at 0
             if not self._start:
                 return 1.0  # nothing to start from yet
-            return self.measured.next_rate(self._start) / self._start
-        return math.sqrt(ess_ratio) * (1.0 if self.mode == "ess" else self._snr_factor())
-
-    def _snr_factor(self) -> float:
-        smoothed = self.smoothed
-        noise = smoothed.trace_cov / smoothed.n
-        signal2 = max(smoothed.signal2, 0.0) if self.mode == "debiased" else max(smoothed.signal2 + noise, 0.0)
-        return signal2 / (signal2 + noise) if signal2 > 0 else 0.0
+            return self.measured.next_rate(self._start, batch, ess_ratio) / self._start
+        share = 1.0 if self.mode == "ess" else self.average.signal_share(debiased=self.mode == "debiased")
+        return math.sqrt(ess_ratio) * share
 
     def _bounded(self, factor: float) -> float:
         if self.mode in {"off", "ess", "auto"}:

@@ -107,7 +107,7 @@ class Learner:
             floor=optim.schedule_floor,
             ceiling=optim.schedule_ceiling,
             warmup=optim.warmup_steps * config.num_iterations,  # the schedule counts updates
-            safety=optim.schedule_safety,
+            kl=optim.schedule_kl,
         )
 
     def learn(self, rollouts: Rollouts, rewards_PG: Tensor, step: int = 0) -> list[Update]:
@@ -280,13 +280,16 @@ class Learner:
         if self.optim.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.optim.max_grad_norm)
         self.optimizer.step()
+        kl = None
+        if self.algorithm.schedule == "auto":
+            kl, share = self.schedule.confine(lambda: self._change(estimate, sequences, rewards_PG))
+            factor, learning_rate = factor * share, learning_rate * share
         self.scheduler.step()
-        kl = self._kl(estimate, sequences, rewards_PG) if self.algorithm.schedule == "auto" else None
         return Update(estimate, factor, learning_rate, self.schedule.smoothed, self.schedule.snr_interval(), kl)
 
     @torch.no_grad()
-    def _kl(self, estimate: Estimate, sequences: Sequences, rewards_PG: Tensor) -> float:
-        """KL of the update just made, from one more forward on every so many of its outputs."""
+    def _change(self, estimate: Estimate, sequences: Sequences, rewards_PG: Tensor) -> Tensor:
+        """Log pi(o|q) now less that before the update, of every so many outputs: one more forward on them."""
         every = self.optim.schedule_kl_every
         rows = slice(None, None, every)
         chosen = Sequences(
@@ -301,4 +304,4 @@ class Learner:
         for start in range(0, len(old_S), per_block):
             batch = chosen.rows(start, min(start + per_block, len(old_S)))
             change.append(self.policy.logps(batch, self.rollout.temperature).logps_S - old_S[start : start + per_block])
-        return self.schedule.observe(torch.cat(change), rewards_PG)
+        return torch.cat(change)

@@ -81,7 +81,7 @@ def check(config: TrainConfig) -> None:
                 f"{key} is {value}; it must be a finite number of at least {least:g}"
                 + (f" and at most {most:g}." if most < MOST else ".")
             )
-    _check_schedule(config, algorithm)
+    _check_schedule(config.optim)
     if algorithm.normalisation == "group_std" and G < 2:
         raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
     _check_scores(config, algorithm)
@@ -89,17 +89,11 @@ def check(config: TrainConfig) -> None:
         raise InputError("warm_start_steps needs a built-in task, which can demonstrate; a data file cannot.")
 
 
-def _check_schedule(config: TrainConfig, algorithm: Algorithm) -> None:
-    optim = config.optim
+def _check_schedule(optim: OptimConfig) -> None:
     if optim.schedule_metric == "optimizer" and optim.optimizer not in PRECONDITIONED:
         raise InputError(
             f"schedule_metric 'optimizer' needs squared gradients, which {optim.optimizer} does not keep; "
             f"choose one of: {', '.join(PRECONDITIONED)}."
-        )
-    if algorithm.schedule == "auto" and (algorithm.normalisation, algorithm.weighting) != ("none", "sequence"):
-        raise InputError(
-            "schedule 'auto' weighs reward gained against KL spent, so it needs the policy gradient itself: set "
-            f"normalisation none and weighting sequence, not {algorithm.normalisation} and {algorithm.weighting}."
         )
 
 

@@ -1,0 +1,91 @@
+"""Signal and noise averaged over steps: one batch alone says little about either."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from oblrpo.estimators.moments import Moments
+
+
+class Interval(NamedTuple):
+    """Of a ratio."""
+
+    low: float
+    high: float
+
+
+class MomentAverage:
+    """Exponential averages of S and T, apart and bias-corrected; whoever wants their ratio divides last.
+
+    Moments of another metric (`Moments.metric`) than before start anew.
+
+    Args:
+        decay: of the averages, in [0, 1); 0 uses each batch alone.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self._restart("euclidean")
+
+    _STATE = ("count", "signal2", "signal4", "trace_cov", "weight2", "n", "metric")
+
+    def _restart(self, metric: str) -> None:
+        self._count = self._n = 0
+        self._signal2 = self._signal4 = self._trace_cov = self._weight2 = 0.0
+        self._metric = metric
+
+    def add(self, batch: Moments) -> None:
+        """Take in one batch."""
+        if batch.metric != self._metric:
+            self._restart(batch.metric)
+        keep, new = self.decay, 1 - self.decay
+        self._count += 1
+        self._signal2 = keep * self._signal2 + new * batch.signal2
+        self._signal4 = keep * self._signal4 + new * batch.signal2**2
+        self._trace_cov = keep * self._trace_cov + new * batch.trace_cov
+        self._weight2 = keep**2 * self._weight2 + new**2
+        self._n = batch.n
+
+    @property
+    def moments(self) -> Moments:
+        """The averages, for the latest batch's N.
+
+        Raises:
+            ValueError: before the first batch.
+        """
+        if not self._count:
+            raise ValueError("no step has been taken yet.")
+        correction = 1 - self.decay**self._count
+        return Moments(self._signal2 / correction, self._trace_cov / correction, self._n, self._metric)
+
+    def signal_share(self, debiased: bool = True) -> float:
+        """S / (S + T/N), the factor of theorem 4: what part of the batch gradient's squared norm is signal.
+
+        Args:
+            debiased: with the unbiased S, cut at 0; else with S + T/N in its place, the expectation of ||g||^2.
+        """
+        moments = self.moments
+        noise = moments.trace_cov / moments.n
+        signal2 = max(moments.signal2 if debiased else moments.signal2 + noise, 0.0)
+        return signal2 / (signal2 + noise) if signal2 > 0 else 0.0
+
+    def snr_interval(self, z: float) -> Interval:
+        """See `SNRSchedule.snr_interval`."""
+        if self._count < 3 or not self.decay:
+            return Interval(math.nan, math.nan)
+        moments = self.moments
+        correction = 1 - self.decay**self._count
+        weight2 = self._weight2 / correction**2
+        variance = max(self._signal4 / correction - moments.signal2**2, 0.0) * weight2 / (1 - weight2)
+        bounds = (moments.signal2 + sign * z * math.sqrt(variance) for sign in (-1, 1))
+        return Interval(*(Moments(bound, moments.trace_cov, moments.n).snr for bound in bounds))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and the metric's name."""
+        return {key: getattr(self, f"_{key}") for key in self._STATE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        for key in self._STATE:
+            setattr(self, f"_{key}", state[key])
