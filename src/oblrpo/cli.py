@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ oblrpo: post-training of language models with the variance-optimal baseline and 
   oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
   oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
   oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
+  oblrpo theory [--output FILE]                          every theorem on policies that can be enumerated
   oblrpo --version
 
 Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
@@ -50,6 +52,19 @@ class ReportCommand:
 
     run: Annotated[str, tyro.conf.Positional]
     """Folder of a run."""
+
+
+@dataclass(frozen=True)
+class TheoryCommand:
+    """Compute every assumption and theorem of the paper on policies small enough to enumerate, in about a minute.
+
+    Prints what is claimed, what comes out, and the verdict; writes a page with the plots.
+    """
+
+    output: str = "theory.html"
+    """The page."""
+    threads: int = 1
+    """CPU threads."""
 
 
 def main() -> None:
@@ -87,7 +102,9 @@ def dispatch(argv: list[str]) -> None:
     Raises:
         InputError: the command is unknown, or as the command raises.
     """
-    commands: dict[str, Callable[[list[str]], None]] = {"train": train, "report": report, "bench": bench}
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "train": train, "report": report, "bench": bench, "theory": theory
+    }  # fmt: skip
     if not argv or argv[0] in {"-h", "--help"}:
         print(USAGE)
     elif argv[0] == "--version":
@@ -141,6 +158,35 @@ def bench(argv: list[str]) -> None:
     from oblrpo.bench.tables import print_tables
 
     print_tables(config)
+
+
+def theory(argv: list[str]) -> None:
+    """`oblrpo theory`.
+
+    Raises:
+        InputError: the page cannot be written.
+    """
+    command = tyro.cli(TheoryCommand, args=argv, prog="oblrpo theory")
+    output = Path(command.output)
+    if command.threads < 1:
+        raise InputError(f"threads is {command.threads}; it must be at least 1.")
+    if output.is_dir() or not output.parent.is_dir():
+        raise InputError(f"cannot write the page to {output}; give a file in a folder that is there.")
+    import torch
+
+    from oblrpo.theory import run_all
+    from oblrpo.theory.page import print_table, write_page
+
+    torch.set_num_threads(command.threads)
+    started = time.perf_counter()
+    progress = Console(stderr=True, markup=False, highlight=False)
+    findings = run_all(lambda text: progress.print(f"{time.perf_counter() - started:5.1f} s  {text}"))
+    seconds = time.perf_counter() - started
+    print_table(findings.claims, Console(markup=False, highlight=False))
+    write_page(findings, output, seconds)
+    held = sum(claim.holds for claim in findings.claims)
+    count = len(findings.claims)
+    print(f"\n{count} statements, {held} hold, {count - held} do not; {seconds:.0f} s; {output}")
 
 
 def _write_report(run: Path) -> Path:
