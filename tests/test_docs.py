@@ -37,7 +37,7 @@ def test_every_metric_is_in_the_glossary():
     assert len(keys) == 20
     proxies = [f"score_norm2/agreement_{name}" for name in ("length", "length16", "logit", "calibrated")]
     norms = ["score_norm2/mean", "score_norm2/kappa", *proxies]
-    ledger = ["variance/NAME", "n_snr/NAME", "variance_between_prompts", "effective_dimension", "step_kl", "warnings"]
+    ledger = ["variance/NAME", "signal2/NAME", "variance_between_prompts", "effective_dimension", "step_kl", "warnings"]
     for key in [*keys, *norms, *ledger, "eval/accuracy", "eval/accuracy_stderr", "step_time"]:
         assert f"`{key}`" in glossary, key
 

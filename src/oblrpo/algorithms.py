@@ -22,7 +22,7 @@ class Algorithm:
 
 ALGORITHMS = {
     "oblrpo": Algorithm("oblr", schedule="debiased"),
-    "oblrpo_shrunk": Algorithm("oblr_shrunk", schedule="debiased"),
+    "oblrpo_shrunk": Algorithm("oblr_shrunk", schedule="auto"),
     "rloo": Algorithm("rloo"),
     "grpo": Algorithm("grpo", "group_std", "sequence_mean"),
     "dr_grpo": Algorithm("dr_grpo", weighting="constant"),

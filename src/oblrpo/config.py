@@ -94,7 +94,8 @@ class RolloutConfig:
     temperature: float = 1.0
     """Sampling temperature; the policy that is trained is the one at this temperature."""
     prompts_per_micro_batch: int = 0
-    """Prompts whose completions are trained on at a time; 0: all. Changes memory, not results."""
+    """Prompts whose completions are trained on at a time; 0: all. Changes memory; and what `oblr_shrunk` knows of other
+    prompts, which are then those so far."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,12 @@ class OptimConfig:
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto (measured; learning_rate is
     only where it starts), ess (effective sample size), off. Empty: the algorithm's."""
-    schedule_ema: float = 0.9
-    """Decay of the averages of signal and noise."""
+    schedule_ema: float = -1.0
+    """Decay of the averages of signal and noise; -1: 0.97 of auto, 0.9 of the others."""
     schedule_floor: float = 0.0
-    """Least factor."""
+    """Least factor of debiased and plugin; of auto, least share of schedule_kl that a step spends."""
     schedule_ceiling: float = 1.0
-    """Greatest factor."""
+    """Greatest."""
     schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"
     """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
     schedule_kl: float = 0.1

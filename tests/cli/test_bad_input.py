@@ -42,6 +42,13 @@ def complained(result, *words):
         ),
         (["--prior-memory", "1"], ["memory must lie in [0, 1)"]),
         (["--schedule", "auto", "--schedule-kl", "0"], ["need kl > 0"]),
+        (["--schedule", "auto", "--learning-rate", "0"], ["above 0 to start from"]),
+        (["--schedule", "auto", "--optimizer", "Rprop"], ["'auto'", "Rprop", "AdamW"]),
+        (["--prior-strength", "-0.5"], ["prior_strength is -0.5", "-1"]),
+        (
+            ["--schedule-metric", "optimizer", "--optimizer", "RMSprop", "--optimizer-args", "{centered: true}"],
+            ["leave out centered"],
+        ),
         (["--schedule", "auto", "--schedule-kl-every", "0"], ["schedule_kl_every is 0"]),
         (["--schedule-metric", "optimizer", "--optimizer", "SGD"], ["needs squared gradients", "AdamW"]),
         (["--ledger", "exact", "--prompts-per-micro-batch", "1"], ["ledger 'exact' compares all pairs"]),

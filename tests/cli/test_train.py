@@ -19,7 +19,7 @@ KEYS = {
     "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",
     "snr_low", "snr_high", "step_time",
 }  # fmt: skip
-LEDGER = {f"{kind}/{name}" for kind in ("variance", "n_snr") for name in BASELINES}
+LEDGER = {f"{kind}/{name}" for kind in ("variance", "signal2") for name in BASELINES}
 LEDGER |= {"variance_between_prompts", "effective_dimension"}
 
 

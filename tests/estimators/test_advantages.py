@@ -1,5 +1,7 @@
 """What advantages are divided by and multiplied with, by hand."""
 
+import math
+
 import pytest
 import torch
 
@@ -37,3 +39,21 @@ def test_weightings_by_hand():
 def test_too_few_rewards_for_a_standard_deviation(name, rewards, message):
     with pytest.raises(ValueError, match=message):
         NORMALISATIONS[name](torch.tensor(rewards))
+
+
+@pytest.mark.parametrize("name", NORMALISATIONS)
+def test_outputs_that_do_not_count_do_not_enter_a_divisor(name):
+    """As if they were not there; a group with one valid output has no spread."""
+    rewards_PG = torch.tensor([[0.0, 1.0, math.nan], [2.0, 50.0, 5.0], [7.0, math.nan, math.nan]])
+    valid_PG = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 0]])
+    got = NORMALISATIONS[name](rewards_PG, valid_PG)
+    kept = [rewards_PG[p, valid_PG[p].bool()] for p in range(3)]
+    expected = {
+        "none": [1.0, 1.0, 1.0],
+        "group_std": [kept[0].std() + 1e-4, kept[1].std() + 1e-4, 1e-4],
+        "batch_std": [torch.cat(kept).std() + 1e-4] * 3,
+    }[name]
+    torch.testing.assert_close(got, torch.tensor(expected)[:, None].expand(3, 3))
+    full = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    ones = torch.ones(3, 4, dtype=torch.bool)
+    torch.testing.assert_close(NORMALISATIONS[name](full, ones), NORMALISATIONS[name](full))

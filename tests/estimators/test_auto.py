@@ -79,10 +79,9 @@ def test_kl_and_kappa_are_those_of_the_update_that_was_made(make):
         run.step(SLOPE * (1 + 0.3 * t))
         assert run.taken[-1] == pytest.approx((run.kls[-1], 1.0), rel=1e-9)
         kappas.append(run.kls[-1] / run.rates[-1] ** 2)
-    run.step()
     weights = [0.8**age for age in (3, 2, 1, 0)]
     assert run.measured.kappa == pytest.approx(sum(map(float.__mul__, weights, kappas)) / sum(weights), rel=1e-9)
-    assert run.measured_times == 5
+    assert run.measured_times == 4
 
 
 @pytest.mark.parametrize("n_snr", [0.1, 1.0, 9.0, math.inf])
@@ -98,13 +97,24 @@ def test_it_settles_where_the_policy_moves_by_delta_times_the_share_of_signal(ma
     assert max(run.kls) <= 0.02 * (1 + 2e-6)
 
 
-def test_the_share_is_averaged_on_its_own_memory():
-    """S and T apart, the ratio last: two batches with memory 0.5 weigh 1/3 and 2/3."""
-    run = Slope(sgd(0.5), kl=0.02, memory=0.5, ema=0.0)
+def test_the_share_is_averaged():
+    """S and T apart, the ratio last: two batches with decay 0.5 weigh 1/3 and 2/3. The default is 0.97."""
+    run = Slope(sgd(0.5), kl=0.02, ema=0.5)
     run.step(batch=Moments(1.0, 4.0, 4))
     run.step(batch=Moments(4.0, 7.0, 4))
     assert run.kls[1] == pytest.approx(0.02 * 3 / (3 + 6 / 4))
-    assert run.schedule.smoothed == Moments(4.0, 7.0, 4)
+    assert run.schedule.smoothed == Moments(pytest.approx(3.0), pytest.approx(6.0), 4)
+    assert Slope(sgd(0.5)).schedule.average.decay == 0.97
+    assert SNRSchedule(Slope(sgd(0.5)).optimizer).average.decay == 0.9
+
+
+def test_floor_and_ceiling_bound_the_share():
+    noise, signal = Moments(-1.0, 4.0, 4), Moments(1.0, 0.0, 4)
+    for batch, expected in ((noise, 0.3), (signal, 0.6)):
+        run = Slope(sgd(0.5), kl=0.02, floor=0.3, ceiling=0.6)
+        for _ in range(2):
+            run.step(batch=batch)
+        assert run.kls[1] == pytest.approx(0.02 * expected)
 
 
 def test_noise_alone_leaves_a_thousandth():
@@ -232,13 +242,31 @@ def test_effective_sample_size_brakes():
 
 def test_a_scheduler_may_start_at_zero():
     """The usual linear warm-up: its first rate is 0."""
-    run = Slope(sgd(0.0))
-    run.step()
-    assert run.rates == [0.0]
-    for t in range(1, 4):
-        run.optimizer.param_groups[0]["lr"] = 0.01 * t
+    run = Slope(sgd(0.1), kl=0.02)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda t: min(1.0, t / 4))
+    for _ in range(8):
         run.step()
-    assert all(0 < rate < 1 for rate in run.rates[1:])
+        scheduler.step()
+    assert run.rates[0] == 0.0
+    assert run.kls[-1] == pytest.approx(0.02 * SHARE)
+
+
+def test_a_rate_of_zero_is_no_start():
+    with pytest.raises(ValueError, match="above 0 to start from"):
+        Slope(sgd(0.0)).step()
+
+
+def test_a_first_group_without_a_rate_does_not_stop_the_others():
+    a, b = (torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [a], "lr": 0.0}, {"params": [b], "lr": 1e3}])
+    schedule = SNRSchedule(optimizer, "auto", kl=0.02)
+    for _ in range(3):
+        a.grad, b.grad, old = torch.full((1,), -0.1).double(), torch.full((1,), -0.1).double(), b.item()
+        schedule.step(BATCH)
+        optimizer.step()
+        kl = schedule.confine(lambda: b.detach() - old).kl  # noqa: B023
+        assert 0.005 < kl <= 0.02
+    assert kl == pytest.approx(0.02 * SHARE)
 
 
 def test_every_group_keeps_its_ratio_to_the_first():
@@ -270,6 +298,51 @@ def test_long_tails_are_clipped_at_three_times_the_root_mean_square():
     rms = 5 / 10
     kl, _ = SNRSchedule(sgd(0.1)([torch.nn.Parameter(torch.ones(1))]), "auto").confine(lambda: change_S)
     assert kl == pytest.approx((3 * rms) ** 2 / 100 / 2)
+
+
+def test_an_update_that_does_nothing_leaves_kappa_alone():
+    """Batches without any gradient: what was known of the rate stays."""
+    run = Slope(sgd(0.3), kl=0.02)
+    for _ in range(20):
+        run.step()
+    rate = run.rates[-1]
+    for _ in range(40):
+        run.step(0 * SLOPE)
+    run.step()
+    assert run.rates[-1] == pytest.approx(rate)
+
+
+def test_two_updates_in_a_step_are_refused():
+    run = Slope(sgd(0.1))
+    run.schedule.step(BATCH)
+    for p in run.parameters:
+        p.grad = torch.ones_like(p)
+    run.optimizer.step()
+    with pytest.raises(ValueError, match="two updates in one step"):
+        run.optimizer.step()
+
+
+def test_changes_that_are_not_of_the_weights_are_refused_and_the_update_taken_back():
+    """Dropout, say: however short the update, log-probabilities change."""
+    run, generator = Slope(sgd(0.1), kl=0.02), torch.Generator().manual_seed(0)
+    exact = run.change_S
+    run.change_S = lambda before: exact(before) + 3 * torch.randn(4, generator=generator, dtype=torch.float64)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"nats even without an update.*without dropout"):
+            run.step()
+        assert not run.theta.any()
+    assert run.measured.rate == 0.1 * 1.5
+    assert math.isnan(run.measured.kappa)
+
+
+def test_a_rate_in_a_tensor():
+    """As capturable and compiled optimizers hold it."""
+    run = Slope(lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(10.0), weight_decay=0.0), kl=0.02)
+    held = run.optimizer.param_groups[0]["lr"]
+    for _ in range(20):
+        run.step()
+    assert run.kls[-1] == pytest.approx(0.02 * SHARE, rel=1e-4)
+    assert run.optimizer.param_groups[0]["lr"] is held
 
 
 def test_a_policy_that_does_not_move_lets_the_rate_grow():
@@ -304,7 +377,7 @@ def test_the_state_is_plain_numbers_and_resumes_identically():
         ({"kl": math.inf}, "kl > 0"),
         ({"growth": 1.0}, "growth > 1"),
         ({"shrinkage": 0.5}, "shrinkage > 1, .* 0.5"),
-        ({"memory": 1.0}, r"memory must lie in \[0, 1\), got 1.0"),
+        ({"ema": 1.0}, r"ema must lie in \[0, 1\), got 1.0"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -8,7 +8,7 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import BASELINES
-from oblrpo.estimators.ledger import _effective_dimension
+from oblrpo.estimators.ledger import _effective_dimension, _pairs_of_grams, _prompt_products
 from tests.estimators.bandits import bandit
 
 PROMPT_PROBABILITY = (0.4, 0.6)
@@ -110,7 +110,8 @@ def test_effective_dimension_counts_the_directions_of_the_noise():
     torch.manual_seed(5)
     g_PD = torch.zeros(4000, 20, dtype=torch.float64)
     g_PD[:, :8] = torch.randn(4000, 8).double()
-    assert _effective_dimension((g_PD + 3) @ (g_PD + 3).T) == pytest.approx(8, rel=0.05)
+    inner_PP = (g_PD + 3) @ (g_PD + 3).T
+    assert _effective_dimension(inner_PP.expand(2, -1, -1)) == pytest.approx(8, rel=0.05)
 
 
 def test_tr_h2_is_unbiased_by_exact_enumeration():
@@ -122,7 +123,7 @@ def test_tr_h2_is_unbiased_by_exact_enumeration():
     total = 0.0
     for draw in itertools.product(range(5), repeat=4):
         g_PD = population[list(draw)]
-        dimension = _effective_dimension(g_PD @ g_PD.T)
+        dimension = _effective_dimension((g_PD @ g_PD.T).expand(2, -1, -1))
         square = float(g_PD.var(0).sum()) ** 2 / dimension if dimension > 0 else 0.0
         total += float(probability[list(draw)].prod()) * square
     assert total == pytest.approx(float((H @ H).trace()), rel=1e-9)
@@ -192,13 +193,74 @@ def test_the_group_mean_has_rloos_variance_times_its_scale_squared():
         assert accounts["mean"].effective_dimension == pytest.approx(accounts["rloo"].effective_dimension, rel=1e-10)
 
 
-def test_within_and_between_add_up_for_the_first_unbiased_baseline():
+def test_within_and_between_add_up_for_rloo():
     rewards_PG, score_SD, _ = random_batch()
     ledger = take(rewards_PG, score_SD, ("mean", "oblr", "rloo"))
-    account = ledger.accounts["oblr"]
+    account = ledger.accounts["rloo"]
     assert account.within + ledger.between == pytest.approx(account.variance)
     assert math.isnan(ledger.accounts["mean"].within)
     assert math.isnan(take(rewards_PG, score_SD, ("mean", "eob")).between)
+
+
+def test_between_does_not_see_a_shift_of_all_rewards():
+    rewards_PG, score_SD, _ = random_batch()
+    plain, shifted = (take(rewards_PG + shift, score_SD, ("none", "rloo")).between for shift in (0.0, 1000.0))
+    assert shifted == pytest.approx(plain, rel=1e-6)
+
+
+def test_groups_of_different_sizes_are_those_without_the_outputs_that_do_not_count():
+    """g_i over the valid outputs; ||mu||^2 from pairs of them; NaN and padding do not matter."""
+    rewards_PG, score_SD, _ = random_batch(5, 4)
+    sizes = (4, 3, 2, 1, 4)
+    valid_PG = torch.arange(4) < torch.tensor(sizes)[:, None]
+    norm2_PG = score_SD.square().sum(1).view(5, 4)
+    rewards_PG = torch.where(valid_PG, rewards_PG, torch.nan)
+    broken_SS = torch.where(valid_PG.flatten()[:, None], score_SD @ score_SD.T, torch.nan)
+    coefs = {
+        name: rewards_PG - estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG, valid_PG=valid_PG)
+        for name in ("none", "rloo", "oblr")
+    }
+    found = estimators.ledger(broken_SS, coefs, rewards_PG, dict.fromkeys(coefs, True), valid_PG=valid_PG)
+    score_PGD = score_SD.view(5, 4, -1)
+    kept = [rewards_PG[p, :size] for p, size in enumerate(sizes)]
+    for name, coef_PG in coefs.items():
+        g_PD = torch.stack([(coef_PG[p, :n, None] * score_PGD[p, :n]).mean(0) for p, n in enumerate(sizes)])
+        assert found.accounts[name].variance == pytest.approx(float(g_PD.var(0).sum() / 5), rel=1e-12)
+    mu2 = []
+    for p, n in enumerate(sizes):
+        pairs = []
+        for j, k in itertools.permutations(range(n), 2):
+            rest = [kept[p][i] for i in range(n) if i not in {j, k}]
+            rest = rest or [reward for q in range(5) if q != p for reward in kept[q]]
+            b = sum(rest) / len(rest)
+            pairs.append((kept[p][j] - b) * (kept[p][k] - b) * (score_PGD[p, j] @ score_PGD[p, k]))
+        mu2 += [sum(pairs) / len(pairs)] if pairs else []
+    account = found.accounts["rloo"]
+    g_PD = torch.stack([(coefs["rloo"][p, :n, None] * score_PGD[p, :n]).mean(0) for p, n in enumerate(sizes)])
+    within = (float(g_PD.square().sum(1).mean()) - float(sum(mu2) / len(mu2))) / 5
+    assert account.within == pytest.approx(within, rel=1e-10)
+    # Prompts with one output have the reward itself for `rloo`: between is of the same advantages.
+    assert found.between == pytest.approx(account.variance - account.within, rel=1e-10)
+
+
+def test_two_independent_estimates_leave_the_effective_dimension_unbiased():
+    """tr H^2 from products of two noisy estimates; from one of them squared it would be far too large."""
+    rewards_PG, score_SD, gram_SS = random_batch(6)
+    coefs = advantages(("rloo",), rewards_PG, score_SD)
+    exact = take(rewards_PG, score_SD, ("rloo",)).accounts["rloo"]
+    generator, squares = torch.Generator().manual_seed(0), {"two": [], "one": []}
+    valid_PG = torch.ones(6, 3, dtype=torch.bool)
+    for _ in range(4000):
+        noise = torch.randn(2, 18, 18, generator=generator, dtype=torch.float64)
+        noise = (noise + noise.mT).where(~torch.eye(18, dtype=torch.bool), 0)
+        for kind, noisy in (("two", gram_SS + noise), ("one", (gram_SS + noise[0]).expand(2, -1, -1))):
+            inner = _prompt_products(_pairs_of_grams("", noisy, valid_PG), coefs["rloo"], valid_PG)
+            trace = 6 * estimators.ledger(noisy, coefs, rewards_PG, {"rloo": True}).accounts["rloo"].variance
+            dimension = _effective_dimension(inner)
+            squares[kind].append(trace**2 / dimension if dimension > 0 else 0.0)
+    true = (6 * exact.variance) ** 2 / exact.effective_dimension
+    assert sum(squares["one"]) / 4000 > 1.2 * true
+    assert sum(squares["two"]) / 4000 == pytest.approx(true, rel=0.15)
 
 
 def test_normalised_coefficients_are_accepted():

@@ -83,5 +83,5 @@ def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, bat
     assert all(p.grad is None for p in tiny_policy.parameters)
     metrics = ledger_metrics(ledger)
     assert {f"variance/{name}" for name in BASELINES} <= set(metrics)
-    assert {f"n_snr/{name}" for name in BASELINES} <= set(metrics)
+    assert {f"signal2/{name}" for name in BASELINES} <= set(metrics)
     assert metrics["variance/mean"] == pytest.approx(((G - 1) / G) ** 2 * metrics["variance/rloo"], rel=1e-5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oblrpo import estimators
-from oblrpo.algorithms import ALGORITHMS
+from oblrpo.algorithms import ALGORITHMS, Algorithm
 from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig
 from oblrpo.errors import InputError
 from oblrpo.rollout import sample
@@ -27,7 +27,8 @@ def learner_of(policy, algorithm="oblrpo", optimizer=torch.optim.SGD, lr=0.1, **
     optim = OptimConfig(**{k: settings.pop(k) for k in list(settings) if k in OptimConfig.__dataclass_fields__})
     made = optimizer(policy.parameters, lr=lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1.0)
-    return Learner(policy, ALGORITHMS[algorithm], made, scheduler, rollout, AlgorithmConfig(**settings), optim)
+    algorithm = ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm
+    return Learner(policy, algorithm, made, scheduler, rollout, AlgorithmConfig(**settings), optim)
 
 
 def grads(policy):
@@ -178,10 +179,10 @@ def test_the_shrunk_baseline_sees_earlier_blocks_and_steps_only(tiny_policy, bat
 
 
 def test_later_updates_on_a_batch_have_not_seen_it(tiny_policy, batch):
-    learner = learner_of(tiny_policy, "oblrpo_shrunk", num_iterations=2, lr=0.0, micro_batch=1)
+    learner = learner_of(tiny_policy, Algorithm("oblr_shrunk"), num_iterations=2, lr=0.0, micro_batch=1)
     updates = learner.learn(*batch)
     torch.testing.assert_close(updates[0].estimate.baseline_PG, updates[1].estimate.baseline_PG)
-    once = learner_of(tiny_policy, "oblrpo_shrunk", lr=0.0, micro_batch=1)
+    once = learner_of(tiny_policy, Algorithm("oblr_shrunk"), lr=0.0, micro_batch=1)
     once.learn(*batch)
     for key, value in once.prior.state_dict().items():
         torch.testing.assert_close(learner.prior.state_dict()[key], value)

@@ -8,7 +8,7 @@ from oblrpo.trainer.monitors import PATIENCE, Monitors, advice
 FINE = {
     "reward": 0.5,
     "frac_reward_zero_std": 0.2,
-    "learning_rate": 1e-3,
+    "lr_factor": 0.5,
     "critical_batch_size": 40.0,
     "baseline/spread": 0.3,
 }
@@ -22,8 +22,8 @@ def told(rows):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"learning_rate": 1e-6}, "learning rate has been below 1% of its highest for 10 steps.*about 40 prompts"),
-        ({"learning_rate": 0.0, "critical_batch_size": math.inf}, "lost in its noise. Raise prompts_per_step"),
+        ({"lr_factor": 1e-4}, "learning rate has been below 1% of its highest for 10 steps.*about 40 prompts"),
+        ({"lr_factor": 0.0, "critical_batch_size": math.inf}, "lost in its noise. Raise prompts_per_step"),
         ({"frac_reward_zero_std": 0.95, "reward": 0.01}, "taught nothing .*choose easier prompts"),
         ({"frac_reward_zero_std": 1.0, "reward": 0.99}, "choose harder prompts"),
     ],
@@ -37,7 +37,7 @@ def test_a_lasting_failure_is_told_once(change, word):
 
 
 def test_a_passing_failure_is_not_told():
-    rows = [FINE | {"learning_rate": 1e-9, "frac_reward_zero_std": 1.0}] * (PATIENCE - 1)
+    rows = [FINE | {"lr_factor": 1e-9, "frac_reward_zero_std": 1.0}] * (PATIENCE - 1)
     assert not any(told([FINE, *rows, FINE, *rows]))
 
 
@@ -52,12 +52,26 @@ def test_exploding_baselines_are_told_at_once():
 def test_values_read_back_from_the_disk_may_be_missing():
     rows = [{"step": 0, "eval/accuracy": 0.1}, FINE | {"baseline/spread": None, "critical_batch_size": None}]
     assert not any(told(rows * 20))
-    collapsed = FINE | {"learning_rate": 0.0, "critical_batch_size": None}
+    collapsed = FINE | {"lr_factor": 0.0, "critical_batch_size": None}
     assert sum(map(bool, told([FINE] + [collapsed] * 20))) == 1
 
 
+def test_a_rate_that_a_scheduler_brings_down_has_not_collapsed():
+    rows = [FINE | {"learning_rate": 1e-3 * (1 + math.cos(math.pi * t / 1000))} for t in range(1000)]
+    assert not any(told(rows))
+
+
+def test_the_first_success_after_many_failures_is_no_explosion():
+    assert not any(told([FINE | {"baseline/spread": 0.0}] * 11 + [FINE | {"baseline/spread": 0.05}]))
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_one_completion_a_prompt_says_nothing_about_flat_rewards(nothing):
+    assert not any(told([FINE | {"frac_reward_zero_std": nothing}] * 20))
+
+
 def test_what_was_told_before_a_resume_is_not_told_again():
-    rows = [FINE] + [FINE | {"learning_rate": 0.0}] * 20
+    rows = [FINE] + [FINE | {"lr_factor": 0.0}] * 20
     monitors = Monitors()
     for row in rows:
         monitors.observe(row)

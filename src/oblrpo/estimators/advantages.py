@@ -15,13 +15,13 @@ STD_EPSILON = 1e-4
 """TRL's and verl's order of magnitude; with 0/1 rewards it matters only where all rewards are equal."""
 
 
-def unnormalised(rewards_PG: Tensor) -> Tensor:
+def unnormalised(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     """1: A = F - b, as the policy-gradient theorem has it."""
     return torch.ones_like(rewards_PG)
 
 
-def group_std(rewards_PG: Tensor) -> Tensor:
-    """std_j F_j + 1e-4, the standard deviation (over G - 1) of each prompt's rewards.
+def group_std(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
+    """std_j F_j + 1e-4, the standard deviation (over G - 1) of each prompt's valid rewards.
 
     Shao et al. 2024 (GRPO), arXiv 2402.03300.
 
@@ -30,26 +30,36 @@ def group_std(rewards_PG: Tensor) -> Tensor:
     """
     if rewards_PG.shape[1] < 2:
         raise ValueError("the group's standard deviation needs at least 2 outputs a prompt.")
-    return (rewards_PG.std(1, keepdim=True) + STD_EPSILON).expand_as(rewards_PG)
+    return (_std(rewards_PG, valid_PG, 1) + STD_EPSILON).expand_as(rewards_PG)
 
 
-def batch_std(rewards_PG: Tensor) -> Tensor:
-    """Std F + 1e-4, the standard deviation of all rewards of the batch. Hu et al. 2025 (REINFORCE++), arXiv 2501.03262.
+def batch_std(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
+    """Std F + 1e-4, the standard deviation of all valid rewards. Hu et al. 2025 (REINFORCE++), arXiv 2501.03262.
 
     Raises:
         ValueError: a single reward.
     """
     if rewards_PG.numel() < 2:
         raise ValueError("the batch's standard deviation needs at least 2 rewards.")
-    return (rewards_PG.std() + STD_EPSILON).expand_as(rewards_PG)
+    return (_std(rewards_PG, valid_PG, (0, 1)) + STD_EPSILON).expand_as(rewards_PG)
 
 
-NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+def _std(rewards_PG: Tensor, valid_PG: Tensor | None, over: int | tuple[int, int]) -> Tensor:
+    """Over n - 1; 0 of fewer than two."""
+    if valid_PG is None:
+        return rewards_PG.std(over, keepdim=True)
+    count = valid_PG.sum(over, keepdim=True)
+    rewards_PG = torch.where(valid_PG.bool(), rewards_PG, 0)
+    centred_PG = (rewards_PG - rewards_PG.sum(over, keepdim=True) / count.clamp(min=1)) * valid_PG
+    return (centred_PG.square().sum(over, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+
+
+NORMALISATIONS: dict[str, Callable[..., Tensor]] = {
     "none": unnormalised,
     "group_std": group_std,
     "batch_std": batch_std,
 }
-"""What advantages are divided by, (P, G), from the rewards of the whole batch."""
+"""What advantages are divided by, (P, G), from the rewards of the whole batch and, if given, which of them count."""
 
 
 def per_sequence(lengths_PG: Tensor, longest: int) -> Tensor:

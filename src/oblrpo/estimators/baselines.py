@@ -180,20 +180,20 @@ class Baseline:
 
 BASELINES: dict[str, Baseline] = {
     "none": Baseline(none, unbiased=True),
-    "mean": Baseline(mean, unbiased=False),
+    "mean": Baseline(mean, unbiased=False, smallest_group=2),
     "rloo": Baseline(rloo, unbiased=True, smallest_group=2),
     "grpo": Baseline(mean, unbiased=False, smallest_group=2, normalisation="group_std"),
-    "dr_grpo": Baseline(mean, unbiased=False),
+    "dr_grpo": Baseline(mean, unbiased=False, smallest_group=2),
     "reinforce_pp": Baseline(batch_mean, unbiased=False, normalisation="batch_std"),
     "js": Baseline(js, unbiased=True),
     "oblr": Baseline(oblr, unbiased=True, smallest_group=2, spanned=False, off_policy=True),
     "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, spanned=False, off_policy=True),
     "oblr_crossfit": Baseline(oblr_crossfit, unbiased=True, smallest_group=2, off_policy=True),
-    "opo": Baseline(opo, unbiased=False),
-    "length16": Baseline(length16, unbiased=False),
-    "otb": Baseline(otb, unbiased=False, spanned=False),
-    "eob": Baseline(eob, unbiased=False),
-    "vcpo": Baseline(vcpo, unbiased=False, off_policy=True),
+    "opo": Baseline(opo, unbiased=False, smallest_group=2),
+    "length16": Baseline(length16, unbiased=False, smallest_group=2),
+    "otb": Baseline(otb, unbiased=False, smallest_group=2, spanned=False),
+    "eob": Baseline(eob, unbiased=False, smallest_group=2),
+    "vcpo": Baseline(vcpo, unbiased=False, smallest_group=2, off_policy=True),
 }
 """Every baseline by name; the command line, the documentation and the ledger read this table."""
 

@@ -51,6 +51,7 @@ def ledger(
     rewards_PG: Tensor,
     unbiased: Mapping[str, bool],
     gram_of: Mapping[str, Tensor] | None = None,
+    valid_PG: Tensor | None = None,
 ) -> Ledger:
     """Accounts of several advantages on one batch of P prompts with G outputs each.
 
@@ -61,38 +62,66 @@ def ledger(
     neither sees itself, and E ||g_i||^2 - E ||mu_q||^2 is what sampling outputs brings.
 
     Args:
-        gram_SS: (S, S) inner products of scores, S = P G, outputs of a prompt together; exact or an unbiased estimate.
+        gram_SS: inner products of scores, S = P G, outputs of a prompt together: exact, (S, S), or two independent
+            unbiased estimates, (2, S, S), whose mean is used; their product is unbiased where a square is needed.
         coefs_PG: by name, the advantages A.
         rewards_PG: F.
         unbiased: by name, whether its mean is the policy gradient given any prompt.
         gram_of: by name, inner products to be used instead: of token-weighted scores.
+        valid_PG: outputs that count (all if None); g_i is the mean over those of its prompt. What stands in the other
+            places is ignored.
 
     Raises:
-        ValueError: fewer than two prompts, shapes that do not fit, or advantages of which `unbiased` says nothing.
+        ValueError: fewer than two prompts, shapes that do not fit, advantages of which `unbiased` says nothing, or a
+            prompt without a valid output.
     """
     P, G = rewards_PG.shape
     if P < 2:
         raise ValueError("the ledger needs at least 2 prompts.")
-    for name, gram in {"gram_SS": gram_SS, **(gram_of or {})}.items():
-        if gram.shape != (P * G, P * G):
-            raise ValueError(f"{name} has shape {tuple(gram.shape)}, not ({P * G}, {P * G}).")
+    valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG.bool()
+    if valid_PG.shape != rewards_PG.shape or not valid_PG.any(1).all():
+        raise ValueError("valid_PG must have the rewards' shape and a valid output for every prompt.")
     if missing := set(coefs_PG) - set(unbiased):
         raise ValueError(f"unbiased does not say whether {', '.join(sorted(missing))} is.")
-    gram_PGPG = gram_SS.double().view(P, G, P, G)
-    mu2 = _mean_norm2(gram_PGPG, rewards_PG.double())
-    accounts, between = {}, math.nan
+    grams = {
+        name: _pairs_of_grams(name, gram, valid_PG) for name, gram in {"gram_SS": gram_SS, **(gram_of or {})}.items()
+    }
+    rewards_PG = torch.where(valid_PG, rewards_PG.double(), 0)
+    mu2 = _mean_norm2(grams["gram_SS"].mean(0), rewards_PG, valid_PG)
+    accounts = {}
     for name, coef_PG in coefs_PG.items():
         if coef_PG.shape != (P, G):
             raise ValueError(f"{name}: advantages of shape {tuple(coef_PG.shape)}, rewards {(P, G)}.")
-        own = gram_PGPG if gram_of is None or name not in gram_of else gram_of[name].double().view(P, G, P, G)
-        inner_PP = torch.einsum("ij,ijkl,kl->ik", coef_PG.double(), own, coef_PG.double()) / G**2
-        accounts[name] = _account(inner_PP, mu2 if unbiased[name] else math.nan)
-        if unbiased[name] and math.isnan(between):  # the same for all of them but for noise: that of the first
-            between = accounts[name].variance - accounts[name].within
+        inner_2PP = _prompt_products(grams.get(name, grams["gram_SS"]), coef_PG, valid_PG)
+        accounts[name] = _account(inner_2PP, mu2 if unbiased[name] else math.nan)
+    between = math.nan
+    if any(unbiased[name] for name in coefs_PG):  # of the reward less the others' mean, which no shift of F moves
+        centred_PG = rewards_PG - _mean_of_others(rewards_PG, valid_PG)
+        between = (mu2 - _account(_prompt_products(grams["gram_SS"], centred_PG, valid_PG), mu2).signal2) / P
     return Ledger(accounts, between)
 
 
-def _account(inner_PP: Tensor, mu2: float) -> Account:
+def _pairs_of_grams(name: str, gram: Tensor, valid_PG: Tensor) -> Tensor:
+    """Two estimates of the inner products, (2, P, G, P, G): the exact ones twice; 0 where an output does not count.
+
+    Raises:
+        ValueError: neither shape.
+    """
+    P, G = valid_PG.shape
+    if gram.shape not in {(P * G, P * G), (2, P * G, P * G)}:
+        raise ValueError(f"{name} has shape {tuple(gram.shape)}, not ({P * G}, {P * G}), nor two of them.")
+    both = valid_PG.flatten()[:, None] & valid_PG.flatten()
+    return torch.where(both, gram.double(), 0).expand(2, -1, -1).reshape(2, P, G, P, G)
+
+
+def _prompt_products(gram_2PGPG: Tensor, coef_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """<g_i, g_k> of the prompts' gradients, (2, P, P)."""
+    coef_PG = torch.where(valid_PG, coef_PG.double(), 0) / valid_PG.sum(1, keepdim=True)
+    return torch.einsum("ij,nijkl,kl->nik", coef_PG, gram_2PGPG, coef_PG)
+
+
+def _account(inner_2PP: Tensor, mu2: float) -> Account:
+    inner_PP = inner_2PP.mean(0)
     P = len(inner_PP)
     total, diagonal = float(inner_PP.sum()), float(inner_PP.diagonal().sum())
     signal2 = (total - diagonal) / (P * (P - 1))
@@ -102,7 +131,7 @@ def _account(inner_PP: Tensor, mu2: float) -> Account:
         signal2=signal2,
         within=(diagonal / P - mu2) / P,
         stderr=_jackknife(inner_PP),
-        effective_dimension=_effective_dimension(inner_PP),
+        effective_dimension=_effective_dimension(inner_2PP),
     )
 
 
@@ -118,40 +147,49 @@ def _jackknife(inner_PP: Tensor) -> float:
     return float(spread.sqrt()) / P
 
 
-def _effective_dimension(inner_PP: Tensor) -> float:
+def _effective_dimension(inner_2PP: Tensor) -> float:
     """(tr H)^2 / tr H^2; tr H^2 by the unbiased U-statistic of Chen, Zhang and Zhong 2010.
 
-    mean M_ik^2 - 2 mean M_ij M_jk + mean M_ij M_kl over distinct prompts. NaN where noise makes it negative.
+    mean M_ik^2 - 2 mean M_ij M_jk + mean M_ij M_kl over distinct prompts, one factor of each product from each
+    estimate. NaN where noise makes it negative.
     """
-    P = len(inner_PP)
+    P = inner_2PP.shape[1]
     if P < 4:
         return math.nan
-    off_PP = inner_PP - inner_PP.diagonal().diag()
-    pairs = float(off_PP.square().sum())
-    chains = float(off_PP.sum(1).square().sum()) - pairs
-    apart = float(off_PP.sum()) ** 2 - 4 * chains - 2 * pairs
+    one_PP, two_PP = inner_2PP - torch.diag_embed(inner_2PP.diagonal(dim1=1, dim2=2))
+    pairs = float((one_PP * two_PP).sum())
+    chains = float(one_PP.sum(1) @ two_PP.sum(1)) - pairs
+    apart = float(one_PP.sum() * two_PP.sum()) - 4 * chains - 2 * pairs
     square = pairs / (P * (P - 1)) - 2 * chains / (P * (P - 1) * (P - 2)) + apart / (P * (P - 1) * (P - 2) * (P - 3))
-    trace = float(inner_PP.diagonal().mean()) - float(off_PP.sum()) / (P * (P - 1))
-    noisy = trace > 1e-9 * float(inner_PP.diagonal().mean())  # else: equal but for rounding
+    inner_PP = inner_2PP.mean(0)
+    diagonal = float(inner_PP.diagonal().mean())
+    trace = diagonal - (float(inner_PP.sum()) - diagonal * P) / (P * (P - 1))
+    noisy = trace > 1e-9 * diagonal  # else: equal but for rounding
     return trace**2 / square if noisy and square > 0 else math.nan
 
 
-def _mean_norm2(gram_PGPG: Tensor, rewards_PG: Tensor) -> float:
+def _mean_of_others(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """Of the valid ones; 0 for a lone output."""
+    return (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (valid_PG.sum(1, keepdim=True) - 1).clamp(min=1)
+
+
+def _mean_norm2(gram_PGPG: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> float:
     """Unbiased estimate of E_q ||mu_q||^2, mu_q = E[F s | q], from pairs of outputs of one prompt.
 
-    mean over j != k of (F_j - b_jk)(F_k - b_jk) <s_j, s_k>, b_jk the mean reward of the other G - 2, or of the other
-    prompts where there is no other output. NaN with one output a prompt.
+    mean over j != k of (F_j - b_jk)(F_k - b_jk) <s_j, s_k>, b_jk the mean reward of the prompt's other outputs, or of
+    the other prompts where there is none. Prompts with one output say nothing; NaN if all are such.
     """
-    P, G = rewards_PG.shape
-    if G < 2:
+    count_P = valid_PG.sum(1)
+    pairs_P = count_P > 1
+    if not pairs_P.any():
         return math.nan
-    gram_PGG = torch.stack([gram_PGPG[p, :, p] for p in range(P)])
-    if G > 2:
-        sum_P11 = rewards_PG.sum(1)[:, None, None]
-        rest_PGG = (sum_P11 - rewards_PG[:, :, None] - rewards_PG[:, None, :]) / (G - 2)
-    else:
-        sum_P = rewards_PG.sum(1)
-        rest_PGG = ((sum_P.sum() - sum_P) / (G * (P - 1)))[:, None, None].expand(P, G, G)
+    P = len(rewards_PG)
+    gram_PGG = torch.stack([gram_PGPG[p, :, p] for p in range(P)])  # 0 where an output does not count
+    sum_P = rewards_PG.sum(1)
+    rest_PGG = sum_P[:, None, None] - rewards_PG[:, :, None] - rewards_PG[:, None, :]
+    others_P = (sum_P.sum() - sum_P) / (count_P.sum() - count_P)
+    own = (count_P > 2)[:, None, None]
+    rest_PGG = torch.where(own, rest_PGG / (count_P - 2).clamp(min=1)[:, None, None], others_P[:, None, None])
     terms_PGG = (rewards_PG[:, :, None] - rest_PGG) * (rewards_PG[:, None, :] - rest_PGG) * gram_PGG
     off_P = terms_PGG.sum((1, 2)) - terms_PGG.diagonal(dim1=1, dim2=2).sum(1)
-    return float(off_P.mean() / (G * (G - 1)))
+    return float((off_P / (count_P * (count_P - 1)).clamp(min=1))[pairs_P].mean())

@@ -20,7 +20,8 @@ class Prior:
 
     The strength c is the number of outputs of average weight that the prior counts for. `strength=None` takes the c in
     `STRENGTHS` with the least sum_j w_j (F_j - b_j(c))^2 over the prompts of *earlier* steps, discounted alike: the
-    estimated variance as far as it depends on c. Until there are any it is `FIRST`.
+    estimated variance as far as it depends on c, but for covariances between outputs of a group. Until there are any
+    it is `FIRST`.
 
     Use: `baseline("oblr_shrunk", rewards_PG, norm2_PG=w, prior=prior)` for each micro-batch, `prior.observe(...)` after
     it, and `prior.next_step()` once the whole batch is done with.

@@ -17,6 +17,9 @@ from oblrpo.estimators.moments import Moments
 Mode = Literal["debiased", "plugin", "auto", "ess", "off"]
 SCHEDULE_MODES: tuple[Mode, ...] = get_args(Mode)
 
+EMA: dict[str, float] = {"auto": 0.97}
+"""Decay of the averages where it is not 0.9: a rate that is followed from step to step wants a steady factor."""
+
 
 class SNRSchedule:
     """Scale the learning rate of every step by N SNR / (1 + N SNR).
@@ -27,8 +30,8 @@ class SNRSchedule:
     - `debiased` (default): S / (S + T/N) with unbiased S, T; on one batch max(0, 1 - T / (N ||g||^2)).
     - `plugin`, the paper read literally: ||g||^2 for ||grad J||^2. Its N SNR is about 1 too high, so the factor hardly
       ever falls below 1/2: it cannot brake.
-    - `auto`: the rate of theorem 4 with its constant measured (`auto.MeasuredRate`); eta_0 is only where it starts.
-      Call `confine` after every `optimizer.step()`.
+    - `auto`: the rate at which a step moves the policy by a set number of nats times theorem 4's factor
+      (`auto.MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`.
     - `ess`: sqrt(ESS / B) alone, VCPO's rate (arXiv 2602.17616).
     - `off`: factor 1; the moments are still averaged for `smoothed`.
 
@@ -45,12 +48,11 @@ class SNRSchedule:
     Args:
         optimizer: any torch optimizer.
         mode: see above.
-        ema: decay of the averages, in [0, 1); 0 uses each batch alone.
-        floor: the least factor of `debiased` and `plugin`.
+        ema: decay of the averages, in [0, 1); 0 uses each batch alone. None: 0.97 of `auto`, 0.9 of the others.
+        floor: the least factor of `debiased` and `plugin`; of `auto`, the least f.
         ceiling: the greatest.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
-        kl: of `auto`: delta, nats; what a step without noise may move the policy by, and no step exceeds.
-        memory: of `auto`: decay of its own averages of signal and noise, to which its rate is held from step to step.
+        kl: of `auto`: delta, nats a completion; what a step without noise may move the policy by, and none exceeds.
         growth: of `auto`: most that its rate grows in a step, once steps are large enough to be felt.
         shrinkage: of `auto`: most that it shrinks.
 
@@ -63,28 +65,26 @@ class SNRSchedule:
         optimizer: Optimizer,
         mode: Mode = "debiased",
         *,
-        ema: float = 0.9,
+        ema: float | None = None,
         floor: float = 0.0,
         ceiling: float = 1.0,
         warmup: int = 0,
         kl: float = 0.1,
-        memory: float = 0.97,
         growth: float = 1.5,
         shrinkage: float = 2.0,
     ) -> None:
         if mode not in SCHEDULE_MODES:
             raise ValueError(f"unknown schedule mode {mode!r}; choose one of: {', '.join(SCHEDULE_MODES)}.")
+        ema = EMA.get(mode, 0.9) if ema is None else ema
         if not 0 <= ema < 1:
             raise ValueError(f"ema must lie in [0, 1), got {ema}.")
         if not 0 <= floor <= ceiling:
             raise ValueError(f"need 0 <= floor <= ceiling, got floor {floor} and ceiling {ceiling}.")
         if warmup < 0:
             raise ValueError(f"warmup is a number of steps, got {warmup}.")
-        if not 0 <= memory < 1:
-            raise ValueError(f"memory must lie in [0, 1), got {memory}.")
         if not 0 < kl < math.inf or not growth > 1 or not shrinkage > 1:
             raise ValueError(f"need kl > 0, growth > 1 and shrinkage > 1, got {kl}, {growth} and {shrinkage}.")
-        self.measured = MeasuredRate(optimizer, kl, memory, growth, shrinkage) if mode == "auto" else None
+        self.measured = MeasuredRate(optimizer, kl, growth, shrinkage) if mode == "auto" else None
         self.mode, self.floor, self.ceiling, self.warmup = mode, floor, ceiling, warmup
         self.optimizer = optimizer
         self.average = MomentAverage(ema)
@@ -125,11 +125,14 @@ class SNRSchedule:
         Args:
             batch: its moments, before any clipping.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
+
+        Raises:
+            ValueError: of `auto`: no rate to start from, or the last update was not confined.
         """
         self.restore()
         self._steps += 1
         self.average.add(batch)
-        self.factor = self._bounded(self._raw_factor(batch, ess_ratio))
+        self.factor = self._next_factor(ess_ratio) * min(1.0, self._steps / self.warmup if self.warmup else 1.0)
         for group in self.optimizer.param_groups:
             eta_0 = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             _set_rate(group, eta_0 * self.factor)
@@ -146,7 +149,7 @@ class SNRSchedule:
                 every shortening.
 
         Raises:
-            ValueError: a change is NaN or infinite.
+            ValueError: a change is NaN or infinite, or `auto` cannot measure it.
         """
         taken = self.measured.confine(change) if self.measured is not None else Step(mean_kl(change()), 1.0)
         if not math.isfinite(taken.kl):
@@ -154,8 +157,8 @@ class SNRSchedule:
         return taken
 
     def _stepped(self) -> None:
-        if self.measured is not None and self._pending:
-            self.measured.stepped(float(self._pending[0][2]))
+        if self.measured is not None:
+            self.measured.stepped(max((float(used) for _, _, used in self._pending), default=None))
         self.restore()
 
     def restore(self) -> None:
@@ -186,24 +189,22 @@ class SNRSchedule:
         if self.measured is not None:
             self.measured.load_state_dict(state["measured"])
 
-    def _raw_factor(self, batch: Moments, ess_ratio: float) -> float:
+    def _next_factor(self, ess_ratio: float) -> float:
         if self.mode == "off":
             return 1.0
-        if self.measured is not None:
-            group = self.optimizer.param_groups[0]
-            self._start = self._start or float(group.get("initial_lr", group["lr"]))  # a scheduler may begin at 0
+        if self.mode == "ess":
+            return math.sqrt(ess_ratio)
+        share = self.average.signal_share(debiased=self.mode != "plugin")
+        if self.measured is None:
+            return self._within_bounds(share * math.sqrt(ess_ratio))
+        if not self._start:  # a scheduler may begin at 0
+            self._start = max(float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups)
             if not self._start:
-                return 1.0  # nothing to start from yet
-            return self.measured.next_rate(self._start, batch, ess_ratio) / self._start
-        share = 1.0 if self.mode == "ess" else self.average.signal_share(debiased=self.mode == "debiased")
-        return math.sqrt(ess_ratio) * share
+                raise ValueError("schedule 'auto' needs a learning rate above 0 to start from.")
+        return self.measured.next_rate(self._start, self._within_bounds(share * ess_ratio)) / self._start
 
-    def _bounded(self, factor: float) -> float:
-        if self.mode in {"off", "ess", "auto"}:
-            bounded = factor
-        else:
-            bounded = min(max(factor, self.floor), self.ceiling)
-        return bounded * min(1.0, self._steps / self.warmup) if self.warmup else bounded
+    def _within_bounds(self, factor: float) -> float:
+        return min(max(factor, self.floor), self.ceiling)
 
 
 def _set_rate(group: dict[str, Any], rate: Any) -> None:

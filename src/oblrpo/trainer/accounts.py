@@ -12,8 +12,8 @@ from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.scores import ScoreTape
 
-DIRECTIONS, DIMENSIONS = 16, 4096
-"""Of the sketches, see `ScoreTape.sketch`."""
+DIRECTIONS, DIMENSIONS = 8, 2048
+"""Of each of two independent sketches, see `ScoreTape.sketch`."""
 
 
 class Accountant:
@@ -74,8 +74,10 @@ class Accountant:
     def _pass(
         self, sequences: Sequences, G: int, seed: int, weight_SC: Tensor | None
     ) -> tuple[list[Logps], Tensor, Tensor]:
-        """What the forward says, inner products of (token-weighted) scores, (S, S), and their squared norms."""
-        outputs, rows, norms = [], [], []
+        """What the forward says, inner products of (token-weighted) scores (two estimates), and squared norms."""
+        outputs, norms = [], []
+        grams: list[Tensor] = []
+        sketches: list[list[Tensor]] = [[], []]
         S = len(sequences.completion_SC)
         per_block = self.prompts_per_block * G or S
         for start in range(0, S, per_block):
@@ -89,17 +91,22 @@ class Accountant:
                 tape.record(scored_S)
             outputs.append(output.detached())
             norms.append(tape.norm2())
-            rows.append(tape.gram() if self.exact else tape.sketch(seed, DIRECTIONS, DIMENSIONS))
+            if self.exact:
+                grams.append(tape.gram())
+            else:
+                for which, rows in enumerate(sketches):
+                    rows.append(tape.sketch(2 * seed + which, DIRECTIONS, DIMENSIONS))
         norm2_S = torch.cat(norms)
-        gram_SS = rows[0] if self.exact else _gram(torch.cat(rows))
-        return outputs, gram_SS.diagonal_scatter(norm2_S.to(gram_SS)), norm2_S  # the diagonal is known exactly
+        gram = grams[0] if self.exact else torch.stack([_gram(torch.cat(rows)) for rows in sketches])
+        diagonal = norm2_S.to(gram).expand(gram.shape[:-1])  # known exactly
+        return outputs, gram.diagonal_scatter(diagonal, dim1=-2, dim2=-1), norm2_S
 
 
 def ledger_metrics(ledger: estimators.Ledger) -> dict[str, float]:
-    """`variance/NAME` and `n_snr/NAME` of every baseline, and the part of the variance that no baseline can mend."""
+    """`variance/NAME` and `signal2/NAME` of every baseline, and the part of the variance that no baseline can mend."""
     accounts = ledger.accounts
     metrics = {f"variance/{name}": account.variance for name, account in accounts.items()}
-    metrics |= {f"n_snr/{name}": account.snr for name, account in accounts.items()}
+    metrics |= {f"signal2/{name}": account.signal2 for name, account in accounts.items()}
     dimension = accounts["rloo"].effective_dimension if "rloo" in accounts else math.nan
     return metrics | {"variance_between_prompts": ledger.between, "effective_dimension": dimension}
 

@@ -103,7 +103,7 @@ class Learner:
         self.schedule = estimators.SNRSchedule(
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
-            ema=optim.schedule_ema,
+            ema=None if optim.schedule_ema == -1 else optim.schedule_ema,
             floor=optim.schedule_floor,
             ceiling=optim.schedule_ceiling,
             warmup=optim.warmup_steps * config.num_iterations,  # the schedule counts updates
@@ -236,7 +236,7 @@ class Learner:
             inputs["logit_norm2_PGT"] = output.logit_norm2_SC.view(*rho_PG.shape, -1)
             inputs["token_mask_PGT"] = batch.completion_mask_SC.view(*rho_PG.shape, -1)
         result = estimators.baseline(name, rewards_PG[prompts], rho_PG=rho_PG, prior=self.prior, **inputs)
-        if "prior" in needs:
+        if "norm2_PG" in needs:  # other baselines too: the ledger asks what oblr_shrunk would have given
             self.prior.observe(rewards_PG[prompts], inputs["norm2_PG"] * rho_PG**2)
         return result
 
@@ -261,7 +261,7 @@ class Learner:
 
     def _ledger(self, sequences: Sequences, rewards_PG: Tensor, step: int) -> dict[str, float]:
         every = self.scores.ledger_steps
-        if self.scores.ledger == "off" or not every or (step != 1 and step % every):
+        if self.scores.ledger == "off" or not every or step < 1 or (step != 1 and step % every):
             return {}
         lengths_PG = sequences.lengths_S.view_as(rewards_PG).to(rewards_PG)
         weighting = WEIGHTINGS[self.algorithm.weighting](lengths_PG, self.rollout.max_completion_length)

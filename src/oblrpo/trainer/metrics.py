@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -21,13 +22,14 @@ def step_metrics(
     batch's own.
     """
     estimate, last = updates[0].estimate, updates[-1]
-    group_std_P = rewards_PG.std(1) if rewards_PG.shape[1] > 1 else rewards_PG.new_zeros(rewards_PG.shape[0])
+    alone = rewards_PG.shape[1] == 1
+    group_std_P = rewards_PG.new_zeros(rewards_PG.shape[0]) if alone else rewards_PG.std(1)
     baseline_P = estimate.baseline_PG.mean(1)
     return {
         "step": step,
         "reward": rewards_PG.mean().item(),
         "reward_std": group_std_P.mean().item(),
-        "frac_reward_zero_std": (group_std_P == 0).float().mean().item(),
+        "frac_reward_zero_std": math.nan if alone else (group_std_P == 0).float().mean().item(),
         "completions/mean_length": rollouts.sequences.lengths_S.float().mean().item(),
         "completions/clipped_ratio": rollouts.clipped_S.float().mean().item(),
         "entropy": estimate.entropy,

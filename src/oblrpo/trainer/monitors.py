@@ -11,7 +11,7 @@ PATIENCE = 10
 """Steps in a row before a state counts as lasting."""
 
 COLLAPSED = 0.01
-"""Share of the highest learning rate so far below which the rate has collapsed."""
+"""Share of the schedule's highest factor so far below which the rate has collapsed."""
 
 EXPLODED = 10.0
 """Times its median over earlier steps at which the spread of baselines has exploded."""
@@ -43,7 +43,10 @@ class Monitors:
         return list(new.values())
 
     def _rewards_are_flat(self, metrics: dict[str, Any]) -> str:
-        self._flat = self._flat + 1 if metrics["frac_reward_zero_std"] > FLAT else 0
+        share = metrics["frac_reward_zero_std"]
+        if share is None or math.isnan(share):  # one completion a prompt
+            return ""
+        self._flat = self._flat + 1 if share > FLAT else 0
         if self._flat < PATIENCE:
             return ""
         return (
@@ -54,26 +57,26 @@ class Monitors:
         )
 
     def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
-        rate = metrics["learning_rate"]
-        self._highest = max(self._highest, rate)
-        self._collapsed = self._collapsed + 1 if rate < COLLAPSED * self._highest else 0
+        factor = metrics["lr_factor"]  # not the rate, which a cosine brings down too
+        self._highest = max(self._highest, factor)
+        self._collapsed = self._collapsed + 1 if factor < COLLAPSED * self._highest else 0
         if self._collapsed < PATIENCE:
             return ""
         critical = metrics["critical_batch_size"]
         known = "" if critical is None or math.isinf(critical) else f" (critical batch about {critical:.0f} prompts)"
         return (
-            f"the learning rate has been below {COLLAPSED:.0%} of its highest for {PATIENCE} steps: the gradient's "
-            f"signal is lost in its noise{known}. Raise prompts_per_step, stop here, or set schedule_floor to go on "
-            "regardless."
+            f"the schedule's factor on the learning rate has been below {COLLAPSED:.0%} of its highest for {PATIENCE} "
+            f"steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, or set "
+            "schedule_floor to go on regardless."
         )
 
     def _baselines_exploded(self, metrics: dict[str, Any]) -> str:
         spread = metrics["baseline/spread"]
         if spread is None or math.isnan(spread):
             return ""
-        usual = max(statistics.median(self._spreads), 1e-12) if len(self._spreads) >= PATIENCE else math.inf
+        usual = statistics.median(self._spreads) if len(self._spreads) >= PATIENCE else math.inf
         self._spreads.append(spread)
-        if spread <= EXPLODED * usual:
+        if usual == 0 or spread <= EXPLODED * usual:  # 0: most steps so far paid nothing, which is no scale
             return ""
         return (
             f"baselines of this step's prompts spread {spread / usual:.0f} times as wide as usual "

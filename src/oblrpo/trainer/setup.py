@@ -81,15 +81,25 @@ def check(config: TrainConfig) -> None:
                 f"{key} is {value}; it must be a finite number of at least {least:g}"
                 + (f" and at most {most:g}." if most < MOST else ".")
             )
-    _check_schedule(config.optim)
+    _check_schedule(config.optim, algorithm.schedule)
     if algorithm.normalisation == "group_std" and G < 2:
         raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
     _check_scores(config, algorithm)
+    if -1 < config.algorithm.prior_strength < 0:
+        raise InputError(
+            f"prior_strength is {config.algorithm.prior_strength}; it must be at least 0, or -1 for a choice."
+        )
     if config.warm_start.warm_start_steps and config.task.data:
         raise InputError("warm_start_steps needs a built-in task, which can demonstrate; a data file cannot.")
 
 
-def _check_schedule(optim: OptimConfig) -> None:
+def _check_schedule(optim: OptimConfig, schedule: str) -> None:
+    if schedule == "auto" and optim.optimizer in {"Rprop", "Adafactor"}:
+        raise InputError(f"schedule 'auto' sets the learning rate, which {optim.optimizer} makes its own; try AdamW.")
+    if schedule == "auto" and not optim.learning_rate:
+        raise InputError("schedule 'auto' needs a learning_rate above 0 to start from.")
+    if optim.schedule_metric == "optimizer" and optim.optimizer_args.get("centered"):
+        raise InputError("schedule_metric 'optimizer' needs plain averages of squared gradients; leave out centered.")
     if optim.schedule_metric == "optimizer" and optim.optimizer not in PRECONDITIONED:
         raise InputError(
             f"schedule_metric 'optimizer' needs squared gradients, which {optim.optimizer} does not keep; "
