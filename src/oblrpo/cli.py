@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from oblrpo import __version__
-from oblrpo.config import BenchConfig, TrainConfig
+from oblrpo.config import BenchConfig, PolicyConfig, RolloutConfig, TaskConfig, TrainConfig
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings import flatten, load_recipe, with_settings
 
@@ -26,6 +26,7 @@ oblrpo: post-training of language models with the variance-optimal baseline and 
   oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
   oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
   oblrpo theory [--output FILE]                          every theorem on policies that can be enumerated
+  oblrpo probe RUN|MODEL                                 local smoothness of a real objective, and what rate it supports
   oblrpo --version
 
 Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
@@ -67,6 +68,31 @@ class TheoryCommand:
     """CPU threads."""
 
 
+@dataclass(frozen=True)
+class ProbeCommand:
+    """Measure the local smoothness of the objective around a run's checkpoints, or around any model.
+
+    For each checkpoint: the largest curvature of J (Hessian-vector products), the learning rate 1 / c that it implies,
+    and, along the update that the run makes next, curvature, secant, and predicted against realised improvement.
+    Examples: `oblrpo probe runs/demo`; `oblrpo probe path/to/model --task path --max-completion-length 12`.
+    """
+
+    target: Annotated[str, tyro.conf.Positional]
+    """Folder of a run, or a model: folder or hub name."""
+    prompts: int = 128
+    """Prompts of each of two independent batches."""
+    outputs: int = 8
+    """Completions a prompt."""
+    iterations: int = 12
+    """Hessian-vector products to find the direction of largest curvature."""
+    probe_seed: int = 0
+    """Of samples and the first direction."""
+    task: TaskConfig = field(default_factory=TaskConfig)
+    """Of a model; a run knows its own."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+
+
 def main() -> None:
     """Entry point of `oblrpo`.
 
@@ -103,7 +129,7 @@ def dispatch(argv: list[str]) -> None:
         InputError: the command is unknown, or as the command raises.
     """
     commands: dict[str, Callable[[list[str]], None]] = {
-        "train": train, "report": report, "bench": bench, "theory": theory
+        "train": train, "report": report, "bench": bench, "theory": theory, "probe": probe
     }  # fmt: skip
     if not argv or argv[0] in {"-h", "--help"}:
         print(USAGE)
@@ -187,6 +213,30 @@ def theory(argv: list[str]) -> None:
     held = sum(claim.holds for claim in findings.claims)
     count = len(findings.claims)
     print(f"\n{count} statements, {held} hold, {count - held} do not; {seconds:.0f} s; {output}")
+
+
+def probe(argv: list[str]) -> None:
+    """`oblrpo probe`."""
+    command = tyro.cli(
+        ProbeCommand,
+        args=argv,
+        prog="oblrpo probe",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    from transformers.utils import logging as transformers_logging
+
+    from oblrpo.probe import Effort, print_place, probe_model, probe_run
+
+    transformers_logging.disable_progress_bar()
+    effort = Effort(command.prompts, command.outputs, command.iterations, command.probe_seed)
+    target = Path(command.target)
+    if (target / "config.yaml").is_file():
+        places = probe_run(target, effort)
+    else:
+        config = TrainConfig(task=command.task, policy=command.policy, rollout=command.rollout)
+        places = iter([probe_model(command.target, config, effort)])
+    for place in places:
+        print_place(place)
 
 
 def _write_report(run: Path) -> Path:

@@ -13,14 +13,18 @@ from oblrpo.theory.worlds import World
 
 
 def leverage(world: World, G: int) -> Claim:
-    """F_j - b_j = (F_j - b_full) / (1 - h_j), h_j = w_j / sum w: leave-one-out in O(G)."""
+    """F_j - b_j = (F_j - b_full) / (1 - h_j), h_j = w_j / sum w: leave-one-out in O(G).
+
+    Where 1 - h_j > 1e-4: one weight that is nearly all costs the quotient its digits.
+    """
     index_BG = exact.groups(world.rewards_QO.shape[1], G)
     rewards_BG, norm2_BG = world.rewards_QO[0][index_BG], world.norm2_QO[0][index_BG]
     full_B1 = (norm2_BG * rewards_BG).sum(1, keepdim=True) / norm2_BG.sum(1, keepdim=True)
-    claimed_BG = (rewards_BG - full_B1) / (1 - norm2_BG / norm2_BG.sum(1, keepdim=True))
+    rest_BG = 1 - norm2_BG / norm2_BG.sum(1, keepdim=True)
+    claimed_BG = (rewards_BG - full_B1) / rest_BG
     others = 1 - torch.eye(G, dtype=torch.float64)
     direct_BG = rewards_BG - (norm2_BG * rewards_BG) @ others / (norm2_BG @ others)
-    gap = float((claimed_BG - direct_BG).abs().max())
+    gap = float((claimed_BG - direct_BG)[rest_BG > 1e-4].abs().max())
     return Claim("leverage form of leave-one-out", "derived", 0.0, gap, note=f"{world.name}, every group of {G}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.func import hessian
 
 from oblrpo.theory.claims import Claim
 from oblrpo.theory.worlds import World
@@ -88,7 +89,7 @@ def kl_bound(world: World, reference_QO: Tensor, beta: float, places: int = 20, 
 
         reward_QO = here.rewards_QO - beta * (here.logp_QO - reference_QO.log())
         width = float((reward_QO.max(1).values - reward_QO.min(1).values).max())
-        found = spectral_norm(torch.func.hessian(penalised)(here.theta_D))
+        found = spectral_norm(hessian(penalised)(here.theta_D))
         bound = (width + beta) * world.smoothness
         name, note = "KL in the bound: ||grad^2|| <= (osc(F~) + beta) L", f"{world.name}, beta = {beta}"
         claims.append(Claim(name, "derived", bound, found, "<=", note=note))
