@@ -46,7 +46,7 @@ def test_the_claims_that_fail_fail_by_more_than_chance(findings):
 
 def test_the_command_prints_a_table_and_writes_a_page(oblrpo, tmp_path, monkeypatch, findings):  # noqa: F811
     monkeypatch.setattr("oblrpo.theory.run_all", lambda note: findings)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = oblrpo("theory", "--output", tmp_path / "page.html")
     assert code == 0
     assert "T7: b* = E[w F] / E[w]" in out

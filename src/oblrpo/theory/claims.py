@@ -50,6 +50,11 @@ class Claim:
         return 1e-10 * max(1.0, abs(self.claimed))
 
     @property
+    def where(self) -> str:
+        """The note up to its first colon."""
+        return self.note.split(":")[0]
+
+    @property
     def verdict(self) -> str:
         """In a word or three."""
         return "holds" if self.holds else "does not hold"
@@ -63,4 +68,4 @@ def worst(claims: list[Claim]) -> Claim:
     """Of one statement tried in several places: the one with the least slack (of `=`: the largest difference)."""
     sign = -1 if claims[0].relation == "=" else 1
     least = min(claims, key=lambda claim: -math.inf if math.isnan(claim.slack) else sign * claim.slack)
-    return least.noted(f"{least.note}; worst of {len(claims)}" if least.note else f"worst of {len(claims)}")
+    return least.noted(f"worst of {len(claims)}, {least.note}")

@@ -72,11 +72,12 @@ def flat() -> Slide:
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over t < T, by T; (R, K) each."""
+    """Means over t < T, by T, (R, K) each, and J in the end."""
 
     times_K: Tensor
     norm2_RK: Tensor
     norm_RK: Tensor
+    objective_R: Tensor
 
 
 def run(slide: Slide, rate: float | None, runs: int = RUNS, steps: int = STEPS, seed: int = 0) -> Curve:
@@ -98,7 +99,8 @@ def run(slide: Slide, rate: float | None, runs: int = RUNS, steps: int = STEPS, 
         hit_RN = torch.rand(runs, N, generator=generator, dtype=torch.float64) < p_RN
         estimate_R = (hit_RN * slide.r_Q[prompt_RN] * slide.a_Q[prompt_RN] * (1 - p_RN)).mean(1)
         theta_R = theta_R + eta * estimate_R
-    return Curve(torch.tensor(times), *(torch.stack(each, 1) for each in zip(*sums, strict=True)))
+    norm2_RK, norm_RK = (torch.stack(each, 1) for each in zip(*sums, strict=True))
+    return Curve(torch.tensor(times), norm2_RK, norm_RK, slide.objective(theta_R))
 
 
 def slope(curve: Curve, values_RK: Tensor, seed: int = 0) -> tuple[float, float]:

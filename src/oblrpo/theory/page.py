@@ -23,14 +23,14 @@ hold</i>, the line is a counterexample.</p>"""
 def print_table(claims: list[Claim], console: Console) -> None:
     """One line a claim."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("result", "source"):
+    for name in ("result", "source", "where"):
         table.add_column(name)
     for name in ("claimed", "computed", "slack"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for claim in claims:
         style = None if claim.holds else "bold yellow"
-        table.add_row(claim.result, claim.source, *_figures(claim), claim.verdict, style=style)
+        table.add_row(claim.result, claim.source, claim.where, *_figures(claim), claim.verdict, style=style)
     console.print(table)
 
 
@@ -48,7 +48,8 @@ def write_page(findings: Findings, path: Path, seconds: float) -> None:
         f"<div class=wide><table><tr>{heads}{rows}</table></div>",
         "<h2>Theorems 5 and 6: mean squared gradient norm over the first T steps</h2><div class=charts>",
         *_decay(findings),
-        "</div><h2>Theorem 3, step by step: improvement predicted by the bound, and realised</h2><div class=charts>",
+        f"</div>{_reached(findings)}",
+        "<h2>Theorem 3, step by step: improvement predicted by the bound, and realised</h2><div class=charts>",
         *_improvement(findings),
         f"</div><p>{len(findings.claims)} statements in {seconds:.0f} s.</p>",
     ]
@@ -68,6 +69,16 @@ def _decay(findings: Findings) -> list[str]:
         lines.append(Line("T^-1/2", first.x, [start * (t / first.x[0]) ** -0.5 for t in first.x]))
         charts.append(chart(f"{slide.name}: mean ||grad J||² by T", lines, logarithmic=True, xlabel="T", log_x=True))
     return charts
+
+
+def _reached(findings: Findings) -> str:
+    """A small gradient is not all: noise may have carried a fixed rate to another plateau, higher or lower."""
+    parts = [
+        f"{html.escape(slide.name)}: "
+        + ", ".join(f"{name} {float(curve.objective_R.mean()):.4f}" for name, curve in by_rate.items())
+        for slide, by_rate in findings.curves
+    ]
+    return f"<p>Mean J after the last step. {'; '.join(parts)}.</p>"
 
 
 def _improvement(findings: Findings) -> list[str]:
