@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from oblrpo import __version__
-from oblrpo.config import BenchConfig, TrainConfig
+from oblrpo.config import BenchConfig, PolicyConfig, RolloutConfig, TaskConfig, TrainConfig
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings import flatten, load_recipe, with_settings
 
@@ -24,6 +25,8 @@ oblrpo: post-training of language models with the variance-optimal baseline and 
   oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
   oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
   oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
+  oblrpo theory [--output FILE]                          every theorem on policies that can be enumerated
+  oblrpo probe RUN|MODEL                                 local smoothness of a real objective, and what rate it supports
   oblrpo --version
 
 Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
@@ -50,6 +53,44 @@ class ReportCommand:
 
     run: Annotated[str, tyro.conf.Positional]
     """Folder of a run."""
+
+
+@dataclass(frozen=True)
+class TheoryCommand:
+    """Compute every assumption and theorem of the paper on policies small enough to enumerate, in about a minute.
+
+    Prints what is claimed, what comes out, and the verdict; writes a page with the plots.
+    """
+
+    output: str = "theory.html"
+    """The page."""
+    threads: int = 1
+    """CPU threads."""
+
+
+@dataclass(frozen=True)
+class ProbeCommand:
+    """Measure the local smoothness of the objective around a run's checkpoints, or around any model.
+
+    For each checkpoint: the largest curvature of J (Hessian-vector products), the learning rate 1 / c that it implies,
+    and, along the update that the run makes next, curvature, secant, and predicted against realised improvement.
+    Examples: `oblrpo probe runs/demo`; `oblrpo probe path/to/model --task path --max-completion-length 12`.
+    """
+
+    target: Annotated[str, tyro.conf.Positional]
+    """Folder of a run, or a model: folder or hub name."""
+    prompts: int = 128
+    """Prompts of each of two independent batches."""
+    outputs: int = 8
+    """Completions a prompt."""
+    iterations: int = 12
+    """Hessian-vector products to find the direction of largest curvature."""
+    probe_seed: int = 0
+    """Of samples and the first direction."""
+    task: TaskConfig = field(default_factory=TaskConfig)
+    """Of a model; a run knows its own."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
 
 
 def main() -> None:
@@ -87,7 +128,9 @@ def dispatch(argv: list[str]) -> None:
     Raises:
         InputError: the command is unknown, or as the command raises.
     """
-    commands: dict[str, Callable[[list[str]], None]] = {"train": train, "report": report, "bench": bench}
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "train": train, "report": report, "bench": bench, "theory": theory, "probe": probe
+    }  # fmt: skip
     if not argv or argv[0] in {"-h", "--help"}:
         print(USAGE)
     elif argv[0] == "--version":
@@ -141,6 +184,59 @@ def bench(argv: list[str]) -> None:
     from oblrpo.bench.tables import print_tables
 
     print_tables(config)
+
+
+def theory(argv: list[str]) -> None:
+    """`oblrpo theory`.
+
+    Raises:
+        InputError: the page cannot be written.
+    """
+    command = tyro.cli(TheoryCommand, args=argv, prog="oblrpo theory")
+    output = Path(command.output)
+    if command.threads < 1:
+        raise InputError(f"threads is {command.threads}; it must be at least 1.")
+    if output.is_dir() or not output.parent.is_dir():
+        raise InputError(f"cannot write the page to {output}; give a file in a folder that is there.")
+    import torch
+
+    from oblrpo.theory import run_all
+    from oblrpo.theory.page import print_table, write_page
+
+    torch.set_num_threads(command.threads)
+    started = time.perf_counter()
+    progress = Console(stderr=True, markup=False, highlight=False)
+    findings = run_all(lambda text: progress.print(f"{time.perf_counter() - started:5.1f} s  {text}"))
+    seconds = time.perf_counter() - started
+    print_table(findings.claims, Console(markup=False, highlight=False))
+    write_page(findings, output, seconds)
+    held = sum(claim.holds for claim in findings.claims)
+    count = len(findings.claims)
+    print(f"\n{count} statements, {held} hold, {count - held} do not; {seconds:.0f} s; {output}")
+
+
+def probe(argv: list[str]) -> None:
+    """`oblrpo probe`."""
+    command = tyro.cli(
+        ProbeCommand,
+        args=argv,
+        prog="oblrpo probe",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    from transformers.utils import logging as transformers_logging
+
+    from oblrpo.probe import Effort, print_place, probe_model, probe_run
+
+    transformers_logging.disable_progress_bar()
+    effort = Effort(command.prompts, command.outputs, command.iterations, command.probe_seed)
+    target = Path(command.target)
+    if (target / "config.yaml").is_file():
+        places = probe_run(target, effort)
+    else:
+        config = TrainConfig(task=command.task, policy=command.policy, rollout=command.rollout)
+        places = iter([probe_model(command.target, config, effort)])
+    for place in places:
+        print_place(place)
 
 
 def _write_report(run: Path) -> Path:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 INK = "#123456"
 """Stands for the page's text colour until the SVG is written, so that light and dark both work."""
-COLORS = ("#3b7dd8", "#d9822b", "#3f9c5a")
+COLORS = ("#3b7dd8", "#d9822b", "#3f9c5a", "#8e6bbf")
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Line:
     margin: list[float] | None = None
 
 
-def chart(title: str, lines: list[Line], logarithmic: bool = False) -> str:
-    """One chart as an <svg> element."""
+def chart(title: str, lines: list[Line], logarithmic: bool = False, xlabel: str = "step", log_x: bool = False) -> str:
+    """One chart as an <svg> element; `logarithmic` is its y axis."""
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style: dict[Any, str] = dict.fromkeys(inked, INK) | {"svg.fonttype": "none", "svg.hashsalt": "oblrpo"}
     with mpl.rc_context(style):
@@ -35,7 +35,9 @@ def chart(title: str, lines: list[Line], logarithmic: bool = False) -> str:
         for line, color in zip(lines, COLORS, strict=False):
             _draw(axes, line, color)
         axes.set_title(title, fontsize=11, loc="left")
-        axes.set_xlabel("step")
+        axes.set_xlabel(xlabel)
+        if log_x:
+            axes.set_xscale("log")
         if logarithmic and any(value and value > 0 for line in lines for value in line.y):
             axes.set_yscale("log")
         axes.grid(alpha=0.2)

@@ -108,7 +108,7 @@ class RunFolder:
 
     def save_checkpoint(self, step: int, save_policy: Callable[[Path], None], state: dict[str, Any], keep: int) -> None:
         """Write `checkpoints/step_N` whole or not at all, then remove the oldest beyond `keep`."""
-        target = self.checkpoints / f"step_{step}"
+        target = self.checkpoint(step)
         partial = self.checkpoints / f".step_{step}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         save_policy(partial)
@@ -117,22 +117,27 @@ class RunFolder:
         shutil.rmtree(target, ignore_errors=True)
         os.replace(partial, target)
         state_files.sync(self.checkpoints)
-        for old in self._steps()[:-keep]:
-            shutil.rmtree(self.checkpoints / f"step_{old}")
+        for old in self.checkpoint_steps()[:-keep]:
+            shutil.rmtree(self.checkpoint(old))
 
     def latest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, if any."""
-        steps = self._steps()
-        return self.checkpoints / f"step_{steps[-1]}" if steps else None
+        steps = self.checkpoint_steps()
+        return self.checkpoint(steps[-1]) if steps else None
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.checkpoints / f"step_{step}"
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the complete checkpoints that are kept, in order."""
+        names = (entry.name.removeprefix("step_") for entry in self.checkpoints.glob("step_*"))
+        return sorted(int(name) for name in names if name.isdigit())
 
     def clean_up(self) -> None:
         """Remove what an interrupted write left."""
         for partial in self.checkpoints.glob(".step_*.partial"):
             shutil.rmtree(partial)
-
-    def _steps(self) -> list[int]:
-        names = (entry.name.removeprefix("step_") for entry in self.checkpoints.glob("step_*"))
-        return sorted(int(name) for name in names if name.isdigit())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

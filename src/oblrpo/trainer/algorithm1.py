@@ -110,6 +110,27 @@ class Learner:
             kl=optim.schedule_kl,
         )
 
+    _PARTS = ("optimizer", "schedule", "scheduler", "weights", "prior")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the policy that the next step depends on."""
+        return {part: getattr(self, part).state_dict() for part in self._PARTS}
+
+    def load_state_dict(self, state: dict[str, Any], run: str) -> None:
+        """Take up where `state_dict` left off.
+
+        Raises:
+            InputError: it is the state of another version; the message names `run`.
+        """
+        try:
+            for part in self._PARTS:
+                getattr(self, part).load_state_dict(state[part])
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"{run} was written by another version ({error}); resume it with that one, or start anew from its "
+                "checkpoint with --model."
+            ) from None
+
     def learn(self, rollouts: Rollouts, rewards_PG: Tensor, step: int = 0) -> list[Update]:
         """`num_iterations` updates on one batch of completions; its own log-probabilities before the first are old.
 

@@ -121,15 +121,7 @@ class Trainer:
             raise InputError(f"{self.folder.path} is at step {state['step']} already; --steps must be at least that.")
         self.done = self.saved = state["step"]
         self.tokens = state["tokens"]
-        self.learner.optimizer.load_state_dict(state["optimizer"])
-        try:
-            for part in ("schedule", "scheduler", "weights", "prior"):
-                getattr(self.learner, part).load_state_dict(state[part])
-        except (KeyError, ValueError) as error:
-            raise InputError(
-                f"{self.folder.path} was written by another version ({error}); resume it with that one, or start anew "
-                "from its checkpoint with --model."
-            ) from None
+        self.learner.load_state_dict(state, str(self.folder.path))
 
     def _warm_start(self, progress: Progress) -> None:
         config = self.config.warm_start
@@ -188,15 +180,7 @@ class Trainer:
     def _save(self) -> None:
         if self.saved == self.done or self.done is None:
             return
-        state = {
-            "step": self.done,
-            "tokens": self.tokens,
-            "optimizer": self.learner.optimizer.state_dict(),
-            "schedule": self.learner.schedule.state_dict(),
-            "scheduler": self.learner.scheduler.state_dict(),
-            "weights": self.learner.weights.state_dict(),
-            "prior": self.learner.prior.state_dict(),
-        }
+        state = {"step": self.done, "tokens": self.tokens} | self.learner.state_dict()
         self.folder.save_checkpoint(self.done, self.policy.save, state, self.config.run.save_total_limit)
         self.saved = self.done
 

@@ -1,0 +1,98 @@
+"""`oblrpo theory`: a table on the console and one page with the plots."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from oblrpo.report.charts import Line, chart
+from oblrpo.report.page import PAGE
+from oblrpo.runs import write_atomically
+from oblrpo.theory.claims import Claim
+from oblrpo.theory.suite import Findings
+
+INTRO = """<h1>The theory of OBLR-PO, computed</h1>
+<p>Policies small enough to list every output of every prompt, in float64: softmax bandits, token trees and a small
+transformer. Each line compares what is stated with what comes out; the verdict is computed. Where it says <i>does not
+hold</i>, the line is a counterexample.</p>"""
+
+
+def print_table(claims: list[Claim], console: Console) -> None:
+    """One line a claim."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("result", "source", "where"):
+        table.add_column(name)
+    for name in ("claimed", "computed", "slack"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for claim in claims:
+        style = None if claim.holds else "bold yellow"
+        table.add_row(claim.result, claim.source, claim.where, *_figures(claim), claim.verdict, style=style)
+    console.print(table)
+
+
+def write_page(findings: Findings, path: Path, seconds: float) -> None:
+    """The table with notes, the decay of the squared gradient, predicted against realised improvement."""
+    heads = "".join(f"<th>{name}" for name in ("result", "source", "claimed", "computed", "slack", "verdict", "where"))
+    rows = "".join(
+        f"<tr><td>{html.escape(claim.result)}<td>{html.escape(claim.source)}"
+        + "".join(f"<td>{figure}" for figure in map(html.escape, _figures(claim)))
+        + f"<td>{claim.verdict if claim.holds else f'<b>{claim.verdict}</b>'}<td>{html.escape(claim.note)}"
+        for claim in findings.claims
+    )
+    body = [
+        INTRO,
+        f"<div class=wide><table><tr>{heads}{rows}</table></div>",
+        "<h2>Theorems 5 and 6: mean squared gradient norm over the first T steps</h2><div class=charts>",
+        *_decay(findings),
+        f"</div>{_reached(findings)}",
+        "<h2>Theorem 3, step by step: improvement predicted by the bound, and realised</h2><div class=charts>",
+        *_improvement(findings),
+        f"</div><p>{len(findings.claims)} statements in {seconds:.0f} s.</p>",
+    ]
+    write_atomically(path, PAGE.format(title="The theory of OBLR-PO, computed", body="\n".join(body)))
+
+
+def _figures(claim: Claim) -> tuple[str, str, str]:
+    return f"{claim.relation} {claim.claimed:.5g}", f"{claim.computed:.5g}", f"{claim.slack:.1e}"
+
+
+def _decay(findings: Findings) -> list[str]:
+    charts = []
+    for slide, by_rate in findings.curves:
+        lines = [Line(name, curve.times_K.tolist(), curve.norm2_RK.mean(0).tolist()) for name, curve in by_rate.items()]
+        first = lines[0]
+        start = first.y[0] or 0.0
+        lines.append(Line("T^-1/2", first.x, [start * (t / first.x[0]) ** -0.5 for t in first.x]))
+        charts.append(chart(f"{slide.name}: mean ||grad J||² by T", lines, logarithmic=True, xlabel="T", log_x=True))
+    return charts
+
+
+def _reached(findings: Findings) -> str:
+    """A small gradient is not all: noise may have carried a fixed rate to another plateau, higher or lower."""
+    parts = [
+        f"{html.escape(slide.name)}: "
+        + ", ".join(f"{name} {float(curve.objective_R.mean()):.4f}" for name, curve in by_rate.items())
+        for slide, by_rate in findings.curves
+    ]
+    return f"<p>Mean J after the last step. {'; '.join(parts)}.</p>"
+
+
+def _improvement(findings: Findings) -> list[str]:
+    return [
+        chart(
+            f"{world.name}: improvement of a step",
+            [
+                Line(label, list(range(1, len(values) + 1)), list(values))
+                for label, values in (
+                    ("promised by the bound", ascent.predicted),
+                    ("second order, true Hessian", ascent.local),
+                    ("realised", ascent.realised),
+                )
+            ],
+        )
+        for world, ascent in findings.ascents
+    ]
