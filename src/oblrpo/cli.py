@@ -69,6 +69,23 @@ class TheoryCommand:
 
 
 @dataclass(frozen=True)
+class ProbeModelConfig:
+    """Where the target is a model: what it is probed on. A run knows its own, and refuses these."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    max_completion_length: int = 512
+    """Longest completion, in tokens."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    prompts_per_micro_batch: int = 0
+    """Prompts whose completions are scored at a time; 0: all."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
+    trust_remote_code: bool = False
+    """Let transformers run Python code that comes with the model."""
+
+
+@dataclass(frozen=True)
 class ProbeCommand:
     """Measure the local smoothness of the objective around a run's checkpoints, or around any model.
 
@@ -87,10 +104,7 @@ class ProbeCommand:
     """Hessian-vector products to find the direction of largest curvature."""
     probe_seed: int = 0
     """Of samples and the first direction."""
-    task: TaskConfig = field(default_factory=TaskConfig)
-    """Of a model; a run knows its own."""
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    of_model: ProbeModelConfig = field(default_factory=ProbeModelConfig)
 
 
 def main() -> None:
@@ -216,7 +230,11 @@ def theory(argv: list[str]) -> None:
 
 
 def probe(argv: list[str]) -> None:
-    """`oblrpo probe`."""
+    """`oblrpo probe`.
+
+    Raises:
+        InputError: settings of a model given for a run, or as `probe_run` and `probe_model` raise.
+    """
     command = tyro.cli(
         ProbeCommand,
         args=argv,
@@ -230,11 +248,25 @@ def probe(argv: list[str]) -> None:
     transformers_logging.disable_progress_bar()
     effort = Effort(command.prompts, command.outputs, command.iterations, command.probe_seed)
     target = Path(command.target)
+    asked = command.of_model
     if (target / "config.yaml").is_file():
+        if asked != ProbeModelConfig():
+            raise InputError(
+                f"{target} is a run, which knows its task, model and sampling; leave out settings of them."
+            )
         places = probe_run(target, effort)
     else:
-        config = TrainConfig(task=command.task, policy=command.policy, rollout=command.rollout)
-        places = iter([probe_model(command.target, config, effort)])
+        config = TrainConfig(
+            task=asked.task,
+            policy=PolicyConfig(model=command.target, device=asked.device, trust_remote_code=asked.trust_remote_code),
+            rollout=RolloutConfig(
+                num_generations=command.outputs,
+                max_completion_length=asked.max_completion_length,
+                temperature=asked.temperature,
+                prompts_per_micro_batch=asked.prompts_per_micro_batch,
+            ),
+        )
+        places = iter([probe_model(config, effort)])
     for place in places:
         print_place(place)
 

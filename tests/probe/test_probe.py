@@ -48,6 +48,9 @@ def test_of_a_model(oblrpo, small_run, dense_reward, tmp_path):  # noqa: F811
         (["no/such/model"], "cannot load the model"),
         (["RUN", "--outputs", "1"], "at least 4 prompts, 2 outputs"),
         (["RUN", "--prompts", "3"], "at least 4 prompts, 2 outputs"),
+        (["RUN", "--temperature", "0.5"], "is a run, which knows its task"),
+        (["RUN", "--task", "addition"], "is a run, which knows its task"),
+        (["no/such/model", "--temperature", "0"], "temperature is 0.0"),
     ],
 )
 def test_bad_input(oblrpo, small_run, tmp_path, arguments, word):  # noqa: F811

@@ -19,7 +19,7 @@ from oblrpo.rollout import sample
 from oblrpo.runs import RunFolder, load_state
 from oblrpo.tasks import Task
 from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.setup import load_checkpoint, make_learner, seed_of, set_threads, task_of
+from oblrpo.trainer.setup import check, load_checkpoint, make_learner, seed_of, set_threads, task_of
 
 FAR = 1_000_000
 """Steps whose prompts no run has drawn."""
@@ -98,14 +98,15 @@ def probe_run(run: Path, effort: Effort) -> Iterator[Place]:
         yield _place(policy, task, config.rollout, effort, step, (learner, config))
 
 
-def probe_model(model: str, config: TrainConfig, effort: Effort) -> Place:
-    """Of any model on any task, without an update.
+def probe_model(config: TrainConfig, effort: Effort) -> Place:
+    """Of the config's model on its task, without an update.
 
     Raises:
         InputError: the model or the task cannot be had, or too few samples.
     """
     _check(effort)
-    policy = load_policy(model, config.policy)
+    check(config)
+    policy = load_policy(config.policy.model, config.policy)
     set_threads(config.run.threads, policy)
     return _place(policy, task_of(config), config.rollout, effort, 0, None)
 
