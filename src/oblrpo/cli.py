@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from oblrpo import __version__
-from oblrpo.config import BenchConfig, TrainConfig
+from oblrpo.config import BenchConfig, EvaluateConfig, TrainConfig
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings import flatten, load_recipe, with_settings
 
@@ -22,6 +23,7 @@ USAGE = """\
 oblrpo: post-training of language models with the variance-optimal baseline and a signal-to-noise learning rate
 
   oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
+  oblrpo evaluate --completions FILE --benchmark NAME    grade completions of a benchmark: avg@k, pass@k, maj@k
   oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
   oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
   oblrpo --version
@@ -87,7 +89,12 @@ def dispatch(argv: list[str]) -> None:
     Raises:
         InputError: the command is unknown, or as the command raises.
     """
-    commands: dict[str, Callable[[list[str]], None]] = {"train": train, "report": report, "bench": bench}
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "train": train,
+        "evaluate": evaluate,
+        "report": report,
+        "bench": bench,
+    }
     if not argv or argv[0] in {"-h", "--help"}:
         print(USAGE)
     elif argv[0] == "--version":
@@ -126,6 +133,23 @@ def train(argv: list[str]) -> None:
     _write_report(trainer.folder.path)
     rows, config = trainer.folder.read_metrics(), command.config
     print(summary(rows, config.run.output, config.rollout.prompts_per_step))
+
+
+def evaluate(argv: list[str]) -> None:
+    """`oblrpo evaluate`."""
+    config = tyro.cli(EvaluateConfig, args=argv, prog="oblrpo evaluate")
+    from oblrpo.evaluate.completions import evaluate_completions, read_completions, table
+    from oblrpo.tasks.benchmarks import load_benchmark
+    from oblrpo.tasks.grading import MathVerifier
+
+    problems = load_benchmark(config.benchmark, config.data)
+    completions = read_completions(Path(config.completions), len(problems))
+    with MathVerifier(config.processes, config.seconds) as verifier:
+        result = evaluate_completions(config.benchmark, problems, completions, verifier, config.k)
+    if config.json:
+        print(json.dumps(result))
+    else:
+        Console(markup=False).print(table(result))
 
 
 def report(argv: list[str]) -> None:

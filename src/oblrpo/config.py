@@ -212,6 +212,29 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class EvaluateConfig:
+    """Grade a file of completions of a mathematical benchmark: avg@k, pass@k and maj@k with 95 % intervals.
+
+    Example: `oblrpo evaluate --completions out.jsonl --benchmark math500 --data math500.jsonl --json`.
+    """
+
+    completions: str
+    """JSONL file with rows {"index": row of the data, from 0, "completion": text}; equally many of every problem."""
+    benchmark: str
+    """gsm8k, math500, aime24, aime25, amc23, olympiadbench or minerva_math."""
+    data: tuple[str, ...] = ()
+    """The benchmark as published, JSONL; several files are read one after the other. None: from the hub."""
+    k: tuple[int, ...] = ()
+    """Sizes for pass@k and maj@k. None: 1, 2, 4, ... and all completions of a problem."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    processes: int = 1
+    """Worker processes that compare formulas."""
+    seconds: float = 5.0
+    """Longest time for one comparison; after it the answer counts as wrong, and as a timeout."""
+
+
+@dataclass(frozen=True)
 class BenchConfig:
     """Compare ways to have squared score norms and the weighted gradient: time, operations, memory and error.
 
