@@ -22,6 +22,16 @@ def test_estimators_and_scores_import_torch_only(room):
     assert not foreign
 
 
+def test_tasks_import_the_standard_library_only():
+    code = (
+        "import sys; before = set(sys.modules); import oblrpo.tasks, oblrpo.tasks.benchmarks, oblrpo.tasks.grading; "
+        "print(*{'.'.join(name.split('.')[:2]) if name.startswith('oblrpo') else name.split('.')[0] "
+        "for name in set(sys.modules) - before})"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name for name in out if name not in sys.stdlib_module_names} <= {"oblrpo", "oblrpo.tasks", "oblrpo.errors"}
+
+
 def test_the_config_needs_no_torch():
     code = "import sys, oblrpo.config, oblrpo.cli; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,10 +17,19 @@ def read_rows(path: Path, prompt_column: str, answer_column: str) -> list[tuple[
             columns are non-empty text or numbers; the message names the file and the line.
     """
     rows = []
-    for number, line in _lines(path):
+    for number, row in read_objects(path):
         where = f"{path} line {number}"
-        row = _parse(line, where)
-        rows.append((number, _text(row, prompt_column, where), _text(row, answer_column, where)))
+        rows.append((number, text_of(row, prompt_column, where), text_of(row, answer_column, where)))
+    return rows
+
+
+def read_objects(path: Path) -> list[tuple[int, dict[str, object]]]:
+    """Return (line number, object) of every row; blank lines are passed over.
+
+    Raises:
+        InputError: the file cannot be read or holds no rows, or a row is not a JSON object.
+    """
+    rows = [(number, _parse(line, f"{path} line {number}")) for number, line in _lines(path)]
     if not rows:
         raise InputError(f"{path} holds no rows; give a JSON Lines file with one object per line.")
     return rows
@@ -50,7 +59,12 @@ def _parse(line: bytes, where: str) -> dict[str, object]:
     return row
 
 
-def _text(row: dict[str, object], column: str, where: str) -> str:
+def text_of(row: dict[str, object], column: str, where: str) -> str:
+    """Return a column as text, a number without exponent.
+
+    Raises:
+        InputError: the column is missing, empty, or neither text nor a finite number.
+    """
     if column not in row:
         present = ", ".join(f"'{name}'" for name in row) or "none"
         raise InputError(

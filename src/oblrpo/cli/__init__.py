@@ -1,0 +1,74 @@
+"""The command line: parse, call, print. One module a command, loaded when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+from rich.console import Console
+
+from oblrpo import __version__
+from oblrpo.errors import InputError, did_you_mean
+
+COMMANDS = ("train", "evaluate", "report", "bench", "theory", "probe")
+
+USAGE = """\
+oblrpo: post-training of language models with the variance-optimal baseline and a signal-to-noise learning rate
+
+  oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
+  oblrpo evaluate --completions FILE --benchmark NAME    grade completions of a benchmark: avg@k, pass@k, maj@k
+  oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
+  oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
+  oblrpo theory [--output FILE]                          every theorem on policies that can be enumerated
+  oblrpo probe RUN|MODEL                                 local smoothness of a real objective, and what rate it supports
+  oblrpo --version
+
+Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
+
+
+def main() -> None:
+    """Entry point of `oblrpo`.
+
+    Raises:
+        SystemExit: 2 after one sentence about what the user can mend, 130 when interrupted, 1 when nobody reads.
+        RuntimeError: a fault of ours, or of a library.
+    """
+    try:
+        dispatch(sys.argv[1:])
+    except InputError as error:
+        Console(stderr=True, soft_wrap=True).print(f"oblrpo: {error}", style="bold red", markup=False, highlight=False)
+        raise SystemExit(2) from None
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        print(
+            f"oblrpo: out of memory ({str(error).splitlines()[0][:200]}); lower prompts_per_micro_batch, "
+            "prompts_per_step, max_completion_length or the model's size.",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # `oblrpo train --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except KeyboardInterrupt as stop:
+        print(f"oblrpo: {stop or 'interrupted.'}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def dispatch(argv: list[str]) -> None:
+    """Run one command.
+
+    Raises:
+        InputError: the command is unknown, or as the command raises.
+    """
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(USAGE)
+    elif argv[0] == "--version":
+        print(__version__)
+    elif argv[0] in COMMANDS:
+        import_module(f"oblrpo.cli.{argv[0]}").run(argv[1:])
+    else:
+        raise InputError(
+            f"unknown command {argv[0]!r}; choose one of: {', '.join(COMMANDS)}.{did_you_mean(argv[0], COMMANDS)}"
+        )

@@ -1,0 +1,93 @@
+"""`oblrpo probe`: local smoothness of a run or a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from oblrpo.config import PolicyConfig, RolloutConfig, TaskConfig, TrainConfig
+from oblrpo.errors import InputError
+
+
+@dataclass(frozen=True)
+class ProbeModelConfig:
+    """Where the target is a model: what it is probed on. A run knows its own, and refuses these."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    max_completion_length: int = 512
+    """Longest completion, in tokens."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    prompts_per_micro_batch: int = 0
+    """Prompts whose completions are scored at a time; 0: all."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
+    trust_remote_code: bool = False
+    """Let transformers run Python code that comes with the model."""
+
+
+@dataclass(frozen=True)
+class ProbeCommand:
+    """Measure the local smoothness of the objective around a run's checkpoints, or around any model.
+
+    For each checkpoint: the largest curvature of J (Hessian-vector products), the learning rate 1 / c that it implies,
+    and, along the update that the run makes next, curvature, secant, and predicted against realised improvement.
+    Examples: `oblrpo probe runs/demo`; `oblrpo probe path/to/model --task path --max-completion-length 12`.
+    """
+
+    target: Annotated[str, tyro.conf.Positional]
+    """Folder of a run, or a model: folder or hub name."""
+    prompts: int = 128
+    """Prompts of each of two independent batches."""
+    outputs: int = 8
+    """Completions a prompt."""
+    iterations: int = 12
+    """Hessian-vector products to find the direction of largest curvature."""
+    probe_seed: int = 0
+    """Of samples and the first direction."""
+    of_model: ProbeModelConfig = field(default_factory=ProbeModelConfig)
+
+
+def run(argv: list[str]) -> None:
+    """`oblrpo probe`.
+
+    Raises:
+        InputError: settings of a model given for a run, or as `probe_run` and `probe_model` raise.
+    """
+    command = tyro.cli(
+        ProbeCommand,
+        args=argv,
+        prog="oblrpo probe",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    from transformers.utils import logging as transformers_logging
+
+    from oblrpo.probe import Effort, print_place, probe_model, probe_run
+
+    transformers_logging.disable_progress_bar()
+    effort = Effort(command.prompts, command.outputs, command.iterations, command.probe_seed)
+    target = Path(command.target)
+    asked = command.of_model
+    if (target / "config.yaml").is_file():
+        if asked != ProbeModelConfig():
+            raise InputError(
+                f"{target} is a run, which knows its task, model and sampling; leave out settings of them."
+            )
+        places = probe_run(target, effort)
+    else:
+        config = TrainConfig(
+            task=asked.task,
+            policy=PolicyConfig(model=command.target, device=asked.device, trust_remote_code=asked.trust_remote_code),
+            rollout=RolloutConfig(
+                num_generations=command.outputs,
+                max_completion_length=asked.max_completion_length,
+                temperature=asked.temperature,
+                prompts_per_micro_batch=asked.prompts_per_micro_batch,
+            ),
+        )
+        places = iter([probe_model(config, effort)])
+    for place in places:
+        print_place(place)

@@ -1,0 +1,78 @@
+"""`oblrpo train`: settings from recipe, run and flags; then the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+import yaml
+from rich.console import Console
+
+from oblrpo.config import TrainConfig
+from oblrpo.errors import InputError, did_you_mean
+from oblrpo.settings import flatten, load_recipe, with_settings
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Post-train a language model with reinforcement learning on verifiable rewards.
+
+    Examples: `oblrpo train demo --output runs/demo`; `oblrpo train demo --algorithm grpo --seed 1 --output runs/grpo`;
+    `oblrpo train my.yaml --dry-run`; `oblrpo train --resume --output runs/demo --steps 200`.
+    """
+
+    config: TrainConfig
+    resume: bool = False
+    """Go on with the run in `--output` from its latest checkpoint, under the settings it was started with."""
+    dry_run: bool = False
+    """Print the resolved settings, the parameter count and the batch sizes; write nothing."""
+
+
+def run(argv: list[str]) -> None:
+    """`oblrpo train`."""
+    command = _parse(argv, TrainConfig())
+    # What the flags override comes from the recipe, or from the run to be resumed; then the flags are read again.
+    if command.config.recipe:
+        command = _parse(argv, load_recipe(command.config.recipe, TrainConfig()))
+    if command.resume:
+        from oblrpo.runs import RunFolder
+
+        output = command.config.run.output
+        saved = RunFolder(Path(output)).saved_config()
+        command = _parse(argv, with_settings(saved, {"output": output}, "--output"))
+    from transformers.utils import logging as transformers_logging
+
+    from oblrpo.report import write_report
+    from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
+    from oblrpo.trainer.progress import Progress, summary
+
+    transformers_logging.disable_progress_bar()
+    console = Console(soft_wrap=True, markup=False)
+    trainer = Trainer(command.config, command.resume)
+    if command.dry_run:
+        print(yaml.safe_dump(flatten(command.config), sort_keys=False) + "\n" + trainer.describe())
+        return
+    with Progress(console) as progress:
+        trainer.run(progress)
+    write_report(trainer.folder.path)
+    rows, config = trainer.folder.read_metrics(), command.config
+    print(summary(rows, config.run.output, config.rollout.prompts_per_step))
+
+
+def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:
+    flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+    command, unknown = tyro.cli(
+        TrainCommand,
+        args=argv,
+        prog="oblrpo train",
+        default=TrainCommand(config=base),
+        config=flat,
+        return_unknown_args=True,
+    )
+    if unknown:
+        flags = [f"--{key.replace('_', '-')}" for key in flatten(base)]
+        raise InputError(
+            f"unknown argument {unknown[0]!r}; see `oblrpo train --help`.{did_you_mean(unknown[0], flags)}"
+        )
+    return command

@@ -1,0 +1,149 @@
+"""Grade a file of completions of a benchmark: read, check, grade, summarise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from oblrpo.errors import InputError
+from oblrpo.evaluate.statistics import Estimate, clustered, majority_at, pass_at, powers_to
+from oblrpo.tasks.benchmarks import BenchmarkProblem
+from oblrpo.tasks.grading import MathVerifier, Verdict
+from oblrpo.tasks.rows import read_objects
+
+NAMED = 5  # of many indices, how many an error names
+
+
+def read_completions(path: Path, problems: int) -> list[list[str]]:
+    """Return the completions of every problem from rows `{"index": 3, "completion": "..."}`, equally many of each.
+
+    With a column `sample`, no (index, sample) may come twice.
+
+    Raises:
+        InputError: a row that does not fit, a problem without completions, or unequal numbers of them.
+    """
+    completions: list[list[str]] = [[] for _ in range(problems)]
+    seen: dict[tuple[int, str], int] = {}
+    for line, row in read_objects(path):
+        where = f"{path} line {line}"
+        index, text = row.get("index"), row.get("completion")
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < problems:
+            raise InputError(f"{where}: column 'index' must be a row of the data, from 0 to {problems - 1}.")
+        if not isinstance(text, str):
+            raise InputError(f"{where}: column 'completion' must be text.")
+        if "sample" in row:
+            first = seen.setdefault((index, repr(row["sample"])), line)
+            if first != line:
+                raise InputError(f"{where}: index {index}, sample {row['sample']!r} was in line {first} already.")
+        completions[index].append(text)
+    _check_equal(path, completions)
+    return completions
+
+
+def _check_equal(path: Path, completions: list[list[str]]) -> None:
+    missing = [index for index, texts in enumerate(completions) if not texts]
+    if missing:
+        raise InputError(f"{path} has no completion for {_names(missing)}; every problem of the data needs one.")
+    usual = Counter(map(len, completions)).most_common(1)[0][0]
+    for what, odd in (
+        ("more", [index for index, texts in enumerate(completions) if len(texts) > usual]),
+        ("fewer", [index for index, texts in enumerate(completions) if len(texts) < usual]),
+    ):
+        if odd:
+            raise InputError(
+                f"{path} has {what} completions for {_names(odd)} than the {usual} of other problems; "
+                "give equally many of each."
+            )
+
+
+def _names(indices: list[int]) -> str:
+    rest = f" and {len(indices) - NAMED} more" if len(indices) > NAMED else ""
+    return f"index {', '.join(map(str, indices[:NAMED]))}{rest}"
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Return the result of `evaluate_completions` as a table for the terminal."""
+    caption = ", ".join(f"{result[what]} {what}" for what in ("timeouts", "unparsable", "crashed"))
+    title = f"{result['benchmark']}: {result['problems']} problems, {result['samples']} completions each"
+    shown = Table("", "value", "95 % interval", title=title, caption=caption, title_justify="left")
+    rows = [(f"avg@{result['samples']}", result["avg@k"])]
+    rows += [(f"{name}@{k}", value) for name in ("pass", "maj") for k, value in result[f"{name}@k"].items()]
+    for name, estimate in rows:
+        interval = " - ".join(f"{end:.4f}" for end in estimate["interval"] or ()) or "(one problem)"
+        shown.add_row(name, f"{estimate['value']:.4f}", interval)
+    return shown
+
+
+@dataclass(frozen=True)
+class Votes:
+    """How many completions of a problem gave the right answer, each wrong one, and none."""
+
+    right: int
+    others: list[int]
+    silent: int
+
+
+def evaluate_completions(
+    name: str,
+    problems: Sequence[BenchmarkProblem],
+    completions: Sequence[Sequence[str]],
+    verifier: MathVerifier,
+    ks: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Return benchmark, problems, samples, avg@k, pass@k, maj@k and the counts of what could not be graded.
+
+    Raises:
+        InputError: a k that is not from 1 to the number of completions a problem.
+    """
+    n = len(completions[0])
+    ks = sorted(set(ks)) or powers_to(n)
+    for k in ks:
+        if not 1 <= k <= n:
+            raise InputError(f"--k {k}: the file holds {n} completions a problem; k must be from 1 to {n}.")
+    flat = verifier.grade(
+        [problem.golds for problem in problems for _ in range(n)], [text for texts in completions for text in texts]
+    )
+    verdicts = [flat[row * n : (row + 1) * n] for row in range(len(problems))]
+    correct = [sum(verdict.correct for verdict in row) for row in verdicts]
+    votes = count_votes(verdicts, verifier) if max(ks) > 1 else [Votes(c, [1] * (n - c), 0) for c in correct]
+    reasons = Counter(verdict.reason for verdict in flat)
+    return {
+        "benchmark": name,
+        "problems": len(problems),
+        "samples": n,
+        "avg@k": {"k": n, **_json(clustered([c / n for c in correct]))},
+        "pass@k": {str(k): _json(clustered([pass_at(k, c, n) for c in correct])) for k in ks},
+        "maj@k": {str(k): _json(clustered([majority_at(k, v.right, v.others, v.silent) for v in votes])) for k in ks},
+        "timeouts": reasons["timeout"],
+        "unparsable": reasons["unparsable"],
+        "crashed": reasons["crashed"],
+    }
+
+
+def _json(estimate: Estimate) -> dict[str, Any]:
+    return {"value": estimate.value, "interval": list(estimate.interval) if estimate.interval else None}
+
+
+def count_votes(verdicts: Sequence[Sequence[Verdict]], verifier: MathVerifier) -> list[Votes]:
+    """Return the votes for each answer of each problem; equal answers in different spellings are one answer.
+
+    The right answers are one answer. A wrong one joins the first of the wrong answers so far that it equals.
+    """
+    return [_votes(row, verifier) for row in verdicts]
+
+
+def _votes(row: Sequence[Verdict], verifier: MathVerifier) -> Votes:
+    wrong = Counter(verdict.extracted for verdict in row if not verdict.correct and verdict.extracted)
+    classes: dict[str, int] = {}
+    for answer, count in wrong.items():
+        known = list(classes)
+        same = verifier.compare([(other,) for other in known], [answer] * len(known))
+        first = next((other for other, verdict in zip(known, same, strict=True) if verdict.correct), answer)
+        classes[first] = classes.get(first, 0) + count
+    silent = sum(not verdict.correct and not verdict.extracted for verdict in row)
+    return Votes(sum(verdict.correct for verdict in row), list(classes.values()), silent)

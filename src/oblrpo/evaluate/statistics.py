@@ -1,0 +1,88 @@
+"""avg@k, pass@k and maj@k from n graded completions a problem, with 95 % intervals over problems; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from oblrpo.errors import InputError
+
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over problems and its 95 % interval; no interval for a single problem."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+def clustered(values_P: Sequence[float]) -> Estimate:
+    """Mean over problems +- 1.96 s / sqrt(P), s the standard deviation over problems, cut to [0, 1].
+
+    One value a problem: its completions are dependent, and problems are what was drawn.
+    """
+    P = len(values_P)
+    mean = math.fsum(values_P) / P
+    if P < 2:
+        return Estimate(mean, None)
+    stderr = math.sqrt(math.fsum((value - mean) ** 2 for value in values_P) / (P - 1) / P)
+    return Estimate(mean, (max(0.0, mean - Z95 * stderr), min(1.0, mean + Z95 * stderr)))
+
+
+def pass_at(k: int, correct: int, n: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the chance that k of the n completions, drawn without replacement, hold a right one.
+
+    Unbiased for pass@k (Chen et al. 2021, arXiv:2107.03374).
+
+    Raises:
+        InputError: k is not between 1 and n.
+    """
+    _check_k(k, n)
+    return float(1 - Fraction(math.comb(n - correct, k), math.comb(n, k)))
+
+
+def majority_at(k: int, right: int, others: Sequence[int], silent: int = 0) -> float:
+    """Expected accuracy of the most frequent answer among k of the n completions, drawn without replacement; exact.
+
+    `right` completions give the right answer, `others[i]` the i-th wrong one, `silent` none at all (no vote).
+    A tie of t answers counts 1 / t, as if one of them were drawn. The draws in which the right answer has r votes and
+    t others have as many are C(right, r) times the coefficient of x^(k-r) y^t in
+    prod_i (sum_{a<r} C(n_i, a) x^a + C(n_i, r) x^r y) * (1 + x)^silent.
+
+    Raises:
+        InputError: k is not between 1 and n.
+    """
+    n = right + sum(others) + silent
+    _check_k(k, n)
+    won = Fraction(0)
+    for r in range(1, min(right, k) + 1):
+        draws = {(0, 0): 1}  # (completions drawn, answers tied) -> ways
+        for size in others:
+            draws = _with_answer(draws, size, r, k - r)
+        for (drawn, tied), ways in draws.items():
+            won += Fraction(math.comb(right, r) * ways * math.comb(silent, k - r - drawn), 1 + tied)
+    return float(won / math.comb(n, k))
+
+
+def _with_answer(draws: dict[tuple[int, int], int], size: int, most: int, room: int) -> dict[tuple[int, int], int]:
+    """Return the ways after one more wrong answer, which has at most `most` votes."""
+    result: dict[tuple[int, int], int] = {}
+    for (drawn, tied), ways in draws.items():
+        for votes in range(min(size, most, room - drawn) + 1):
+            place = (drawn + votes, tied + (votes == most))
+            result[place] = result.get(place, 0) + ways * math.comb(size, votes)
+    return result
+
+
+def powers_to(n: int) -> list[int]:
+    """1, 2, 4, ... and n."""
+    return sorted({1 << i for i in range(n.bit_length()) if 1 << i <= n} | {n})
+
+
+def _check_k(k: int, n: int) -> None:
+    if not 1 <= k <= n:
+        raise InputError(f"k is {k}; with {n} completions a problem it must be from 1 to {n}.")

@@ -1,0 +1,143 @@
+"""Reward functions of the user: found by path, weighted, and named when they fail."""
+
+import math
+
+import pytest
+
+from oblrpo.errors import InputError
+from oblrpo.rewards import RewardSet, load_reward
+
+SOURCE = """
+import math
+def length(prompts, completions, **columns):
+    return [float(len(text)) for text in completions]
+def right(prompts, completions, answer, **columns):
+    return [1 if text == gold else 0 for text, gold in zip(completions, answer)]
+def odd_only(completions, **columns):
+    return [1.0 if len(text) % 2 else None for text in completions]
+def nothing(completions, **columns):
+    return [None] * len(completions)
+def not_a_number(completions, **columns):
+    return [math.nan] + [1.0] * (len(completions) - 1)
+def text(completions, **columns):
+    return ["1"] * len(completions)
+def short(completions, **columns):
+    return [1.0]
+def one(completions, **columns):
+    return 1.0
+def raises(completions, **columns):
+    return [1 / 0]
+value = 3
+"""
+PROMPTS, TEXTS = ["p", "p", "q"], ["a", "bb", "ccc"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(SOURCE)
+    return lambda name: f"{file}:{name}"
+
+
+def test_by_module_and_by_file(path):
+    assert load_reward("math.sqrt") is math.sqrt
+    assert load_reward("os.path.basename")("a/b") == "b"
+    assert load_reward(path("length"))(PROMPTS, TEXTS) == [1.0, 2.0, 3.0]
+
+
+def test_two_files_of_one_name(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "reward.py").write_text(f"def which(completions, **_):\n    return ['{folder}']\n")
+    assert [load_reward(f"{tmp_path / folder}/reward.py:which")([]) for folder in "ab"] == [["a"], ["b"]]
+
+
+def test_a_file_with_a_dataclass(tmp_path):
+    (tmp_path / "d.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 2\n"
+        "def f(completions, **_):\n    return [A().x] * len(completions)\n"
+    )
+    assert RewardSet([f"{tmp_path}/d.py:f"])(PROMPTS, TEXTS) == [2.0] * 3
+
+
+def test_weighted_sum_and_columns(path):
+    rewards = RewardSet([path("length"), path("right") + "@10", path("odd_only") + "@-0.5"])
+    assert rewards(PROMPTS, TEXTS, {"answer": ["a", "b", "ccc"]}) == [10.5, 2.0, 12.5]
+    assert rewards.errors.nothing == {path("odd_only"): 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing", "returned None for completion 0"),
+        ("not_a_number", "returned nan for completion 0"),
+        ("text", "returned '1' for completion 0"),
+        ("short", "returned 1 values for 3 completions"),
+        ("one", "returned a float, not a list"),
+        ("raises", "raised ZeroDivisionError: division by zero (mine.py line"),
+        ("right", "raised TypeError"),
+    ],
+)
+def test_errors_are_named(path, name, words):
+    with pytest.raises(InputError) as caught:
+        RewardSet([path(name)])(PROMPTS, TEXTS)
+    assert path(name) in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_errors_are_masked_and_counted(path):
+    names = [path(name) for name in ("length", "not_a_number", "odd_only")]
+    rewards = RewardSet(names, on_error="mask")
+    assert rewards(PROMPTS, TEXTS) == [None, 3.0, 5.0]
+    assert rewards(PROMPTS, TEXTS) == [None, 3.0, 5.0]
+    assert rewards.errors.values == {names[1]: 2}
+    assert rewards.errors.nothing == {names[2]: 2}
+    for name in ("raises", "short", "one"):
+        rewards = RewardSet([path("length"), path(name)], on_error="mask")
+        assert rewards(PROMPTS, TEXTS) == [None] * 3
+        assert rewards.errors.calls == {path(name): 1}
+    assert RewardSet([path("nothing")], "mask")(PROMPTS, TEXTS) == [None] * 3
+
+
+def test_a_reward_cannot_change_what_the_next_one_sees(tmp_path):
+    (tmp_path / "r.py").write_text(
+        "def spoil(prompts, completions, answer):\n    completions.clear(); answer.clear(); return [0, 0, 0]\n"
+        "def count(prompts, completions, answer):\n    return [len(answer)] * len(completions)\n"
+    )
+    rewards = RewardSet([f"{tmp_path}/r.py:spoil", f"{tmp_path}/r.py:count"])
+    assert rewards(PROMPTS, TEXTS, {"answer": [1, 2, 3]}) == [3.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("nodots", "no path of a function"),
+        ("no.such.module", "cannot be imported: ModuleNotFoundError"),
+        ("math.sqr", "Did you mean 'sqrt'?"),
+        ("/no/file.py:f", "/no/file.py does not exist"),
+        ("math.sqrt@heavy", "the weight after @ is 'heavy'"),
+        ("math.sqrt@nan", "the weight after @ is 'nan'"),
+        ("math.pi", "is a float, not a function"),
+    ],
+)
+def test_bad_paths(given, words):
+    with pytest.raises(InputError) as caught:
+        RewardSet([given])
+    assert words in str(caught.value)
+
+
+def test_bad_sets(path, tmp_path):
+    with pytest.raises(InputError, match="no reward is given"):
+        RewardSet([])
+    with pytest.raises(InputError, match="given twice"):
+        RewardSet([path("length"), path("length") + "@2"])
+    with pytest.raises(InputError, match="choose raise or mask"):
+        RewardSet([path("length")], on_error="ignore")
+    (tmp_path / "broken.py").write_text("def f(:")
+    with pytest.raises(InputError, match="cannot be imported: SyntaxError"):
+        load_reward(f"{tmp_path}/broken.py:f")
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(InputError, match=r"must end in \.py"):
+        load_reward(f"{tmp_path}/notes.txt:f")
+    with pytest.raises(InputError, match=r"has no function 'lenght'.*Did you mean 'length'"):
+        load_reward(path("lenght"))
