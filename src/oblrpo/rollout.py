@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from oblrpo.errors import InputError
-from oblrpo.policy import Policy, Sequences
+from oblrpo.policy import Policy, Prompt, Sequences
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,16 @@ class Rollouts:
 
 @torch.no_grad()
 def sample(
-    policy: Policy, prompts: list[str], num_generations: int, max_completion_length: int, temperature: float
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    num_generations: int,
+    max_completion_length: int,
+    temperature: float,
+    top_p: float = 1.0,
 ) -> Rollouts:
-    """G completions of every prompt from softmax(logits / temperature), with no truncation of the distribution.
+    """G completions of every prompt from softmax(logits / temperature), with torch's global random state.
 
-    Uses torch's global random state.
+    Training leaves top_p at 1: its policy is the whole distribution. Temperature 0 takes the most probable token.
 
     Raises:
         InputError: a prompt does not fit, or the policy is broken.
@@ -40,15 +45,12 @@ def sample(
     rows = policy.encode(prompts, room=max_completion_length)
     prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in policy.pad_prompts(rows))
     settings = GenerationConfig(
-        do_sample=True,
-        temperature=temperature,
-        top_k=0,
-        top_p=1.0,
+        **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p} if temperature else {}),
         max_new_tokens=max_completion_length,
         eos_token_id=policy.end_tokens,
         pad_token_id=policy.tokenizer.pad_token_id,
     )
-    with _own_settings_only(policy.model):
+    with _own_settings_only(policy.model), policy.arithmetic():
         try:
             ids_ST = policy.model.generate(input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings)
         except RuntimeError as error:

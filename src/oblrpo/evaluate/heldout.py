@@ -8,9 +8,9 @@ import torch
 
 from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy
-from oblrpo.rewards import rewards_of
+from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
-from oblrpo.tasks import Problem, Task
+from oblrpo.tasks import Problem
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Accuracy:
 
 
 def heldout_accuracy(
-    policy: Policy, task: Task, problems: list[Problem], samples: int, rollout: RolloutConfig, seed: int
+    policy: Policy, rewards: Rewards, problems: list[Problem], samples: int, rollout: RolloutConfig, seed: int
 ) -> Accuracy:
     """avg@k of the policy as it samples in training (same temperature), with torch's random state put back after."""
     blocks = []
@@ -34,6 +34,7 @@ def heldout_accuracy(
             part = problems[start : start + at_once]
             prompts = [problem.prompt for problem in part]
             drawn = sample(policy, prompts, samples, rollout.max_completion_length, rollout.temperature)
-            blocks.append(rewards_of(task, part, drawn.completions))
-    mean_P = torch.cat(blocks).double().mean(1)
-    return Accuracy(mean_P.mean().item(), mean_P.std().item() / len(problems) ** 0.5)
+            blocks.append(torch.tensor(rewards(part, drawn.completions)))
+    mean_P = torch.cat(blocks).double().nanmean(1)  # NaN: masked
+    mean_P = mean_P[mean_P.isfinite()]
+    return Accuracy(mean_P.mean().item(), mean_P.std().item() / len(mean_P) ** 0.5)

@@ -1,16 +1,16 @@
-"""Prompts and verifiers: three generated tasks and the user's own data files."""
+"""Prompts and verifiers: generated tasks, published benchmarks, the user's own data."""
 
 import inspect
 from collections.abc import Callable
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.tasks.addition import AdditionTask
+from oblrpo.tasks.benchmarks import BENCHMARKS
 from oblrpo.tasks.countdown import CountdownTask
-from oblrpo.tasks.data_file import DataFileTask
+from oblrpo.tasks.data import DataTask
 from oblrpo.tasks.generated import GeneratedTask
 from oblrpo.tasks.path import PathTask
-from oblrpo.tasks.task import Demonstrator, Problem, Task
-from oblrpo.tasks.verify import exact, numeric
+from oblrpo.tasks.task import Demonstrator, Problem, Task, Verifier
 
 TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in (AdditionTask, CountdownTask, PathTask)}
 
@@ -34,13 +34,13 @@ def make_task(name: str, seed: int = 0, /, **parameters: object) -> Demonstrator
 
 
 __all__ = [
+    "BENCHMARKS",
     "TASKS",
-    "DataFileTask",
+    "DataTask",
     "Demonstrator",
     "GeneratedTask",
     "Problem",
     "Task",
-    "exact",
+    "Verifier",
     "make_task",
-    "numeric",
 ]

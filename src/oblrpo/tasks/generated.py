@@ -3,6 +3,7 @@
 import random
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ class GeneratedTask(ABC):
     """Base of the generated tasks; a subclass says how to draw, verify and demonstrate a problem."""
 
     name: ClassVar[str]
+    default_rewards = ("task",)
 
     def __init__(self, seed: int = 0) -> None:
         """Set the seed of the training batches; the held-out problems do not depend on it."""
@@ -30,6 +32,10 @@ class GeneratedTask(ABC):
     @abstractmethod
     def reward(self, problem: Problem, completion: str) -> float:
         """Return 1.0 if the completion solves the problem, otherwise 0.0; never raises."""
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        """Return `reward` of each completion, of the problem at its place."""
+        return [self.reward(problem, text) for problem, text in zip(problems, completions, strict=True)]
 
     @abstractmethod
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
@@ -68,8 +74,8 @@ class GeneratedTask(ABC):
         while len(found) < size and idle < EXHAUSTED_AFTER:
             problem = self.draw(rng)
             idle += 1
-            if problem.prompt not in found and is_heldout(problem.prompt) == heldout:
-                found[problem.prompt] = problem
+            if problem.text not in found and is_heldout(problem.text) == heldout:
+                found[problem.text] = problem
                 idle = 0
         return list(found.values())
 

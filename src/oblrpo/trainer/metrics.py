@@ -84,7 +84,7 @@ def completion_rows(
     values = {key: column.flatten().tolist() for key, column in columns.items()}
     G = rewards_PG.shape[1]
     return [
-        {"prompt": problems[s // G].prompt, "answer": problems[s // G].answer, "completion": text}
+        {"prompt": problems[s // G].text, "answer": problems[s // G].answer, "completion": text}
         | {key: column[s] for key, column in values.items()}
         for s, text in enumerate(rollouts.completions)
     ]
