@@ -24,7 +24,7 @@ from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluate import heldout_accuracy
 from oblrpo.policy import make_policy, warm_start
 from oblrpo.rewards import rewards_of
-from oblrpo.rollout import sample
+from oblrpo.rollout import make_sampler
 from oblrpo.runs import RunFolder, load_state
 from oblrpo.tasks import Demonstrator
 from oblrpo.trainer.metrics import completion_rows, step_metrics
@@ -51,7 +51,7 @@ class Trainer:
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
         self.tokens = 0
-        self.monitors = Monitors()
+        self.monitors = Monitors(config.rollout.sampler_correction)
         torch.manual_seed(config.run.seed)
         checkpoint = self._checkpoint() if resume else None
         self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
@@ -61,6 +61,7 @@ class Trainer:
         self.learner = make_learner(self.policy, config, self.algorithm)
         if checkpoint:
             self._restore(load_state(checkpoint))
+        self.sampler = make_sampler(self.policy, config.rollout, config.policy.trust_remote_code)
 
     def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
@@ -109,6 +110,7 @@ class Trainer:
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
             f"{config.optim.learning_rate:g}\n"
+            f"sampler    {config.rollout.sampler}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
         )
 
@@ -138,23 +140,24 @@ class Trainer:
         warm_start(
             self.policy, demonstrations, config.warm_start_steps, config.warm_start_learning_rate, progress.warm_start
         )
+        self.sampler.sync(self.policy)
 
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
         config = self.config.rollout
         torch.manual_seed(seed_of(self.config.run.seed, step))
         problems = self.task.train_batch(step, config.prompts_per_step)
-        rollouts = sample(
-            self.policy,
+        rollouts = self.sampler.sample(
             [problem.prompt for problem in problems],
             config.num_generations,
             config.max_completion_length,
             config.temperature,
         )
         rewards_PG = rewards_of(self.task, problems, rollouts.completions).to(self.policy.device)
-        updates = self.learner.learn(rollouts, rewards_PG, step)
+        updates = self.learner.learn(rollouts, rewards_PG, step, rewards_PG.isfinite())
+        self.sampler.sync(self.policy)
         self.tokens += rollouts.sequences.tokens
-        self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates[0].estimate))
+        self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates))
         metrics = step_metrics(step, rollouts, rewards_PG, updates, self.tokens)
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
@@ -163,7 +166,9 @@ class Trainer:
     def _accuracy(self, step: int) -> dict[str, float]:
         run = self.config.run
         seed = seed_of(run.seed, step) ^ 1
-        accuracy = heldout_accuracy(self.policy, self.task, self.heldout, run.eval_samples, self.config.rollout, seed)
+        accuracy = heldout_accuracy(
+            self.policy, self.task, self.heldout, run.eval_samples, self.config.rollout, seed, self.sampler
+        )
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 
     def _finish_step(self, step: int, metrics: dict[str, Any], progress: Progress) -> None:

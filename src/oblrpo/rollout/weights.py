@@ -1,0 +1,73 @@
+"""A policy's weights under the names of its checkpoint, adapters merged: what another engine can load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oblrpo.errors import InputError
+
+
+def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of every weight; a tied one once, under the first of its names.
+
+    A layer with a LoRA adapter of PEFT gives W + sum of scale B A, computed aside: merging in place and taking it back
+    would leave a rounding error in W at every update.
+
+    Raises:
+        InputError: an adapter cannot be merged into its layer's weight alone.
+    """
+    if not hasattr(model, "get_base_model"):
+        for name, parameter in model.named_parameters():
+            yield name, parameter.detach()
+        return
+    base = model.get_base_model()
+    layers = {f"{name}.weight": module for name, module in base.named_modules() if _is_adapted(module)}
+    _check(model, base, layers)
+    prefix = getattr(model, "prefix", "lora_")
+    for full_name, parameter in base.named_parameters():
+        name = full_name.replace(".base_layer", "").replace(".modules_to_save.default", "")
+        if prefix in name or "original_module" in name:
+            continue
+        yield name, _merged(layers[name], parameter) if name in layers else parameter.detach()
+
+
+def _is_adapted(module: Any) -> bool:
+    return hasattr(module, "base_layer") and bool(getattr(module, "active_adapters", ()))
+
+
+@torch.no_grad()
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    merged = weight.detach().clone()
+    for adapter in layer.active_adapters:
+        if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
+            merged += layer.get_delta_weight(adapter).to(merged)
+    return merged
+
+
+def _check(model: Any, base: Any, layers: dict[str, Any]) -> None:
+    names: dict[int, list[str]] = {}
+    for name, parameter in base.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    for name, layer in layers.items():
+        used = names[id(layer.base_layer.weight)]
+        embeds = isinstance(layer.base_layer, torch.nn.Embedding) or layer is base.get_output_embeddings()
+        if len(used) > 1 or (tied and embeds):
+            raise InputError(
+                f"the adapter of {name.removesuffix('.weight')} changes one use of a tied weight, which the sampler "
+                "cannot take over; leave that layer out of the adapter, or use the sampler transformers."
+            )
+        other = [key for key in ("use_dora", "lora_bias") if any(_flags(layer, key))]
+        if other or not hasattr(layer, "get_delta_weight") or layer.fan_in_fan_out:
+            raise InputError(
+                f"the adapter of {name.removesuffix('.weight')} ({type(layer).__name__}{', ' * bool(other)}"
+                f"{', '.join(other)}) cannot be merged for the sampler; use plain LoRA, or the sampler transformers."
+            )
+
+
+def _flags(layer: Any, key: str) -> list[bool]:
+    return [bool(value) for value in getattr(layer, key, {}).values()]
