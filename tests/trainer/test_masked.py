@@ -16,6 +16,7 @@ from oblrpo.rollout import Rollouts, sample
 from oblrpo.tasks import Problem
 from oblrpo.trainer import Learner
 from oblrpo.trainer.metrics import completion_rows, step_metrics
+from tests.scores.stay_double import StayDouble
 
 P, G, LONGEST = 5, 4, 6
 PROMPTS = ["a", "bcd", "ef", "ghij", "k"]
@@ -30,7 +31,8 @@ DESIGNS += [
 @pytest.fixture
 def policy(tiny_policy):
     tiny_policy.model.double()
-    return tiny_policy
+    with StayDouble():
+        yield tiny_policy
 
 
 @pytest.fixture
@@ -63,6 +65,10 @@ def without(rollouts, rewards_PG, kept_PG):
     return removed, rewards_PG.flatten()[rows_S].view(prompts, -1)
 
 
+def moments_of(moments):
+    return moments.signal2, moments.trace_cov, moments.n
+
+
 def close(first, second, **tolerance):
     torch.testing.assert_close(first, second, **({"rtol": 1e-8, "atol": 1e-10} | tolerance))
 
@@ -86,10 +92,12 @@ def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design,
     for name in ("norm2_PG", "baseline_PG", "advantages_PG", "logps_PG", "rho_PG"):
         if getattr(theirs, name) is not None:
             close(getattr(ours, name)[valid_PG], getattr(theirs, name).flatten())
-    assert vars(ours.moments) == pytest.approx(vars(theirs.moments), rel=1e-7)
+    assert moments_of(ours.moments) == pytest.approx(moments_of(theirs.moments), rel=1e-7)
     assert ours.grad_norm2 == pytest.approx(theirs.grad_norm2)
     assert set(ours.further) == set(theirs.further)
     for key, value in theirs.further.items():
+        if key.endswith("oblr_crossfit") and design.baseline != "oblr_crossfit":
+            continue  # its folds are places in the group, which a removal moves
         assert ours.further[key] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), key
     for part in ("weights", "prior"):
         for key, value in getattr(removed, part).state_dict().items():
@@ -110,7 +118,7 @@ def test_a_prompt_with_too_few_outputs_is_removed(policy, batch, name):
     close(ours, grads(policy))
     assert estimate.counted_PG.tolist() == kept_PG.tolist()
     assert estimate.moments.n == P - 1
-    assert vars(estimate.moments) == pytest.approx(vars(expected.moments), rel=1e-7)
+    assert moments_of(estimate.moments) == pytest.approx(moments_of(expected.moments), rel=1e-7)
     assert estimate.further == pytest.approx(expected.further, rel=1e-6, abs=1e-9, nan_ok=True)
 
 
@@ -222,7 +230,7 @@ def test_groups_of_mixed_sizes_are_the_formula_by_loop_autograd(policy, batch, n
         norms.append(g.square().sum())
     close(ours, expected, rtol=1e-7)
     moments = estimators.moments(torch.stack(norms), expected.square().sum())
-    assert vars(estimate.moments) == pytest.approx(vars(moments), rel=1e-6)
+    assert moments_of(estimate.moments) == pytest.approx(moments_of(moments), rel=1e-6)
 
 
 def test_token_level_baselines_of_mixed_sizes_are_the_formula(policy, batch):
