@@ -54,3 +54,14 @@ def test_dora_is_refused(tiny_policy):
     model = adapted(tiny_policy, target_modules=["q_proj"], use_dora=True)
     with pytest.raises(InputError, match=r"use_dora\) cannot be merged"):
         list(checkpoint_weights(model))
+
+
+def test_an_adapter_that_is_switched_off_or_merged_already_adds_nothing(tiny_policy):
+    model = adapted(tiny_policy, target_modules=["q_proj"])
+    name = "model.layers.0.self_attn.q_proj.weight"
+    adapted_weight = dict(checkpoint_weights(model))[name].clone()
+    with model.disable_adapter():
+        off = dict(checkpoint_weights(model))[name].clone()
+    assert float((adapted_weight - off).norm()) > 0.1
+    model.merge_adapter()
+    torch.testing.assert_close(dict(checkpoint_weights(model))[name], adapted_weight)

@@ -28,7 +28,9 @@ def scores(policy, scored_S):
 def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_policy, batch, name):
     sequences, rewards_PG = batch
     entry = BASELINES[name]
-    ledger = Accountant(tiny_policy, 1.0, 0, exact=True).take(Batch(sequences, rewards_PG), torch.ones(P, G), Prior(), seed=0)
+    ledger = Accountant(tiny_policy, 1.0, 0, exact=True).take(
+        Batch(sequences, rewards_PG), torch.ones(P, G), Prior(), seed=0
+    )
     out = tiny_policy.logps(sequences, features=True)
     mask_SC = sequences.completion_mask_SC
     inputs = {"norm2_PG": scores(tiny_policy, out.logps_S).square().sum(1).view(P, G),
@@ -53,9 +55,13 @@ def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_poli
 def test_the_projected_ledger_is_close(tiny_policy, batch, per_block):
     sequences, rewards_PG = batch
     prior = Prior(2.0)
-    exact = Accountant(tiny_policy, 1.0, 0, exact=True).take(Batch(sequences, rewards_PG), torch.ones(P, G), prior, seed=0)
+    exact = Accountant(tiny_policy, 1.0, 0, exact=True).take(
+        Batch(sequences, rewards_PG), torch.ones(P, G), prior, seed=0
+    )
     runs = [
-        Accountant(tiny_policy, 1.0, per_block, exact=False).take(Batch(sequences, rewards_PG), torch.ones(P, G), prior, seed)
+        Accountant(tiny_policy, 1.0, per_block, exact=False).take(
+            Batch(sequences, rewards_PG), torch.ones(P, G), prior, seed
+        )
         for seed in range(20)
     ]
     for name, account in exact.accounts.items():
@@ -80,7 +86,9 @@ def test_an_exact_ledger_needs_one_block(tiny_policy):
 
 def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, batch):
     sequences, rewards_PG = batch
-    ledger = Accountant(tiny_policy, 1.0, 0, exact=False).take(Batch(sequences, rewards_PG), torch.ones(P, G), Prior(), seed=0)
+    ledger = Accountant(tiny_policy, 1.0, 0, exact=False).take(
+        Batch(sequences, rewards_PG), torch.ones(P, G), Prior(), seed=0
+    )
     assert all(p.grad is None for p in tiny_policy.parameters)
     metrics = ledger_metrics(ledger)
     assert {f"variance/{name}" for name in BASELINES} <= set(metrics)

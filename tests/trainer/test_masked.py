@@ -73,8 +73,11 @@ def close(first, second, **tolerance):
     torch.testing.assert_close(first, second, **({"rtol": 1e-8, "atol": 1e-10} | tolerance))
 
 
-@pytest.mark.parametrize("micro_batch", [0, 2])
-@pytest.mark.parametrize("design", DESIGNS, ids=lambda each: "-".join(vars(each).values()))
+@pytest.mark.parametrize(
+    ("design", "micro_batch"),
+    [(each, 0) for each in DESIGNS] + [(Algorithm(name), 2) for name in ("rloo", "oblr_shrunk", "otb")],
+    ids=lambda each: "-".join(vars(each).values()) if isinstance(each, Algorithm) else str(each),
+)
 def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design, micro_batch):
     rollouts, rewards_PG = batch
     lost_P = torch.tensor([3, 0, 2, 1, 3]) if design.baseline != "oblr_crossfit" else torch.full((P,), 3)

@@ -78,9 +78,7 @@ def expected_gradient(world, algorithm, **settings):
         outputs_PG = torch.tensor(drawn).view(P, G)
         learner.prior = copy.deepcopy(prior)
         reported_SC = mu_PV.gather(1, outputs_PG).reshape(P * G, 1)
-        learner.gradient(
-            sequences_of(outputs_PG), reward_PV.gather(1, outputs_PG), None, 0, None, reported_SC
-        )
+        learner.gradient(sequences_of(outputs_PG), reward_PV.gather(1, outputs_PG), None, 0, None, reported_SC)
         total = total + reported_SC.sum().exp() * grads(policy)
     return total
 
@@ -137,7 +135,9 @@ def truth(policy, drawn):
 
 
 @pytest.mark.parametrize("micro_batch", [0, 2])
-@pytest.mark.parametrize(("clip", "correction"), [(3.0, "truncated"), (1.01, "truncated"), (0.0, "truncated"), (3.0, "none")])
+@pytest.mark.parametrize(
+    ("clip", "correction"), [(3.0, "truncated"), (1.01, "truncated"), (0.0, "truncated"), (3.0, "none")]
+)
 def test_metrics_and_weights_are_the_closed_form(tiny_policy, drawn, clip, correction, micro_batch):
     learner = learner_of(
         tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, vllm_importance_sampling_clip_max=clip,
@@ -255,7 +255,10 @@ def test_a_large_mismatch_is_told_once():
         "reward": 0.5, "frac_reward_zero_std": 0.2, "lr_factor": 0.5, "critical_batch_size": 40.0,
         "baseline/spread": 0.3, "sampling/sampling_logp_difference/mean": 0.02, "sampling/truncated_ratio": 0.2,
     }  # fmt: skip
-    for correction, apart, word in (("none", 0.2, "the gradient is biased"), ("truncated", 1.2, "20% of the importance")):
+    for correction, apart, word in (
+        ("none", 0.2, "the gradient is biased"),
+        ("truncated", 1.2, "20% of the importance"),
+    ):
         monitors = Monitors(correction)
         assert not monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart / 3})
         (message,) = monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart})

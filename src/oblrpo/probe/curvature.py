@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oblrpo import estimators
 from oblrpo.config import RolloutConfig
+from oblrpo.errors import InputError
 from oblrpo.policy import Policy, Sequences
 from oblrpo.rewards import rewards_of
 from oblrpo.rollout import sample
@@ -72,7 +73,7 @@ def draw(policy: Policy, task: Task, problems: list[Problem], rollout: RolloutCo
     G = rollout.num_generations
     prompts = [problem.prompt for problem in problems]
     rollouts = sample(policy, prompts, G, rollout.max_completion_length, rollout.temperature)
-    rewards_PG = rewards_of(task, problems, rollouts.completions).to(policy.device)
+    rewards_PG = paid(task, problems, rollouts.completions).to(policy.device)
     advantages_PG = rewards_PG - estimators.baseline("rloo", rewards_PG)
     blank = Samples(
         rollouts.sequences, rewards_PG, advantages_PG, torch.zeros_like(rewards_PG), rollout.temperature,
@@ -80,6 +81,18 @@ def draw(policy: Policy, task: Task, problems: list[Problem], rollout: RolloutCo
     )  # fmt: skip
     logps_PG = torch.cat([_logps(policy, blank, block) for block in blank.blocks()])
     return replace(blank, logps_PG=logps_PG)
+
+
+def paid(task: Task, problems: list[Problem], completions: list[str]) -> Tensor:
+    """Rewards, (P, G).
+
+    Raises:
+        InputError: one is missing.
+    """
+    rewards_PG = rewards_of(task, problems, completions)
+    if rewards_PG.isnan().any():
+        raise InputError("a completion has no reward; a probe needs one of each: mend the reward function.")
+    return rewards_PG
 
 
 def gradients(policy: Policy, samples: Samples) -> tuple[Direction, Direction]:

@@ -14,7 +14,6 @@ from oblrpo.errors import InputError
 from oblrpo.policy import Policy, load_policy
 from oblrpo.probe import curvature
 from oblrpo.probe.curvature import Direction, Measured, Samples
-from oblrpo.rewards import rewards_of
 from oblrpo.rollout import sample
 from oblrpo.runs import RunFolder, load_state
 from oblrpo.tasks import Task
@@ -159,7 +158,7 @@ def _path(
         policy, [problem.prompt for problem in problems], config.rollout.num_generations,
         config.rollout.max_completion_length, config.rollout.temperature,
     )  # fmt: skip
-    rewards_PG = rewards_of(task, problems, rollouts.completions).to(policy.device)
+    rewards_PG = curvature.paid(task, problems, rollouts.completions).to(policy.device)
     updates = learner.learn(rollouts, rewards_PG, step + 1)
     realised = curvature.improvement(policy, samples)
     after_even, after_odd = curvature.gradients(policy, samples)

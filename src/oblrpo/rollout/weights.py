@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,48 +27,41 @@ def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
         return
     base = model.get_base_model()
     layers = {f"{name}.weight": module for name, module in base.named_modules() if _is_adapted(module)}
-    _check(model, base, layers)
-    prefix = getattr(model, "prefix", "lora_")
+    _check(base, layers)
     for full_name, parameter in base.named_parameters():
-        name = full_name.replace(".base_layer", "").replace(".modules_to_save.default", "")
-        if prefix in name or "original_module" in name:
+        name = re.sub(r"\.base_layer|\.modules_to_save\.[^.]+", "", full_name)
+        if model.prefix in name or "original_module" in name:
             continue
         yield name, _merged(layers[name], parameter) if name in layers else parameter.detach()
 
 
 def _is_adapted(module: Any) -> bool:
-    return hasattr(module, "base_layer") and bool(getattr(module, "active_adapters", ()))
+    return hasattr(module, "base_layer") and hasattr(module, "active_adapters")
 
 
 @torch.no_grad()
 def _merged(layer: Any, weight: Tensor) -> Tensor:
     merged = weight.detach().clone()
-    for adapter in layer.active_adapters:
-        if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
-            merged += layer.get_delta_weight(adapter).to(merged)
+    if not layer.merged and not layer.disable_adapters:
+        for adapter in layer.active_adapters:
+            if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
+                merged += layer.get_delta_weight(adapter).to(merged)
     return merged
 
 
-def _check(model: Any, base: Any, layers: dict[str, Any]) -> None:
-    names: dict[int, list[str]] = {}
-    for name, parameter in base.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    for name, layer in layers.items():
-        used = names[id(layer.base_layer.weight)]
-        embeds = isinstance(layer.base_layer, torch.nn.Embedding) or layer is base.get_output_embeddings()
-        if len(used) > 1 or (tied and embeds):
+def _check(base: Any, layers: dict[str, Any]) -> None:
+    tied = bool(getattr(base.config, "tie_word_embeddings", False))
+    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
+    for weight, layer in layers.items():
+        name = weight.removesuffix(".weight")
+        if tied and any(layer is end for end in ends):
             raise InputError(
-                f"the adapter of {name.removesuffix('.weight')} changes one use of a tied weight, which the sampler "
-                "cannot take over; leave that layer out of the adapter, or use the sampler transformers."
+                f"the adapter of {name} changes one use of a tied weight, which the sampler cannot take over; leave "
+                "that layer out of the adapter, or use the sampler transformers."
             )
-        other = [key for key in ("use_dora", "lora_bias") if any(_flags(layer, key))]
-        if other or not hasattr(layer, "get_delta_weight") or layer.fan_in_fan_out:
+        other = [key for key in ("use_dora", "lora_bias") if any(getattr(layer, key, {}).values())]
+        if other or not hasattr(layer, "get_delta_weight") or not hasattr(layer.base_layer, "weight"):
             raise InputError(
-                f"the adapter of {name.removesuffix('.weight')} ({type(layer).__name__}{', ' * bool(other)}"
-                f"{', '.join(other)}) cannot be merged for the sampler; use plain LoRA, or the sampler transformers."
+                f"the adapter of {name} ({', '.join([type(layer).__name__, *other])}) cannot be merged for the "
+                "sampler; use plain LoRA, or the sampler transformers."
             )
-
-
-def _flags(layer: Any, key: str) -> list[bool]:
-    return [bool(value) for value in getattr(layer, key, {}).values()]

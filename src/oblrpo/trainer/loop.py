@@ -154,7 +154,7 @@ class Trainer:
             config.temperature,
         )
         rewards_PG = rewards_of(self.task, problems, rollouts.completions).to(self.policy.device)
-        updates = self.learner.learn(rollouts, rewards_PG, step, rewards_PG.isfinite())
+        updates = self.learner.learn(rollouts, rewards_PG, step, ~rewards_PG.isnan())
         self.sampler.sync(self.policy)
         self.tokens += rollouts.sequences.tokens
         self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates))

@@ -23,7 +23,7 @@ def step_metrics(
     batch's own. Rewards that are NaN are those of masked completions. Without an update the rate is 0 and what it would
     have told NaN.
     """
-    valid_PG = rewards_PG.isfinite()
+    valid_PG = ~rewards_PG.isnan()
     group_std_P = _group_std(rewards_PG, valid_PG)
     return {
         "step": step,
