@@ -1,10 +1,12 @@
 """`oblrpo probe` on a run and on a model."""
 
+import math
 import re
 
 import pytest
+import torch
 
-from oblrpo.probe import Effort, probe_run
+from oblrpo.probe import Effort, curvature, probe_run
 from tests.cli.conftest import dense_reward, metrics_of, oblrpo, small_run  # noqa: F401
 
 EFFORT = ["--prompts", 6, "--outputs", 3, "--iterations", 3]
@@ -69,3 +71,11 @@ def test_a_run_without_a_checkpoint(oblrpo, small_run, tmp_path):  # noqa: F811
     code, _, err = oblrpo("probe", tmp_path / "run")
     assert code == 2
     assert "no checkpoint" in err
+
+
+def test_a_missing_reward_is_refused(oblrpo, small_run, dense_reward, tmp_path, monkeypatch):  # noqa: F811
+    small_run(steps=1)
+    monkeypatch.setattr(curvature, "rewards_of", lambda task, problems, texts: torch.full((len(problems), 3), math.nan))
+    code, _, err = oblrpo("probe", tmp_path / "run", *EFFORT)
+    assert code == 2
+    assert "a completion has no reward; a probe needs one of each" in err

@@ -55,6 +55,21 @@ def test_what_is_asked_of_the_engine(tiny_policy):
     assert [given.seed for given in engine.calls[-1][2]] == seeds
 
 
+def test_output_j_is_the_engines_output_j_whatever_its_order(tiny_policy):
+    sampler, engine = sampler_of(tiny_policy)
+    given, seen = engine.generate, []
+
+    def generate(*arguments, **settings):
+        seen.extend(given(*arguments, **settings))
+        return seen
+
+    engine.generate = generate
+    drawn = sampler.sample(PROMPTS, 4, LONGEST, 1.0)
+    for s, row in enumerate(drawn.sequences.completion_SC.tolist()):
+        (output,) = [each for each in seen[s // 4].outputs if each.index == s % 4]
+        assert row[: len(output.token_ids)] == output.token_ids
+
+
 def test_an_update_reaches_the_engine_and_empties_its_cache(tiny_policy):
     sampler, engine = sampler_of(tiny_policy)
     assert engine.calls == ["apply_model", "reset_prefix_cache"]
