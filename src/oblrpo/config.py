@@ -138,6 +138,22 @@ class RolloutConfig:
     prompts_per_micro_batch: int = 0
     """Prompts whose completions are trained on at a time; 0: all. Changes memory; and what `oblr_shrunk` knows of other
     prompts, which are then those so far."""
+    sampler: Literal["transformers", "vllm"] = "transformers"
+    """What samples: the policy itself by transformers' generate, or a vLLM engine beside it on its GPU (extra vllm)."""
+    sampler_logps: bool = False
+    """Of transformers: keep the log-probabilities that tokens are drawn with, as vllm always does, so that their
+    mismatch with the trainer's is measured, and corrected."""
+    sampler_correction: Literal["truncated", "none"] = "truncated"
+    """Of a sampler that keeps log-probabilities: weigh each completion by min(C, pi / sampler), or take the sampler for
+    the policy. The mismatch is measured either way."""
+    vllm_importance_sampling_clip_max: float = 3.0
+    """C of `truncated`, whatever the sampler; 0: weights are not truncated."""
+    vllm_gpu_memory_utilization: float = 0.3
+    """Of vllm: share of the GPU's memory for the engine, its weights included."""
+    vllm_max_model_length: int = 0
+    """Of vllm: longest prompt + completion, in tokens; 0: as long as the model can read."""
+    vllm_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Of vllm: type that the engine computes in; the closer to the trainer's, the smaller the mismatch."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from oblrpo.yaml_files import read_yaml_file
 Metrics = dict[str, Any]
 
 MAY_CHANGE_ON_RESUME = {
-    "output", "steps", "threads", "device", "prompts_per_micro_batch", "save_steps", "save_total_limit"
+    "output", "steps", "threads", "device", "prompts_per_micro_batch", "save_steps", "save_total_limit",
+    "vllm_gpu_memory_utilization",
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluate import heldout_accuracy
 from oblrpo.policy import Prompt, make_policy, warm_start
 from oblrpo.rewards import Rewards
-from oblrpo.rollout import sample
+from oblrpo.rollout import make_sampler
 from oblrpo.runs import RunFolder, load_state
 from oblrpo.seeds import seed_of
 from oblrpo.tasks import Demonstrator
@@ -53,7 +53,7 @@ class Trainer:
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
         self.tokens = 0
-        self.monitors = Monitors()
+        self.monitors = Monitors(config.rollout.sampler_correction)
         torch.manual_seed(config.run.seed)
         checkpoint = self._checkpoint() if resume else None
         self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
@@ -65,6 +65,7 @@ class Trainer:
         self.learner = make_learner(self.policy, config, self.algorithm)
         if checkpoint:
             self._restore(load_state(checkpoint))
+        self.sampler = make_sampler(self.policy, config.rollout, config.policy.trust_remote_code)
 
     def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
@@ -118,6 +119,7 @@ class Trainer:
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
             f"{config.optim.learning_rate:g}\n"
+            f"sampler    {config.rollout.sampler}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
         )
 
@@ -152,23 +154,24 @@ class Trainer:
         warm_start(
             self.policy, demonstrations, config.warm_start_steps, config.warm_start_learning_rate, progress.warm_start
         )
+        self.sampler.sync(self.policy)
 
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
         config = self.config.rollout
         torch.manual_seed(seed_of(self.config.run.seed, step))
         problems = self.task.train_batch(step, config.prompts_per_step)
-        rollouts = sample(
-            self.policy,
+        rollouts = self.sampler.sample(
             [problem.prompt for problem in problems],
             config.num_generations,
             config.max_completion_length,
             config.temperature,
         )
         rewards_PG = torch.tensor(self.rewards(problems, rollouts.completions), device=self.policy.device)
-        updates = self.learner.learn(rollouts, rewards_PG, step)
+        updates = self.learner.learn(rollouts, rewards_PG, step, ~rewards_PG.isnan())
+        self.sampler.sync(self.policy)
         self.tokens += rollouts.sequences.tokens
-        self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates[0].estimate))
+        self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates))
         metrics = step_metrics(step, rollouts, rewards_PG, updates, self.tokens)
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
@@ -178,7 +181,7 @@ class Trainer:
         run = self.config.run
         seed = seed_of(run.seed, step) ^ 1
         accuracy = heldout_accuracy(
-            self.policy, self.rewards, self.heldout, run.eval_samples, self.config.rollout, seed
+            self.policy, self.rewards, self.heldout, run.eval_samples, self.config.rollout, seed, self.sampler
         )
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 

@@ -9,10 +9,11 @@ import torch
 from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, resolve
-from oblrpo.config import OptimConfig, TrainConfig
+from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Policy, check_policy, load_policy
+from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS
 from oblrpo.settings import flatten
 from oblrpo.tasks import BENCHMARKS
@@ -32,6 +33,9 @@ RANGES = (
     ("prompts_per_micro_batch", 0, MOST),
     ("temperature", 1e-3, MOST),
     ("num_iterations", 1, MOST),
+    ("vllm_importance_sampling_clip_max", 0, MOST),
+    ("vllm_gpu_memory_utilization", 0, 1),
+    ("vllm_max_model_length", 0, MOST),
     ("score_memory_mb", 0, MOST),
     ("calibration_steps", 0, MOST),
     ("ledger_steps", 0, MOST),
@@ -86,6 +90,7 @@ def check(config: TrainConfig) -> None:
     if algorithm.normalisation == "group_std" and G < 2:
         raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
     _check_scores(config, algorithm)
+    _check_sampler(config.rollout)
     if -1 < config.algorithm.prior_strength < 0:
         raise InputError(
             f"prior_strength is {config.algorithm.prior_strength}; it must be at least 0, or -1 for a choice."
@@ -125,6 +130,19 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
     if scores.weights == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
         raise InputError(
             "weights 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
+        )
+
+
+def _check_sampler(rollout: RolloutConfig) -> None:
+    if 0 < rollout.vllm_importance_sampling_clip_max < 1:
+        raise InputError(
+            f"vllm_importance_sampling_clip_max is {rollout.vllm_importance_sampling_clip_max}; below 1 it would cut "
+            "weights that need no correction. Set it to at least 1, or to 0 for weights that are not truncated."
+        )
+    if rollout.sampler == "vllm" and rollout.temperature < LEAST_TEMPERATURE:
+        raise InputError(
+            f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
+            "or use the sampler transformers."
         )
 
 
