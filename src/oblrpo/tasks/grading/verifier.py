@@ -1,11 +1,6 @@
 """Grade completions against gold answers, formulas in worker processes with a hard time limit each."""
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,12 +10,9 @@ from typing import Literal, cast
 from oblrpo.errors import InputError
 from oblrpo.tasks.grading.compare import NeedsAlgebra, equal
 from oblrpo.tasks.grading.extract import extract_answer
+from oblrpo.workers import Worker, WorkerDied
 
 Reason = Literal["ok", "timeout", "unparsable", "crashed"]
-
-# Seconds for a worker to start: it imports sympy, on a busy machine.
-START = 120.0
-_MAIN = "from oblrpo.tasks.grading.worker import main; main()"
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class MathVerifier:
         if importlib.util.find_spec("math_verify") is None:
             raise InputError("the math verifier needs math-verify; install it with: pip install 'oblrpo[math]'")
         self.seconds = seconds
-        self._workers = [_Worker() for _ in range(processes)]
+        self._workers = [Worker("oblrpo.tasks.grading.worker:main") for _ in range(processes)]
 
     def __enter__(self) -> "MathVerifier":
         return self
@@ -99,7 +91,11 @@ class MathVerifier:
         def one(pair: tuple[tuple[str, ...], str]) -> Verdict:
             worker = idle.pop()
             try:
-                reply = worker.ask(*pair, self.seconds)
+                reply = worker.ask(pair, self.seconds)
+            except TimeoutError:
+                reply = "timeout"
+            except WorkerDied:
+                reply = "crashed"
             finally:
                 idle.append(worker)
             reason: Reason = "ok" if reply in {"right", "wrong"} else cast("Reason", reply)
@@ -123,75 +119,3 @@ def _without_algebra(golds: tuple[str, ...], answer: str) -> Verdict | None:
 
 def _needs_algebra(gold: str, answer: str) -> bool:
     raise NeedsAlgebra
-
-
-class _Worker:
-    """One process, started when first asked and again after it was killed."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-
-    def ask(self, golds: tuple[str, ...], answer: str, seconds: float) -> str:
-        """Return right, wrong, unparsable, timeout, or crashed (out of memory, a fault of the interpreter)."""
-        if self._process is None:
-            self._start()
-        return self._exchange(json.dumps([golds, answer, seconds]), seconds)
-
-    def stop(self) -> None:
-        """Kill the process."""
-        if self._process is not None:
-            self._process.kill()
-            for stream in (self._process.stdin, self._process.stdout):
-                try:
-                    if stream is not None:
-                        stream.close()
-                except OSError:  # what was not written is lost with the process
-                    pass
-            self._process.wait()
-            self._process = None
-
-    def _start(self) -> None:
-        # The worker finds what we find, and nothing in the current folder takes a module's place.
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            env=env,
-        )
-        if self._exchange(None, START) != "ready":
-            raise InputError(
-                f"the worker of the math verifier does not start; try: {sys.executable} -c 'import math_verify'"
-            )
-
-    def _exchange(self, line: str | None, seconds: float) -> str:
-        """Send a line and return the reply; the process is killed when the time is up."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        late = threading.Event()
-
-        def kill() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, kill)
-        timer.start()
-        try:
-            if line is not None:
-                process.stdin.write(line + "\n")
-                process.stdin.flush()
-            reply = process.stdout.readline()
-        except OSError:  # it died before it read
-            reply = ""
-        finally:
-            timer.cancel()
-        if late.is_set() or not reply:
-            self.stop()
-        if reply.endswith("\n"):
-            return str(json.loads(reply))
-        return "timeout" if late.is_set() else "crashed"

@@ -1,0 +1,163 @@
+"""Fresh interpreters that answer JSON lines: what may hang, crash or eat memory runs there, and is killed when late."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from oblrpo.errors import InputError
+
+START = 120.0
+"""Seconds for a worker to start: it imports its libraries, on a busy machine."""
+
+
+class WorkerDied(RuntimeError):  # noqa: N818  (what happened, not an error of ours)
+    """The process ended before it answered: out of memory, a fault of the interpreter, a call of exit."""
+
+
+class Worker:
+    """One process, started when first asked and again after it was killed; never a fork of the one that holds torch.
+
+    Args:
+        main: `package.module:function`, which calls `serve`.
+        talkative: let what it prints reach our standard error.
+        environment: variables that are not as they are here.
+    """
+
+    def __init__(self, main: str, talkative: bool = False, environment: Mapping[str, str] | None = None) -> None:
+        module, _, function = main.partition(":")
+        self._code = f"from {module} import {function}; {function}()"
+        self._main, self._talkative, self._environment = main, talkative, dict(environment or {})
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, message: Any, seconds: float) -> Any:
+        """Return the answer to a message, both as JSON has them.
+
+        Raises:
+            TimeoutError: there was none after `seconds`; the process was killed.
+            WorkerDied: the process ended.
+            InputError: it does not start.
+        """
+        if self._process is None:
+            self._start()
+        return self._exchange(json.dumps([message, seconds]), seconds)
+
+    def stop(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            self._process.kill()
+            for stream in (self._process.stdin, self._process.stdout):
+                try:
+                    if stream is not None:
+                        stream.close()
+                except OSError:  # what was not written is lost with the process
+                    pass
+            self._process.wait()
+            self._process = None
+
+    def __del__(self) -> None:
+        self.stop()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        # The worker finds what we find, and nothing in the current folder takes a module's place.
+        found = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if self._talkative else subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            env=os.environ | found | self._environment,
+        )
+        try:
+            self._exchange(None, START)
+        except (TimeoutError, WorkerDied):
+            raise InputError(
+                f"the worker {self._main} does not start; try: {sys.executable} -c '{self._code}'"
+            ) from None
+
+    def _exchange(self, line: str | None, seconds: float) -> Any:
+        """Send a line and return the reply; the process is killed when the time is up.
+
+        Raises:
+            TimeoutError: it was.
+            WorkerDied: it ended by itself.
+        """
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, kill)
+        timer.start()
+        try:
+            if line is not None:
+                process.stdin.write(line + "\n")
+                process.stdin.flush()
+            reply = process.stdout.readline()
+        except OSError:  # it died before it read
+            reply = ""
+        finally:
+            timer.cancel()
+        if late.is_set() or not reply:
+            self.stop()
+        if reply.endswith("\n"):
+            return json.loads(reply)
+        if late.is_set():
+            raise TimeoutError(f"no answer after {seconds:g} s")
+        raise WorkerDied("the process ended before it answered")
+
+
+def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
+    """In the process: say "ready", then answer message by message until the input ends.
+
+    What `answer` prints goes to standard error. `memory`: bytes of address space it may use.
+    """
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # nothing a library prints may come between the replies
+    if memory is not None:
+        _limit_memory(memory)
+    print(json.dumps("ready"), file=replies, flush=True)
+    for line in sys.stdin:
+        message, seconds = json.loads(line)
+        _end_after(seconds)
+        reply = answer(message)
+        if hasattr(signal, "alarm"):
+            signal.alarm(0)
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+def _end_after(seconds: float) -> None:
+    """Have the system end this process a little later than the parent would, in case the parent is gone."""
+    if hasattr(signal, "alarm"):  # not on Windows
+        signal.alarm(int(seconds) + 3)
+
+
+def _limit_memory(memory: int) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (memory if hard < 0 else min(memory, hard), hard))
