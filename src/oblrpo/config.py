@@ -64,9 +64,10 @@ class TaskConfig:
     """The problems and what verifies them."""
 
     task: str = "path"
-    """A built-in task: path (routes in a graph), addition, countdown. Not used with `data`."""
+    """A built-in task: path (routes in a graph), addition, countdown, summarise; or reasoning_gym/NAME, any task of
+    reasoning-gym. Not used with `data`."""
     task_args: Mapping = field(default_factory=dict)
-    """Parameters of the built-in task, such as '{max_terms: 4}'."""
+    """Parameters of the built-in task, such as '{max_terms: 4}'; the configuration of a task of reasoning-gym."""
     data: str = ""
     """A JSONL file with a prompt and an answer in every row."""
     prompt_column: str = "prompt"

@@ -15,8 +15,8 @@ from typing import Any
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.workers import serve
 
-# Address space; drawing the largest problems takes a quarter of it.
-MEMORY = 4 << 30
+# Address space; the largest data sets take an eighth of it.
+MEMORY = 2 << 30
 # Problems of one data set. Some data sets make all of theirs at once, others take long to load what they draw from.
 BLOCK = 64
 # Environment of the process: sets of text are walked in one order, or some data sets draw other problems in every
