@@ -88,10 +88,11 @@ class TaskConfig:
     """The problems and what verifies them."""
 
     task: str = "path"
-    """A built-in task: path (routes in a graph), addition, countdown. Or a benchmark as published: gsm8k, math500,
-    aime24, aime25, amc23, olympiadbench, minerva_math. Not used with `data` of your own."""
+    """A built-in task: path (routes in a graph), addition, countdown, summarise; reasoning_gym/NAME, any task of
+    reasoning-gym; or a benchmark as published: gsm8k, math500, aime24, aime25, amc23, olympiadbench, minerva_math. Not
+    used with `data` of your own."""
     task_args: Mapping = field(default_factory=dict)
-    """Parameters of the built-in task, such as '{max_terms: 4}'."""
+    """Parameters of the built-in task, such as '{max_terms: 4}'; the configuration of a task of reasoning-gym."""
     data: tuple[str, ...] = ()
     """Files (JSONL, CSV, Parquet), or one data set of the hub, `owner/name[:configuration]`. None: a benchmark's."""
     eval_data: tuple[str, ...] = ()

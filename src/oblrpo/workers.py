@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -28,12 +28,13 @@ class Worker:
     Args:
         main: `package.module:function`, which calls `serve`.
         talkative: let what it prints reach our standard error.
+        environment: variables that are not as they are here.
     """
 
-    def __init__(self, main: str, talkative: bool = False) -> None:
+    def __init__(self, main: str, talkative: bool = False, environment: Mapping[str, str] | None = None) -> None:
         module, _, function = main.partition(":")
         self._code = f"from {module} import {function}; {function}()"
-        self._main, self._talkative = main, talkative
+        self._main, self._talkative, self._environment = main, talkative, dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, message: Any, seconds: float) -> Any:
@@ -74,7 +75,7 @@ class Worker:
 
     def _start(self) -> None:
         # The worker finds what we find, and nothing in the current folder takes a module's place.
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+        found = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", self._code],
             stdin=subprocess.PIPE,
@@ -82,7 +83,7 @@ class Worker:
             stderr=None if self._talkative else subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            env=env,
+            env=os.environ | found | self._environment,
         )
         try:
             self._exchange(None, START)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oblrpo.errors import InputError
-from oblrpo.tasks import TASKS, make_task
+from oblrpo.tasks import make_task
 from oblrpo.tasks.generated import is_heldout
 
 VARIANTS = {
@@ -43,7 +43,7 @@ def test_batches_are_a_function_of_seed_and_step(make):
     assert make(0).train_batch(3, 20) != make(1).train_batch(3, 20)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", PINNED)
 def test_batches_do_not_depend_on_the_process(name):
     problems = make_task(name, 0).train_batch(0, 2)
     assert (prompts(problems), [problem.answer for problem in problems]) == PINNED[name]
@@ -88,7 +88,7 @@ def test_prompts_and_demonstrations_are_short_ascii(make, demonstrated):
         assert problem.prompt.endswith("=")
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", PINNED)
 def test_default_tasks_fit_48_characters(name, demonstrated):
     assert max(len(problem.prompt + shown) for problem, shown in demonstrated(make_task(name), 500)) <= 48
 
@@ -135,7 +135,7 @@ def test_hostile_completions_earn_nothing_fast(make, hostile):
 
 
 @settings(deadline=None, max_examples=100)
-@given(completion=st.text() | st.text("0123456789+-*/()=, abcdef", max_size=40), name=st.sampled_from(list(TASKS)))
+@given(completion=st.text() | st.text("0123456789+-*/()=, abcdef", max_size=40), name=st.sampled_from(list(PINNED)))
 def test_reward_is_zero_or_one_on_any_text(completion, name):
     (problem,) = make_task(name).train_batch(0, 1)
     assert make_task(name).reward(problem, completion) in (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Prompts and verifiers: generated tasks, published benchmarks, the user's own data."""
+"""Prompts and verifiers: generated tasks, passages to summarise, reasoning-gym, benchmarks, the user's own data."""
 
 import inspect
 from collections.abc import Callable
@@ -9,20 +9,27 @@ from oblrpo.tasks.benchmarks import BENCHMARKS
 from oblrpo.tasks.countdown import CountdownTask
 from oblrpo.tasks.data import DataTask
 from oblrpo.tasks.generated import GeneratedTask
+from oblrpo.tasks.gym import PREFIX, ReasoningGymTask
 from oblrpo.tasks.path import PathTask
+from oblrpo.tasks.summarise import SummariseTask
 from oblrpo.tasks.task import Demonstrator, Problem, Task, Verifier
 
-TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in (AdditionTask, CountdownTask, PathTask)}
+TASK_CLASSES = (AdditionTask, CountdownTask, PathTask, SummariseTask)
+TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in TASK_CLASSES}
 
 
 def make_task(name: str, seed: int = 0, /, **parameters: object) -> Demonstrator:
-    """Return the generated task of that name.
+    """Return the built-in task of that name, or with `reasoning_gym/` before it that of reasoning-gym.
 
     Raises:
         InputError: no such task, no such parameter of it, or a parameter out of range.
     """
+    if name.startswith(PREFIX):
+        return ReasoningGymTask(name.removeprefix(PREFIX), seed, **parameters)  # type: ignore[arg-type]
     if name not in TASKS:
-        raise InputError(f"Unknown task '{name}'; the tasks are: {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
+        raise InputError(
+            f"Unknown task '{name}'; the tasks are: {', '.join(TASKS)} and {PREFIX}NAME.{did_you_mean(name, TASKS)}"
+        )
     known = [parameter for parameter in inspect.signature(TASKS[name]).parameters if parameter != "seed"]
     for parameter in parameters:
         if parameter not in known:

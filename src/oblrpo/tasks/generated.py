@@ -3,9 +3,8 @@
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
-from typing import ClassVar
 
 from oblrpo.errors import InputError
 from oblrpo.tasks.task import Problem, check_whole, split_position
@@ -18,7 +17,7 @@ EXHAUSTED_AFTER = 5000
 class GeneratedTask(ABC):
     """Base of the generated tasks; a subclass says how to draw, verify and demonstrate a problem."""
 
-    name: ClassVar[str]
+    name: str
     default_rewards = ("task",)
 
     def __init__(self, seed: int = 0) -> None:
@@ -40,6 +39,15 @@ class GeneratedTask(ABC):
     @abstractmethod
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
         """Return one worked solution, in which each step goes wrong with probability `noise`."""
+
+    def stream(self, rng: random.Random) -> Iterator[Problem]:
+        """Yield random problems without end."""
+        while True:
+            yield self.draw(rng)
+
+    def is_heldout(self, problem: Problem) -> bool:
+        """Return whether the problem belongs to the held-out tenth, by a fixed hash of its prompt."""
+        return is_heldout(problem.text)
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the `size` problems of one step; prompts repeat only when there are too few of them.
@@ -71,12 +79,13 @@ class GeneratedTask(ABC):
     def _collect(self, rng: random.Random, size: int, *, heldout: bool) -> list[Problem]:
         found: dict[str, Problem] = {}
         idle = 0
-        while len(found) < size and idle < EXHAUSTED_AFTER:
-            problem = self.draw(rng)
+        for problem in self.stream(rng):
             idle += 1
-            if problem.text not in found and is_heldout(problem.text) == heldout:
+            if problem.text not in found and self.is_heldout(problem) == heldout:
                 found[problem.text] = problem
                 idle = 0
+            if len(found) == size or idle == EXHAUSTED_AFTER:
+                break
         return list(found.values())
 
 
