@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from oblrpo.errors import InputError
+from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Sequences
 
 
@@ -34,7 +34,8 @@ def sample(
     Uses torch's global random state.
 
     Raises:
-        InputError: a prompt does not fit, or the policy is broken.
+        InputError: a prompt does not fit.
+        DivergedError: the policy gives no probabilities any more.
         RuntimeError: as `generate` raises.
     """
     rows = policy.encode(prompts, room=max_completion_length)
@@ -54,7 +55,7 @@ def sample(
         except RuntimeError as error:
             if "probability tensor" not in str(error):
                 raise
-            raise InputError("the policy's probabilities are no numbers any more; lower learning_rate.") from None
+            raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.") from None
     completion_SC = ids_ST[:, prompt_SQ.shape[1] :]
     ended_SC = torch.isin(completion_SC, torch.tensor(policy.end_tokens, device=completion_SC.device))
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token

@@ -13,9 +13,14 @@ from oblrpo.errors import InputError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which also reads 3e-4 as a number, as YAML 1.2 has it."""
+    """YAML's safe loader with two rules of YAML 1.2: 3e-4 is a number, and `off` (a schedule of ours) a word."""
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:bool"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )

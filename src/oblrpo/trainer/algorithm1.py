@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from oblrpo import estimators
 from oblrpo.algorithms import Algorithm
 from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig
-from oblrpo.errors import InputError
+from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, NORMALISATIONS, WEIGHTINGS
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.rollout import Rollouts
@@ -135,7 +135,8 @@ class Learner:
         """`num_iterations` updates on one batch of completions; its own log-probabilities before the first are old.
 
         Raises:
-            InputError: the gradient or the updated weights are NaN or infinite, or the model cannot be recorded.
+            InputError: the model cannot be recorded, or the gradient cannot be used.
+            DivergedError: the gradient or the updated weights are NaN or infinite.
         """
         updates: list[Update] = []
         before, observed = copy.deepcopy(self.prior), self.prior
@@ -145,15 +146,19 @@ class Learner:
                 estimate = self.gradient(rollouts.sequences, rewards_PG, old_logps_PG, step)
                 updates.append(self.update(estimate, rollouts.sequences, rewards_PG))
             except (ValueError, UnsupportedModelError) as error:
-                raise InputError(
+                grads = [p.grad for p in self.policy.parameters if p.grad is not None]
+                finite = _finite([p.detach() for p in self.policy.parameters] + grads)
+                raise (InputError if finite else DivergedError)(
                     f"the gradient cannot be used: {error} Where it is NaN, lower learning_rate."
                 ) from None
             observed = self.prior if len(updates) == 1 else observed
             self.prior = copy.deepcopy(before)  # a later update on the batch must not have seen it
         self.prior = observed
         self.prior.next_step()
-        if not torch.stack([p.detach().sum() for p in self.policy.parameters]).isfinite().all():
-            raise InputError("the update made the weights NaN or infinite; lower learning_rate or set max_grad_norm.")
+        if not _finite([p.detach() for p in self.policy.parameters]):
+            raise DivergedError(
+                "the update made the weights NaN or infinite; lower learning_rate or set max_grad_norm."
+            )
         return updates
 
     def gradient(
@@ -326,3 +331,7 @@ class Learner:
             batch = chosen.rows(start, min(start + per_block, len(old_S)))
             change.append(self.policy.logps(batch, self.rollout.temperature).logps_S - old_S[start : start + per_block])
         return torch.cat(change)
+
+
+def _finite(tensors: list[Tensor]) -> bool:
+    return bool(torch.stack([tensor.sum() for tensor in tensors]).isfinite().all())
