@@ -71,15 +71,22 @@ class RunFolder:
         Raises:
             InputError: names the settings that differ.
         """
+        if differences := self.differences(config):
+            raise InputError(
+                f"{self.path} was started with other settings: {differences}; resume without changing them."
+            )
+
+    def differences(self, config: TrainConfig) -> str:
+        """The settings that make `config` another run than the one here, in words; empty if it is the same run.
+
+        Raises:
+            InputError: as `saved_config` raises.
+        """
         old, new = flatten(self.saved_config()), flatten(config)
         changed = [key for key in new if new[key] != old[key] and key not in MAY_CHANGE_ON_RESUME | {"recipe"}]
         if old["steps"] != new["steps"] and new["lr_scheduler_type"] != "constant":
             changed.append("steps")  # the rate's whole course depends on it
-        if changed:
-            differences = ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)
-            raise InputError(
-                f"{self.path} was started with other settings: {differences}; resume without changing them."
-            )
+        return ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)
 
     def write_metrics(self, metrics: Metrics) -> None:
         """Append one step. Values that are not finite become null, as JSON has no other word for them."""
