@@ -103,7 +103,7 @@ def _describe(plan: Any) -> None:
         check(plan, pool)
     finally:
         pool.kill()
-    print(yaml.safe_dump(plan.spec.as_mapping(), sort_keys=False, allow_unicode=True))
+    print(yaml.safe_dump(plan.spec.as_mapping(), sort_keys=False, allow_unicode=True, default_flow_style=None))
     print(f"{plan.count()} runs, {plan.processes()} at a time")
     for variant in plan.spec.variants:
         for each in plan.search(variant):

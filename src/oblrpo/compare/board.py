@@ -19,11 +19,11 @@ class Board:
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self.plan, self.console = plan, console
-        self._live = Live(console=console, refresh_per_second=2, transient=True, get_renderable=self._render)
         self._total = plan.count()
         self._ended: dict[str, str] = {}
         self._running: dict[str, tuple[float, str]] = {}
         self._begun, self._fresh = time.monotonic(), 0
+        self._live = Live(console=console, refresh_per_second=2, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> Board:
         if self.console.is_terminal:
@@ -55,11 +55,8 @@ class Board:
         else:
             self._fresh += 1
             self._ended[run.name] = outcome = failed or _outcome(run)
-        style = "yellow" if failed else None
-        count = f"[{len(self._ended)}/{self._total}]"
-        self.console.print(
-            f"{count:>9} {run.name}: {outcome} ({seconds:.0f} s)", highlight=False, markup=False, style=style
-        )
+        line = f"{f'[{len(self._ended)}/{self._total}]':>9} {run.name}: {outcome} ({seconds:.0f} s)"
+        self.console.print(line, highlight=False, style="yellow" if failed else None)
 
     def paused(self, run: Run) -> None:
         """A run was stopped before its end."""
@@ -92,11 +89,9 @@ class Board:
 
     def _time(self) -> str:
         spent = time.monotonic() - self._begun
-        done = self._fresh + sum(done for done, _ in self._running.values())
-        left = (
-            (self._total - len(self._ended) - sum(done for done, _ in self._running.values())) * spent / max(done, 1e-9)
-        )
-        rest = f", about {_minutes(left)} left" if done > 0.2 else ""
+        part = sum(done for done, _ in self._running.values())
+        done, left = self._fresh + part, self._total - len(self._ended) - part
+        rest = f", about {_minutes(left * spent / done)} left" if done > 0.2 else ""
         return f"{len(self._ended)}/{self._total} runs, {_minutes(spent)}{rest}"
 
 

@@ -11,7 +11,7 @@ from oblrpo.errors import InputError
 from oblrpo.trainer.loop import Trainer
 from oblrpo.trainer.setup import check
 
-STAND_IN = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 2**20}
+STAND_IN = PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=2**20)
 """A policy in place of a named model, which is too large to be loaded for a check."""
 
 
@@ -37,5 +37,5 @@ def check_whole(config: TrainConfig) -> None:
         except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
             reason = " ".join(str(error).split())[:300].rstrip(".")
             raise InputError(f"cannot find the model {policy.model!r}: {reason}.") from None
-        config = replace(config, policy=PolicyConfig(device=policy.device, **STAND_IN))
+        config = replace(config, policy=replace(STAND_IN, device=policy.device))
     Trainer(config)

@@ -17,7 +17,7 @@ from oblrpo.settings import flatten
 
 @dataclass
 class Conductor:
-    """One call of `oblrpo compare`. `settled` and `failed` hold folders; a failed run is tried again by the next call."""
+    """One call of `oblrpo compare`. `settled` and `failed` hold folders; the next call tries failed runs again."""
 
     plan: Plan
     processes: int

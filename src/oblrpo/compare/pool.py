@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ HERE = Path(__file__).parent.parent.parent
 
 
 class Worker:
-    """One process. A session of its own: Ctrl-C at the terminal reaches the parent alone, who ends the others in order."""
+    """One process, in a session of its own: Ctrl-C reaches the parent alone, who ends the others in order."""
 
     def __init__(self) -> None:
-        self._errors = tempfile.TemporaryFile()  # what it prints while it works on no run
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - what it prints while it works on no run, until `close`
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "oblrpo.compare.worker"],
@@ -37,11 +38,9 @@ class Worker:
     def send(self, request: dict[str, Any]) -> None:
         """Ask for something; a worker that has died is noticed when it is listened to."""
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
 
     def read(self) -> list[Event]:
         """What it has told since; `died` when it is gone."""
@@ -55,10 +54,8 @@ class Worker:
     def dismiss(self) -> None:
         """Let it end, after the step in progress if there is one."""
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):
             self.process.stdin.close()
-        except BrokenPipeError:
-            pass
 
     def close(self) -> None:
         """Wait for its end and let go of its pipes."""

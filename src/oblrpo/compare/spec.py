@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.resources import files
@@ -157,14 +156,12 @@ def _resolve(raw: dict[str, Any], source: str, settings: dict[str, Any]) -> Spec
         raise InputError(f"{source}: search_seeds is {spec.search_seeds}, more than the {len(seeds)} seeds there are.")
     rate = flatten(spec.base_config)["learning_rate"]
     rates = _rates(raw["learning_rates"], source) if "learning_rates" in raw else (rate,)
-    variants = tuple(
-        _variant(name, value, rates, source)
-        for name, value in _mapping(raw.get("variants"), "variants", source).items()
-    )
+    given = _mapping(raw.get("variants"), "variants", source)
+    variants = tuple(_variant(name, value, rates, source) for name, value in given.items())
     if not variants:
         raise InputError(f"{source}: variants is missing; give a mapping of names to train settings.")
     for key in settings:
-        if all(_sets(key, value, "learning_rates" in raw) for value in raw["variants"].values()):
+        if all(_sets(key, value, "learning_rates" in raw) for value in given.values()):
             raise InputError(f"--set {key}: every variant of {source} has its own, so that it would change nothing.")
     reference = _of(str, "a variant's name", "reference", raw.get("reference", variants[0].name), source)
     names = [variant.name for variant in variants]
@@ -213,9 +210,8 @@ def _variant(name: Any, value: Any, rates: tuple[float, ...], source: str) -> Va
 
 
 def _rates(value: Any, source: str) -> tuple[float, ...]:
-    good = isinstance(value, Iterable) and not isinstance(value, str)
-    rates = list(value) if good else []
-    if not rates or not all(isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < 1e300 for x in rates):
+    rates = value if isinstance(value, list) else []
+    if not rates or not all(type(rate) in {int, float} and 0 < rate < 1e300 for rate in rates):
         raise InputError(
             f"{source}: learning_rates is {value!r}; give a list of numbers above 0, such as [1e-4, 3e-4]."
         )
@@ -250,7 +246,10 @@ def _target(value: Any, source: str) -> Target:
         raise InputError(f"{source}: target of_best is {given['of_best']}; a share of the best is at most 1.")
     if given.get("curve", "accuracy") not in {"accuracy", "reward"}:
         raise InputError(f"{source}: target curve is {given['curve']!r}; choose one of: accuracy, reward.")
-    _whole("target window", given.get("window", 1), 1, source)
+    if _whole("target window", given.get("window", 1), 1, source) is not None and given.get("window", 1) % 2 == 0:
+        raise InputError(
+            f"{source}: target window is {given['window']}; it must be odd, for it lies around each point."
+        )
     return Target(**given)
 
 

@@ -1,7 +1,7 @@
-"""A process that trains one run after the other, so that torch and transformers load once: `python -m oblrpo.compare.worker`.
+"""`python -m oblrpo.compare.worker`: a process that trains one run after the other; torch and transformers load once.
 
-It reads requests from stdin and writes events to stdout, one JSON object a line. What libraries print goes to the run's log.
-The end of stdin ends it: at once when idle, else after the step in progress and its checkpoint, as SIGTERM does.
+It reads requests from stdin and writes events to stdout, one JSON object a line. What libraries print goes to the run's
+log. The end of stdin ends it: at once when idle, else after the step in progress and its checkpoint, as SIGTERM does.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def main() -> None:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    import oblrpo.compare.check
-    import oblrpo.trainer.loop  # noqa: F401 - loaded before the first request comes
+    import oblrpo.compare.check  # noqa: F401 - the trainer, loaded before the first request comes
 
     transformers_logging.disable_progress_bar()
     cores = torch.get_num_threads()

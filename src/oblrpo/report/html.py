@@ -39,6 +39,9 @@ body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var
 .charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }}
 .charts svg {{ width: 100%; height: auto; color: var(--ink); }}
 .wide {{ overflow-x: auto; }}
+h2 {{ margin-top: 2rem; }}
+.notes, details {{ font-size: .9rem; }}
+summary {{ cursor: pointer; margin: .5rem 0; }}
 table {{ border-collapse: collapse; font-size: .9rem; }}
 td, th {{ border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }}
 code, pre {{ font-size: .85rem; overflow-wrap: anywhere; white-space: pre-wrap; }}
