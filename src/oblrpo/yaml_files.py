@@ -13,7 +13,20 @@ from oblrpo.errors import InputError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader with two rules of YAML 1.2: 3e-4 is a number, and `off` (a schedule of ours) a word."""
+    """YAML's safe loader with rules of YAML 1.2: 3e-4 is a number, `off` (a schedule of ours) a word, a key unique."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands there twice.
+
+        Raises:
+            ValueError: names it and its line.
+        """
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise ValueError(f"the key {key.value!r} in line {key.start_mark.line + 1} stands there twice")
+            seen.add(getattr(key, "value", None) if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -39,9 +39,13 @@ class Board:
     def found(self, runs: Iterable[Run]) -> None:
         """Runs that an earlier call has settled."""
         for run in runs:
-            self._ended[run.name] = _outcome(run)
+            self.known(run)
         if self._ended:
             self.console.print(f"{len(self._ended)} of {self._total} runs are there already", highlight=False)
+
+    def known(self, run: Run) -> None:
+        """One of them."""
+        self._ended[run.name] = _outcome(run)
 
     def progress(self, run: Run, done: float, note: str) -> None:
         """A run has got so far."""

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 
 from oblrpo.compare.statistics import smooth
 from oblrpo.compare.summary import UNBIASED, Curve, Outcome, Result, Summary, band
@@ -15,13 +16,20 @@ from oblrpo.report.charts import INK, drawing, look
 REWARD_WINDOW = 9
 """Steps in the moving average of reward curves."""
 
+MOST_TICKS = 10
+"""Rates that are written out below an axis."""
+
 
 def learning(summary: Summary) -> list[str]:
     """Held-out accuracy and batch reward against completions, each variant at its best rate."""
 
+    half = REWARD_WINDOW // 2
+
     def smoothed(result: Result) -> Curve:
-        x, y = zip(*result.reward(), strict=True) if result.reward() else ((), ())
-        return list(zip(x, smooth(y, REWARD_WINDOW), strict=True))
+        curve = result.reward()
+        values = smooth([value for _, value in curve], REWARD_WINDOW)
+        whole = slice(half, -half) if len(curve) > 2 * half else slice(None)  # the ends are means of fewer
+        return [(x, value) for (x, _), value in zip(curve, values, strict=True)][whole]
 
     def draw_accuracy(axes: Axes) -> None:
         _curves(axes, summary, Result.accuracy)
@@ -61,13 +69,19 @@ def _legend(axes: Axes) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-def rates(summary: Summary) -> str:
+def rates(summary: Summary) -> list[str]:
     """Final accuracy against learning rate: mean, lowest and highest seed; below, the windows of usable rates."""
+    if not any(len(outcome.by_rate) > 1 for outcome in summary.outcomes):
+        return []
 
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")
         for number, outcome in enumerate(summary.outcomes):
             _by_rate(axes, outcome, *look(number))
+        ticks = sorted({rate for outcome in summary.outcomes for rate in outcome.by_rate})
+        if len(ticks) <= MOST_TICKS:
+            axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks], rotation=30, ha="right")
+            axes.xaxis.set_minor_locator(NullLocator())
         low, high = axes.get_ylim()
         gap = 0.05 * (high - low)
         windows = [(n, o.window) for n, o in enumerate(summary.outcomes) if o.window]
@@ -80,7 +94,7 @@ def rates(summary: Summary) -> str:
         axes.set_ylim(low - (len(windows) + 1) * gap, high)
         _legend(axes)
 
-    return drawing("Final accuracy against learning rate", "learning rate", draw, height=3.4)
+    return [drawing("Final accuracy against learning rate", "learning rate", draw)]
 
 
 def _by_rate(axes: Axes, outcome: Outcome, color: str, dashes: str) -> None:
@@ -88,8 +102,8 @@ def _by_rate(axes: Axes, outcome: Outcome, color: str, dashes: str) -> None:
         return
     x = list(outcome.by_rate)
     middle = [statistics.fmean(values) for values in outcome.by_rate.values()]
-    low = [mean - min(values) for mean, values in zip(middle, outcome.by_rate.values(), strict=True)]
-    high = [max(values) - mean for mean, values in zip(middle, outcome.by_rate.values(), strict=True)]
+    low = [max(0.0, mean - min(values)) for mean, values in zip(middle, outcome.by_rate.values(), strict=True)]
+    high = [max(0.0, max(values) - mean) for mean, values in zip(middle, outcome.by_rate.values(), strict=True)]
     axes.errorbar(
         x, middle, [low, high], color=color, linestyle=dashes, linewidth=1.6, marker="o", markersize=4, capsize=2,
         elinewidth=1, label=outcome.variant.name,
@@ -102,7 +116,7 @@ def every_rate(summary: Summary) -> list[str]:
     """For each variant with several rates: held-out accuracy, one curve a rate."""
     drawings = []
     for outcome in summary.outcomes:
-        if len(outcome.variant.learning_rates) < 2:
+        if len(outcome.variant.learning_rates) < 2 or not ended(outcome.results):
             continue
 
         def draw(axes: Axes, outcome: Outcome = outcome) -> None:
@@ -132,7 +146,7 @@ def completions(summary: Summary) -> str:
         if any(math.isinf(v) for o in summary.outcomes for v in o.completions.values()):
             axes.annotate("not reached", (edge, 0.55), ha="right", fontsize=8)
         _names(axes, summary)
-        axes.set_xlim(left=0 if known and min(known) >= 0 else None)
+        axes.set_xlim(left=0)
 
     title = f"Completions to {'accuracy' if summary.spec.target.curve == 'accuracy' else 'reward'} {summary.level:.3f}"
     return drawing(title, "completions", draw, height=_height(summary))
@@ -164,6 +178,7 @@ def _names(axes: Axes, summary: Summary) -> None:
     names = [outcome.variant.name for outcome in summary.outcomes]
     axes.set_yticks([-number for number in range(len(names))], names)
     axes.set_ylim(-len(names) + 0.3, 0.9)
+    axes.locator_params(axis="x", nbins=6)
 
 
 def _height(summary: Summary) -> float:

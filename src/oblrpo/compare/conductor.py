@@ -26,6 +26,7 @@ class Conductor:
     settled: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     running: dict[Worker, tuple[Run, float]] = field(default_factory=dict)
+    later: dict[str, list[Run]] = field(default_factory=dict)
     idle: set[Worker] = field(default_factory=set)
     loading: set[Worker] = field(default_factory=set)
 
@@ -58,10 +59,11 @@ class Conductor:
     def _go_on(self) -> None:
         self.idle |= self.pool.workers
         while True:
-            ready = self._ready()
-            self._hand_out(ready)
-            if not self.running and not ready:
-                return
+            if len(self.running) < self.processes:
+                ready = self._ready()
+                if not self.running and not ready:
+                    return
+                self._hand_out(ready)
             for worker, event in self.pool.events(1.0):
                 self._note(worker, event)
 
@@ -86,17 +88,24 @@ class Conductor:
         return sorted(missing, key=lambda run: order[run.config.run.seed])
 
     def _later(self, variant: Variant) -> list[Run]:
-        chosen = all(self._is_settled(r) or r.config.run.output in self.failed for r in self.plan.search(variant))
-        later = self.plan.later(variant) if chosen else []
-        for run in later:
-            place = run.config.run.output
-            if place not in self.settled and place not in self.failed:
-                try:
-                    run.check_same()
-                except InputError as error:  # the others go on
-                    self.failed[place] = f"{run.name}: {error}"
-                    self.board.ended(run, f"failed: {error}")
-        return later
+        """The runs at the rate that a variant's search chose, once it has."""
+        ended = all(self._is_settled(r) or r.config.run.output in self.failed for r in self.plan.search(variant))
+        if ended and variant.name not in self.later:
+            self.later[variant.name] = self.plan.later(variant)
+            for run in self.later[variant.name]:
+                self._admit(run)
+        return self.later.get(variant.name, [])
+
+    def _admit(self, run: Run) -> None:
+        """Look at what lies where a run goes that was not known at the beginning."""
+        try:
+            run.check_same()
+            if run.settled():
+                self.settled.add(run.config.run.output)
+                self.board.known(run)
+        except InputError as error:  # the others go on
+            self.failed[run.config.run.output] = f"{run.name}: {error}"
+            self.board.ended(run, f"failed: {error}")
 
     def _is_settled(self, run: Run) -> bool:
         place = run.config.run.output

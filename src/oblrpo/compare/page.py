@@ -18,19 +18,20 @@ from oblrpo.settings import flatten
 def write_page(summary: Summary, folder: Path) -> Path:
     """Write `compare.html` and return its path."""
     spec, variances = summary.spec, charts.variances(summary)
-    body = [f"<h1>{text(spec.name)}</h1>", *([f"<p>{text(spec.about)}</p>"] if spec.about else []), _headline(summary)]
-    cells = [[text(cell) for cell in line] for line in lines(summary)]
+    title = spec.name.removesuffix(".yaml")
+    body = [f"<h1>{text(title)}</h1>", *([f"<p>{text(spec.about)}</p>"] if spec.about else []), _headline(summary)]
+    cells = [[text(cell).replace(" ", "&nbsp;") for cell in line] for line in lines(summary)]
     body += [html.table(map(text, HEADS), cells), _notes(summary)]
     differences = [charts.differences(summary)] if summary.tests else []
     learning = [*charts.learning(summary), charts.completions(summary), *differences]
-    body += ["<h2>Learning</h2>", html.charts(learning)]
-    if any(len(variant.learning_rates) > 1 for variant in spec.variants):
-        body += ["<h2>Learning rates</h2>", html.charts([charts.rates(summary), *charts.every_rate(summary)])]
+    body += ["<h2>Learning</h2>", html.charts(learning, large=True)]
+    if rates := [*charts.rates(summary), *charts.every_rate(summary)]:
+        body += ["<h2>Learning rates</h2>", html.charts(rates, large=True)]
     if variances:
-        body += ["<h2>Variance</h2>", html.charts([variances])]
+        body += ["<h2>Variance</h2>", html.charts([variances], large=True)]
     body += [_settings(summary), _runs(summary)]
     path = folder / "compare.html"
-    write_atomically(path, html.page(spec.name, body))
+    write_atomically(path, html.page(title, body))
     return path
 
 

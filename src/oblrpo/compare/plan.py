@@ -145,9 +145,10 @@ class Plan:
         return max(means, key=means.__getitem__) if means else None
 
     def later(self, variant: Variant) -> list[Run]:
-        """The best rate's runs on the seeds that did not choose it; none before it is known."""
+        """The best rate's runs on the seeds that did not choose it; none before all that choose it have ended."""
         rest = self.spec.seeds[len(self.search_seeds(variant)) :]
-        rate = self.best_rate(variant) if rest else None
+        ended = rest and all(run.failure() or run.finished() for run in self.search(variant))
+        rate = self.best_rate(variant) if ended else None
         return [] if rate is None else [self.run(variant, rate, seed) for seed in rest]
 
     def all_known(self) -> list[Run]:

@@ -225,7 +225,7 @@ def _seeds(value: Any, source: str) -> tuple[int, ...]:
     whole = isinstance(seeds, (list, tuple, range)) and all(type(seed) is int for seed in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):
         raise InputError(
-            f"{source}: seeds is {value!r}; give how many (at least 1), or a list of different whole numbers."
+            f"{source}: seeds is {value!r}; give how many, at least 1, or a list of different whole numbers."
         )
     return tuple(seeds)
 

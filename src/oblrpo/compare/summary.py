@@ -68,7 +68,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One variant. Means are over the seeds that have ended; `rate` is the best over the seeds that all rates have."""
+    """One variant. Means are over the seeds that have ended; `rate` is the best over the seeds that chose it."""
 
     variant: Variant
     results: list[Result]
@@ -78,7 +78,7 @@ class Outcome:
     before: Mean | None
     final: Mean | None
     by_rate: dict[float, list[float]]
-    """Final accuracies on the seeds that chose the rate, of every rate that has them all."""
+    """Final accuracies on the seeds that choose the rate, of every rate that has them all."""
     window: Window | None
     completions: dict[int, float]
     """To the target, by seed."""
@@ -150,7 +150,8 @@ def summarise(plan: Plan) -> Summary:
 
 def _outcome(plan: Plan, variant: Variant) -> Outcome:
     results = [_result(run, variant) for run in (*plan.search(variant), *plan.later(variant))]
-    rate, seeds = plan.best_rate(variant), plan.search_seeds(variant)
+    seeds = plan.search_seeds(variant)
+    rate = plan.best_rate(variant) or _foremost(results)
     finals = {(result.rate, result.seed): result.final for result in results}
     by_rate = {
         each: [final for seed in seeds if (final := finals[each, seed]) is not None] for each in variant.learning_rates
@@ -165,6 +166,15 @@ def _outcome(plan: Plan, variant: Variant) -> Outcome:
     return Outcome(
         variant, results, rate, best, _mean(before), _mean(ended), by_rate, window, completions={}
     )  # fmt: skip
+
+
+def _foremost(results: list[Result]) -> float | None:
+    """While no rate has all its seeds: the best of those with the most."""
+    by_rate: dict[float, list[float]] = {}
+    for result in results:
+        if result.final is not None:
+            by_rate.setdefault(result.rate, []).append(result.final)
+    return max(by_rate, key=lambda rate: (len(by_rate[rate]), statistics.fmean(by_rate[rate])), default=None)
 
 
 def _mean(values: list[float]) -> Mean | None:

@@ -23,17 +23,23 @@ COLUMNS = (
     f"reward_last_{LAST}_steps", "completions_to_target", "seconds_in_steps",
 )  # fmt: skip
 
-HEADS = ("variant", "rate", "before", "accuracy after", "lowest", "less the reference's", "p", "p adjusted",
+HEADS = ("variant", "rate", "before", "accuracy after", "lowest", "difference", "p", "p adjusted",
          "completions to target", "usable rates", "seeds")  # fmt: skip
+
+
+NARROW = {"variant": "", "rate": "", "accuracy after": "after", "difference": "", "p adjusted": "p",
+          "completions to target": "to target", "usable rates": "usable", "seeds": ""}  # fmt: skip
+"""Columns that the console has, and their shorter names there."""
 
 
 def print_table(summary: Summary, console: Console) -> None:
     """One line a variant, then what stands behind the figures."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in HEADS:
-        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=name == "variant")
-    for cells in lines(summary):
-        table.add_row(*cells)
+    for name, short in NARROW.items():
+        table.add_column(short or name, justify="left" if name == "variant" else "right", no_wrap=name == "rate")
+    for cells, outcome in zip(lines(summary), summary.outcomes, strict=True):
+        by_name = dict(zip(HEADS, cells, strict=True)) | {"usable rates": ratio(outcome.window)}
+        table.add_row(*(by_name[name] for name in NARROW))
     console.print()
     console.print(table)
     for note in notes(summary):
@@ -70,8 +76,8 @@ def notes(summary: Summary) -> list[str]:
     curve = "held-out accuracy" if target.curve == "accuracy" else "batch reward"
     level = "" if target.accuracy is not None else f", {target.of_best:g} of the best final accuracy"
     told = [
-        "Intervals are 95 % by Student's t over seeds; p by the paired t test over seeds, adjusted for the number of "
-        "variants by Holm's method.",
+        "Intervals are 95 % by Student's t over seeds; differences are to the reference, seed by seed, p is of the "
+        "paired t test, adjusted for the number of variants by Holm's method.",
         f"Target: {summary.level:.3f}{level}; the median over seeds of the completions until {curve}, averaged over "
         f"{target.window} points, is there.",
         "Usable rates: those around the best whose final accuracy is at least 90 % of its; an end marked with ~ is the "
@@ -86,11 +92,11 @@ def notes(summary: Summary) -> list[str]:
         told.append(
             "Each rate was chosen on the very seeds it is reported on: a little too good where rates differ little."
         )
-    return told + [f"{r.run.name}: {r.state}{_colon(r.why)}" for r in summary.results if r.state != "finished"]
-
-
-def _colon(text: str) -> str:
-    return f": {text}" if text else ""
+    ended = [result for result in summary.results if result.state not in {"part", "none"}]
+    told += [f"{r.run.name}: {r.state}: {r.why}" for r in ended if r.state != "finished"]
+    if missing := summary.plan.count() - len(ended):
+        told.append(f"{missing} of {summary.plan.count()} runs have not ended yet; the same command goes on with them.")
+    return told
 
 
 def interval(found: Mean | None) -> str:
@@ -111,13 +117,14 @@ def p_value(p: float | None) -> str:
 
 
 def reached(outcome: Outcome) -> str:
-    """The median, and how many seeds arrived if not all did."""
-    middle = outcome.median_completions
+    """The median; how many seeds arrived if not all did, and how many were there before they began."""
+    middle, values = outcome.median_completions, outcome.completions.values()
     if middle is None:
         return ""
-    arrived = sum(math.isfinite(value) for value in outcome.completions.values())
-    share = "" if arrived == len(outcome.completions) else f" ({arrived} of {len(outcome.completions)} reached it)"
-    return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + share
+    arrived, begun = sum(map(math.isfinite, values)), sum(value == 0 for value in values)
+    parts = [f"{arrived} of {len(values)} reached it"] if arrived < len(values) else []
+    parts += [f"{begun} began there"] if begun else []
+    return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
 
 
 def window(found: Window | None) -> str:
@@ -126,6 +133,11 @@ def window(found: Window | None) -> str:
         return ""
     low, high = ("~" * found.open_low) + f"{found.low:.2g}", f"{found.high:.2g}" + "~" * found.open_high
     return f"{low} - {high} (x{found.ratio:.2g})"
+
+
+def ratio(found: Window | None) -> str:
+    """The window's highest over lowest rate; ~ at the ends where the grid ends first."""
+    return "" if found is None else f"{'~' * found.open_low}x{found.ratio:.2g}{'~' * found.open_high}"
 
 
 def write_table(summary: Summary, folder: Path) -> Path:

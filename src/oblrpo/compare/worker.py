@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,7 +33,8 @@ def main() -> None:
     os.dup2(2, 1)  # a library that prints must not speak to the parent
 
     def tell(event: str, **fields: Any) -> None:
-        channel.write(json.dumps({"event": event} | fields) + "\n")
+        with suppress(BrokenPipeError):  # nobody listens any more: the run in progress must still be saved
+            channel.write(json.dumps({"event": event} | fields) + "\n")
 
     requests = _requests()
     import torch

@@ -18,9 +18,10 @@ def table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<div class=wide><table><tr>{head}{lines}</table></div>"
 
 
-def charts(drawings: Iterable[str]) -> str:
-    """Charts beside each other, as many as the screen is wide."""
-    return f"<div class=charts>{''.join(drawings)}</div>"
+def charts(drawings: Iterable[str], large: bool = False) -> str:
+    """Charts beside each other, as many as the screen is wide: three of a laptop's, or two large ones."""
+    kind = '"charts large"' if large else "charts"
+    return f"<div class={kind}>{''.join(drawings)}</div>"
 
 
 def text(plain: str) -> str:
@@ -37,10 +38,12 @@ PAGE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 70rem; margin: 0 auto; padding: 1.5rem 1rem; }}
 .charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }}
-.charts svg {{ width: 100%; height: auto; color: var(--ink); }}
+.large {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }}
+.charts svg {{ width: 100%; max-width: 36rem; height: auto; color: var(--ink); }}
 .wide {{ overflow-x: auto; }}
 h2 {{ margin-top: 2rem; }}
 .notes, details {{ font-size: .9rem; }}
+.notes {{ padding-left: 1.2rem; }}
 summary {{ cursor: pointer; margin: .5rem 0; }}
 table {{ border-collapse: collapse; font-size: .9rem; }}
 td, th {{ border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }}

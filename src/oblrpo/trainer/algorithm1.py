@@ -146,16 +146,14 @@ class Learner:
                 estimate = self.gradient(rollouts.sequences, rewards_PG, old_logps_PG, step)
                 updates.append(self.update(estimate, rollouts.sequences, rewards_PG))
             except (ValueError, UnsupportedModelError) as error:
-                grads = [p.grad for p in self.policy.parameters if p.grad is not None]
-                finite = _finite([p.detach() for p in self.policy.parameters] + grads)
-                raise (InputError if finite else DivergedError)(
+                raise (DivergedError if "NaN" in str(error) else InputError)(  # the estimators' own word for it
                     f"the gradient cannot be used: {error} Where it is NaN, lower learning_rate."
                 ) from None
             observed = self.prior if len(updates) == 1 else observed
             self.prior = copy.deepcopy(before)  # a later update on the batch must not have seen it
         self.prior = observed
         self.prior.next_step()
-        if not _finite([p.detach() for p in self.policy.parameters]):
+        if not torch.stack([p.detach().sum() for p in self.policy.parameters]).isfinite().all():
             raise DivergedError(
                 "the update made the weights NaN or infinite; lower learning_rate or set max_grad_norm."
             )
@@ -331,7 +329,3 @@ class Learner:
             batch = chosen.rows(start, min(start + per_block, len(old_S)))
             change.append(self.policy.logps(batch, self.rollout.temperature).logps_S - old_S[start : start + per_block])
         return torch.cat(change)
-
-
-def _finite(tensors: list[Tensor]) -> bool:
-    return bool(torch.stack([tensor.sum() for tensor in tensors]).isfinite().all())
