@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from oblrpo.compare.worker import first_mistake
 from oblrpo.settings import flatten
 from tests.cli.conftest import metrics_of
 from tests.cli.test_bad_input import complained
@@ -26,6 +27,7 @@ def all_metrics(folder):
     return {str(path.parent.relative_to(folder)): metrics_of(path.parent) for path in folder.rglob("metrics.jsonl")}
 
 
+@pytest.mark.slow
 def test_a_comparison_its_repetition_and_one_of_its_runs_alone(write_spec, oblrpo, tmp_path):
     """One command leaves all runs; they are those of `oblrpo train`; the same command finds nothing more to do."""
     spec, out = write_spec(**KEYS), tmp_path / "out"
@@ -110,14 +112,25 @@ def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
 @pytest.mark.parametrize(
     ("variant", "words"),
     [
-        ({"optimizer_args": {"momentumm": 1}}, ["b, rate 0.01, seed 0: AdamW refuses its settings"]),
-        ({"model": "/no/such/model"}, ["b, rate 0.01, seed 0: cannot find the model '/no/such/model'"]),
-        ({"num_generations": 1}, ["b, rate 0.01, seed 0: the baseline 'oblr' compares outputs"]),
+        ({"optimizer_args": {"momentumm": 1}}, "AdamW refuses its settings"),
+        ({"model": "/no/such/model"}, "cannot find the model '/no/such/model'"),
+        ({"num_generations": 1}, "the baseline 'oblr' compares outputs"),
+        ({"data": "/no/such.jsonl", "warm_start_steps": 0}, "/no/such.jsonl"),
+        ({"max_completion_length": 2047}, "does not fit the model's 2048"),
+        ({}, ""),
     ],
 )
-def test_every_variant_is_checked_before_anything_starts(write_spec, oblrpo, tmp_path, variant, words):
-    spec = write_spec(variants={"a": {}, "b": variant}, seeds=2)
-    complained(oblrpo("compare", spec, "--output", tmp_path / "out"), *words)
+def test_what_a_worker_checks(write_spec, tmp_path, variant, words):
+    plan = plan_of(write_spec(variants={"b": variant}, share_warm_start=False), tmp_path / "out")
+    run = {"name": "b", "settings": flatten(plan.all_known()[0].config), "whole": True}
+    assert words in first_mistake([run])
+    assert bool(first_mistake([run])) == bool(words)
+
+
+def test_every_variant_is_checked_before_anything_starts(write_spec, oblrpo, tmp_path):
+    spec = write_spec(variants={"a": {}, "b": {"optimizer_args": {"momentumm": 1}}}, seeds=2)
+    result = oblrpo("compare", spec, "--output", tmp_path / "out")
+    complained(result, "b, rate 0.01, seed 0: AdamW refuses its settings")
     assert not (tmp_path / "out").exists()
 
 
@@ -147,6 +160,7 @@ def wait_for(there, seconds=180):
 LONG = {"variants": {"a": {}, "b": {"algorithm": "rloo"}}, "seeds": 1, "processes": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
 def test_ctrl_c_saves_and_the_same_command_goes_on(write_spec, oblrpo, tmp_path):
     out = tmp_path / "out"
@@ -167,6 +181,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(write_spec, oblrpo, tmp_path)
         assert 2 <= last < 3000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
 def test_a_worker_that_is_killed_takes_one_run_with_it(write_spec, tmp_path):
     out = tmp_path / "out"
@@ -182,6 +197,7 @@ def test_a_worker_that_is_killed_takes_one_run_with_it(write_spec, tmp_path):
     assert not first.finished()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
 def test_workers_end_with_the_process_that_started_them(write_spec, tmp_path):
     spec, out = write_spec(**LONG, base={"steps": 3000, "save_steps": 0, "warm_start_steps": 0}), tmp_path / "out"

@@ -22,7 +22,6 @@ MOST_TICKS = 10
 
 def learning(summary: Summary) -> list[str]:
     """Held-out accuracy and batch reward against completions, each variant at its best rate."""
-
     half = REWARD_WINDOW // 2
 
     def smoothed(result: Result) -> Curve:
