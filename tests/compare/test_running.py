@@ -82,6 +82,7 @@ def run_folder(plan, name, rate, seed):
     return plan.run(variant, rate, seed).folder
 
 
+@pytest.mark.slow
 def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
     """One run cannot read its checkpoint, another variant diverges: exit code 2, all others finished."""
     variants = {"good": {}, "wild": {"optimizer": "SGD", "schedule": "off", "learning_rate": 1e30}}
@@ -127,6 +128,7 @@ def test_what_a_worker_checks(write_spec, tmp_path, variant, words):
     assert bool(first_mistake([run])) == bool(words)
 
 
+@pytest.mark.slow
 def test_every_variant_is_checked_before_anything_starts(write_spec, oblrpo, tmp_path):
     spec = write_spec(variants={"a": {}, "b": {"optimizer_args": {"momentumm": 1}}}, seeds=2)
     result = oblrpo("compare", spec, "--output", tmp_path / "out")
@@ -218,6 +220,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_checkpoints_of_finished_runs_need_not_be_kept(write_spec, oblrpo, tmp_path):
     spec = write_spec(variants={"a": {}}, seeds=1, keep_checkpoints=False)
     assert oblrpo("compare", spec, "--output", tmp_path / "out")[0] == 0
