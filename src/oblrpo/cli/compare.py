@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,7 +68,7 @@ def run(argv: list[str]) -> None:
     if command.dry_run:
         _describe(plan)
         return
-    console = Console(soft_wrap=True, markup=False)
+    console = Console(soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 100)
     failed = [] if command.only_report else _train(plan, console)
     _report(plan, console)
     if failed:

@@ -38,7 +38,8 @@ def print_table(summary: Summary, console: Console) -> None:
     for name, short in NARROW.items():
         table.add_column(short or name, justify="left" if name == "variant" else "right", no_wrap=name == "rate")
     for cells, outcome in zip(lines(summary), summary.outcomes, strict=True):
-        by_name = dict(zip(HEADS, cells, strict=True)) | {"usable rates": ratio(outcome.window)}
+        brief = {"usable rates": ratio(outcome.window), "completions to target": reached(outcome, brief=True)}
+        by_name = dict(zip(HEADS, cells, strict=True)) | brief
         table.add_row(*(by_name[name] for name in NARROW))
     console.print()
     console.print(table)
@@ -116,14 +117,14 @@ def p_value(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def reached(outcome: Outcome) -> str:
+def reached(outcome: Outcome, brief: bool = False) -> str:
     """The median; how many seeds arrived if not all did, and how many were there before they began."""
     middle, values = outcome.median_completions, outcome.completions.values()
     if middle is None:
         return ""
     arrived, begun = sum(map(math.isfinite, values)), sum(value == 0 for value in values)
-    parts = [f"{arrived} of {len(values)} reached it"] if arrived < len(values) else []
-    parts += [f"{begun} began there"] if begun else []
+    parts = [f"{arrived}/{len(values)}" if brief else f"{arrived} of {len(values)} reached it"]
+    parts = (parts if arrived < len(values) else []) + ([f"{begun} began there"] if begun and not brief else [])
     return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
 
 
