@@ -13,9 +13,27 @@ from oblrpo.errors import InputError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which also reads 3e-4 as a number, as YAML 1.2 has it."""
+    """YAML's safe loader with rules of YAML 1.2: 3e-4 is a number, `off` (a schedule of ours) a word, a key unique."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands there twice.
+
+        Raises:
+            ValueError: names it and its line.
+        """
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise ValueError(f"the key {key.value!r} in line {key.start_mark.line + 1} stands there twice")
+            seen.add(getattr(key, "value", None) if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:bool"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )

@@ -6,7 +6,7 @@ import torch
 from oblrpo import estimators
 from oblrpo.algorithms import ALGORITHMS, Algorithm
 from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig
-from oblrpo.errors import InputError
+from oblrpo.errors import DivergedError
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.trainer import Learner
@@ -145,7 +145,7 @@ def test_groups_without_variance_give_no_gradient(tiny_policy, batch):
 def test_a_broken_gradient_is_explained(tiny_policy, batch, algorithm):
     with torch.no_grad():
         tiny_policy.parameters[0][5] = float("nan")
-    with pytest.raises(InputError, match=r"the gradient cannot be used: .*NaN"):
+    with pytest.raises(DivergedError, match=r"the gradient cannot be used: .*NaN"):
         learner_of(tiny_policy, algorithm).learn(*batch)
 
 

@@ -11,12 +11,13 @@ from rich.console import Console
 from oblrpo import __version__
 from oblrpo.errors import InputError, did_you_mean
 
-COMMANDS = ("train", "evaluate", "report", "bench", "theory", "probe")
+COMMANDS = ("train", "compare", "evaluate", "report", "bench", "theory", "probe")
 
 USAGE = """\
 oblrpo: post-training of language models with the variance-optimal baseline and a signal-to-noise learning rate
 
   oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
+  oblrpo compare [NAME|FILE] [--set YAML ...]            variants x learning rates x seeds side by side, on one page
   oblrpo evaluate --completions FILE --benchmark NAME    grade completions of a benchmark: avg@k, pass@k, maj@k
   oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
   oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError
 from oblrpo.report.charts import Line, chart
+from oblrpo.report.html import charts, page, table, text
 from oblrpo.runs import RunFolder, write_atomically
 
 LEDGER = ("none", "js", "oblr", "oblr_shrunk")
@@ -30,16 +30,16 @@ def write_report(run: Path) -> Path:
             f"{run} holds no config.yaml and metrics.jsonl with a finished step; give the folder of a run."
         )
     steps = [row for row in rows if "reward" in row]
-    body = [f"<h1>{_text(run.name)}</h1>", _headline(rows)]
-    warnings = [f"<li>step {row['step']}: {_text(text)}" for row in rows for text in row.get("warnings", ())]
+    body = [f"<h1>{text(run.name)}</h1>", _headline(rows)]
+    warnings = [f"<li>step {row['step']}: {text(told)}" for row in rows for told in row.get("warnings", ())]
     if warnings:
         body.append(f"<h2>Warnings</h2><ul>{''.join(warnings)}</ul>")
     if steps:
-        body += ["<div class=charts>", *_charts(rows, steps), "</div>"]
+        body.append(charts(_charts(rows, steps)))
         body += [_samples(folder, "First step", steps[0]["step"]), _samples(folder, "Last step", steps[-1]["step"])]
-    body.append(f"<h2>Settings</h2><pre>{_text(folder.config_file.read_text('utf-8'))}</pre>")
+    body.append(f"<h2>Settings</h2><pre>{text(folder.config_file.read_text('utf-8'))}</pre>")
     path = run / "report.html"
-    write_atomically(path, PAGE.format(title=_text(run.name), body="\n".join(body)))
+    write_atomically(path, page(run.name, body))
     return path
 
 
@@ -106,43 +106,15 @@ def _samples(folder: RunFolder, title: str, step: int) -> str:
         rewards.setdefault(row["prompt"], set()).update([] if row["reward"] is None else [row["reward"]])
     shown = next((row["prompt"] for row in rows if len(rewards[row["prompt"]]) > 1), rows[0]["prompt"])
     rows = [row for row in rows if row["prompt"] == shown][:SAMPLES]
-    cells = "".join(
-        f"<tr><td><code>{_text(row['prompt'])}</code><td><code>{_text(row['completion'])}</code>"
-        f"<td>{_number(row['reward'], 'masked', 'g')}<td>{_number(row['baseline'], 'none', '.3f')}"
-        f"<td>{_number(row['advantage'], 'none', '+.3f')}<td>{_number(row.get('score_norm2'), 'not taken', '.3g')}"
+    cells = [
+        [f"<code>{text(row['prompt'])}</code>", f"<code>{text(row['completion'])}</code>",
+         _number(row["reward"], "masked", "g"), _number(row["baseline"], "none", ".3f"),
+         _number(row["advantage"], "none", "+.3f"), _number(row.get("score_norm2"), "not taken", ".3g")]
         for row in rows
-    )
+    ]  # fmt: skip
     heads = ("prompt", "completion", "reward", "baseline", "advantage", "score norm&sup2;")
-    head = "".join(f"<th>{name}" for name in heads)
-    return (
-        f"<h2>{title}: completions of one prompt of step {step}</h2>"
-        f"<div class=wide><table><tr>{head}{cells}</table></div>"
-    )
+    return f"<h2>{title}: completions of one prompt of step {step}</h2>{table(heads, cells)}"
 
 
 def _number(value: float | None, missing: str, form: str) -> str:
     return missing if value is None else format(value, form)
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
-
-
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; --ink: #1d2433; --paper: #fff; --line: #d6dae3; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --ink: #dfe4ee; --paper: #14181f; --line: #39414f; }} }}
-body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 70rem; margin: 0 auto; padding: 1.5rem 1rem; }}
-.charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }}
-.charts svg {{ width: 100%; height: auto; color: var(--ink); }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: .9rem; }}
-td, th {{ border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }}
-code, pre {{ font-size: .85rem; overflow-wrap: anywhere; white-space: pre-wrap; }}
-</style>
-{body}
-</html>
-"""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from oblrpo.errors import InputError
+from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 
@@ -60,7 +60,8 @@ def sample(
         logps: keep each token's log-probability as it was sampled: one more softmax a token, and the logits of one.
 
     Raises:
-        InputError: a prompt does not fit, or the policy is broken.
+        InputError: a prompt does not fit.
+        DivergedError: the policy gives no probabilities any more.
         RuntimeError: as `generate` raises.
     """
     rows = policy.encode(prompts, room=max_completion_length)
@@ -81,7 +82,7 @@ def sample(
         except RuntimeError as error:
             if "probability tensor" not in str(error):
                 raise
-            raise InputError("the policy's probabilities are no numbers any more; lower learning_rate.") from None
+            raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.") from None
     completion_SC = ids_ST[:, prompt_SQ.shape[1] :]
     ended_SC = ended(policy, completion_SC)
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token

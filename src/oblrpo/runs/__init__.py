@@ -1,6 +1,22 @@
 """What a run leaves on the disk, and how it is read again."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oblrpo.runs.atomic import write_atomically
 from oblrpo.runs.folder import Metrics, RunFolder, read_rows
-from oblrpo.runs.state_files import load_state, write_atomically
+
+if TYPE_CHECKING:
+    from oblrpo.runs.state_files import load_state
 
 __all__ = ["Metrics", "RunFolder", "load_state", "read_rows", "write_atomically"]
+
+
+def __getattr__(name: str) -> Any:
+    # Reading what runs left behind needs no torch, which takes seconds to load.
+    if name == "load_state":
+        from oblrpo.runs.state_files import load_state
+
+        return load_state
+    raise AttributeError(name)

@@ -14,7 +14,7 @@ import yaml
 
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.runs import state_files
+from oblrpo.runs import atomic
 from oblrpo.settings import flatten, with_settings
 from oblrpo.yaml_files import read_yaml_file
 
@@ -54,7 +54,7 @@ class RunFolder:
     def write_config(self, config: TrainConfig) -> None:
         """Write `config.yaml`."""
         text = yaml.safe_dump(flatten(config), sort_keys=False, allow_unicode=True)
-        state_files.write_atomically(self.config_file, text)
+        atomic.write_atomically(self.config_file, text)
 
     def saved_config(self) -> TrainConfig:
         """The config the run was started with.
@@ -72,15 +72,22 @@ class RunFolder:
         Raises:
             InputError: names the settings that differ.
         """
+        if differences := self.differences(config):
+            raise InputError(
+                f"{self.path} was started with other settings: {differences}; resume without changing them."
+            )
+
+    def differences(self, config: TrainConfig) -> str:
+        """The settings that make `config` another run than the one here, in words; empty if it is the same run.
+
+        Raises:
+            InputError: as `saved_config` raises.
+        """
         old, new = flatten(self.saved_config()), flatten(config)
         changed = [key for key in new if new[key] != old[key] and key not in MAY_CHANGE_ON_RESUME | {"recipe"}]
         if old["steps"] != new["steps"] and new["lr_scheduler_type"] != "constant":
             changed.append("steps")  # the rate's whole course depends on it
-        if changed:
-            differences = ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)
-            raise InputError(
-                f"{self.path} was started with other settings: {differences}; resume without changing them."
-            )
+        return ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)
 
     def write_metrics(self, metrics: Metrics) -> None:
         """Append one step. Values that are not finite become null, as JSON has no other word for them."""
@@ -100,20 +107,22 @@ class RunFolder:
     def drop_metrics_after(self, step: int) -> None:
         """Forget steps that no checkpoint holds; they will be run again."""
         kept = [row for row in self.read_metrics() if row["step"] <= step]
-        state_files.write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+        atomic.write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write_completions(self, step: int, rows: list[dict[str, Any]]) -> None:
         """One line a completion: prompt, completion, reward, baseline, advantage, score norm, length."""
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        state_files.write_atomically(self.completions / f"step_{step}.jsonl", text)
+        atomic.write_atomically(self.completions / f"step_{step}.jsonl", text)
 
     def save_checkpoint(self, step: int, save_policy: Callable[[Path], None], state: dict[str, Any], keep: int) -> None:
         """Write `checkpoints/step_N` whole or not at all, then remove the oldest beyond `keep`."""
+        from oblrpo.runs.state_files import save_state  # needs torch, which reading a run does not
+
         target = self.checkpoint(step)
         partial = self.checkpoints / f".step_{step}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         save_policy(partial)
-        state_files.save_state(partial, state)
+        save_state(partial, state)
         _replace(partial, target)
         for old in self.checkpoint_steps()[:-keep]:
             shutil.rmtree(self.checkpoint(old))
@@ -147,10 +156,10 @@ class RunFolder:
 
 def _replace(partial: Path, target: Path) -> None:
     """Put a folder that is written in the place of another, on the disk for good."""
-    state_files.sync_folder(partial)
+    atomic.sync_folder(partial)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(partial, target)
-    state_files.sync(target.parent)
+    atomic.sync(target.parent)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from oblrpo.report.charts import Line, chart
-from oblrpo.report.page import PAGE
+from oblrpo.report.html import charts, page, table, text
 from oblrpo.runs import write_atomically
 from oblrpo.theory.claims import Claim
 from oblrpo.theory.suite import Findings
@@ -22,38 +21,37 @@ hold</i>, the line is a counterexample.</p>"""
 
 def print_table(claims: list[Claim], console: Console) -> None:
     """One line a claim."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    printed = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("result", "source", "where"):
-        table.add_column(name)
+        printed.add_column(name)
     for name in ("claimed", "computed", "slack"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+        printed.add_column(name, justify="right", no_wrap=True)
+    printed.add_column("verdict", no_wrap=True)
     for claim in claims:
         style = None if claim.holds else "bold yellow"
-        table.add_row(claim.result, claim.source, claim.where, *_figures(claim), claim.verdict, style=style)
-    console.print(table)
+        printed.add_row(claim.result, claim.source, claim.where, *_figures(claim), claim.verdict, style=style)
+    console.print(printed)
 
 
 def write_page(findings: Findings, path: Path, seconds: float) -> None:
     """The table with notes, the decay of the squared gradient, predicted against realised improvement."""
-    heads = "".join(f"<th>{name}" for name in ("result", "source", "claimed", "computed", "slack", "verdict", "where"))
-    rows = "".join(
-        f"<tr><td>{html.escape(claim.result)}<td>{html.escape(claim.source)}"
-        + "".join(f"<td>{figure}" for figure in map(html.escape, _figures(claim)))
-        + f"<td>{claim.verdict if claim.holds else f'<b>{claim.verdict}</b>'}<td>{html.escape(claim.note)}"
+    heads = ("result", "source", "claimed", "computed", "slack", "verdict", "where")
+    rows = [
+        [text(claim.result), text(claim.source), *map(text, _figures(claim)),
+         claim.verdict if claim.holds else f"<b>{claim.verdict}</b>", text(claim.note)]
         for claim in findings.claims
-    )
+    ]  # fmt: skip
     body = [
         INTRO,
-        f"<div class=wide><table><tr>{heads}{rows}</table></div>",
-        "<h2>Theorems 5 and 6: mean squared gradient norm over the first T steps</h2><div class=charts>",
-        *_decay(findings),
-        f"</div>{_reached(findings)}",
-        "<h2>Theorem 3, step by step: improvement predicted by the bound, and realised</h2><div class=charts>",
-        *_improvement(findings),
-        f"</div><p>{len(findings.claims)} statements in {seconds:.0f} s.</p>",
+        table(heads, rows),
+        "<h2>Theorems 5 and 6: mean squared gradient norm over the first T steps</h2>",
+        charts(_decay(findings)),
+        _reached(findings),
+        "<h2>Theorem 3, step by step: improvement predicted by the bound, and realised</h2>",
+        charts(_improvement(findings)),
+        f"<p>{len(findings.claims)} statements in {seconds:.0f} s.</p>",
     ]
-    write_atomically(path, PAGE.format(title="The theory of OBLR-PO, computed", body="\n".join(body)))
+    write_atomically(path, page("The theory of OBLR-PO, computed", body))
 
 
 def _figures(claim: Claim) -> tuple[str, str, str]:
@@ -74,7 +72,7 @@ def _decay(findings: Findings) -> list[str]:
 def _reached(findings: Findings) -> str:
     """A small gradient is not all: noise may have carried a fixed rate to another plateau, higher or lower."""
     parts = [
-        f"{html.escape(slide.name)}: "
+        f"{text(slide.name)}: "
         + ", ".join(f"{name} {float(curve.objective_R.mean()):.4f}" for name, curve in by_rate.items())
         for slide, by_rate in findings.curves
     ]

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from oblrpo import estimators
 from oblrpo.algorithms import Algorithm
 from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig
-from oblrpo.errors import InputError
+from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, NORMALISATIONS, WEIGHTINGS
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.rollout import Rollouts
@@ -103,7 +103,8 @@ class Learner:
             valid_PG: outputs that have a reward (all if None); what stands in the place of the others is ignored.
 
         Raises:
-            InputError: the gradient or the updated weights are NaN or infinite, or the model cannot be recorded.
+            InputError: the model cannot be recorded, or the gradient cannot be used.
+            DivergedError: the gradient or the updated weights are NaN or infinite.
         """
         given = rollouts.sequences, rewards_PG
         if self._batch(*given, valid_PG).prompts < 2:
@@ -116,7 +117,7 @@ class Learner:
                 estimate = self.gradient(*given, old_logps_PG, step, valid_PG, rollouts.sampler_logps_SC)
                 updates.append(self.update(estimate, *given))
             except (ValueError, UnsupportedModelError) as error:
-                raise InputError(
+                raise (DivergedError if "NaN" in str(error) else InputError)(  # the estimators' own word for it
                     f"the gradient cannot be used: {error} Where it is NaN, lower learning_rate."
                 ) from None
             observed = self.prior if len(updates) == 1 else observed
@@ -124,7 +125,9 @@ class Learner:
         self.prior = observed
         self.prior.next_step()
         if not torch.stack([p.detach().sum() for p in self.policy.parameters]).isfinite().all():
-            raise InputError("the update made the weights NaN or infinite; lower learning_rate or set max_grad_norm.")
+            raise DivergedError(
+                "the update made the weights NaN or infinite; lower learning_rate or set max_grad_norm."
+            )
         return updates
 
     def gradient(

@@ -1,0 +1,135 @@
+"""`oblrpo compare`: variants x learning rates x seeds, side by side, on one page."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+import yaml
+from rich.console import Console
+
+from oblrpo.config import Mapping
+from oblrpo.errors import InputError
+
+
+@dataclass(frozen=True)
+class CompareCommand:
+    """Train every variant of a comparison at its learning rates and seeds, in parallel, and write one page about it.
+
+    What is finished is not repeated: the same command goes on after an interruption. Examples: `oblrpo compare
+    against-rloo --output runs/rloo`; `oblrpo compare my.yaml --dry-run`; `oblrpo compare fixed-rates --seeds 5 --set
+    '{steps: 60}'`.
+    """
+
+    spec: Annotated[str, tyro.conf.Positional]
+    """A built-in comparison (against-rloo, fixed-rates, uniform-or-weighted) or a YAML file (docs/compare.md)."""
+    output: str = ""
+    """Folder for runs, page and table. Empty: runs/ and the comparison's name."""
+    set: tuple[Mapping, ...] = ()
+    """Train settings over the comparison's base, for all variants, such as '{task: addition, steps: 60}'."""
+    base: str = ""
+    """A recipe or YAML file in place of the comparison's base."""
+    learning_rates: tuple[float, ...] = ()
+    """In place of the rates of every variant that does not fix one."""
+    seeds: int = 0
+    """Seeds 0 to N - 1 in place of the comparison's."""
+    search_seeds: int = -1
+    """The first so many seeds choose each variant's rate, which then runs on all seeds. 0: every rate on every seed."""
+    processes: int = 0
+    """Trainings at a time. 0: the comparison's, or one a CPU core, or one in all for a `model` of your own."""
+    dry_run: bool = False
+    """Check everything, print the resolved comparison and its runs; write nothing."""
+    only_report: bool = False
+    """Write page and table from the runs that are there; train nothing."""
+
+
+def run(argv: list[str]) -> None:
+    """`oblrpo compare`.
+
+    Raises:
+        InputError: a flag or a key that cannot be, a config that cannot work, runs that failed (after the others).
+        KeyboardInterrupt: stopped; the same command goes on.
+    """
+    command = tyro.cli(CompareCommand, args=argv, prog="oblrpo compare")
+    from oblrpo.compare.plan import Plan
+    from oblrpo.compare.spec import read_spec
+
+    if command.dry_run and command.only_report:
+        raise InputError("--dry-run writes nothing and --only-report writes the page; give one of them.")
+    settings: dict[str, Any] = {key: value for mapping in command.set for key, value in mapping.items()}
+    spec = read_spec(command.spec, _overrides(command), settings)
+    output = Path(command.output or f"runs/{Path(command.spec).stem}")
+    if output.exists() and not output.is_dir():
+        raise InputError(f"{output} is a file; give a folder as --output.")
+    plan = Plan(spec, output)
+    if command.dry_run:
+        _describe(plan)
+        return
+    console = Console(soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 100)
+    failed = [] if command.only_report else _train(plan, console)
+    _report(plan, console)
+    if failed:
+        raise InputError(f"{len(failed)} of {plan.count()} runs failed; the same command tries them again. {failed[0]}")
+
+
+def _overrides(command: CompareCommand) -> dict[str, Any]:
+    """The keys of the spec that flags replace.
+
+    Raises:
+        InputError: a number that cannot be.
+    """
+    if command.seeds < 0 or command.processes < 0 or command.search_seeds < -1:
+        raise InputError("--seeds, --search-seeds and --processes must not be negative.")
+    given: dict[str, Any] = {"base": command.base} if command.base else {}
+    if command.learning_rates:
+        given["learning_rates"] = list(command.learning_rates)
+    if command.seeds:
+        given["seeds"] = command.seeds
+    if command.search_seeds >= 0:
+        given["search_seeds"] = command.search_seeds
+    if command.processes:
+        given["processes"] = command.processes
+    return given
+
+
+def _describe(plan: Any) -> None:
+    from oblrpo.compare.conductor import check
+    from oblrpo.compare.pool import Pool
+
+    pool = Pool()
+    try:
+        check(plan, pool)
+    finally:
+        pool.kill()
+    print(yaml.safe_dump(plan.spec.as_mapping(), sort_keys=False, allow_unicode=True, default_flow_style=None))
+    print(f"{plan.count()} runs, {plan.processes()} at a time")
+    for variant in plan.spec.variants:
+        for each in plan.search(variant):
+            print(f"  {each.name}: {each.config.run.output}")
+        if rest := len(plan.spec.seeds) - len(plan.search_seeds(variant)):
+            print(f"  {variant.name}, the best of these rates, {rest} further seed{'s' if rest > 1 else ''}")
+
+
+def _train(plan: Any, console: Console) -> list[str]:
+    from oblrpo.compare.board import Board
+    from oblrpo.compare.conductor import Conductor
+
+    with Board(plan, console) as board:
+        conductor = Conductor(plan, plan.processes(), board)
+        conductor.run()
+    return list(conductor.failed.values())
+
+
+def _report(plan: Any, console: Console) -> None:
+    from oblrpo.compare.page import write_page
+    from oblrpo.compare.summary import summarise
+    from oblrpo.compare.table import print_table, write_table
+
+    summary = summarise(plan)
+    print_table(summary, console)
+    table = write_table(summary, plan.output)
+    page = write_page(summary, plan.output)
+    console.print(f"\n{page} and {table}", highlight=False)

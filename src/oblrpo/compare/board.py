@@ -1,0 +1,111 @@
+"""What a person sees while a comparison runs: a live table on a terminal, a line for every run elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from oblrpo.compare.plan import Plan, Run, final_accuracy
+
+
+class Board:
+    """Runs settled by variant, runs in progress, time left."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self.plan, self.console = plan, console
+        self._total = plan.count()
+        self._ended: dict[str, str] = {}
+        self._running: dict[str, tuple[float, str]] = {}
+        self._begun, self._fresh = time.monotonic(), 0
+        self._live = Live(console=console, refresh_per_second=2, transient=True, get_renderable=self._render)
+
+    def __enter__(self) -> Board:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def found(self, runs: Iterable[Run]) -> None:
+        """Runs that an earlier call has settled."""
+        for run in runs:
+            self.known(run)
+        if self._ended:
+            self.console.print(f"{len(self._ended)} of {self._total} runs are there already", highlight=False)
+
+    def known(self, run: Run) -> None:
+        """One of them."""
+        self._ended[run.name] = _outcome(run)
+
+    def progress(self, run: Run, done: float, note: str) -> None:
+        """A run has got so far."""
+        self._running[run.name] = done, note
+
+    def ended(self, run: Run, failed: str = "", seconds: float = 0.0) -> None:
+        """A run has ended; `failed` says why it did so early."""
+        self._running.pop(run.name, None)
+        if run.start is None and not run.config.run.steps:
+            outcome = failed or "ready"
+        else:
+            self._fresh += 1
+            self._ended[run.name] = outcome = failed or _outcome(run)
+        line = f"{f'[{len(self._ended)}/{self._total}]':>9} {run.name}: {outcome} ({seconds:.0f} s)"
+        self.console.print(line, highlight=False, style="yellow" if failed else None)
+
+    def paused(self, run: Run) -> None:
+        """A run was stopped before its end."""
+        self._running.pop(run.name, None)
+
+    def _render(self) -> Group:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("variant", "runs", "best rate so far", "accuracy there"):
+            table.add_column(name, justify="left" if name == "variant" else "right")
+        for variant in self.plan.spec.variants:
+            ended = sum(name.startswith(f"{variant.name}, rate ") for name in self._ended)
+            many = len(self.plan.search(variant)) + len(self.plan.spec.seeds) - len(self.plan.search_seeds(variant))
+            rate, accuracy = self._best(variant.name)
+            table.add_row(variant.name, f"{ended}/{many}", rate, accuracy)
+        lines = [Text(f"  {name}: {note}", style="dim") for name, (_, note) in self._running.items()]
+        return Group(table, *lines, Text(self._time()))
+
+    def _best(self, variant: str) -> tuple[str, str]:
+        """Of the runs ended so far, whatever their seeds: something to look at, not a result."""
+        by_rate: dict[str, list[float]] = {}
+        for name, outcome in self._ended.items():
+            owner, rate, _ = name.rsplit(", ", 2)
+            if owner == variant and outcome.startswith("accuracy "):
+                by_rate.setdefault(rate.removeprefix("rate "), []).append(float(outcome.split()[1]))
+        if not by_rate:
+            return "", ""
+        means = {rate: sum(values) / len(values) for rate, values in by_rate.items()}
+        best = max(means, key=means.__getitem__)
+        return best, f"{means[best]:.3f}"
+
+    def _time(self) -> str:
+        spent = time.monotonic() - self._begun
+        part = sum(done for done, _ in self._running.values())
+        done, left = self._fresh + part, self._total - len(self._ended) - part
+        rest = f", about {_minutes(left * spent / done)} left" if done > 0.2 else ""
+        return f"{len(self._ended)}/{self._total} runs, {_minutes(spent)}{rest}"
+
+
+def _outcome(run: Run) -> str:
+    failure = run.failure()
+    if failure is not None:
+        return f"{failure[0]}: {failure[1]}"
+    final = final_accuracy(run)
+    return "" if final is None else f"accuracy {final:.3f}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,212 @@
+"""The pictures of a comparison, one colour a variant throughout."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from oblrpo.compare.statistics import smooth
+from oblrpo.compare.summary import UNBIASED, Curve, Outcome, Result, Summary, band
+from oblrpo.report.charts import INK, drawing, look
+
+REWARD_WINDOW = 9
+"""Steps in the moving average of reward curves."""
+
+MOST_TICKS = 10
+"""Rates that are written out below an axis."""
+
+
+def learning(summary: Summary) -> list[str]:
+    """Held-out accuracy and batch reward against completions, each variant at its best rate."""
+    half = REWARD_WINDOW // 2
+
+    def smoothed(result: Result) -> Curve:
+        curve = result.reward()
+        values = smooth([value for _, value in curve], REWARD_WINDOW)
+        whole = slice(half, -half) if len(curve) > 2 * half else slice(None)  # the ends are means of fewer
+        return [(x, value) for (x, _), value in zip(curve, values, strict=True)][whole]
+
+    def draw_accuracy(axes: Axes) -> None:
+        _curves(axes, summary, Result.accuracy)
+        if summary.spec.target.curve == "accuracy":
+            axes.axhline(summary.level, color=INK, linewidth=0.8, linestyle=":")
+            axes.annotate(" target", (0, summary.level), fontsize=8, va="bottom")
+
+    return [
+        drawing("Held-out accuracy at the best rate", "completions", draw_accuracy),
+        drawing(f"Reward, mean of {REWARD_WINDOW} steps", "completions", lambda axes: _curves(axes, summary, smoothed)),
+    ]
+
+
+def _curves(axes: Axes, summary: Summary, curve: Callable[[Result], Curve]) -> None:
+    for number, outcome in enumerate(summary.outcomes):
+        label = outcome.variant.name + ("" if outcome.rate is None else f", {outcome.rate:g}")
+        _banded(axes, [curve(result) for result in ended(outcome.best)], label, *look(number))
+    _legend(axes)
+
+
+def ended(results: list[Result]) -> list[Result]:
+    """Runs whose curves are whole, or as whole as they will be."""
+    return [result for result in results if result.state in {"finished", "diverged"}]
+
+
+def _banded(axes: Axes, curves: list[Curve], label: str, color: str, dashes: str) -> None:
+    if not curves:
+        return
+    x, middle, low, high = band(curves)
+    axes.plot(x, middle, dashes, color=color, linewidth=1.6, label=label, marker="." if len(x) < 30 else None)
+    if len(curves) > 1:
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def rates(summary: Summary) -> list[str]:
+    """Final accuracy against learning rate: mean, lowest and highest seed; below, the windows of usable rates."""
+    if not any(len(outcome.by_rate) > 1 for outcome in summary.outcomes):
+        return []
+
+    def draw(axes: Axes) -> None:
+        axes.set_xscale("log")
+        for number, outcome in enumerate(summary.outcomes):
+            _by_rate(axes, outcome, *look(number))
+        ticks = sorted({rate for outcome in summary.outcomes for rate in outcome.by_rate})
+        if len(ticks) <= MOST_TICKS:
+            axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks], rotation=30, ha="right")
+            axes.xaxis.set_minor_locator(NullLocator())
+        low, high = axes.get_ylim()
+        gap = 0.05 * (high - low)
+        windows = [(n, o.window) for n, o in enumerate(summary.outcomes) if o.window]
+        for place, (number, window) in enumerate(windows, start=1):
+            y = low - place * gap
+            axes.plot([window.low, window.high], [y, y], color=look(number)[0], linewidth=4, alpha=0.6)
+            for end, opened, mark in ((window.low, window.open_low, "<"), (window.high, window.open_high, ">")):
+                if opened:
+                    axes.plot([end], [y], mark, color=look(number)[0], markersize=6)
+        axes.set_ylim(low - (len(windows) + 1) * gap, high)
+        _legend(axes)
+
+    return [drawing("Final accuracy against learning rate", "learning rate", draw)]
+
+
+def _by_rate(axes: Axes, outcome: Outcome, color: str, dashes: str) -> None:
+    if not outcome.by_rate:
+        return
+    x = list(outcome.by_rate)
+    middle = [statistics.fmean(values) for values in outcome.by_rate.values()]
+    low = [max(0.0, mean - min(values)) for mean, values in zip(middle, outcome.by_rate.values(), strict=True)]
+    high = [max(0.0, max(values) - mean) for mean, values in zip(middle, outcome.by_rate.values(), strict=True)]
+    axes.errorbar(
+        x, middle, [low, high], color=color, linestyle=dashes, linewidth=1.6, marker="o", markersize=4, capsize=2,
+        elinewidth=1, label=outcome.variant.name,
+    )  # fmt: skip
+    if len(x) == 1:
+        axes.axhline(middle[0], color=color, linewidth=0.8, linestyle=":")
+
+
+def every_rate(summary: Summary) -> list[str]:
+    """For each variant with several rates: held-out accuracy, one curve a rate."""
+    drawings = []
+    for outcome in summary.outcomes:
+        if len(outcome.variant.learning_rates) < 2 or not ended(outcome.results):
+            continue
+
+        def draw(axes: Axes, outcome: Outcome = outcome) -> None:
+            for number, rate in enumerate(outcome.variant.learning_rates):
+                runs = [result for result in ended(outcome.results) if result.rate == rate]
+                _banded(axes, [result.accuracy() for result in runs], f"{rate:g}", *look(number))
+            _legend(axes)
+
+        drawings.append(drawing(f"{outcome.variant.name}: held-out accuracy by rate", "completions", draw))
+    return drawings
+
+
+def completions(summary: Summary) -> str:
+    """Completions to the target: a dot a seed, a bar at the median; who never arrives stands at the right edge."""
+
+    def draw(axes: Axes) -> None:
+        known = [v for o in summary.outcomes for v in o.completions.values() if math.isfinite(v)]
+        edge = 1.15 * max(known, default=1.0) or 1.0
+        for number, outcome in enumerate(summary.outcomes):
+            color, y = look(number)[0], -number
+            for value in outcome.completions.values():
+                never = math.isinf(value)
+                axes.plot([edge if never else value], [y], ">" if never else "o", color=color, alpha=0.6, markersize=6)
+            middle = outcome.median_completions
+            if middle is not None and math.isfinite(middle):
+                axes.plot([middle, middle], [y - 0.3, y + 0.3], color=color, linewidth=2.5)
+        if any(math.isinf(v) for o in summary.outcomes for v in o.completions.values()):
+            axes.annotate("not reached", (edge, 0.55), ha="right", fontsize=8)
+        _names(axes, summary)
+        axes.set_xlim(left=0)
+
+    title = f"Completions to {'accuracy' if summary.spec.target.curve == 'accuracy' else 'reward'} {summary.level:.3f}"
+    return drawing(title, "completions", draw, height=_height(summary))
+
+
+def differences(summary: Summary) -> str:
+    """Final accuracy less the reference's, paired by seed: a dot a seed, mean and 95 % interval."""
+
+    def draw(axes: Axes) -> None:
+        axes.axvline(0, color=INK, linewidth=0.8)
+        reference = next(o for o in summary.outcomes if o.variant.name == summary.spec.reference)
+        for number, outcome in enumerate(summary.outcomes):
+            test = summary.tests.get(outcome.variant.name)
+            if test is None:
+                continue
+            color, y, mean = look(number)[0], -number, test.difference
+            seeds = [
+                outcome.finals[seed] - reference.finals[seed] for seed in outcome.finals if seed in reference.finals
+            ]
+            axes.plot(seeds, [y] * len(seeds), "o", color=color, alpha=0.4, markersize=5)
+            axes.errorbar([mean.value], [y], xerr=mean.margin, color=color, marker="|", markersize=14, capsize=3)
+        _names(axes, summary)
+
+    title = f"Final accuracy less that of {summary.spec.reference}, by seed"
+    return drawing(title, "difference", draw, height=_height(summary))
+
+
+def _names(axes: Axes, summary: Summary) -> None:
+    names = [outcome.variant.name for outcome in summary.outcomes]
+    axes.set_yticks([-number for number in range(len(names))], names)
+    axes.set_ylim(-len(names) + 0.3, 0.9)
+    axes.locator_params(axis="x", nbins=6)
+
+
+def _height(summary: Summary) -> float:
+    return 1.3 + 0.35 * len(summary.outcomes)
+
+
+def variances(summary: Summary) -> str:
+    """Gradient variance under each unbiased baseline over RLOO's, from the ledger; empty where no run kept one."""
+    shown = {
+        number: [(place, ratio) for place, name in enumerate(UNBIASED) if (ratio := outcome.variance_ratio(name))]
+        for number, outcome in enumerate(summary.outcomes)
+    }
+    if not any(shown.values()):
+        return ""
+
+    def draw(axes: Axes) -> None:
+        axes.axhline(1, color=INK, linewidth=0.8)
+        for number, found in shown.items():
+            shift = 0.5 * ((number + 0.5) / len(shown) - 0.5)
+            for place, ratio in found:
+                spread = math.exp(ratio.margin or 0.0)
+                bar = [[ratio.value - ratio.value / spread], [ratio.value * spread - ratio.value]]
+                name = summary.outcomes[number].variant.name if place == found[0][0] else None
+                color = look(number)[0]
+                axes.errorbar([place + shift], [ratio.value], bar, color=color, marker="o", markersize=4, capsize=2,
+                              linestyle="", label=name)  # fmt: skip
+        axes.set_xticks(range(len(UNBIASED)), UNBIASED)
+        top = max(ratio.value for found in shown.values() for _, ratio in found)
+        axes.set_ylim(0, 1.3 * max(1.0, top))
+        _legend(axes)
+
+    return drawing("Gradient variance over RLOO's, along each variant's runs", "baseline", draw)

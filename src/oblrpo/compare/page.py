@@ -1,0 +1,98 @@
+"""OUTPUT/compare.html: the whole comparison on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from oblrpo.compare import charts
+from oblrpo.compare.summary import Summary
+from oblrpo.compare.table import HEADS, difference, interval, lines, notes, p_value, window
+from oblrpo.report import html
+from oblrpo.report.html import text
+from oblrpo.runs import write_atomically
+from oblrpo.settings import flatten
+
+
+def write_page(summary: Summary, folder: Path) -> Path:
+    """Write `compare.html` and return its path."""
+    spec, variances = summary.spec, charts.variances(summary)
+    title = spec.name.removesuffix(".yaml")
+    body = [f"<h1>{text(title)}</h1>", *([f"<p>{text(spec.about)}</p>"] if spec.about else []), _headline(summary)]
+    cells = [[text(cell).replace(" ", "&nbsp;") for cell in line] for line in lines(summary)]
+    body += [html.table(map(text, HEADS), cells), _notes(summary)]
+    differences = [charts.differences(summary)] if summary.tests else []
+    learning = [*charts.learning(summary), charts.completions(summary), *differences]
+    body += ["<h2>Learning</h2>", html.charts(learning, large=True)]
+    if rates := [*charts.rates(summary), *charts.every_rate(summary)]:
+        body += ["<h2>Learning rates</h2>", html.charts(rates, large=True)]
+    if variances:
+        body += ["<h2>Variance</h2>", html.charts([variances], large=True)]
+    body += [_settings(summary), _runs(summary)]
+    path = folder / "compare.html"
+    write_atomically(path, html.page(title, body))
+    return path
+
+
+def _headline(summary: Summary) -> str:
+    """The variant that ends highest, and what it is against the reference."""
+    ended = [outcome for outcome in summary.outcomes if outcome.final]
+    best = max(ended, key=lambda outcome: outcome.final.value if outcome.final else 0.0)
+    name = best.variant.name
+    rate = f" at rate {best.rate:g}" if best.rate is not None else ""
+    facts = [f"Highest final accuracy: <b>{text(name)}</b>{rate}, {interval(best.final)}"]
+    test = summary.tests.get(name)
+    if test is not None:
+        p = summary.adjusted[name]
+        seeds = f"{test.difference.n} seed{'s' if test.difference.n > 1 else ''}"
+        told = f", p {p_value(p)} adjusted" if p is not None else ""
+        facts.append(f"{difference(test)} against {text(summary.spec.reference)} ({seeds}{told})")
+    if best.window:
+        facts.append(f"usable rates {text(window(best.window))}")
+    done = sum(result.state == "finished" for result in summary.results)
+    facts.append(f"{done} of {summary.plan.count()} runs finished")
+    return f"<p>{' &middot; '.join(facts)}</p>"
+
+
+def _notes(summary: Summary) -> str:
+    curves = (
+        "Bands of curves: 95 % by Student's t over seeds; of two seeds, the two. A curve ends where the first of its "
+        "runs does. Bars against learning rate: lowest and highest seed. A run that diverged counts with accuracy 0."
+    )
+    return f"<ul class=notes>{''.join(f'<li>{text(note)}' for note in [*notes(summary), curves])}</ul>"
+
+
+def _settings(summary: Summary) -> str:
+    """What each variant changes, and what all share."""
+    spec = summary.spec
+    rows = [
+        [text(v.name), f"<code>{text(_flow(v.settings))}</code>", text(", ".join(f"{r:g}" for r in v.learning_rates))]
+        for v in spec.variants
+    ]
+    base = yaml.safe_dump(flatten(spec.base_config), sort_keys=False, allow_unicode=True)
+    seeds = ", ".join(map(str, spec.seeds))
+    return (
+        f"<h2>Settings</h2>{html.table(('variant', 'changes', 'rates'), rows)}<p>Seeds {seeds}.</p>"
+        f"<details><summary>All settings of the base</summary><pre>{text(base)}</pre></details>"
+    )
+
+
+def _flow(settings: dict[str, object]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in settings.items()) or "nothing"
+
+
+def _runs(summary: Summary) -> str:
+    rows = [
+        [
+            text(r.variant),
+            f"{r.rate:g}",
+            str(r.seed),
+            text(r.state),
+            "" if r.final is None else f"{r.final:.3f}",
+            text(r.why),
+        ]
+        for r in summary.results
+    ]
+    heads = ("variant", "rate", "seed", "state", "accuracy after", "")
+    return f"<details><summary>All {len(rows)} runs</summary>{html.table(heads, rows)}</details>"

@@ -1,0 +1,190 @@
+"""The runs that a comparison takes: where each lies, how it is made, what it waits for, how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from oblrpo.compare.spec import Spec, Variant
+from oblrpo.config import RolloutConfig, RunConfig, TrainConfig
+from oblrpo.errors import InputError
+from oblrpo.runs import Metrics, RunFolder, write_atomically
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training, and the files beside its folder: `NAME.log`, and `NAME.failed` while it has failed."""
+
+    name: str
+    """For people: variant, rate, seed."""
+    config: TrainConfig
+    start: Run | None = None
+    """The run whose policy it goes on from."""
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where it lies."""
+        return RunFolder(Path(self.config.run.output))
+
+    @property
+    def log(self) -> Path:
+        """What it printed."""
+        return self.folder.path.with_name(f"{self.folder.path.name}.log")
+
+    def rows(self) -> list[Metrics]:
+        """Its metrics so far."""
+        return self.folder.read_metrics()
+
+    def finished(self) -> bool:
+        """Whether the last step's metrics are there; of a run of no steps, whether the policy is."""
+        steps = self.config.run.steps
+        if not steps:
+            return 0 in self.folder.checkpoint_steps()
+        rows = self.rows()
+        return bool(rows) and rows[-1]["step"] >= steps and "eval/accuracy" in rows[-1]
+
+    def failure(self) -> tuple[str, str] | None:
+        """(diverged or failed, why) of a run that ended so."""
+        file = self._failed
+        if not file.is_file():
+            return None
+        kind, _, message = file.read_text("utf-8").partition(": ")
+        return kind, message.strip()
+
+    def note_failure(self, kind: str, message: str) -> None:
+        """Keep why it ended."""
+        self._failed.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._failed, f"{kind}: {' '.join(message.split())}\n")
+
+    def forget_failure(self) -> None:
+        """It is tried again."""
+        self._failed.unlink(missing_ok=True)
+
+    def settled(self) -> bool:
+        """Whether there is nothing more to do: it is finished, or diverged, which it would do again."""
+        failure = self.failure()
+        return (failure is not None and failure[0] == "diverged") or self.finished()
+
+    def check_same(self) -> None:
+        """Refuse to go on with, or to report, what lies here if it was made with other settings.
+
+        Raises:
+            InputError: names them.
+        """
+        if not self.folder.config_file.is_file():
+            return
+        if differences := self.folder.differences(self.as_saved()):
+            raise InputError(
+                f"{self.folder.path} was made with other settings: {differences}; give another --output, or remove "
+                "that folder."
+            )
+        rows = self.rows()
+        if rows and rows[-1]["step"] > self.config.run.steps:
+            raise InputError(
+                f"{self.folder.path} is at step {rows[-1]['step']} already, but steps is {self.config.run.steps}; "
+                "give another --output, or remove that folder."
+            )
+
+    def as_saved(self) -> TrainConfig:
+        """The config, with the shared start where it lay when the run began: the whole output may have been moved."""
+        saved = self.folder.saved_config().policy.model
+        if self.start is None or Path(saved).parts[-5:] != Path(self.config.policy.model).parts[-5:]:
+            return self.config
+        return replace(self.config, policy=replace(self.config.policy, model=saved))
+
+    @property
+    def _failed(self) -> Path:
+        return self.log.with_suffix(".failed")
+
+
+class Plan:
+    """All runs of a comparison under one folder: OUTPUT/runs/VARIANT/lr_RATE/seed_N and OUTPUT/warm/HASH/seed_N."""
+
+    def __init__(self, spec: Spec, output: Path) -> None:
+        self.spec, self.output = spec, output
+        self._made: dict[tuple[str, float, int], Run] = {}
+
+    def run(self, variant: Variant, rate: float, seed: int) -> Run:
+        """One of them."""
+        key = variant.name, rate, seed
+        if key not in self._made:
+            self._made[key] = self._make(variant, rate, seed)
+        return self._made[key]
+
+    def _make(self, variant: Variant, rate: float, seed: int) -> Run:
+        path = self.output / "runs" / variant.name / f"lr_{rate!r}" / f"seed_{seed}"
+        config = self.spec.config(variant, rate, seed, str(path))
+        name = f"{variant.name}, rate {rate:g}, seed {seed}"
+        if not (self.spec.share_warm_start and config.warm_start.warm_start_steps):
+            return Run(name, config)
+        start = self._warm(config)
+        policy = replace(config.policy, model=str(start.folder.checkpoint(0)))
+        warm = replace(config.warm_start, warm_start_steps=0)
+        return Run(name, replace(config, policy=policy, warm_start=warm), start)
+
+    def search(self, variant: Variant) -> list[Run]:
+        """The runs that choose a variant's rate, seed by seed; all its runs if nothing is to be chosen."""
+        return [self.run(variant, rate, seed) for seed in self.search_seeds(variant) for rate in variant.learning_rates]
+
+    def search_seeds(self, variant: Variant) -> tuple[int, ...]:
+        """The seeds on which every rate of a variant runs."""
+        few = self.spec.search_seeds if len(variant.learning_rates) > 1 else 0
+        return self.spec.seeds[: few or None]
+
+    def best_rate(self, variant: Variant) -> float | None:
+        """The rate of the highest mean final accuracy over the search seeds; None where no rate has them all."""
+        seeds, means = self.search_seeds(variant), {}
+        for rate in variant.learning_rates:
+            finals = [final_accuracy(self.run(variant, rate, seed)) for seed in seeds]
+            known = [final for final in finals if final is not None]
+            if len(known) == len(seeds):
+                means[rate] = sum(known) / len(known)
+        return max(means, key=means.__getitem__) if means else None
+
+    def later(self, variant: Variant) -> list[Run]:
+        """The best rate's runs on the seeds that did not choose it; none before all that choose it have ended."""
+        rest = self.spec.seeds[len(self.search_seeds(variant)) :]
+        ended = rest and all(run.failure() or run.finished() for run in self.search(variant))
+        rate = self.best_rate(variant) if ended else None
+        return [] if rate is None else [self.run(variant, rate, seed) for seed in rest]
+
+    def all_known(self) -> list[Run]:
+        """Every run that the plan names by now."""
+        return [run for v in self.spec.variants for run in (*self.search(v), *self.later(v))]
+
+    def count(self) -> int:
+        """How many runs there will be, shared warm starts not counted."""
+        return sum(len(self.search(v)) + len(self.spec.seeds) - len(self.search_seeds(v)) for v in self.spec.variants)
+
+    def processes(self) -> int:
+        """Trainings at a time: as told, else one a core, or a single one where a model is named and may be large."""
+        named = any(self.spec.config(v, v.learning_rates[0], 0, "").policy.model for v in self.spec.variants)
+        return min(self.spec.processes or (1 if named else len(os.sched_getaffinity(0))), self.count())
+
+    def _warm(self, config: TrainConfig) -> Run:
+        """The supervised start that every variant with this policy, task and demonstrations shares."""
+        parts = {part: asdict(getattr(config, part)) for part in ("policy", "warm_start", "task")}
+        del parts["policy"]["device"]
+        key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        seed = config.run.seed
+        # What comes after the demonstrations is another run's: its accuracy is measured there, and here hardly at all.
+        short = RunConfig(
+            output=str(self.output / "warm" / key / f"seed_{seed}"), steps=0, seed=seed, eval_prompts=2, eval_samples=1,
+            save_total_limit=1, threads=config.run.threads,
+        )  # fmt: skip
+        rollout = RolloutConfig(prompts_per_step=2, num_generations=2, max_completion_length=1)
+        start = TrainConfig(
+            run=short, policy=config.policy, warm_start=config.warm_start, task=config.task, rollout=rollout
+        )
+        return Run(f"warm start, seed {seed}", start)
+
+
+def final_accuracy(run: Run) -> float | None:
+    """Held-out accuracy after the last step; 0 of a run that diverged, None of one that has not ended."""
+    failure = run.failure()
+    if failure is not None and failure[0] == "diverged":
+        return 0.0
+    return float(run.rows()[-1]["eval/accuracy"]) if run.finished() else None

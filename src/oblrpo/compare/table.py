@@ -1,0 +1,171 @@
+"""The comparison as a table on the console, and every run as a line of a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from oblrpo.compare.statistics import Mean, Paired, Window
+from oblrpo.compare.summary import UNBIASED, Outcome, Result, Summary
+from oblrpo.runs import write_atomically
+
+LAST = 20
+"""Steps over which the reward at the end is averaged."""
+
+COLUMNS = (
+    "variant", "learning_rate", "seed", "state", "why", "steps", "completions", "accuracy_before", "accuracy_after",
+    f"reward_last_{LAST}_steps", "completions_to_target", "seconds_in_steps",
+)  # fmt: skip
+
+HEADS = ("variant", "rate", "before", "accuracy after", "lowest", "difference", "p", "p adjusted",
+         "completions to target", "usable rates", "seeds")  # fmt: skip
+
+
+NARROW = {"variant": "", "rate": "", "accuracy after": "after", "difference": "", "p adjusted": "p",
+          "completions to target": "to target", "usable rates": "usable", "seeds": ""}  # fmt: skip
+"""Columns that the console has, and their shorter names there."""
+
+
+def print_table(summary: Summary, console: Console) -> None:
+    """One line a variant, then what stands behind the figures."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, short in NARROW.items():
+        table.add_column(short or name, justify="left" if name == "variant" else "right", no_wrap=name == "rate")
+    for cells, outcome in zip(lines(summary), summary.outcomes, strict=True):
+        brief = {"usable rates": ratio(outcome.window), "completions to target": reached(outcome, brief=True)}
+        by_name = dict(zip(HEADS, cells, strict=True)) | brief
+        table.add_row(*(by_name[name] for name in NARROW))
+    console.print()
+    console.print(table)
+    for note in notes(summary):
+        console.print(note, highlight=False)
+
+
+def lines(summary: Summary) -> list[list[str]]:
+    """Cells of `HEADS`, one line a variant, as plain text."""
+    return [_line(summary, outcome) for outcome in summary.outcomes]
+
+
+def _line(summary: Summary, outcome: Outcome) -> list[str]:
+    name, test = outcome.variant.name, summary.tests.get(outcome.variant.name)
+    finals = list(outcome.finals.values())
+    own = name == summary.spec.reference
+    return [
+        name,
+        "" if outcome.rate is None else f"{outcome.rate:g}",
+        interval(outcome.before),
+        interval(outcome.final),
+        f"{min(finals):.3f}" if finals else "",
+        "reference" if own else difference(test),
+        "" if own or test is None else p_value(test.p),
+        "" if own or test is None else p_value(summary.adjusted[name]),
+        reached(outcome),
+        window(outcome.window),
+        f"{len(finals)}/{len(summary.spec.seeds)}",
+    ]
+
+
+def notes(summary: Summary) -> list[str]:
+    """What the figures mean, in the order of the columns, and what is missing from them."""
+    spec, target = summary.spec, summary.spec.target
+    curve = "held-out accuracy" if target.curve == "accuracy" else "batch reward"
+    level = "" if target.accuracy is not None else f", {target.of_best:g} of the best final accuracy"
+    told = [
+        "Intervals are 95 % by Student's t over seeds; differences are to the reference, seed by seed, p is of the "
+        "paired t test, adjusted for the number of variants by Holm's method.",
+        f"Target: {summary.level:.3f}{level}; the median over seeds of the completions until {curve}, averaged over "
+        f"{target.window} points, is there.",
+        "Usable rates: those around the best whose final accuracy is at least 90 % of its; an end marked with ~ is the "
+        "grid's own, and the window may go on.",
+    ]
+    if spec.search_seeds and any(len(v.learning_rates) > 1 for v in spec.variants):
+        told.append(
+            f"Rates were chosen on the first {spec.search_seeds} of the {len(spec.seeds)} seeds, which count in the "
+            "figures at the best rate, too: these are a little too good where rates differ little."
+        )
+    elif any(len(v.learning_rates) > 1 for v in spec.variants):
+        told.append(
+            "Each rate was chosen on the very seeds it is reported on: a little too good where rates differ little."
+        )
+    ended = [result for result in summary.results if result.state not in {"part", "none"}]
+    told += [f"{r.run.name}: {r.state}: {r.why}" for r in ended if r.state != "finished"]
+    if missing := summary.plan.count() - len(ended):
+        told.append(f"{missing} of {summary.plan.count()} runs have not ended yet; the same command goes on with them.")
+    return told
+
+
+def interval(found: Mean | None) -> str:
+    """Mean and margin."""
+    if found is None:
+        return ""
+    return f"{found.value:.3f}" + ("" if found.margin is None else f" ± {found.margin:.3f}")
+
+
+def difference(test: Paired | None) -> str:
+    """Mean difference and margin."""
+    return "" if test is None else f"{'+' if test.difference.value >= 0 else ''}{interval(test.difference)}"
+
+
+def p_value(p: float | None) -> str:
+    """Three decimals."""
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def reached(outcome: Outcome, brief: bool = False) -> str:
+    """The median; how many seeds arrived if not all did, and how many were there before they began."""
+    middle, values = outcome.median_completions, outcome.completions.values()
+    if middle is None:
+        return ""
+    arrived, begun = sum(map(math.isfinite, values)), sum(value == 0 for value in values)
+    parts = [f"{arrived}/{len(values)}" if brief else f"{arrived} of {len(values)} reached it"]
+    parts = (parts if arrived < len(values) else []) + ([f"{begun} began there"] if begun and not brief else [])
+    return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
+
+
+def window(found: Window | None) -> str:
+    """From - to and the ratio; ~ where the grid ends first."""
+    if found is None:
+        return ""
+    low, high = ("~" * found.open_low) + f"{found.low:.2g}", f"{found.high:.2g}" + "~" * found.open_high
+    return f"{low} - {high} (x{found.ratio:.2g})"
+
+
+def ratio(found: Window | None) -> str:
+    """The window's highest over lowest rate; ~ at the ends where the grid ends first."""
+    return "" if found is None else f"{'~' * found.open_low}x{found.ratio:.2g}{'~' * found.open_high}"
+
+
+def write_table(summary: Summary, folder: Path) -> Path:
+    """Write `compare.csv`, a line a run, and return its path."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*COLUMNS, *(f"variance_{name}_over_rloo" for name in UNBIASED), "folder"])
+    for result in summary.results:
+        writer.writerow([*_record(summary, result), result.run.config.run.output])
+    path = folder / "compare.csv"
+    write_atomically(path, text.getvalue())
+    return path
+
+
+def _record(summary: Summary, result: Result) -> list[object]:
+    accuracy, rewards = result.accuracy(), [row["reward"] for row in result.rows if "reward" in row]
+    steps = result.rows[-1]["step"] if result.rows else 0
+    completions = result.completions_to(summary.level, summary.spec.target)
+    return [
+        result.variant, repr(result.rate), result.seed, result.state, result.why, steps, steps * result.per_step,
+        _figure(accuracy[0][1] if accuracy else None), _figure(result.final),
+        _figure(statistics.fmean(rewards[-LAST:]) if rewards else None),
+        "" if completions is None else "not reached" if math.isinf(completions) else f"{completions:.0f}",
+        f"{sum(row.get('step_time', 0.0) for row in result.rows):.1f}",
+        *(_figure(result.variance_ratio(name)) for name in UNBIASED),
+    ]  # fmt: skip
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

@@ -1,0 +1,230 @@
+"""Comparisons as a user runs them: worker processes, real trainings of very small policies."""
+
+import csv
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from oblrpo.compare.worker import first_mistake
+from oblrpo.settings import flatten
+from tests.cli.conftest import metrics_of
+from tests.cli.test_bad_input import complained
+from tests.compare.conftest import launch, plan_of
+
+pytestmark = pytest.mark.usefixtures("dense_workers", "dense_reward")
+
+VARIANTS = {"rloo": {"algorithm": "rloo"}, "ours": {"algorithm": "oblrpo_shrunk", "learning_rate": 1e-3}}
+KEYS = {"variants": VARIANTS, "learning_rates": [1e-3, 1e-2], "seeds": 3, "search_seeds": 2, "processes": 2}
+
+
+def all_metrics(folder):
+    return {str(path.parent.relative_to(folder)): metrics_of(path.parent) for path in folder.rglob("metrics.jsonl")}
+
+
+@pytest.mark.slow
+def test_a_comparison_its_repetition_and_one_of_its_runs_alone(write_spec, oblrpo, tmp_path):
+    """One command leaves all runs; they are those of `oblrpo train`; the same command finds nothing more to do."""
+    spec, out = write_spec(**KEYS), tmp_path / "out"
+    code, told, err = oblrpo("compare", spec, "--output", out)
+    assert code == 0, err + told
+    found = all_metrics(out)
+    assert len(found) == 5 + 3 + 3
+    assert all(rows[-1]["step"] == 4 for name, rows in found.items() if name.startswith("runs"))
+    plan = plan_of(spec, out)
+    rows = list(csv.DictReader((out / "compare.csv").read_text().splitlines()))
+    assert [row["state"] for row in rows] == ["finished"] * 8
+    for row in rows:
+        assert float(row["accuracy_after"]) == pytest.approx(
+            found[row["folder"][len(str(out)) + 1 :]][-1]["eval/accuracy"]
+        )
+    assert "8 of 8 runs finished" in (out / "compare.html").read_text()
+    assert "rloo" in told
+
+    # warm start and all, in one process and in another: same metrics but for the time
+    run = plan.run(plan.spec.variants[1], 1e-3, 2)
+    alone = plan.spec.config(plan.spec.variants[1], 1e-3, 2, str(tmp_path / "alone"))
+    recipe = tmp_path / "alone.yaml"
+    recipe.write_text(yaml.safe_dump(flatten(alone) | {"recipe": ""}))
+    assert oblrpo("train", recipe)[0] == 0
+    assert metrics_of(tmp_path / "alone") == metrics_of(run.folder.path)
+    assert len({row["eval/accuracy"] for row in metrics_of(run.folder.path) if "eval/accuracy" in row}) > 1
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
+    code, told, err = oblrpo("compare", spec, "--output", out)
+    assert code == 0, err
+    assert "8 of 8 runs are there already" in told
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")} == before
+
+    # an interrupted run goes on where it stopped; a lost one is made again; the folder may have been moved
+    shutil.move(out, tmp_path / "moved")
+    plan = plan_of(spec, tmp_path / "moved")
+    half, lost = plan.run(plan.spec.variants[0], 1e-2, 0).folder, run_folder(plan, "ours", 1e-3, 1)
+    shutil.rmtree(half.checkpoint(4))
+    shutil.rmtree(half.checkpoint(3))
+    half.drop_metrics_after(3)  # written after the last checkpoint
+    shutil.rmtree(lost.path)
+    code, told, err = oblrpo("compare", spec, "--output", tmp_path / "moved")
+    assert code == 0, err
+    assert "5 of 8 runs are there already" in told  # and the one that follows from the search
+    assert "[8/8]" in told
+    assert all_metrics(tmp_path / "moved") == found
+    assert "resuming after step 2" in half.path.with_name("seed_0.log").read_text()
+
+
+def run_folder(plan, name, rate, seed):
+    variant = next(variant for variant in plan.spec.variants if variant.name == name)
+    return plan.run(variant, rate, seed).folder
+
+
+@pytest.mark.slow
+def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
+    """One run cannot read its checkpoint, another variant diverges: exit code 2, all others finished."""
+    variants = {"good": {}, "wild": {"optimizer": "SGD", "schedule": "off", "learning_rate": 1e30}}
+    spec, out = write_spec(variants=variants, seeds=2, processes=1, base={"warm_start_steps": 0}), tmp_path / "out"
+    plan = plan_of(spec, out)
+    broken = plan.run(plan.spec.variants[0], 1e-2, 0)
+    broken.folder.create(broken.config)
+    broken.folder.checkpoint(2).mkdir()
+    result = oblrpo("compare", spec, "--output", out)
+    complained(result, "1 of 4 runs failed", "good, rate 0.01, seed 0", "step_2")
+    assert "wild, rate 1e+30, seed 1: diverged" in result[1]
+    states = {
+        row["variant"] + row["seed"]: row["state"]
+        for row in csv.DictReader((out / "compare.csv").read_text().splitlines())
+    }
+    assert states == {"good0": "failed", "good1": "finished", "wild0": "diverged", "wild1": "diverged"}
+    page = (out / "compare.html").read_text()
+    assert "lower learning_rate" in page
+    assert "step_2" in broken.log.read_text().splitlines()[-1]
+    shutil.rmtree(broken.folder.checkpoint(2))  # what the sentence says helps
+    code, told, err = oblrpo("compare", spec, "--output", out)
+    assert code == 0, err
+    assert "3 of 4 runs are there already" in told  # the diverged are not tried again
+    assert broken.finished()
+    assert broken.failure() is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        ({"optimizer_args": {"momentumm": 1}}, "AdamW refuses its settings"),
+        ({"model": "/no/such/model"}, "cannot find the model '/no/such/model'"),
+        ({"num_generations": 1}, "the baseline 'oblr' compares outputs"),
+        ({"data": "/no/such.jsonl", "warm_start_steps": 0}, "/no/such.jsonl"),
+        ({"max_completion_length": 2047}, "does not fit the model's 2048"),
+        ({}, ""),
+    ],
+)
+def test_what_a_worker_checks(write_spec, tmp_path, variant, words):
+    plan = plan_of(write_spec(variants={"b": variant}, share_warm_start=False), tmp_path / "out")
+    run = {"name": "b", "settings": flatten(plan.all_known()[0].config), "whole": True}
+    assert words in first_mistake([run])
+    assert bool(first_mistake([run])) == bool(words)
+
+
+@pytest.mark.slow
+def test_every_variant_is_checked_before_anything_starts(write_spec, oblrpo, tmp_path):
+    spec = write_spec(variants={"a": {}, "b": {"optimizer_args": {"momentumm": 1}}}, seeds=2)
+    result = oblrpo("compare", spec, "--output", tmp_path / "out")
+    complained(result, "b, rate 0.01, seed 0: AdamW refuses its settings")
+    assert not (tmp_path / "out").exists()
+
+
+def test_dry_run_lists_and_writes_nothing(write_spec, oblrpo, tmp_path):
+    code, told, err = oblrpo("compare", write_spec(**KEYS), "--output", tmp_path / "out", "--dry-run")
+    assert code == 0, err
+    assert not (tmp_path / "out").exists()
+    resolved = yaml.safe_load(told.split("\n\n")[0])
+    assert resolved["variants"]["ours"] == {"algorithm": "oblrpo_shrunk", "learning_rates": [1e-3]}
+    assert "8 runs, 2 at a time" in told
+    assert told.count("rloo, rate ") == 4
+    assert "rloo, the best of these rates, 1 further seed" in told
+
+
+def children(pid):
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in listed if "compare.worker" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+def wait_for(there, seconds=180):
+    deadline = time.monotonic() + seconds
+    while not there() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert there()
+
+
+LONG = {"variants": {"a": {}, "b": {"algorithm": "rloo"}}, "seeds": 1, "processes": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
+def test_ctrl_c_saves_and_the_same_command_goes_on(write_spec, oblrpo, tmp_path):
+    out = tmp_path / "out"
+    spec = write_spec(**LONG, base={"steps": 3000, "save_steps": 0, "eval_steps": 0, "warm_start_steps": 0})
+    process = launch(spec, out)
+    folders = [run.folder for run in plan_of(spec, out).all_known()]
+    wait_for(lambda: all((folder.completions / "step_2.jsonl").exists() for folder in folders))
+    workers = children(process.pid)
+    assert len(workers) == 2
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, told
+    assert "stopped with 0 of 2 runs finished; the same command goes on" in told
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    for folder in folders:
+        last = metrics_of(folder.path)[-1]["step"]
+        assert folder.latest_checkpoint().name == f"step_{last}"
+        assert 2 <= last < 3000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
+def test_a_worker_that_is_killed_takes_one_run_with_it(write_spec, tmp_path):
+    out = tmp_path / "out"
+    spec = write_spec(**LONG | {"processes": 1}, base={"steps": 40, "save_steps": 1, "warm_start_steps": 0})
+    process = launch(spec, out)
+    first, second = plan_of(spec, out).all_known()
+    wait_for(lambda: (first.folder.completions / "step_2.jsonl").exists())
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, told
+    assert "a, rate 0.01, seed 0: failed: its process was ended by SIGKILL (out of memory?)" in told
+    assert second.finished()
+    assert not first.finished()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
+def test_workers_end_with_the_process_that_started_them(write_spec, tmp_path):
+    spec, out = write_spec(**LONG, base={"steps": 3000, "save_steps": 0, "warm_start_steps": 0}), tmp_path / "out"
+    process = launch(spec, out)
+    folders = [run.folder for run in plan_of(spec, out).all_known()]
+    wait_for(lambda: all((folder.completions / "step_2.jsonl").exists() for folder in folders))
+    workers = children(process.pid)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(alive(worker) for worker in workers))
+    assert all(int(folder.latest_checkpoint().name.removeprefix("step_")) >= 2 for folder in folders)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_checkpoints_of_finished_runs_need_not_be_kept(write_spec, oblrpo, tmp_path):
+    spec = write_spec(variants={"a": {}}, seeds=1, keep_checkpoints=False)
+    assert oblrpo("compare", spec, "--output", tmp_path / "out")[0] == 0
+    assert not list((tmp_path / "out" / "runs").rglob("*.safetensors"))
+    code, told, _ = oblrpo("compare", spec, "--output", tmp_path / "out")
+    assert code == 0
+    assert "1 of 1 runs are there already" in told

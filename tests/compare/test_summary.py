@@ -1,0 +1,186 @@
+"""Figures of a comparison, from runs whose results are known."""
+
+import csv
+import math
+
+import pytest
+
+from oblrpo.compare.page import write_page
+from oblrpo.compare.summary import band, summarise
+from oblrpo.compare.table import lines, notes, window, write_table
+from oblrpo.errors import InputError
+from tests.compare.conftest import plan_of, pretend
+
+VARIANTS = {"rloo": {"algorithm": "rloo"}, "ours": {"algorithm": "oblrpo"}}
+RATES = [1e-4, 1e-3, 1e-2]
+FINALS = {
+    # variant, rate: final accuracy of seeds 0, 1, 2
+    ("rloo", 1e-4): (0.30, 0.32, 0.31), ("rloo", 1e-3): (0.50, 0.54, 0.52), ("rloo", 1e-2): (0.10, 0.10, 0.10),
+    ("ours", 1e-4): (0.40, 0.42, 0.41), ("ours", 1e-3): (0.60, 0.66, 0.60), ("ours", 1e-2): (0.59, 0.62, 0.62),
+}  # fmt: skip
+
+
+@pytest.fixture
+def plan(write_spec, tmp_path):
+    spec = write_spec(variants=VARIANTS, learning_rates=RATES, seeds=3, base={"steps": 4, "warm_start_steps": 0})
+    return plan_of(spec, tmp_path / "out")
+
+
+@pytest.fixture
+def filled(plan):
+    """Every run there: accuracy 0.2 before, rising linearly over four steps."""
+    for variant in plan.spec.variants:
+        for run in plan.search(variant):
+            rate, seed = run.config.optim.learning_rate, run.config.run.seed
+            final = FINALS[variant.name, rate][seed]
+            curve = [0.2 + (final - 0.2) * step / 4 for step in range(5)]
+            ratio = 0.5 if variant.name == "ours" else 0.8
+            pretend(run, curve, **{"variance/rloo": 2.0, "variance/oblr": 2.0 * ratio, "variance/js": 0.0})
+    return plan
+
+
+def test_the_best_rate_its_accuracy_and_the_paired_test(filled):
+    summary = summarise(filled)
+    rloo, ours = summary.outcomes
+    assert (rloo.rate, ours.rate) == (1e-3, 1e-3)
+    assert rloo.final.value == pytest.approx(0.52)
+    assert rloo.final.margin == pytest.approx(4.30265 * 0.02 / math.sqrt(3), rel=1e-5)
+    assert rloo.before.value == pytest.approx(0.2)
+    test = summary.tests["ours"]
+    assert test.difference.value == pytest.approx(0.1)  # 0.10, 0.12, 0.08
+    t = 0.1 / (0.02 / math.sqrt(3))
+    assert test.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
+    assert summary.adjusted["ours"] == test.p
+    line = lines(summary)[1]
+    assert line[:4] == ["ours", "0.001", "0.200 ± 0.000", "0.620 ± 0.086"]
+    assert line[-1] == "3/3"
+
+
+def test_rollouts_to_the_target(filled):
+    """0.8 x 0.62 = 0.496; the line from 0.2 to `final` over 4 steps of 12 completions, which smoothing leaves."""
+    summary = summarise(filled)
+    assert summary.level == pytest.approx(0.496)
+    rloo, ours = summary.outcomes
+    for seed, final in enumerate(FINALS["ours", 1e-3]):
+        assert ours.completions[seed] == pytest.approx(48 * (0.496 - 0.2) / (final - 0.2))
+    assert rloo.median_completions == pytest.approx(48 * (0.496 - 0.2) / (0.52 - 0.2))
+
+
+def test_the_windows_of_usable_rates(filled):
+    rloo, ours = summarise(filled).outcomes
+    assert window(rloo.window).startswith("0.00")
+    inside = (0.468 - 0.31) / (0.52 - 0.31)
+    assert rloo.window.low == pytest.approx(10 ** (-4 + inside))
+    assert not rloo.window.open_high
+    assert ours.window.open_high
+    assert ours.window.high == pytest.approx(1e-2)
+    assert window(ours.window).count("~") == 1
+
+
+def test_variance_ratios_leave_out_what_has_none(filled):
+    rloo, ours = summarise(filled).outcomes
+    assert ours.variance_ratio("oblr").value == pytest.approx(0.5)
+    assert rloo.variance_ratio("oblr").value == pytest.approx(0.8)
+    assert ours.variance_ratio("js") is None
+
+
+def test_diverged_failed_and_missing_runs_are_never_dropped_silently(filled):
+    ours = filled.spec.variants[1]
+    runs = {seed: filled.run(ours, 1e-3, seed) for seed in range(3)}
+    for seed, (kind, kept) in enumerate((("diverged", 2), ("failed", 2))):
+        rows = runs[seed].folder.metrics_file.read_text().splitlines(keepends=True)
+        runs[seed].folder.metrics_file.write_text("".join(rows[:kept]))
+        runs[seed].note_failure(kind, "lower\nlearning_rate")
+    summary = summarise(filled)
+    outcome = summary.outcomes[1]
+    assert outcome.rate == 1e-2  # 1e-3 lacks a seed
+    told = "\n".join(notes(summary))
+    assert "ours, rate 0.001, seed 0: diverged: lower learning_rate" in told
+    assert "ours, rate 0.001, seed 1: failed: lower learning_rate" in told
+    assert "1 of 18 runs have not ended" not in told
+    runs[1].forget_failure()
+    summary = summarise(filled)
+    assert "1 of 18 runs have not ended" in "\n".join(notes(summary))
+    states = {(r.variant, r.rate, r.seed): (r.state, r.final) for r in summary.results}
+    assert states["ours", 1e-3, 0] == ("diverged", 0.0)
+    assert states["ours", 1e-3, 1] == ("part", None)
+
+
+def test_a_diverged_run_counts_as_zero_in_the_choice(filled):
+    ours = filled.spec.variants[1]
+    filled.run(ours, 1e-3, 0).folder.metrics_file.unlink()
+    filled.run(ours, 1e-3, 0).note_failure("diverged", "lower learning_rate")
+    outcome = summarise(filled).outcomes[1]
+    assert outcome.rate == 1e-2
+    assert outcome.by_rate[1e-3] == [0.0, 0.66, 0.60]
+
+
+def test_runs_that_never_reach_the_target_count_as_such(write_spec, tmp_path):
+    spec = write_spec(variants={"a": None, "b": {}}, seeds=3, target={"accuracy": 0.5}, base={"warm_start_steps": 0})
+    plan = plan_of(spec, tmp_path / "out")
+    finals = {"a": (0.6, 0.3, 0.7), "b": (0.3, 0.3, 0.7)}
+    for variant in plan.spec.variants:
+        for run, final in zip(plan.search(variant), finals[variant.name], strict=True):
+            pretend(run, [0.2, 0.2, final, final, final])
+    a, b = summarise(plan).outcomes
+    assert math.isfinite(a.median_completions)
+    assert b.median_completions == math.inf
+    cells = [line[8] for line in lines(summarise(plan))]
+    assert cells[0].endswith("(2 of 3 reached it)")
+    assert cells[1] == "not reached (1 of 3 reached it)"
+    rows = list(csv.DictReader(write_table(summarise(plan), tmp_path).read_text().splitlines()))
+    assert [row["completions_to_target"] for row in rows if row["variant"] == "b"][:2] == ["not reached"] * 2
+
+
+def test_a_target_by_reward_counts_from_the_policy_before_the_step(write_spec, tmp_path):
+    """Rewards 0.01, 0.02, 0.03, 0.04 are of policies after 0, 12, 24, 36 completions."""
+    target = {"accuracy": 0.025, "curve": "reward", "window": 1}
+    plan = plan_of(
+        write_spec(variants={"a": None}, seeds=1, target=target, base={"warm_start_steps": 0}), tmp_path / "o"
+    )
+    pretend(plan.run(plan.spec.variants[0], plan.spec.variants[0].learning_rates[0], 0), [0.1, 0.1, 0.1, 0.1, 0.1])
+    assert summarise(plan).outcomes[0].completions == {0: pytest.approx(18)}
+
+
+def test_page_and_table(filled, tmp_path):
+    summary = summarise(filled)
+    page = write_page(summary, tmp_path).read_text()
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "<script" not in page
+    assert page.count("<svg") == 4 + 1 + 2 + 1
+    for text in ("0.620&nbsp;±&nbsp;0.086", "+0.100 ± 0.050", "algorithm: oblrpo", "prefers-color-scheme"):
+        assert text in page
+    rows = list(csv.DictReader(write_table(summary, tmp_path).read_text().splitlines()))
+    assert len(rows) == 18
+    row = next(r for r in rows if (r["variant"], r["learning_rate"], r["seed"]) == ("ours", "0.001", "1"))
+    assert (row["state"], row["accuracy_after"], row["steps"], row["completions"]) == ("finished", "0.66", "4", "48")
+    assert row["variance_oblr_over_rloo"] == "0.5"
+    assert row["variance_js_over_rloo"] == ""
+
+
+def test_a_page_of_one_run(write_spec, tmp_path):
+    """Nothing to compare, no interval, no grid, no ledger: what is there is shown."""
+    plan = plan_of(write_spec(variants={"only": None}, seeds=1, base={"warm_start_steps": 0}), tmp_path / "o")
+    with pytest.raises(InputError, match="holds no finished run"):
+        summarise(plan)
+    pretend(plan.search(plan.spec.variants[0])[0], [0.1, 0.2, 0.3, 0.3, 0.4])
+    summary = summarise(plan)
+    assert write_page(summary, tmp_path).read_text().count("<svg") == 3
+    assert lines(summary)[0][3] == "0.400"
+
+
+def test_while_runs_are_missing_the_foremost_rate_is_shown(plan):
+    variant = plan.spec.variants[0]
+    pretend(plan.run(variant, 1e-4, 0), [0.2, 0.3, 0.3, 0.3, 0.3])
+    pretend(plan.run(variant, 1e-2, 1), [0.2, 0.3, 0.3, 0.3, 0.5])
+    rloo, ours = summarise(plan).outcomes
+    assert (rloo.rate, rloo.final.value, rloo.final.n) == (1e-2, 0.5, 1)
+    assert ours.final is None
+    assert plan.best_rate(variant) is None  # nothing is trained on the strength of that
+
+
+def test_bands_are_of_the_points_that_all_runs_have():
+    x, middle, low, high = band([[(0, 1.0), (5, 3.0)], [(0, 2.0), (5, 5.0), (9, 9.0)]])
+    assert (x, middle, low, high) == ([0, 5], [1.5, 4.0], [1.0, 3.0], [2.0, 5.0])
+    _, _, low, _ = band([[(0, 1.0)], [(0, 2.0)], [(0, 3.0)]])
+    assert low[0] == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-5)
