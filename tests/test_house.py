@@ -29,8 +29,12 @@ def test_tasks_import_the_standard_library_only():
         "for name in set(sys.modules) - before})"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    ours = {"oblrpo", "oblrpo.tasks", "oblrpo.errors", "oblrpo.workers"}
-    assert {name for name in out if name not in sys.stdlib_module_names} <= ours
+    assert {name for name in out if name not in sys.stdlib_module_names} <= {
+        "oblrpo",
+        "oblrpo.tasks",
+        "oblrpo.errors",
+        "oblrpo.workers",
+    }
 
 
 def test_the_config_needs_no_torch():

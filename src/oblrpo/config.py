@@ -28,7 +28,31 @@ class PolicyConfig:
     """The policy: a causal LM with its tokenizer, loaded, or built with random weights and a tokenizer of bytes."""
 
     model: str = ""
-    """Folder or hub name for transformers; prompts are used as they are. Empty: build a small Qwen3 policy."""
+    """Folder or hub name for transformers. Empty: build a small Qwen3 policy."""
+    chat: bool = False
+    """Show text prompts to the model as a user's message in its chat template. Prompts of messages always use it."""
+    system_prompt: str = ""
+    """First message of every conversation that has no system message."""
+    chat_template_args: Mapping = field(default_factory=dict)
+    """Further arguments of the chat template, such as '{enable_thinking: false}'."""
+    bf16: bool = False
+    """Do arithmetic in bfloat16, on weights of `dtype`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the loaded weights; bfloat16 only under adapters, which are float32."""
+    attn_implementation: str = ""
+    """Of transformers: sdpa, eager, flash_attention_2 ... Empty: its own choice."""
+    gradient_checkpointing: bool = False
+    """Compute each layer's activations again in the backward instead of keeping them."""
+    lora_r: int = 0
+    """Rank of LoRA adapters, through PEFT; 0: train the whole model."""
+    lora_alpha: int = 16
+    """Scale of the adapters, over their rank."""
+    lora_target_modules: tuple[str, ...] = ()
+    """Layers to adapt, by the end of their names. None: all linear ones but the head."""
+    load_in_4bit: bool = False
+    """QLoRA: keep the model under the adapters in 4 bits (NF4), through bitsandbytes."""
+    merge: bool = False
+    """After the last step write the model with its adapters merged to `OUTPUT/merged`."""
     hidden_size: int = 64
     """Width of a built policy."""
     num_hidden_layers: int = 3
@@ -64,22 +88,40 @@ class TaskConfig:
     """The problems and what verifies them."""
 
     task: str = "path"
-    """A built-in task: path (routes in a graph), addition, countdown, summarise; or reasoning_gym/NAME, any task of
-    reasoning-gym. Not used with `data`."""
+    """A built-in task: path (routes in a graph), addition, countdown, summarise. Or reasoning_gym/NAME, a task of
+    reasoning-gym. Or a benchmark as published: gsm8k, math500, aime24, aime25, amc23, olympiadbench, minerva_math. Not
+    used with `data` of your own."""
     task_args: Mapping = field(default_factory=dict)
     """Parameters of the built-in task, such as '{max_terms: 4}'; the configuration of a task of reasoning-gym."""
-    data: str = ""
-    """A JSONL file with a prompt and an answer in every row."""
+    data: tuple[str, ...] = ()
+    """Files (JSONL, CSV, Parquet), or one data set of the hub, `owner/name[:configuration]`. None: a benchmark's."""
+    eval_data: tuple[str, ...] = ()
+    """The same for held-out accuracy. None: a share of `data`; of gsm8k from the hub, its test split."""
+    split: str = "train"
+    """Split of `data` if it comes from the hub."""
+    eval_split: str = "test"
+    """Split of `eval_data` if it comes from the hub."""
+    where: Mapping = field(default_factory=dict)
+    """Rows to keep, by the values of columns, such as '{level: [4, 5]}'; in `data` only."""
     prompt_column: str = "prompt"
-    """Column of `data` that holds the prompt."""
+    """Column that holds the prompt: text, or messages for the chat template."""
     answer_column: str = "answer"
-    """Column of `data` that holds the answer."""
-    prompt_template: str = "{prompt}"
-    """What the policy reads; {prompt} stands for the prompt column."""
+    """Column that holds the reference answer."""
+    prompt_template: str = ""
+    """What is asked; {prompt} stands for the prompt column. Empty: {prompt} alone; of a benchmark, the question and a
+    request to reason and to put the answer in \\boxed{}."""
+    max_prompt_length: int = 0
+    """Leave out problems with longer prompts, in tokens; 0: none."""
     heldout_fraction: float = 0.1
-    """Share of the rows of `data` that is kept for held-out accuracy, chosen by a hash of the prompt."""
-    reward: Literal["exact", "numeric"] = "numeric"
-    """For `data`: `exact` compares text, `numeric` the last number in the completion and in the answer."""
+    """Share of `data` that is held out where there is no `eval_data`, chosen by a hash of the prompt."""
+    rewards: tuple[str, ...] = ()
+    """Summed: task (a built-in task's own), math, exact (same text), numeric (same last number), format (a closed
+    \\boxed{}), length (words), package.module.function or file.py:function; `@0.5` after one is its weight. None: task;
+    of a benchmark, math; of `data`, numeric."""
+    on_reward_error: Literal["raise", "mask"] = "raise"
+    """What a reward that fails, hangs or returns no number does: end the run, or leave its completions out."""
+    reward_seconds: float = 60.0
+    """Longest time for one call of your own reward on one batch."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +139,22 @@ class RolloutConfig:
     prompts_per_micro_batch: int = 0
     """Prompts whose completions are trained on at a time; 0: all. Changes memory; and what `oblr_shrunk` knows of other
     prompts, which are then those so far."""
+    sampler: Literal["transformers", "vllm"] = "transformers"
+    """What samples: the policy itself by transformers' generate, or a vLLM engine beside it on its GPU (extra vllm)."""
+    sampler_logps: bool = False
+    """Of transformers: keep the log-probabilities that tokens are drawn with, as vllm always does, so that their
+    mismatch with the trainer's is measured, and corrected."""
+    sampler_correction: Literal["truncated", "none"] = "truncated"
+    """Of a sampler that keeps log-probabilities: weigh each completion by min(C, pi / sampler), or take the sampler for
+    the policy. The mismatch is measured either way."""
+    vllm_importance_sampling_clip_max: float = 3.0
+    """C of `truncated`, whatever the sampler; 0: weights are not truncated."""
+    vllm_gpu_memory_utilization: float = 0.3
+    """Of vllm: share of the GPU's memory for the engine, its weights included."""
+    vllm_max_model_length: int = 0
+    """Of vllm: longest prompt + completion, in tokens; 0: as long as the model can read."""
+    vllm_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Of vllm: type that the engine computes in; the closer to the trainer's, the smaller the mismatch."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,12 @@ def flatten(config: TrainConfig) -> dict[str, Any]:
     """Every setting under its flag's name (underscored), without the sections."""
     flat: dict[str, Any] = {"recipe": config.recipe}
     for section in dataclasses.fields(config)[1:]:
-        flat.update(dataclasses.asdict(getattr(config, section.name)))
+        flat.update(
+            {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in dataclasses.asdict(getattr(config, section.name)).items()
+            }
+        )
     return flat
 
 
@@ -70,6 +75,12 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
             raise InputError(f"{source}: {key} is {value!r}; choose one of: {', '.join(map(str, choices))}.")
         return value
     kind = typing.get_origin(hint) or hint
+    if kind is tuple:
+        if isinstance(value, str):
+            return (value,)
+        if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
+            return tuple(value)
+        raise InputError(f"{source}: {key} is {value!r}, but it must be text, or a list of texts.")
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):

@@ -100,7 +100,7 @@ def test_settings(small_run, tmp_path, arguments, words):
         ("xyzzy: 1", ["unknown setting 'xyzzy'", "--help"]),
         ("steps: soon", ["steps is 'soon', but it must be a whole number"]),
         ("steps: 1.5", ["steps is 1.5, but it must be a whole number"]),
-        ("reward: best", ["reward is 'best'; choose one of: exact, numeric"]),
+        ("rewards: 3", ["rewards is 3, but it must be text, or a list of texts"]),
         ("trust_remote_code: 3", ["must be true or false"]),
         ("- a\n- b", ["key: value"]),
         ("a: [", ["not valid YAML"]),
@@ -193,7 +193,7 @@ def test_every_prompt_of_a_file_is_measured_before_the_run(small_run, tmp_path):
 def test_rewards_that_are_not_finite(small_run, monkeypatch, value, tmp_path):
     calls = iter([0.0] * 30 + [value] + [0.0] * 1000)
     monkeypatch.setattr(PathTask, "reward", lambda self, problem, completion: next(calls))
-    complained(small_run(eval_samples=1, steps=20, task="path"), "the reward of the completion", "must be finite")
+    complained(small_run(eval_samples=1, steps=20, task="path"), "reward 'task' returned", "rewards must be finite")
 
 
 def test_data_rows_are_named(small_run, tmp_path):

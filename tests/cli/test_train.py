@@ -185,7 +185,7 @@ def test_a_user_file_of_questions(small_run, tmp_path):
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, _, err = small_run(
-        data=data, prompt_column="question", answer_column="answer", reward="numeric", steps=2,
+        data=data, prompt_column="question", answer_column="answer", rewards="numeric", steps=2,
         prompt_template="Q: {prompt}\nA:", num_iterations=2,
     )  # fmt: skip
     assert code == 0, err

@@ -57,3 +57,16 @@ def test_outputs_that_do_not_count_do_not_enter_a_divisor(name):
     full = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     ones = torch.ones(3, 4, dtype=torch.bool)
     torch.testing.assert_close(NORMALISATIONS[name](full, ones), NORMALISATIONS[name](full))
+
+
+def test_a_token_mean_of_masked_outputs_weighs_every_valid_token_alike():
+    """Factor / (P' G_i), the mean over prompts and valid outputs, is 1 / tokens for each."""
+    valid_PG = torch.ones_like(LENGTHS_PG, dtype=torch.bool)
+    valid_PG[0, 0] = False
+    weight_PG = WEIGHTINGS["token_mean"](LENGTHS_PG, 16, valid_PG)
+    of_mean_PG = weight_PG / len(LENGTHS_PG) / valid_PG.sum(1, keepdim=True)
+    tokens = float(LENGTHS_PG[valid_PG].sum())
+    assert of_mean_PG[valid_PG].tolist() == pytest.approx([1 / tokens] * int(valid_PG.sum()))
+    everything = torch.ones_like(valid_PG)
+    for name, weigh in WEIGHTINGS.items():
+        torch.testing.assert_close(weigh(LENGTHS_PG, 16, everything), weigh(LENGTHS_PG, 16), msg=name)

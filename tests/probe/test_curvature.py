@@ -8,6 +8,7 @@ import torch
 from oblrpo.config import PolicyConfig, RolloutConfig
 from oblrpo.policy import make_policy
 from oblrpo.probe import curvature
+from oblrpo.rewards import Rewards
 from oblrpo.tasks import make_task
 from tests.scores.stay_double import StayDouble
 
@@ -48,7 +49,7 @@ def samples(policy):
     torch.manual_seed(1)
     task = Varied()
     rollout = RolloutConfig(num_generations=G, max_completion_length=5)
-    return curvature.draw(policy, task, task.train_batch(1, P), rollout)
+    return curvature.draw(policy, Rewards(task), task.train_batch(1, P), rollout)
 
 
 def whole_hessian(policy, samples):
@@ -122,7 +123,7 @@ def test_standard_errors_are_those_of_the_mean(policy):
     torch.manual_seed(2)
     direction = [torch.randn(p.shape).to(p) for p in policy.parameters]
     for step in range(60):
-        drawn = curvature.draw(policy, task, task.train_batch(step, 16), rollout)
+        drawn = curvature.draw(policy, Rewards(task), task.train_batch(step, 16), rollout)
         bend = curvature.curvature_along(policy, drawn, direction)
         with torch.no_grad():
             for sign in (1, -1):

@@ -1,12 +1,14 @@
 """GSM8K reference answers: five rows in its format always, the published files where they are at hand."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from oblrpo.tasks import DataFileTask
+from oblrpo.tasks.verify import numeric
+from tests.tasks.data import task_of_file
 
 SAMPLE = [
     "She sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nThat makes 9 * 2 = $<<9*2=18>>18.\n#### 18",
@@ -15,7 +17,7 @@ SAMPLE = [
     "It fell from 3 to 3-10=<<3-10=-7>>-7 degrees.\n#### -7",
     "Half of 5 is 5/2=<<5/2=2.5>>2.5\n#### 2.5",
 ]
-PUBLISHED = Path(__file__).parents[2].parent / "shared" / "data"
+PUBLISHED = Path(os.environ.get("OBLRPO_BENCHMARK_DATA", "nowhere"))
 FILES = [path for path in (PUBLISHED / "gsm8k_train.jsonl", PUBLISHED / "gsm8k_test.jsonl") if path.exists()]
 
 
@@ -31,24 +33,22 @@ def path(request, tmp_path):
 @pytest.fixture
 def problems(path):
     count = len(path.read_bytes().splitlines())
-    task = DataFileTask(path, "question", "answer", "numeric", heldout_fraction=0.0)
-    return task, task.train_batch(0, count)
+    task = task_of_file(path, "question", "answer", numbers=True, heldout_fraction=0.0)
+    return task.train_batch(0, count)
 
 
 def test_every_gold_answer_is_its_own_answer_in_many_spellings(problems):
-    task, rows = problems
-    for problem in rows:
+    for problem in problems:
         gold = problem.answer.rpartition("#### ")[2]
         plain = gold.replace(",", "")
         spellings = [problem.answer, gold, plain, f"The answer is {gold}.", f"\\boxed{{{plain}}}", f"It costs ${gold}."]
-        assert [task.reward(problem, text) for text in spellings] == [1.0] * len(spellings)
+        assert [numeric(problem.answer, text) for text in spellings] == [1.0] * len(spellings)
 
 
 def test_no_other_number_is_accepted(problems):
-    task, rows = problems
-    for problem in rows:
+    for problem in problems:
         plain = problem.answer.rpartition("#### ")[2].replace(",", "")
         negated = plain[1:] if plain.startswith("-") else f"-{plain}"
         wrong = [f"{plain}1", f"{problem.answer}\n#### {plain}.5", re.sub(r"[0-9](?=\D*$)", "", plain)]
         wrong += [negated] if plain.strip("0.") else []
-        assert [task.reward(problem, text) for text in wrong] == [0.0] * len(wrong)
+        assert [numeric(problem.answer, text) for text in wrong] == [0.0] * len(wrong)

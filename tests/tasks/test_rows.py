@@ -5,8 +5,8 @@ import json
 import pytest
 
 from oblrpo.errors import InputError
-from oblrpo.tasks import DataFileTask
-from oblrpo.tasks.rows import read_rows
+from oblrpo.tasks.rows import read_objects, text_of
+from tests.tasks.data import task_of_file
 
 GOOD = b'{"prompt": "p", "answer": "a"}'
 
@@ -24,7 +24,7 @@ BAD_LINES = {
         r"line 2 has no column 'prompt'; its columns are: 'promt', 'answer'. Did you mean 'promt'\?",
     ),
     "missing_answer": (b'{"prompt": "p", "zz": 1}', "line 2 has no column 'answer'; its columns are: 'prompt', 'zz'.$"),
-    "no_columns": (b"{}", "line 2 has no column 'prompt'; its columns are: none"),
+    "no_columns": (b"{}", "line 2 has no column 'answer'; its columns are: none"),
     "list_value": (
         b'{"prompt": ["p"], "answer": "a"}',
         "line 2: column 'prompt' holds a JSON array; it must be text or",
@@ -57,36 +57,36 @@ def write(tmp_path):
 def test_bad_lines_are_named(write, line, message):
     path = write(GOOD + b"\n" + line + b"\n" + GOOD)
     with pytest.raises(InputError, match=f"^{path} {message}"):
-        DataFileTask(path)
+        task_of_file(path)
 
 
 def test_the_line_number_counts_blank_lines(write):
     with pytest.raises(InputError, match=r"rows.jsonl line 4 is not JSON"):
-        DataFileTask(write(GOOD + b"\n\n  \n{"))
+        task_of_file(write(GOOD + b"\n\n  \n{"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf"])
 def test_an_empty_file_is_refused(write, content):
     with pytest.raises(InputError, match=r"rows.jsonl holds no rows; give a JSON Lines file"):
-        DataFileTask(write(content))
+        task_of_file(write(content))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(
         InputError, match=r"Cannot read the data file .*none.jsonl: No such file or directory; check the path"
     ):
-        DataFileTask(tmp_path / "none.jsonl")
+        task_of_file(tmp_path / "none.jsonl")
     with pytest.raises(InputError, match=r"Cannot read the data file .*: Is a directory"):
-        DataFileTask(tmp_path)
+        task_of_file(tmp_path)
     with pytest.raises(InputError, match="Cannot read the data file"):
-        DataFileTask("null\x00byte")
+        task_of_file("null\x00byte")
 
 
 def test_a_gold_without_a_number_is_refused_at_load_time(write):
     path = write(b'{"prompt": "p", "answer": "#### 3"}\n{"prompt": "p", "answer": "three"}\n')
-    assert DataFileTask(path).name == "rows"
+    assert task_of_file(path).name == "rows"
     with pytest.raises(InputError, match=f"^{path} line 2: column 'answer' holds no number that the reward 'numeric'"):
-        DataFileTask(path, reward="numeric")
+        task_of_file(path, numbers=True)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,15 @@ def test_a_gold_without_a_number_is_refused_at_load_time(write):
 @pytest.mark.parametrize("ascii_only", [True, False])
 def test_numbers_and_text_arrive_as_text(write, value, text, ascii_only):
     path = write(json.dumps({"q": "p", "a": value}, ensure_ascii=ascii_only).encode())
-    assert read_rows(path, "q", "a") == [(1, "p", text)]
+    ((line, row),) = read_objects(path)
+    assert (line, text_of(row, "q", ""), text_of(row, "a", "")) == (1, "p", text)
 
 
 def test_line_ends_a_byte_order_mark_and_a_missing_last_newline_are_fine(write):
-    assert [row[0] for row in read_rows(write(b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD), "prompt", "answer")] == [1, 2]
+    assert [line for line, _ in read_objects(write(b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD))] == [1, 2]
 
 
 def test_a_huge_integer_is_refused_or_kept_but_never_a_traceback(write):
     path = write(b'{"prompt": "p", "answer": ' + b"9" * 5000 + b"}")
     with pytest.raises(InputError, match="line 1"):
-        DataFileTask(path, reward="numeric")
+        task_of_file(path, numbers=True)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oblrpo.tasks import exact, numeric
-from oblrpo.tasks.verify import MAX_DIGITS, last_number
+from oblrpo.tasks.verify import MAX_DIGITS, exact, last_number, numeric
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.trainer.accounts import Accountant, ledger_metrics
+from oblrpo.trainer.batch import Batch
 
 P, G, LONGEST = 5, 4, 6
 
@@ -27,7 +28,9 @@ def scores(policy, scored_S):
 def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_policy, batch, name):
     sequences, rewards_PG = batch
     entry = BASELINES[name]
-    ledger = Accountant(tiny_policy, 1.0, 0, exact=True).take(sequences, rewards_PG, torch.ones(P, G), Prior(), seed=0)
+    ledger = Accountant(tiny_policy, 1.0, 0, exact=True).take(
+        Batch(sequences, rewards_PG), torch.ones(P, G), Prior(), seed=0
+    )
     out = tiny_policy.logps(sequences, features=True)
     mask_SC = sequences.completion_mask_SC
     inputs = {"norm2_PG": scores(tiny_policy, out.logps_S).square().sum(1).view(P, G),
@@ -52,9 +55,13 @@ def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_poli
 def test_the_projected_ledger_is_close(tiny_policy, batch, per_block):
     sequences, rewards_PG = batch
     prior = Prior(2.0)
-    exact = Accountant(tiny_policy, 1.0, 0, exact=True).take(sequences, rewards_PG, torch.ones(P, G), prior, seed=0)
+    exact = Accountant(tiny_policy, 1.0, 0, exact=True).take(
+        Batch(sequences, rewards_PG), torch.ones(P, G), prior, seed=0
+    )
     runs = [
-        Accountant(tiny_policy, 1.0, per_block, exact=False).take(sequences, rewards_PG, torch.ones(P, G), prior, seed)
+        Accountant(tiny_policy, 1.0, per_block, exact=False).take(
+            Batch(sequences, rewards_PG), torch.ones(P, G), prior, seed
+        )
         for seed in range(20)
     ]
     for name, account in exact.accounts.items():
@@ -67,7 +74,7 @@ def test_a_loss_weighting_has_no_within_part(tiny_policy, batch):
     """Its mean gradient is not that of the rewards, so that one batch cannot tell what comes from prompts."""
     sequences, rewards_PG = batch
     scale_PG = 1 / sequences.lengths_S.view(P, G).float()
-    ledger = Accountant(tiny_policy, 1.0, 0, exact=True).take(sequences, rewards_PG, scale_PG, Prior(), seed=0)
+    ledger = Accountant(tiny_policy, 1.0, 0, exact=True).take(Batch(sequences, rewards_PG), scale_PG, Prior(), seed=0)
     assert all(math.isnan(account.within) for account in ledger.accounts.values())
     assert math.isnan(ledger.between)
 
@@ -79,7 +86,9 @@ def test_an_exact_ledger_needs_one_block(tiny_policy):
 
 def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, batch):
     sequences, rewards_PG = batch
-    ledger = Accountant(tiny_policy, 1.0, 0, exact=False).take(sequences, rewards_PG, torch.ones(P, G), Prior(), seed=0)
+    ledger = Accountant(tiny_policy, 1.0, 0, exact=False).take(
+        Batch(sequences, rewards_PG), torch.ones(P, G), Prior(), seed=0
+    )
     assert all(p.grad is None for p in tiny_policy.parameters)
     metrics = ledger_metrics(ledger)
     assert {f"variance/{name}" for name in BASELINES} <= set(metrics)

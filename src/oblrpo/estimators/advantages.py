@@ -62,30 +62,39 @@ NORMALISATIONS: dict[str, Callable[..., Tensor]] = {
 """What advantages are divided by, (P, G), from the rewards of the whole batch and, if given, which of them count."""
 
 
-def per_sequence(lengths_PG: Tensor, longest: int) -> Tensor:
+def per_sequence(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:
     """1: the coefficient of grad log pi(o|q) is A, the policy gradient itself (OBLR-PO, RLOO)."""
     return torch.ones_like(lengths_PG)
 
 
-def per_token_of_sequence(lengths_PG: Tensor, longest: int) -> Tensor:
+def per_token_of_sequence(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:
     """1 / |o|: every output's tokens are averaged (GRPO); short outputs weigh more a token."""
     return 1 / lengths_PG.clamp(min=1)
 
 
-def per_token_of_batch(lengths_PG: Tensor, longest: int) -> Tensor:
-    """P G / sum |o|: all tokens of the batch weigh the same (DAPO, arXiv 2503.14476)."""
-    return torch.full_like(lengths_PG, 1) / lengths_PG.mean().clamp(min=1)
+def per_token_of_batch(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:
+    """P G / sum |o|: all tokens of the batch weigh the same (DAPO, arXiv 2503.14476).
+
+    P G_i / sum |o| where prompt i has G_i valid outputs: the mean over them divides by G_i again. P counts prompts with
+    a valid output, the sum runs over valid outputs.
+    """
+    if valid_PG is None:
+        return torch.full_like(lengths_PG, 1) / lengths_PG.mean().clamp(min=1)
+    count_P1 = valid_PG.sum(1, keepdim=True).to(lengths_PG)
+    prompts, tokens = (count_P1 > 0).sum(), (lengths_PG * valid_PG).sum()
+    return (prompts * count_P1 / tokens.clamp(min=1)).expand_as(lengths_PG)
 
 
-def per_constant(lengths_PG: Tensor, longest: int) -> Tensor:
+def per_constant(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:
     """1 / longest allowed |o|: the policy gradient up to a constant (Dr. GRPO, arXiv 2503.20783)."""
     return torch.full_like(lengths_PG, 1 / longest)
 
 
-WEIGHTINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
+WEIGHTINGS: dict[str, Callable[..., Tensor]] = {
     "sequence": per_sequence,
     "sequence_mean": per_token_of_sequence,
     "token_mean": per_token_of_batch,
     "constant": per_constant,
 }
-"""Factor of each output's advantage, from lengths_PG (tokens, a float tensor) and the longest length allowed."""
+"""Factor of each output's advantage, from lengths_PG (tokens, a float tensor), the longest length allowed and, if
+given, which outputs count."""

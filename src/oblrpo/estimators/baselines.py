@@ -161,7 +161,7 @@ class Baseline:
     smallest_group: int = 1
     """The fewest outputs a prompt it is meant for."""
     spanned: bool = True
-    """Whether its advantages are combinations of `fold_basis`, where all outputs are valid."""
+    """Whether its advantages are combinations of `fold_basis`."""
     off_policy: bool = False
     """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
     normalisation: str = "none"
@@ -278,14 +278,19 @@ def _checked(key: str, value: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> T
     return value
 
 
-def fold_basis(rewards_PG: Tensor) -> Tensor:
+def fold_basis(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     """Columns (F_j - mean F, [j even], [j odd]), (P, G, 3): advantages under a baseline per fold are in their span.
 
     Less the mean, because large rewards of one sign would cancel in the sums. So are those of every baseline that is
-    `spanned`.
+    `spanned`. Rows of outputs that do not count (valid_PG) are 0, as their advantages are; the mean is over the others.
     """
     even_PG = _even(rewards_PG).to(rewards_PG.dtype).expand_as(rewards_PG)
-    return torch.stack([rewards_PG - rewards_PG.mean(1, keepdim=True), even_PG, 1 - even_PG], -1)
+    if valid_PG is None:
+        return torch.stack([rewards_PG - rewards_PG.mean(1, keepdim=True), even_PG, 1 - even_PG], -1)
+    valid_PG = valid_PG.bool()
+    rewards_PG = torch.where(valid_PG, rewards_PG, 0)
+    centred_PG = rewards_PG - rewards_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
+    return torch.stack([centred_PG, even_PG, 1 - even_PG], -1) * valid_PG[..., None]
 
 
 def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, beta: float) -> Tensor:

@@ -66,17 +66,26 @@ def _names(indices: list[int]) -> str:
     return f"index {', '.join(map(str, indices[:NAMED]))}{rest}"
 
 
-def table(result: dict[str, Any]) -> Table:
-    """Return the result of `evaluate_completions` as a table for the terminal."""
-    caption = ", ".join(f"{result[what]} {what}" for what in ("timeouts", "unparsable", "crashed"))
-    title = f"{result['benchmark']}: {result['problems']} problems, {result['samples']} completions each"
-    shown = Table("", "value", "95 % interval", title=title, caption=caption, title_justify="left")
-    rows = [(f"avg@{result['samples']}", result["avg@k"])]
-    rows += [(f"{name}@{k}", value) for name in ("pass", "maj") for k, value in result[f"{name}@k"].items()]
-    for name, estimate in rows:
-        interval = " - ".join(f"{end:.4f}" for end in estimate["interval"] or ()) or "(one problem)"
-        shown.add_row(name, f"{estimate['value']:.4f}", interval)
+def table(results: Sequence[dict[str, Any]]) -> Table:
+    """Return results of `evaluate_completions` as a table for the terminal."""
+    shown = Table("benchmark", "problems", "", "value", "95 % interval")
+    for result in results:
+        rows = [(f"avg@{result['samples']}", result["avg@k"])]
+        rows += [(f"{name}@{k}", value) for name in ("pass", "maj") for k, value in result[f"{name}@k"].items()]
+        for line, (name, estimate) in enumerate(rows):
+            first = (result["benchmark"], f"{result['problems']} x {result['samples']}") if line == 0 else ("", "")
+            interval = " - ".join(f"{end:.4f}" for end in estimate["interval"] or ()) or "(one problem)"
+            shown.add_row(*first, name, f"{estimate['value']:.4f}", interval)
+        shown.add_section()
     return shown
+
+
+def remarks(result: dict[str, Any]) -> str:
+    """Return what could not be graded, and lengths where they are known, in a line."""
+    said = [f"{result[what]} {what}" for what in ("timeouts", "unparsable", "crashed")]
+    if "mean_length" in result:
+        said += [f"{result['mean_length']:.0f} tokens a completion", f"{result['clipped_ratio']:.1%} cut"]
+    return f"{result['benchmark']}: {', '.join(said)}"
 
 
 @dataclass(frozen=True)

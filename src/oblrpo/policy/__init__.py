@@ -1,8 +1,21 @@
 """Causal language model and tokenizer, and the log-probability of whole completions."""
 
-from oblrpo.policy.model import Logps, Policy, load_policy, make_policy
+from oblrpo.policy.load import check_policy, load_policy, make_policy
+from oblrpo.policy.model import Logps, Policy
+from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences
 from oblrpo.policy.tokenizer import byte_tokenizer
 from oblrpo.policy.warm_start import warm_start
 
-__all__ = ["Logps", "Policy", "Sequences", "byte_tokenizer", "load_policy", "make_policy", "warm_start"]
+__all__ = [
+    "Logps",
+    "Policy",
+    "Prompt",
+    "PromptFormat",
+    "Sequences",
+    "byte_tokenizer",
+    "check_policy",
+    "load_policy",
+    "make_policy",
+    "warm_start",
+]

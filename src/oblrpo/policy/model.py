@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
+from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences, pad
-from oblrpo.policy.tokenizer import byte_tokenizer
 from oblrpo.scores import Features, logit_norm2
 
 
@@ -42,6 +42,11 @@ class Policy:
 
     model: Any
     tokenizer: Any
+    format: PromptFormat = field(default_factory=PromptFormat)
+    bf16: bool = False
+    """Do arithmetic in bfloat16 (autocast) on weights that stay float32."""
+    checkpointing: bool = False
+    """Keep only what enters each layer, and compute the rest again in the backward."""
 
     @property
     def device(self) -> torch.device:
@@ -65,20 +70,27 @@ class Policy:
         """Most tokens the model can read."""
         return int(self.model.config.max_position_embeddings)
 
-    def encode(self, texts: list[str], room: int) -> list[list[int]]:
+    def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of prompts, texts or messages.
+
+        Raises:
+            InputError: a prompt is empty, or the chat template refuses it.
+        """
+        return self.format.tokens(self.tokenizer, prompts)
+
+    def encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
         """Token ids of prompts, each with `room` tokens left in the model's context.
 
         Raises:
-            InputError: a prompt is empty or too long.
+            InputError: a prompt is empty or too long, or the chat template refuses it.
         """
-        rows: list[list[int]] = self.tokenizer(texts, padding=False).input_ids
-        for text, row in zip(texts, rows, strict=True):
-            if not row:
-                raise InputError("a prompt is empty: it has no token for the policy to go on from.")
+        rows = self.tokens(prompts)
+        for prompt, row in zip(prompts, rows, strict=True):
             if len(row) + room > self.longest:
+                text = self.format.text(self.tokenizer, prompt)
                 raise InputError(
                     f"the prompt {text[:40]!r}... has {len(row)} tokens; with completions of {room} it does not fit "
-                    f"the model's {self.longest}: shorten it or lower max_completion_length."
+                    f"the model's {self.longest}: shorten it, lower max_completion_length, or set max_prompt_length."
                 )
         return rows
 
@@ -86,7 +98,7 @@ class Policy:
         """Token ids and mask of prompts, padded on the left."""
         return pad(rows, self.tokenizer.pad_token_id, left=True, device=self.device)
 
-    def sequences(self, prompts: list[str], completions: list[str]) -> Sequences:
+    def sequences(self, prompts: Sequence[Prompt], completions: list[str]) -> Sequences:
         """Given prompts and completions as tokens, an end token after each completion."""
         answers = [
             [*row, self.end_tokens[0]]
@@ -109,13 +121,14 @@ class Policy:
         mask_ST = torch.cat([batch.prompt_mask_SQ, batch.completion_mask_SC], 1)
         # Padding on the right needs no mask under causal attention; without one the fast attention kernels apply.
         padded_left = not bool(batch.prompt_mask_SQ.all())
-        output = self.model(
-            input_ids=ids_ST,
-            attention_mask=mask_ST if padded_left else None,
-            position_ids=(mask_ST.cumsum(1) - 1).clamp(min=0) if padded_left else None,
-            logits_to_keep=batch.completion_SC.shape[1] + 1,
-            use_cache=False,
-        )
+        with self.arithmetic(), self._layers_checkpointed():
+            output = self.model(
+                input_ids=ids_ST,
+                attention_mask=mask_ST if padded_left else None,
+                position_ids=(mask_ST.cumsum(1) - 1).clamp(min=0) if padded_left else None,
+                logits_to_keep=batch.completion_SC.shape[1] + 1,
+                use_cache=False,
+            )
         logits_SCV = output.logits[:, :-1]
         logits_SCV = logits_SCV.to(torch.promote_types(logits_SCV.dtype, torch.float32)) / temperature
         logp_SCV = logits_SCV.log_softmax(-1)
@@ -128,75 +141,29 @@ class Policy:
                 known = Features.from_tokens(norm2_SC, logp_SC, entropy_SC, mask_SC)
         return Logps((logp_SC * mask_SC).sum(1), logp_SC, entropy_SC, norm2_SC, known)
 
+    def arithmetic(self) -> torch.autocast:
+        """The precision of forwards, the sampler's and the trainer's alike."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+    @contextmanager
+    def _layers_checkpointed(self) -> Iterator[None]:
+        """Layers checkpoint in training mode only; theirs is switched on alone, without that of the dropout in them."""
+        layers = [module for module in self.model.modules() if getattr(module, "gradient_checkpointing", False)]
+        on = self.checkpointing and torch.is_grad_enabled()
+        for layer in layers:
+            layer.training = on
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
+
     def save(self, folder: Path) -> None:
-        """Write model (safetensors) and tokenizer so that transformers' `from_pretrained(folder)` loads them."""
+        """Write model or adapters (safetensors) and tokenizer; transformers' `from_pretrained(folder)` loads them."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
-
-def make_policy(config: PolicyConfig) -> Policy:
-    """The policy that the config asks for: built with random weights, or loaded.
-
-    Raises:
-        InputError: no such device, or the model cannot be loaded.
-    """
-    if config.model:
-        return load_policy(config.model, config)
-    device = _device(config.device)
-    tokenizer = byte_tokenizer()
-    heads = config.num_attention_heads
-    if heads < 2 or heads % 2 or config.hidden_size < 1 or config.hidden_size % (2 * heads):
-        raise InputError("num_attention_heads must be even, and hidden_size a multiple of twice that.")
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=config.hidden_size,
-            intermediate_size=3 * config.hidden_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_attention_heads // 2,
-            head_dim=config.hidden_size // config.num_attention_heads,
-            max_position_embeddings=config.max_position_embeddings,
-            tie_word_embeddings=True,
-            initializer_range=config.initializer_range,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
-        )
-    )
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    return Policy(model.to(device).eval(), tokenizer)
-
-
-def load_policy(name: str, config: PolicyConfig) -> Policy:
-    """A causal LM and its tokenizer from a local folder or, by name, from the hub.
-
-    The weights are float32: small updates would be lost to the rounding of shorter types.
-
-    Raises:
-        InputError: transformers cannot load it, or its tokenizer has neither padding nor end token.
-    """
-    device, trust = _device(config.device), config.trust_remote_code
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, trust_remote_code=trust, use_safetensors=True
-        )
-    except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise InputError(f"cannot load the model {name!r}: {reason}.") from error
-    if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            raise InputError(f"the tokenizer of {name!r} has neither a padding nor an end token; set one in it.")
-        tokenizer.pad_token_id = tokenizer.eos_token_id
-    return Policy(model.to(device).eval(), tokenizer)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=name)
-        return torch.device(name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    def save_merged(self, folder: Path) -> None:
+        """Write the model with its adapters added to its weights; the policy cannot be trained on after that."""
+        self.model.merge_and_unload().save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)

@@ -34,6 +34,10 @@ class Sequences:
         """Real tokens, prompts and completions."""
         return int(self.prompt_mask_SQ.sum() + self.completion_mask_SC.sum())
 
+    def at(self, index: Tensor) -> Sequences:
+        """The rows that a mask or an index names, with their padding."""
+        return Sequences(*(each[index] for each in vars(self).values()))
+
     def rows(self, start: int, stop: int) -> Sequences:
         """Rows [start, stop) without the padding that only other rows needed."""
         prompt_mask, completion_mask = self.prompt_mask_SQ[start:stop], self.completion_mask_SC[start:stop]

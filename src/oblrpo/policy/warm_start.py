@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from oblrpo.policy.model import Policy
+from oblrpo.policy.prompts import Prompt
 
 
 def warm_start(
     policy: Policy,
-    demonstrations: Callable[[int], tuple[list[str], list[str]]],
+    demonstrations: Callable[[int], tuple[Sequence[Prompt], list[str]]],
     steps: int,
     learning_rate: float,
     progress: Callable[[int, float], None] = lambda step, loss: None,

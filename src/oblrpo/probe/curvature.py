@@ -18,9 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from oblrpo import estimators
 from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy, Sequences
-from oblrpo.rewards import rewards_of
+from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
-from oblrpo.tasks import Problem, Task
+from oblrpo.tasks import Problem
 
 Direction = list[Tensor]
 
@@ -63,7 +63,7 @@ class Samples:
 
 
 @torch.no_grad()
-def draw(policy: Policy, task: Task, problems: list[Problem], rollout: RolloutConfig) -> Samples:
+def draw(policy: Policy, rewards: Rewards, problems: list[Problem], rollout: RolloutConfig) -> Samples:
     """Sample, pay and score; uses torch's global random state.
 
     Raises:
@@ -72,7 +72,7 @@ def draw(policy: Policy, task: Task, problems: list[Problem], rollout: RolloutCo
     G = rollout.num_generations
     prompts = [problem.prompt for problem in problems]
     rollouts = sample(policy, prompts, G, rollout.max_completion_length, rollout.temperature)
-    rewards_PG = rewards_of(task, problems, rollouts.completions).to(policy.device)
+    rewards_PG = torch.tensor(rewards(problems, rollouts.completions), device=policy.device)
     advantages_PG = rewards_PG - estimators.baseline("rloo", rewards_PG)
     blank = Samples(
         rollouts.sequences, rewards_PG, advantages_PG, torch.zeros_like(rewards_PG), rollout.temperature,

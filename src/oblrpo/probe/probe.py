@@ -14,12 +14,13 @@ from oblrpo.errors import InputError
 from oblrpo.policy import Policy, load_policy
 from oblrpo.probe import curvature
 from oblrpo.probe.curvature import Direction, Measured, Samples
-from oblrpo.rewards import rewards_of
+from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.runs import RunFolder, load_state
-from oblrpo.tasks import Task
+from oblrpo.seeds import seed_of
 from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.setup import check, load_checkpoint, make_learner, seed_of, set_threads, task_of
+from oblrpo.trainer.setup import check, load_checkpoint, make_learner, set_threads
+from oblrpo.trainer.task import task_of
 
 FAR = 1_000_000
 """Steps whose prompts no run has drawn."""
@@ -87,7 +88,7 @@ def probe_run(run: Path, effort: Effort) -> Iterator[Place]:
     steps = folder.checkpoint_steps()
     if not steps:
         raise InputError(f"{run} holds no checkpoint yet.")
-    task, algorithm = task_of(config), resolve(config.algorithm, config.optim)
+    rewards, algorithm = _rewards(config), resolve(config.algorithm, config.optim)
     for step in steps:
         checkpoint = folder.checkpoint(step)
         policy = load_checkpoint(checkpoint, config)
@@ -95,7 +96,7 @@ def probe_run(run: Path, effort: Effort) -> Iterator[Place]:
         state = load_state(checkpoint)
         learner = make_learner(policy, config, algorithm)
         learner.load_state_dict(state, str(run))
-        yield _place(policy, task, config.rollout, effort, step, (learner, config))
+        yield _place(policy, rewards, config.rollout, effort, step, (learner, config))
 
 
 def probe_model(config: TrainConfig, effort: Effort) -> Place:
@@ -108,7 +109,11 @@ def probe_model(config: TrainConfig, effort: Effort) -> Place:
     check(config)
     policy = load_policy(config.policy.model, config.policy)
     set_threads(config.run.threads, policy)
-    return _place(policy, task_of(config), config.rollout, effort, 0, None)
+    return _place(policy, _rewards(config), config.rollout, effort, 0, None)
+
+
+def _rewards(config: TrainConfig) -> Rewards:
+    return Rewards(task_of(config), config.task.rewards, "raise", config.task.reward_seconds)
 
 
 def _check(effort: Effort) -> None:
@@ -117,13 +122,13 @@ def _check(effort: Effort) -> None:
 
 
 def _place(
-    policy: Policy, task: Task, rollout: RolloutConfig, effort: Effort, step: int,
+    policy: Policy, rewards: Rewards, rollout: RolloutConfig, effort: Effort, step: int,
     next_update: tuple[Learner, TrainConfig] | None,
 ) -> Place:  # fmt: skip
     torch.manual_seed(seed_of(effort.seed, FAR + step))
     rollout = replace(rollout, num_generations=effort.outputs)
     one, two = (
-        curvature.draw(policy, task, task.train_batch(FAR + 2 * step + half, effort.prompts), rollout)
+        curvature.draw(policy, rewards, rewards.task.train_batch(FAR + 2 * step + half, effort.prompts), rollout)
         for half in range(2)
     )
     even, odd = curvature.gradients(policy, two)
@@ -132,7 +137,7 @@ def _place(
     along = curvature.curvature_along(policy, two, direction)
     sign = 1.0 if in_sample >= 0 else -1.0
     smoothness = Measured(sign * along.value, along.stderr)
-    path = None if next_update is None else _path(policy, task, two, (even, odd), smoothness, step, *next_update)
+    path = None if next_update is None else _path(policy, rewards, two, (even, odd), smoothness, step, *next_update)
     return Place(
         step=step,
         reward=_reward(two),
@@ -148,18 +153,18 @@ def _reward(samples: Samples) -> float:
 
 
 def _path(
-    policy: Policy, task: Task, samples: Samples, halves: tuple[Direction, Direction], smoothness: Measured, step: int,
-    learner: Learner, config: TrainConfig,
+    policy: Policy, rewards: Rewards, samples: Samples, halves: tuple[Direction, Direction], smoothness: Measured,
+    step: int, learner: Learner, config: TrainConfig,
 ) -> Along:  # fmt: skip
     """Make the run's next update and look back along it."""
     before = [p.detach().clone() for p in policy.parameters]
     torch.manual_seed(seed_of(config.run.seed, step + 1))
-    problems = task.train_batch(step + 1, config.rollout.prompts_per_step)
+    problems = rewards.task.train_batch(step + 1, config.rollout.prompts_per_step)
     rollouts = sample(
         policy, [problem.prompt for problem in problems], config.rollout.num_generations,
         config.rollout.max_completion_length, config.rollout.temperature,
     )  # fmt: skip
-    rewards_PG = rewards_of(task, problems, rollouts.completions).to(policy.device)
+    rewards_PG = torch.tensor(rewards(problems, rollouts.completions), device=policy.device)
     updates = learner.learn(rollouts, rewards_PG, step + 1)
     realised = curvature.improvement(policy, samples)
     after_even, after_odd = curvature.gradients(policy, samples)

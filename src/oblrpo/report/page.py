@@ -103,12 +103,13 @@ def _samples(folder: RunFolder, title: str, step: int) -> str:
     # one prompt whose completions differ in reward, where there is one: the others teach nothing
     rewards: dict[str, set[float]] = {}
     for row in rows:
-        rewards.setdefault(row["prompt"], set()).add(row["reward"])
+        rewards.setdefault(row["prompt"], set()).update([] if row["reward"] is None else [row["reward"]])
     shown = next((row["prompt"] for row in rows if len(rewards[row["prompt"]]) > 1), rows[0]["prompt"])
     rows = [row for row in rows if row["prompt"] == shown][:SAMPLES]
     cells = "".join(
         f"<tr><td><code>{_text(row['prompt'])}</code><td><code>{_text(row['completion'])}</code>"
-        f"<td>{row['reward']:g}<td>{row['baseline']:.3f}<td>{row['advantage']:+.3f}<td>{_number(row.get('score_norm2'))}"
+        f"<td>{_number(row['reward'], 'masked', 'g')}<td>{_number(row['baseline'], 'none', '.3f')}"
+        f"<td>{_number(row['advantage'], 'none', '+.3f')}<td>{_number(row.get('score_norm2'), 'not taken', '.3g')}"
         for row in rows
     )
     heads = ("prompt", "completion", "reward", "baseline", "advantage", "score norm&sup2;")
@@ -119,8 +120,8 @@ def _samples(folder: RunFolder, title: str, step: int) -> str:
     )
 
 
-def _number(value: float | None) -> str:
-    return "not taken" if value is None else f"{value:.3g}"
+def _number(value: float | None, missing: str, form: str) -> str:
+    return missing if value is None else format(value, form)
 
 
 def _text(text: str) -> str:

@@ -1,6 +1,7 @@
-"""Rewards of a batch of completions: from a task, or from the user's own functions."""
+"""Rewards of a batch of completions: the task's own, built-in ones, and the user's functions."""
 
-from oblrpo.rewards.batch import rewards_of
-from oblrpo.rewards.user import RewardErrors, RewardSet, load_reward
+from oblrpo.rewards.batch import Rewards
+from oblrpo.rewards.builtin import BUILT_IN, NEED_ANSWER
+from oblrpo.rewards.reward_set import RewardErrors, RewardSet, split_weight
 
-__all__ = ["RewardErrors", "RewardSet", "load_reward", "rewards_of"]
+__all__ = ["BUILT_IN", "NEED_ANSWER", "RewardErrors", "RewardSet", "Rewards", "split_weight"]

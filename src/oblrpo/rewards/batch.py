@@ -1,26 +1,63 @@
-"""Rewards of a batch of completions, checked."""
+"""Rewards of a batch of completions."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from collections.abc import Sequence
+from typing import Any
 
-from oblrpo.errors import InputError
-from oblrpo.tasks import Problem, Task
+from oblrpo.rewards.reward_set import OnError, RewardSet
+from oblrpo.tasks import Problem, Task, Verifier
 
 
-def rewards_of(task: Task, problems: list[Problem], completions: list[str]) -> Tensor:
-    """F, shape (P, G) on the CPU: completion p G + j answers problem p.
+class Rewards:
+    """F: what the named rewards, or the task's own, give the completions of its problems."""
 
-    Raises:
-        InputError: a reward is NaN or infinite.
-    """
-    G = len(completions) // len(problems)
-    rewards_S = [task.reward(problems[s // G], text) for s, text in enumerate(completions)]
-    rewards_PG = torch.tensor(rewards_S, dtype=torch.float32).view(-1, G)
-    for s in (~rewards_PG.isfinite()).flatten().nonzero().flatten().tolist():
-        raise InputError(
-            f"the reward of the completion {completions[s][:40]!r} to the prompt {problems[s // G].prompt[:40]!r} is "
-            f"{rewards_S[s]}; rewards must be finite."
-        )
-    return rewards_PG
+    def __init__(
+        self, task: Task, names: Sequence[str] = (), on_error: OnError = "raise", seconds: float = 60.0
+    ) -> None:
+        """Load `names`, as `RewardSet` knows them; `task` is the task's own verifier, and all of it if none is named.
+
+        Raises:
+            InputError: as `RewardSet` raises.
+        """
+        self.task = task
+        own = {"task": _Own(task)} if isinstance(task, Verifier) else {}
+        self._set = RewardSet(names or task.default_rewards, on_error, seconds, own)
+
+    def __call__(self, problems: list[Problem], completions: list[str]) -> list[list[float]]:
+        """F_PG: completion p G + j answers problem p. NaN: masked.
+
+        Raises:
+            InputError: a reward failed, or returned what is no reward, and is not to be masked.
+        """
+        G = len(completions) // len(problems)
+        asked = [problem for problem in problems for _ in range(G)]
+        names = {"answer"}.union(*(problem.columns for problem in problems))
+        columns = {name: [problem.columns.get(name) for problem in asked] for name in sorted(names)}
+        columns["answer"] = [problem.columns.get("answer", problem.answer) for problem in asked]
+        values = self._set([problem.prompt for problem in asked], completions, columns)
+        flat = [math.nan if value is None else value for value in values]
+        return [flat[start : start + G] for start in range(0, len(flat), G)]
+
+    @property
+    def failures(self) -> int:
+        """Failed calls so far, and values that were no rewards."""
+        return self._set.errors.total
+
+    def close(self) -> None:
+        """End what runs in other processes."""
+        self._set.close()
+
+
+class _Own:
+    """The task's verifier as a reward."""
+
+    def __init__(self, task: Verifier) -> None:
+        self._task = task
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[str], answer: Sequence[str], **_: Any
+    ) -> list[float]:
+        asked = [Problem(*each) for each in zip(prompts, answer, strict=True)]
+        return self._task.rewards(asked, completions)

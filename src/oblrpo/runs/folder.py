@@ -21,7 +21,8 @@ from oblrpo.yaml_files import read_yaml_file
 Metrics = dict[str, Any]
 
 MAY_CHANGE_ON_RESUME = {
-    "output", "steps", "threads", "device", "prompts_per_micro_batch", "save_steps", "save_total_limit"
+    "output", "steps", "threads", "device", "prompts_per_micro_batch", "save_steps", "save_total_limit",
+    "vllm_gpu_memory_utilization",
 }  # fmt: skip
 
 
@@ -113,12 +114,16 @@ class RunFolder:
         shutil.rmtree(partial, ignore_errors=True)
         save_policy(partial)
         state_files.save_state(partial, state)
-        state_files.sync_folder(partial)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(partial, target)
-        state_files.sync(self.checkpoints)
+        _replace(partial, target)
         for old in self.checkpoint_steps()[:-keep]:
             shutil.rmtree(self.checkpoint(old))
+
+    def write_merged(self, save_policy: Callable[[Path], None]) -> None:
+        """Write `merged`, a model without adapters, whole or not at all."""
+        partial = self.path / ".merged.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        save_policy(partial)
+        _replace(partial, self.path / "merged")
 
     def latest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, if any."""
@@ -138,6 +143,14 @@ class RunFolder:
         """Remove what an interrupted write left."""
         for partial in self.checkpoints.glob(".step_*.partial"):
             shutil.rmtree(partial)
+
+
+def _replace(partial: Path, target: Path) -> None:
+    """Put a folder that is written in the place of another, on the disk for good."""
+    state_files.sync_folder(partial)
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(partial, target)
+    state_files.sync(target.parent)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ PROXIES: dict[str, Callable[[Features], Tensor]] = {"length": length, "length16"
 """Weights (S,) with nothing to fit."""
 
 
-def agreement(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> float:
+def agreement(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
     """Pearson's correlation of log proxy and log norm2, each less its group's mean: a group's scale does not count.
 
     It lies in [-1, 1] and is blind to a wrong exponent: `length` and `length16` agree equally well; `log_error` tells
@@ -141,24 +141,25 @@ def agreement(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> float:
         proxy_S: weights that stand in.
         norm2_S: exact squared score norms.
         group_size: G, at least 2; outputs [p G, (p + 1) G) are group p.
+        valid_S: outputs that count; all if None.
 
     Raises:
         ValueError: the shapes or the group size do not fit; a weight is negative, NaN or infinite.
     """
-    log_proxy_N, log_norm2_N = _log_weights(proxy_S, norm2_S, group_size)
+    log_proxy_N, log_norm2_N = _log_weights(proxy_S, norm2_S, group_size, valid_S)
     least = NO_SPREAD * math.sqrt(len(log_norm2_N))
     if log_proxy_N.norm() <= least or log_norm2_N.norm() <= least:
         return math.nan
     return float(torch.dot(log_proxy_N, log_norm2_N) / (log_proxy_N.norm() * log_norm2_N.norm()))
 
 
-def log_error(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> float:
+def log_error(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
     """Root mean square of log(proxy / norm2) less its group's mean: nats by which weights within a group are off.
 
     0 for a proxy in proportion to the norms; NaN where nothing is left. Arguments, errors and what is left out: those
     of `agreement`.
     """
-    log_proxy_N, log_norm2_N = _log_weights(proxy_S, norm2_S, group_size)
+    log_proxy_N, log_norm2_N = _log_weights(proxy_S, norm2_S, group_size, valid_S)
     return float((log_proxy_N - log_norm2_N).square().mean().sqrt())
 
 
@@ -207,7 +208,7 @@ class CalibratedProxy:
         like = features.logit_norm2_S
         return bounded_S.exp().to(like.device, torch.promote_types(like.dtype, torch.float32))
 
-    def observe(self, features: Features, norm2_S: Tensor, group_size: int) -> float:
+    def observe(self, features: Features, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
         """Take in a batch's exact norms; return the `agreement` of the weights as they were predicted before it.
 
         Outputs with no norm, or with a logit norm that is only rounding, are left out of the fit. A batch of nothing
@@ -217,13 +218,14 @@ class CalibratedProxy:
             features: of S completions.
             norm2_S: their exact squared score norms.
             group_size: G, at least 2; completions [p G, (p + 1) G) answer prompt p.
+            valid_S: completions that count; all if None.
 
         Raises:
             ValueError: the shapes or the group size do not fit; a norm is negative, NaN or infinite.
         """
-        before = agreement(self.predict(features), norm2_S, group_size)  # checks the arguments as well
+        before = agreement(self.predict(features), norm2_S, group_size, valid_S)  # checks the arguments as well
         x_SK, norm2_S = _regressors(features), _cpu64(norm2_S)
-        keep_S = (norm2_S > 0) & (_cpu64(features.logit_norm2_S) > LOGIT_NORM2_FLOOR)
+        keep_S = (norm2_S > 0) & (_cpu64(features.logit_norm2_S) > LOGIT_NORM2_FLOOR) & _counted(valid_S, norm2_S)
         if not keep_S.any():
             return before
         xy_SK = torch.cat([x_SK, norm2_S.log()[:, None]], 1)
@@ -278,8 +280,8 @@ def _within_groups(values_SK: Tensor, keep_S: Tensor, group_size: int) -> Tensor
     return within_PGK.flatten(0, 1)
 
 
-def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Logs of both, where both are positive, less their group's mean.
+def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logs of both, where both are positive and count, less their group's mean.
 
     Raises:
         ValueError: as `agreement` says.
@@ -293,9 +295,13 @@ def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int) -> tuple[Ten
         if not each.isfinite().all() or (each < 0).any():
             raise ValueError(f"{name} holds a weight that is negative, NaN or infinite.")
     weights_S2 = torch.stack([_cpu64(proxy_S), _cpu64(norm2_S)], 1)
-    keep_S = (weights_S2 > 0).all(1)
+    keep_S = (weights_S2 > 0).all(1) & _counted(valid_S, norm2_S)
     log_proxy_N, log_norm2_N = _within_groups(weights_S2.log(), keep_S, group_size)[keep_S].unbind(1)
     return log_proxy_N, log_norm2_N
+
+
+def _counted(valid_S: Tensor | None, norm2_S: Tensor) -> Tensor:
+    return torch.ones(len(norm2_S), dtype=torch.bool) if valid_S is None else valid_S.detach().cpu().bool()
 
 
 def _cpu64(values: Tensor) -> Tensor:

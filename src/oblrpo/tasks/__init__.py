@@ -1,18 +1,18 @@
-"""Prompts and verifiers: generated tasks, passages to summarise, tasks of reasoning-gym, the user's own data files."""
+"""Prompts and verifiers: generated tasks, tasks of reasoning-gym, published benchmarks, the user's own data."""
 
 import inspect
 from collections.abc import Callable
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.tasks.addition import AdditionTask
+from oblrpo.tasks.benchmarks import BENCHMARKS
 from oblrpo.tasks.countdown import CountdownTask
-from oblrpo.tasks.data_file import DataFileTask
+from oblrpo.tasks.data import DataTask
 from oblrpo.tasks.generated import GeneratedTask
 from oblrpo.tasks.gym import PREFIX, ReasoningGymTask
 from oblrpo.tasks.path import PathTask
 from oblrpo.tasks.summarise import SummariseTask
-from oblrpo.tasks.task import Demonstrator, Problem, Task
-from oblrpo.tasks.verify import exact, numeric
+from oblrpo.tasks.task import Demonstrator, Problem, Task, Verifier
 
 TASK_CLASSES = (AdditionTask, CountdownTask, PathTask, SummariseTask)
 TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in TASK_CLASSES}
@@ -41,13 +41,13 @@ def make_task(name: str, seed: int = 0, /, **parameters: object) -> Demonstrator
 
 
 __all__ = [
+    "BENCHMARKS",
     "TASKS",
-    "DataFileTask",
+    "DataTask",
     "Demonstrator",
     "GeneratedTask",
     "Problem",
     "Task",
-    "exact",
+    "Verifier",
     "make_task",
-    "numeric",
 ]

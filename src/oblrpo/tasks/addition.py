@@ -35,7 +35,7 @@ class AdditionTask(GeneratedTask):
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
         """Return the steps, or now and then the total alone; a slip is carried into the later steps."""
-        written = steps(list(map(int, problem.prompt.rstrip("=").split("+"))), rng, noise)
+        written = steps(list(map(int, problem.text.rstrip("=").split("+"))), rng, noise)
         return written[-1] if rng.random() < TERSE else "=".join(written)
 
 

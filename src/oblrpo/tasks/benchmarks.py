@@ -1,18 +1,19 @@
 """Published benchmarks of mathematics: questions and gold answers, from files as published or from the hub."""
 
-import importlib
-import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from oblrpo.errors import InputError, did_you_mean
+from oblrpo.tasks.data import PLACEHOLDER, check_template
 from oblrpo.tasks.grading.extract import last_box
 from oblrpo.tasks.grading.normal import listed
-from oblrpo.tasks.rows import read_objects, text_of
+from oblrpo.tasks.rows import text_of
+from oblrpo.tasks.sources import Row, keep_rows, read_hub, read_source
+from oblrpo.tasks.task import Problem
 
-Row = dict[str, object]
+TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+"""What the policy is asked, unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -34,42 +35,50 @@ class Benchmark:
     questions: tuple[str, ...]
     """Columns that may hold the question; the first that is there."""
     golds: Callable[[Row, str], tuple[str, ...]]
+    train: str = ""
+    """Split on the hub that is meant for training, if there is one."""
 
 
-def load_benchmark(name: str, files: Sequence[str | Path] = ()) -> list[BenchmarkProblem]:
-    """Return the problems of a named benchmark, from JSONL files one after the other, or from the hub if none is given.
+def load_benchmark(
+    name: str, files: Sequence[str] = (), split: str = "", where: Mapping[str, object] | None = None
+) -> list[BenchmarkProblem]:
+    """Return the problems of a named benchmark, from files as published one after the other, or else from the hub.
+
+    `split`: of the data set on the hub, if not the one that is reported on. `where`: columns and the values kept.
 
     Raises:
-        InputError: no such benchmark, a row that does not fit it (named by file, line and column), or no `datasets`.
+        InputError: no such benchmark, a row that does not fit it (named by file, line and column), or as `read_source`.
     """
     if name not in BENCHMARKS:
         raise InputError(
             f"unknown benchmark '{name}'; choose one of: {', '.join(BENCHMARKS)}.{did_you_mean(name, BENCHMARKS)}"
         )
     benchmark = BENCHMARKS[name]
-    rows = [(f"{path} line {line}", row) for path in files for line, row in read_objects(Path(path))] or _from_hub(
-        name, benchmark
-    )
+    path, configuration, reported = benchmark.hub
+    rows = read_source(files, split or reported) if files else read_hub(path, configuration, split or reported)
     problems = []
-    for index, (where, row) in enumerate(rows):
+    for index, (place, row) in enumerate(keep_rows(rows, where or {})):
         column = next((column for column in benchmark.questions if column in row), benchmark.questions[0])
-        problems.append(BenchmarkProblem(index, text_of(row, column, where), benchmark.golds(row, where)))
+        problems.append(BenchmarkProblem(index, text_of(row, column, place), benchmark.golds(row, place)))
     return problems
 
 
-def _from_hub(name: str, benchmark: Benchmark) -> list[tuple[str, Row]]:
-    path, configuration, split = benchmark.hub
-    if importlib.util.find_spec("datasets") is None:
-        raise InputError(
-            f"benchmark '{name}' needs its file (--data) or, to load {path} from the hub, the library datasets: "
-            "pip install datasets"
+def to_train_on(problems: Sequence[BenchmarkProblem], template: str) -> list[Problem]:
+    """Return them as problems of a task; `template` holds {prompt}, where the question goes.
+
+    Raises:
+        InputError: a bad template.
+    """
+    check_template(template)
+    return [
+        Problem(
+            template.replace(PLACEHOLDER, problem.question),
+            ", ".join(problem.golds),
+            {"answer": problem.golds[0] if len(problem.golds) == 1 else list(problem.golds)},
+            problem.question,
         )
-    try:
-        rows = importlib.import_module("datasets").load_dataset(path, configuration or None, split=split)
-    except Exception as error:  # no network, no such revision, a full disk: the library raises whatever it likes
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"cannot load {path} from the hub ({reason}); give the file with --data.") from error
-    return [(f"{path} row {index}", dict(row)) for index, row in enumerate(rows)]
+        for problem in problems
+    ]
 
 
 def _answer(row: Row, where: str) -> tuple[str, ...]:
@@ -105,7 +114,7 @@ def _final_answers(row: Row, where: str) -> tuple[str, ...]:
 
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "gsm8k": Benchmark(("openai/gsm8k", "main", "test"), ("question",), _after_hashes),
+    "gsm8k": Benchmark(("openai/gsm8k", "main", "test"), ("question",), _after_hashes, "train"),
     "math500": Benchmark(("HuggingFaceH4/MATH-500", "", "test"), ("problem",), _answer),
     "aime24": Benchmark(("HuggingFaceH4/aime_2024", "", "train"), ("problem",), _answer),
     "aime25": Benchmark(("math-ai/aime25", "", "test"), ("problem",), _answer),

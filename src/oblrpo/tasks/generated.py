@@ -3,7 +3,7 @@
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
 from oblrpo.errors import InputError
@@ -18,6 +18,7 @@ class GeneratedTask(ABC):
     """Base of the generated tasks; a subclass says how to draw, verify and demonstrate a problem."""
 
     name: str
+    default_rewards = ("task",)
 
     def __init__(self, seed: int = 0) -> None:
         """Set the seed of the training batches; the held-out problems do not depend on it."""
@@ -31,6 +32,10 @@ class GeneratedTask(ABC):
     def reward(self, problem: Problem, completion: str) -> float:
         """Return 1.0 if the completion solves the problem, otherwise 0.0; never raises."""
 
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        """Return `reward` of each completion, of the problem at its place."""
+        return [self.reward(problem, text) for problem, text in zip(problems, completions, strict=True)]
+
     @abstractmethod
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
         """Return one worked solution, in which each step goes wrong with probability `noise`."""
@@ -42,7 +47,7 @@ class GeneratedTask(ABC):
 
     def is_heldout(self, problem: Problem) -> bool:
         """Return whether the problem belongs to the held-out tenth, by a fixed hash of its prompt."""
-        return is_heldout(problem.prompt)
+        return is_heldout(problem.text)
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the `size` problems of one step; prompts repeat only when there are too few of them.
@@ -76,8 +81,8 @@ class GeneratedTask(ABC):
         idle = 0
         for problem in self.stream(rng):
             idle += 1
-            if problem.prompt not in found and self.is_heldout(problem) == heldout:
-                found[problem.prompt] = problem
+            if problem.text not in found and self.is_heldout(problem) == heldout:
+                found[problem.text] = problem
                 idle = 0
             if len(found) == size or idle == EXHAUSTED_AFTER:
                 break

@@ -12,7 +12,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.tasks.data_file import PLACEHOLDER, check_template
+from oblrpo.tasks.data import PLACEHOLDER, check_template
 from oblrpo.tasks.generated import HELDOUT_FRACTION, GeneratedTask
 from oblrpo.tasks.gym_worker import BLOCK, ENVIRONMENT
 from oblrpo.tasks.task import Problem, split_position
@@ -31,8 +31,6 @@ class ReasoningGymTask(GeneratedTask):
 
     The answer of a problem is its place in the data set and its example answer, as JSON.
     """
-
-    default_rewards = ("task",)
 
     def __init__(self, name: str, seed: int = 0, /, prompt_template: str = TEMPLATE, **configuration: Any) -> None:
         """Set the name without prefix, what is asked, and the data set's own configuration.
@@ -86,7 +84,7 @@ class ReasoningGymTask(GeneratedTask):
     def is_heldout(self, problem: Problem) -> bool:
         """Return whether the question, as text but for white space, belongs to the held-out tenth."""
         before, _, after = self.template.partition(PLACEHOLDER)
-        question = problem.prompt.removeprefix(before).removesuffix(after)
+        question = problem.text.removeprefix(before).removesuffix(after)
         return split_position(" ".join(question.split())) < HELDOUT_FRACTION
 
     def reward(self, problem: Problem, completion: str) -> float:

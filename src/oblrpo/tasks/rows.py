@@ -1,4 +1,4 @@
-"""Reading prompts and answers from a JSON Lines file, with errors that name the line."""
+"""Reading a JSON Lines file, with errors that name the line and the column."""
 
 import json
 import math
@@ -7,20 +7,6 @@ from decimal import Decimal
 from pathlib import Path
 
 from oblrpo.errors import InputError, did_you_mean
-
-
-def read_rows(path: Path, prompt_column: str, answer_column: str) -> list[tuple[int, str, str]]:
-    """Return (line number, prompt, answer) of every row; blank lines are passed over.
-
-    Raises:
-        InputError: the file cannot be read or holds no rows, or a row is not an object in which both
-            columns are non-empty text or numbers; the message names the file and the line.
-    """
-    rows = []
-    for number, row in read_objects(path):
-        where = f"{path} line {number}"
-        rows.append((number, text_of(row, prompt_column, where), text_of(row, answer_column, where)))
-    return rows
 
 
 def read_objects(path: Path) -> list[tuple[int, dict[str, object]]]:
@@ -70,7 +56,7 @@ def text_of(row: dict[str, object], column: str, where: str) -> str:
         raise InputError(
             f"{where} has no column '{column}'; its columns are: {present}.{did_you_mean(column, list(row))}"
         )
-    text = _plain(row[column])
+    text = plain(row[column])
     if text is None:
         raise InputError(
             f"{where}: column '{column}' holds a JSON {_kind(row[column])}; it must be text or a finite number."
@@ -84,7 +70,7 @@ def text_of(row: dict[str, object], column: str, where: str) -> str:
     return text
 
 
-def _plain(value: object) -> str | None:
+def plain(value: object) -> str | None:
     """Return text as it is and a finite number without exponent; None for anything else."""
     if isinstance(value, str):
         return value

@@ -72,7 +72,7 @@ class SummariseTask:
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
         """Return one of the summaries, each word dropped or replaced by one of the passage with probability `noise`."""
-        passage = problem.prompt.removesuffix(PROMPT.partition("{passage}")[2]).split()
+        passage = problem.text.removesuffix(PROMPT.partition("{passage}")[2]).split()
         shown = []
         for word in rng.choice(problem.answer.splitlines()).split():
             if rng.random() >= noise:

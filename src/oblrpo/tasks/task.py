@@ -2,20 +2,36 @@
 
 import hashlib
 import random
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 from oblrpo.errors import InputError
+
+Messages = list[dict[str, str]]
+"""A conversation so far: `{"role": ..., "content": ...}` each, for a chat template."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question: the prompt shown to the policy and what the verifier needs, both as text."""
+    """One question."""
 
-    prompt: str
+    prompt: str | Messages
+    """What the policy goes on from: text as it is, or messages for its chat template."""
     answer: str
+    """What the verifier needs, or the reference answer, as text."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """What else a reward may need, by the name of its argument."""
+    question: str = ""
+    """The prompt before it was put into a template; empty: the prompt."""
+
+    @property
+    def text(self) -> str:
+        """The prompt as text; of messages, what they say."""
+        return self.prompt if isinstance(self.prompt, str) else "\n".join(each["content"] for each in self.prompt)
 
 
+@runtime_checkable
 class Task(Protocol):
     """A source of problems with a verifiable reward."""
 
@@ -23,17 +39,26 @@ class Task(Protocol):
     def name(self) -> str:
         """Short name used in configs, logs and reports."""
 
+    @property
+    def default_rewards(self) -> Sequence[str]:
+        """Names of the rewards that apply unless others are asked for; `task` is its own."""
+
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the `size` problems of one training step, a pure function of seed, step and size."""
 
     def heldout(self, size: int) -> list[Problem]:
         """Return `size` problems that no training batch contains, whatever the seed."""
 
-    def reward(self, problem: Problem, completion: str) -> float:
-        """Return 1.0 if the completion solves the problem, otherwise 0.0; never raises."""
+
+@runtime_checkable
+class Verifier(Task, Protocol):
+    """A task that says itself what a completion is worth, from the problem's prompt and answer alone."""
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        """Return the reward of each completion, of the problem at its place; never raises."""
 
 
-class Demonstrator(Task, Protocol):
+class Demonstrator(Verifier, Protocol):
     """A task that can also write worked solutions, for a supervised warm start."""
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:

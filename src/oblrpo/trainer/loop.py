@@ -22,15 +22,17 @@ from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluate import heldout_accuracy
-from oblrpo.policy import make_policy, warm_start
-from oblrpo.rewards import rewards_of
-from oblrpo.rollout import sample
+from oblrpo.policy import Prompt, make_policy, warm_start
+from oblrpo.rewards import Rewards
+from oblrpo.rollout import make_sampler
 from oblrpo.runs import RunFolder, load_state
+from oblrpo.seeds import seed_of
 from oblrpo.tasks import Demonstrator
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.progress import Progress
-from oblrpo.trainer.setup import check, known_problems, load_checkpoint, make_learner, seed_of, set_threads, task_of
+from oblrpo.trainer.setup import check, load_checkpoint, make_learner, set_threads
+from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
 
 
 class Trainer:
@@ -45,22 +47,25 @@ class Trainer:
         self.config = config
         self.algorithm = resolve(config.algorithm, config.optim)
         self.task = task_of(config)
-        self.heldout = self.task.heldout(config.run.eval_prompts)
+        self.rewards = Rewards(self.task, config.task.rewards, config.task.on_reward_error, config.task.reward_seconds)
         self.folder = RunFolder(Path(config.run.output))
         self.resume = resume
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
         self.tokens = 0
-        self.monitors = Monitors()
+        self.monitors = Monitors(config.rollout.sampler_correction)
         torch.manual_seed(config.run.seed)
         checkpoint = self._checkpoint() if resume else None
         self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
+        drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
+        self.heldout = self.task.heldout(config.run.eval_prompts)
         known = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
         self.policy.encode([problem.prompt for problem in known], config.rollout.max_completion_length)
         set_threads(config.run.threads, self.policy)
         self.learner = make_learner(self.policy, config, self.algorithm)
         if checkpoint:
             self._restore(load_state(checkpoint))
+        self.sampler = make_sampler(self.policy, config.rollout, config.policy.trust_remote_code)
 
     def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
@@ -78,6 +83,8 @@ class Trainer:
             self.monitors.observe(row)
         steps, warm = self.config.run.steps, self.config.warm_start.warm_start_steps
         progress.start(self.describe(), steps, warm, self.done)
+        for note in getattr(self.task, "notes", ()):
+            progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(
                 f"the baseline {self.algorithm.baseline!r} claims to be unbiased but changes with the output it is "
@@ -90,9 +97,12 @@ class Trainer:
         with _stop_between_steps() as stopped:
             while self.done < self.config.run.steps and not stopped():
                 self._finish_step(self.done + 1, self._step(self.done + 1), progress)
+        self.rewards.close()
         if self.done < self.config.run.steps:
             self._save()
             raise KeyboardInterrupt(f"stopped after step {self.done}; go on with --resume.")
+        if self.config.policy.merge:
+            self.folder.write_merged(self.policy.save_merged)
 
     def describe(self) -> str:
         """The run in a few lines: sizes in parameters, prompts and completions."""
@@ -102,15 +112,21 @@ class Trainer:
         trained = sum(p.numel() for p in self.policy.parameters)
         return (
             f"policy     {config.policy.model or 'built from nothing'}: {total:,} parameters, {trained:,} trained, "
-            f"float32 on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
+            f"{self._precision()} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
             f"task       {self.task.name}, {len(self.heldout)} held-out prompts x {config.run.eval_samples}\n"
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
             f"{config.rollout.max_completion_length} tokens\n"
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
             f"{config.optim.learning_rate:g}\n"
+            f"sampler    {config.rollout.sampler}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
         )
+
+    def _precision(self) -> str:
+        policy = self.config.policy
+        weights = "4-bit weights" if policy.load_in_4bit else policy.dtype
+        return f"{weights} with bfloat16 arithmetic" if policy.bf16 else weights
 
     def _checkpoint(self) -> Path | None:
         self.folder.check_resumable(self.config)
@@ -129,7 +145,7 @@ class Trainer:
             return
         demonstrator = cast(Demonstrator, self.task)
 
-        def demonstrations(step: int) -> tuple[list[str], list[str]]:
+        def demonstrations(step: int) -> tuple[list[Prompt], list[str]]:
             problems = self.task.train_batch(-1 - step, config.warm_start_batch)  # steps that RL never draws
             rng = random.Random(f"demonstrations/{self.config.run.seed}/{step}")
             shown = [demonstrator.demonstration(problem, rng, config.warm_start_noise) for problem in problems]
@@ -138,23 +154,24 @@ class Trainer:
         warm_start(
             self.policy, demonstrations, config.warm_start_steps, config.warm_start_learning_rate, progress.warm_start
         )
+        self.sampler.sync(self.policy)
 
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
         config = self.config.rollout
         torch.manual_seed(seed_of(self.config.run.seed, step))
         problems = self.task.train_batch(step, config.prompts_per_step)
-        rollouts = sample(
-            self.policy,
+        rollouts = self.sampler.sample(
             [problem.prompt for problem in problems],
             config.num_generations,
             config.max_completion_length,
             config.temperature,
         )
-        rewards_PG = rewards_of(self.task, problems, rollouts.completions).to(self.policy.device)
-        updates = self.learner.learn(rollouts, rewards_PG, step)
+        rewards_PG = torch.tensor(self.rewards(problems, rollouts.completions), device=self.policy.device)
+        updates = self.learner.learn(rollouts, rewards_PG, step, ~rewards_PG.isnan())
+        self.sampler.sync(self.policy)
         self.tokens += rollouts.sequences.tokens
-        self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates[0].estimate))
+        self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates))
         metrics = step_metrics(step, rollouts, rewards_PG, updates, self.tokens)
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
@@ -163,7 +180,9 @@ class Trainer:
     def _accuracy(self, step: int) -> dict[str, float]:
         run = self.config.run
         seed = seed_of(run.seed, step) ^ 1
-        accuracy = heldout_accuracy(self.policy, self.task, self.heldout, run.eval_samples, self.config.rollout, seed)
+        accuracy = heldout_accuracy(
+            self.policy, self.rewards, self.heldout, run.eval_samples, self.config.rollout, seed, self.sampler
+        )
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 
     def _finish_step(self, step: int, metrics: dict[str, Any], progress: Progress) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks import Problem
-from oblrpo.trainer.algorithm1 import Estimate, Update
+from oblrpo.trainer.estimate import Estimate, Update
 
 
 def step_metrics(
@@ -19,19 +20,35 @@ def step_metrics(
 
     Statistics of the batch are those of the first update, on-policy; the rate is the last update's. `snr`, `n_snr` and
     `critical_batch_size` come from the averaged moments, as the schedule sees them; `signal2` and `trace_cov` are this
-    batch's own.
+    batch's own. Rewards that are NaN are those of masked completions. Without an update the rate is 0 and what it would
+    have told NaN.
     """
-    estimate, last = updates[0].estimate, updates[-1]
-    alone = rewards_PG.shape[1] == 1
-    group_std_P = rewards_PG.new_zeros(rewards_PG.shape[0]) if alone else rewards_PG.std(1)
-    baseline_P = estimate.baseline_PG.mean(1)
+    valid_PG = ~rewards_PG.isnan()
+    group_std_P = _group_std(rewards_PG, valid_PG)
     return {
         "step": step,
-        "reward": rewards_PG.mean().item(),
+        "reward": rewards_PG[valid_PG].mean().item(),
         "reward_std": group_std_P.mean().item(),
-        "frac_reward_zero_std": math.nan if alone else (group_std_P == 0).float().mean().item(),
+        "frac_reward_zero_std": math.nan if rewards_PG.shape[1] == 1 else (group_std_P == 0).float().mean().item(),
         "completions/mean_length": rollouts.sequences.lengths_S.float().mean().item(),
         "completions/clipped_ratio": rollouts.clipped_S.float().mean().item(),
+        "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
+        **(_update_metrics(updates[0].estimate, updates[-1], rewards_PG) if updates else NO_UPDATE),
+        "num_tokens": tokens,
+    }
+
+
+NO_UPDATE = dict.fromkeys(
+    ("entropy", "grad_norm", "snr", "snr_low", "snr_high", "n_snr", "critical_batch_size", "signal2", "trace_cov",
+     "baseline/mean", "baseline/spread"), math.nan
+) | {"learning_rate": 0.0, "lr_factor": 0.0, "frac_prompts_masked": 1.0}  # fmt: skip
+
+
+def _update_metrics(estimate: Estimate, last: Update, rewards_PG: Tensor) -> dict[str, Any]:
+    counted_PG = estimate.counted_PG
+    part_P = counted_PG.any(1)
+    baseline_P = torch.where(counted_PG, estimate.baseline_PG, 0).sum(1)[part_P] / counted_PG.sum(1)[part_P]
+    return {
         "entropy": estimate.entropy,
         "grad_norm": estimate.grad_norm2**0.5,
         "learning_rate": last.learning_rate,
@@ -46,45 +63,66 @@ def step_metrics(
         **_norms(estimate, rewards_PG),
         "baseline/mean": baseline_P.mean().item(),
         "baseline/spread": baseline_P.std().item(),
-        "num_tokens": tokens,
+        "frac_prompts_masked": 1 - part_P.float().mean().item(),
         **({} if last.kl is None else {"step_kl": last.kl}),
         **estimate.further,
     }
 
 
+def _group_std(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """Standard deviation (G - 1) of every prompt with at least two valid rewards; 0 of one completion a prompt."""
+    if rewards_PG.shape[1] == 1:
+        return rewards_PG.new_zeros(rewards_PG.shape[0])
+    if valid_PG.all():
+        return rewards_PG.std(1)
+    groups = (row[valid] for row, valid in zip(rewards_PG, valid_PG, strict=True))
+    known = [group.std() for group in groups if len(group) > 1]
+    return torch.stack(known) if known else rewards_PG.new_full((1,), math.nan)
+
+
 def _norms(estimate: Estimate, rewards_PG: Tensor) -> dict[str, float]:
     if estimate.norm2_PG is None:
         return {}
-    mean = estimate.norm2_PG.mean().item()
-    return {"score_norm2/mean": mean, "score_norm2/kappa": kappa(estimate.norm2_PG, rewards_PG)}
+    norm2_N, rewards_N = estimate.norm2_PG[estimate.counted_PG], rewards_PG[estimate.counted_PG]
+    return {"score_norm2/mean": norm2_N.mean().item(), "score_norm2/kappa": kappa(norm2_N, rewards_N)}
 
 
-def kappa(norm2_PG: Tensor, rewards_PG: Tensor) -> float:
+def kappa(norm2_N: Tensor, rewards_N: Tensor) -> float:
     """E[w | F high] / E[w | F low], split halfway between the batch's least and greatest reward.
 
     For rewards of 0 and 1 that is E[w | F = 1] / E[w | F = 0]. NaN where all rewards are equal.
     """
-    high_PG = rewards_PG > (rewards_PG.min() + rewards_PG.max()) / 2
-    return (norm2_PG[high_PG].mean() / norm2_PG[~high_PG].mean()).item()
+    high_N = rewards_N > (rewards_N.min() + rewards_N.max()) / 2
+    return (norm2_N[high_N].mean() / norm2_N[~high_N].mean()).item()
 
 
 def completion_rows(
-    problems: list[Problem], rollouts: Rollouts, rewards_PG: Tensor, estimate: Estimate
+    problems: list[Problem], rollouts: Rollouts, rewards_PG: Tensor, updates: list[Update]
 ) -> list[dict[str, Any]]:
-    """One record a completion, for `completions/step_N.jsonl`."""
+    """One record a completion, for `completions/step_N.jsonl`; None for what one that does not count does not have."""
+    estimate = updates[0].estimate if updates else None
+    nothing_PG = torch.full_like(rewards_PG, math.nan)
     columns = {
         "reward": rewards_PG,
-        "baseline": estimate.baseline_PG,
-        "advantage": estimate.advantages_PG,
+        "baseline": _of_counted(estimate, "baseline_PG", nothing_PG),
+        "advantage": _of_counted(estimate, "advantages_PG", nothing_PG),
         "length": rollouts.sequences.lengths_S,
         "clipped": rollouts.clipped_S,
     }
-    if estimate.norm2_PG is not None:
+    if estimate is not None and estimate.norm2_PG is not None:
         columns["score_norm2"] = estimate.norm2_PG
-    values = {key: column.flatten().tolist() for key, column in columns.items()}
+    values = {key: [_or_none(each) for each in column.flatten().tolist()] for key, column in columns.items()}
     G = rewards_PG.shape[1]
     return [
-        {"prompt": problems[s // G].prompt, "answer": problems[s // G].answer, "completion": text}
+        {"prompt": problems[s // G].text, "answer": problems[s // G].answer, "completion": text}
         | {key: column[s] for key, column in values.items()}
         for s, text in enumerate(rollouts.completions)
     ]
+
+
+def _of_counted(estimate: Estimate | None, name: str, nothing_PG: Tensor) -> Tensor:
+    return nothing_PG if estimate is None else torch.where(estimate.counted_PG, getattr(estimate, name), nothing_PG)
+
+
+def _or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value

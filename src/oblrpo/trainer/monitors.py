@@ -16,14 +16,23 @@ COLLAPSED = 0.01
 EXPLODED = 10.0
 """Times its median over earlier steps at which the spread of baselines has exploded."""
 
+MISMATCHED = {"truncated": 1.0, "none": 0.1}
+"""Mean |log pi(o|q) - log sampler(o|q)| of completions, nats, from which on the sampler is not the policy any more:
+where weights make up for it, it costs variance and truncation; where nothing does, it biases."""
+
 FLAT = 0.9
 """Share of prompts without a difference between rewards at which rewards are flat."""
 
 
 class Monitors:
-    """Watches for learning-rate collapse, flat rewards and exploding baselines (THEORY: failure signatures)."""
+    """Watches for learning-rate collapse, flat rewards, exploding baselines, masked batches, a sampler gone astray.
 
-    def __init__(self) -> None:
+    Args:
+        correction: `sampler_correction` of the run.
+    """
+
+    def __init__(self, correction: str = "truncated") -> None:
+        self._correction = correction
         self._told: set[str] = set()
         self._highest = 0.0
         self._collapsed = self._flat = 0
@@ -33,14 +42,43 @@ class Monitors:
         """What is new to tell after a step; a resumed run shows its earlier steps again to stay quiet about them."""
         if "reward" not in metrics:
             return []
+        if metrics.get("frac_prompts_masked") == 1:
+            found = {"masked": self._no_update(metrics)}
+            new = {key: text for key, text in found.items() if key not in self._told}
+            self._told |= set(new)
+            return list(new.values())
         found = {
             "flat": self._rewards_are_flat(metrics),
             "collapse": self._rate_collapsed(metrics),
             "baselines": self._baselines_exploded(metrics),
+            "mismatch": self._sampler_astray(metrics),
         }
         new = {key: text for key, text in found.items() if text and key not in self._told}
         self._told |= set(new)
         return list(new.values())
+
+    def _no_update(self, metrics: dict[str, Any]) -> str:
+        return (
+            f"{metrics['completions/masked_ratio']:.0%} of this step's completions have no reward, and fewer than two "
+            "prompts have enough of them for the baseline: no update was made. Look at the reward function's errors; "
+            "further steps without an update show as learning_rate 0 in metrics.jsonl."
+        )
+
+    def _sampler_astray(self, metrics: dict[str, Any]) -> str:
+        apart = metrics.get("sampling/sequence_logp_difference/mean")
+        if apart is None or apart <= MISMATCHED[self._correction]:
+            return ""
+        token = metrics["sampling/sampling_logp_difference/mean"]
+        return (
+            f"the sampler's log-probabilities of completions are {apart:.2g} nats from the trainer's in the mean "
+            f"({token:.2g} a token), "
+            + (
+                "and sampler_correction none takes them for equal: the gradient is biased. Set it to truncated."
+                if self._correction == "none"
+                else f"and {metrics['sampling/truncated_ratio']:.0%} of the importance weights are truncated, which "
+                "biases. Bring the two closer (vllm_dtype, the type the policy is trained in), or shorten completions."
+            )
+        )
 
     def _rewards_are_flat(self, metrics: dict[str, Any]) -> str:
         share = metrics["frac_reward_zero_std"]

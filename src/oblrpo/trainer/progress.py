@@ -85,7 +85,7 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
     accuracy = [
         (row["step"], row["eval/accuracy"], row["eval/accuracy_stderr"]) for row in rows if "eval/accuracy" in row
     ]
-    steps = [row for row in rows if "reward" in row]
+    steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
     if steps:
         lines.append(_curve(steps))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
-import zlib
 from pathlib import Path
 
 import torch
 from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, resolve
-from oblrpo.config import OptimConfig, TrainConfig
+from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
-from oblrpo.policy import Policy, load_policy
+from oblrpo.policy import Policy, check_policy, load_policy
+from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS
 from oblrpo.settings import flatten
-from oblrpo.tasks import DataFileTask, Problem, Task, make_task
+from oblrpo.tasks import BENCHMARKS
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.weights import WEIGHTS
 
@@ -33,6 +33,9 @@ RANGES = (
     ("prompts_per_micro_batch", 0, MOST),
     ("temperature", 1e-3, MOST),
     ("num_iterations", 1, MOST),
+    ("vllm_importance_sampling_clip_max", 0, MOST),
+    ("vllm_gpu_memory_utilization", 0, 1),
+    ("vllm_max_model_length", 0, MOST),
     ("score_memory_mb", 0, MOST),
     ("calibration_steps", 0, MOST),
     ("ledger_steps", 0, MOST),
@@ -57,6 +60,8 @@ RANGES = (
     ("warm_start_batch", 1, MOST),
     ("warm_start_learning_rate", 0, MOST),
     ("warm_start_noise", 0, 1),
+    ("max_prompt_length", 0, MOST),
+    ("reward_seconds", 1e-3, MOST),
 )
 """What every number may be; NaN is within no range."""
 
@@ -85,12 +90,14 @@ def check(config: TrainConfig) -> None:
     if algorithm.normalisation == "group_std" and G < 2:
         raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
     _check_scores(config, algorithm)
+    _check_sampler(config.rollout)
     if -1 < config.algorithm.prior_strength < 0:
         raise InputError(
             f"prior_strength is {config.algorithm.prior_strength}; it must be at least 0, or -1 for a choice."
         )
-    if config.warm_start.warm_start_steps and config.task.data:
-        raise InputError("warm_start_steps needs a built-in task, which can demonstrate; a data file cannot.")
+    if config.warm_start.warm_start_steps and (config.task.data or config.task.task in BENCHMARKS):
+        raise InputError("warm_start_steps needs a built-in task, which can demonstrate; data cannot.")
+    check_policy(config.policy)
 
 
 def _check_schedule(optim: OptimConfig, schedule: str) -> None:
@@ -126,32 +133,17 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
         )
 
 
-def task_of(config: TrainConfig) -> Task:
-    """The built-in task or the user's data file.
-
-    Raises:
-        InputError: the task refuses its parameters.
-    """
-    task = config.task
-    if not all(isinstance(key, str) for key in task.task_args):
-        raise InputError(f"task_args is {task.task_args}; its keys must be names.")
-    if not task.data:
-        return make_task(task.task, config.run.seed, **task.task_args)
-    return DataFileTask(
-        task.data,
-        prompt_column=task.prompt_column,
-        answer_column=task.answer_column,
-        reward=task.reward,
-        prompt_template=task.prompt_template,
-        heldout_fraction=task.heldout_fraction,
-        seed=config.run.seed,
-    )
-
-
-def known_problems(task: Task, prompts_per_step: int) -> list[Problem]:
-    """The problems that can be checked before the run: all of a file, the first batch of a generated task."""
-    first = task.train_batch(1, prompts_per_step)
-    return task.problems if isinstance(task, DataFileTask) else first
+def _check_sampler(rollout: RolloutConfig) -> None:
+    if 0 < rollout.vllm_importance_sampling_clip_max < 1:
+        raise InputError(
+            f"vllm_importance_sampling_clip_max is {rollout.vllm_importance_sampling_clip_max}; below 1 it would cut "
+            "weights that need no correction. Set it to at least 1, or to 0 for weights that are not truncated."
+        )
+    if rollout.sampler == "vllm" and rollout.temperature < LEAST_TEMPERATURE:
+        raise InputError(
+            f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
+            "or use the sampler transformers."
+        )
 
 
 def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
@@ -207,8 +199,3 @@ def set_threads(threads: int, policy: Policy) -> None:
     """Choose torch's CPU threads: threads of a small model spend their time waiting for each other."""
     size = sum(p.numel() for p in policy.model.parameters())
     torch.set_num_threads(threads or (1 if size < SMALL_MODEL else torch.get_num_threads()))
-
-
-def seed_of(seed: int, step: int) -> int:
-    """A seed of its own for every step of every run."""
-    return zlib.crc32(f"{seed}/{step}".encode()) << 1

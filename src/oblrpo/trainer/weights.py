@@ -41,10 +41,12 @@ class Weights:
         assert features is not None
         return self._proxy(self.name, features)
 
-    def observe(self, features: Features, norm2_S: Tensor, group_size: int) -> dict[str, float]:
+    def observe(
+        self, features: Features, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None
+    ) -> dict[str, float]:
         """Agreement of every proxy with the exact norms; the calibrated one learns from them afterwards."""
-        found = {name: agreement(self._proxy(name, features), norm2_S, group_size) for name in PROXIES}
-        found["calibrated"] = self.calibrated.observe(features, norm2_S, group_size)
+        found = {name: agreement(self._proxy(name, features), norm2_S, group_size, valid_S) for name in PROXIES}
+        found["calibrated"] = self.calibrated.observe(features, norm2_S, group_size, valid_S)
         return {f"score_norm2/agreement_{name}": value for name, value in found.items()}
 
     def _proxy(self, name: str, features: Features) -> Tensor:

@@ -1,11 +1,14 @@
-"""Reward functions of the user: found by path, weighted, and named when they fail."""
+"""Rewards: found by name or path, weighted, timed, and named when they fail."""
 
 import math
+import random
 
 import pytest
 
 from oblrpo.errors import InputError
-from oblrpo.rewards import RewardSet, load_reward
+from oblrpo.rewards import Rewards, RewardSet
+from oblrpo.rewards.load import load_reward
+from oblrpo.tasks import DataTask, Problem, make_task
 
 SOURCE = """
 import math
@@ -25,6 +28,15 @@ def short(completions, **columns):
     return [1.0]
 def one(completions, **columns):
     return 1.0
+def hangs(completions, **columns):
+    import re
+    return [1.0 if re.match("(a+)+$", "a" * 40 + "b") else 0.0]
+def leaves(completions, **columns):
+    import os
+    os._exit(3)
+def talks(completions, **columns):
+    print("to nobody's harm")
+    return [1.0] * len(completions)
 def raises(completions, **columns):
     return [1 / 0]
 value = 3
@@ -74,13 +86,15 @@ def test_weighted_sum_and_columns(path):
         ("text", "returned '1' for completion 0"),
         ("short", "returned 1 values for 3 completions"),
         ("one", "returned a float, not a list"),
+        ("hangs", "took longer than 1 s (reward_seconds)"),
+        ("leaves", "ended its process"),
         ("raises", "raised ZeroDivisionError: division by zero (mine.py line"),
         ("right", "raised TypeError"),
     ],
 )
 def test_errors_are_named(path, name, words):
     with pytest.raises(InputError) as caught:
-        RewardSet([path(name)])(PROMPTS, TEXTS)
+        RewardSet([path(name)], seconds=1)(PROMPTS, TEXTS)
     assert path(name) in str(caught.value)
     assert words in str(caught.value)
 
@@ -92,10 +106,12 @@ def test_errors_are_masked_and_counted(path):
     assert rewards(PROMPTS, TEXTS) == [None, 3.0, 5.0]
     assert rewards.errors.values == {names[1]: 2}
     assert rewards.errors.nothing == {names[2]: 2}
-    for name in ("raises", "short", "one"):
-        rewards = RewardSet([path("length"), path(name)], on_error="mask")
+    for name in ("raises", "short", "one", "hangs", "leaves"):
+        rewards = RewardSet([path("length"), path(name)], on_error="mask", seconds=1)
         assert rewards(PROMPTS, TEXTS) == [None] * 3
         assert rewards.errors.calls == {path(name): 1}
+        assert rewards.errors.total == 1
+        rewards.close()
     assert RewardSet([path("nothing")], "mask")(PROMPTS, TEXTS) == [None] * 3
 
 
@@ -111,7 +127,9 @@ def test_a_reward_cannot_change_what_the_next_one_sees(tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("nodots", "no path of a function"),
+        ("nodots", "unknown reward 'nodots'; choose one of: math, exact"),
+        ("numerc", "Did you mean 'numeric'?"),
+        ("no way.f", "cannot be imported"),
         ("no.such.module", "cannot be imported: ModuleNotFoundError"),
         ("math.sqr", "Did you mean 'sqrt'?"),
         ("/no/file.py:f", "/no/file.py does not exist"),
@@ -141,3 +159,48 @@ def test_bad_sets(path, tmp_path):
         load_reward(f"{tmp_path}/notes.txt:f")
     with pytest.raises(InputError, match=r"has no function 'lenght'.*Did you mean 'length'"):
         load_reward(path("lenght"))
+
+
+def test_what_a_reward_prints_is_no_answer(path):
+    assert RewardSet([path("talks")])(PROMPTS, TEXTS) == [1.0] * 3
+
+
+def test_after_a_hang_the_next_call_is_answered(tmp_path):
+    (tmp_path / "r.py").write_text(
+        "import time\ndef slow(completions, **_):\n"
+        "    time.sleep(9 if 'wait' in completions else 0)\n    return [2.0] * len(completions)\n"
+    )
+    rewards = RewardSet([f"{tmp_path}/r.py:slow"], "mask", seconds=2)
+    assert rewards(["p"], ["wait"]) == [None]
+    assert rewards(["p"], ["go"]) == [2.0]
+    rewards.close()
+
+
+def test_built_in_ones():
+    rewards = RewardSet(["math", "format@0.1", "length@-0.01"])
+    texts = [r"So \boxed{0.5}", "one half, 0.5", r"\boxed{2"]
+    assert rewards(["p"] * 3, texts, {"answer": [r"\frac{1}{2}"] * 3}) == pytest.approx([1.08, 0.97, -0.01])
+    rewards.close()
+    assert RewardSet(["exact"])(["p"], [" a  b "], {"answer": ["a b"]}) == [1.0]
+    assert RewardSet(["numeric"])(["p"], ["so 1,000"], {"answer": [1e3]}) == [1.0]
+
+
+def test_messages_in_messages_out_as_in_trl(tmp_path):
+    (tmp_path / "r.py").write_text(
+        "def f(prompts, completions, level, **_):\n"
+        "    said = [p[-1]['content'] + c[0]['content'] for p, c in zip(prompts, completions)]\n"
+        "    return [len(text) + number for text, number in zip(said, level)]\n"
+    )
+    problem = Problem([{"role": "user", "content": "four"}], "", {"level": 100})
+    task = DataTask("mine", [problem], [problem], default_rewards=[f"{tmp_path}/r.py:f"])
+    assert Rewards(task)([problem], ["a", "bb"]) == [[105.0, 106.0]]
+
+
+def test_the_tasks_own_and_others():
+    task = make_task("path")
+    problem = task.train_batch(0, 1)[0]
+    right = task.demonstration(problem, random.Random(0), 0.0)
+    assert Rewards(task)([problem], [right, "zz"]) == [[1.0, 0.0]]
+    assert Rewards(task, ["task", "length@0.5"])([problem], [right, "z z z"]) == [[1.5, 1.5]]
+    with pytest.raises(InputError, match="unknown reward 'task'"):
+        Rewards(DataTask("mine", []), ["task"])

@@ -1,4 +1,4 @@
-"""Data files: batches, the held-out split and the templates."""
+"""Problems from data: batches, the held-out split and the templates."""
 
 import contextlib
 import json
@@ -6,7 +6,9 @@ import json
 import pytest
 
 from oblrpo.errors import InputError
-from oblrpo.tasks import DataFileTask, Task
+from oblrpo.rewards import Rewards
+from oblrpo.tasks import DataTask, Problem, Task
+from tests.tasks.data import task_of_file
 
 
 @pytest.fixture
@@ -15,7 +17,7 @@ def make(tmp_path):
         path = tmp_path / "sums.jsonl"
         rows = [{"prompt": f"What is {number} + 1?", "answer": number + 1} for number in range(count)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return DataFileTask(path, **options)
+        return task_of_file(path, **options)
 
     return make
 
@@ -28,8 +30,8 @@ def test_it_is_a_task(make):
     task: Task = make()
     assert task.name == "sums"
     problem = task.train_batch(0, 1)[0]
-    assert task.reward(problem, f" {problem.answer}\n") == 1.0
-    assert task.reward(problem, problem.answer + "0") == 0.0
+    rewards = Rewards(task)
+    assert rewards([problem], [f" {problem.answer}\n", problem.answer + "0"]) == [[1.0, 0.0]]
 
 
 def test_an_epoch_visits_every_training_row_once(make):
@@ -83,7 +85,7 @@ def test_a_larger_fraction_holds_out_the_same_rows_and_more(make):
 def test_duplicate_prompts_are_allowed_and_stay_on_one_side(tmp_path):
     path = tmp_path / "twice.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"p{row % 30}", "answer": "x"}) + "\n" for row in range(60)))
-    task = DataFileTask(path, heldout_fraction=0.5)
+    task = task_of_file(path, heldout_fraction=0.5)
     held = largest_size(task.heldout)
     assert 10 < held < 50
     assert held % 2 == 0
@@ -93,12 +95,10 @@ def test_duplicate_prompts_are_allowed_and_stay_on_one_side(tmp_path):
 def test_too_few_rows_for_a_batch(make):
     with pytest.raises(
         InputError,
-        match=r"sums.jsonl has 20 training rows, but 21 were asked for; set prompts_per_step lower, add rows or lower",
+        match=r"sums has 20 training rows, but 21 were asked for; set prompts_per_step lower, add rows or lower",
     ):
         make(count=20, heldout_fraction=0.0).train_batch(0, 21)
-    with pytest.raises(
-        InputError, match=r"sums.jsonl has 0 held-out rows, but 1 were asked for; .* raise heldout_fraction"
-    ):
+    with pytest.raises(InputError, match=r"sums has 0 held-out rows, but 1 were asked for; .* raise heldout_fraction"):
         make(heldout_fraction=0.0).heldout(1)
 
 
@@ -113,7 +113,7 @@ def test_prompts_are_text_whatever_braces_they_hold(tmp_path):
     path = tmp_path / "braces.jsonl"
     hostile = "{prompt} {0.__class__} %s $x {{}} \\boxed{1}"
     path.write_text(json.dumps({"q": hostile, "a": "{prompt}"}))
-    task = DataFileTask(
+    task = task_of_file(
         path, "q", "a", prompt_template="Solve {prompt}. Write \\boxed{answer}. {} {prompt}", heldout_fraction=0.0
     )
     (problem,) = task.train_batch(0, 1)
@@ -130,10 +130,6 @@ def test_prompts_are_text_whatever_braces_they_hold(tmp_path):
         ),
         ({"prompt_template": ""}, r"prompt_template must contain \{prompt\}"),
         ({"prompt_template": "{prompt} {answer}"}, r"may contain \{prompt\} only, but it has \{answer\}"),
-        (
-            {"reward": "numerc"},
-            r"Unknown reward 'numerc' for .*; choose 'exact' or 'numeric'. Did you mean 'numeric'\?",
-        ),
         ({"heldout_fraction": 1.0}, "heldout_fraction must be a number of at least 0 and below 1, got 1.0"),
         ({"heldout_fraction": -0.1}, "heldout_fraction must be"),
         ({"heldout_fraction": float("nan")}, "heldout_fraction must be"),
@@ -144,3 +140,21 @@ def test_prompts_are_text_whatever_braces_they_hold(tmp_path):
 def test_bad_options_are_refused(make, options, message):
     with pytest.raises(InputError, match=message):
         make(**options)
+
+
+def test_held_out_problems_are_not_trained_on_however_they_are_spelt():
+    train = [Problem(text, "1") for text in ("What is 1?", "what  is 2?", "What is 3?", "WHAT IS\n3?")]
+    task = DataTask("mine", train, [Problem("What is 2?", "1"), Problem("what is 3?", "1")])
+    assert prompts(task.train_batch(0, 1)) == ["What is 1?"]
+    assert prompts(task.heldout(2)) == ["What is 2?", "what is 3?"]
+    assert task.notes == ["3 training problems of mine are held out too; they are not trained on."]
+    assert not DataTask("mine", train[:1], [Problem("What is 2?", "1")]).notes
+
+
+def test_problems_can_be_left_out(make):
+    task = make()
+    task.drop("even", lambda problem: int(problem.answer) % 2 == 0)
+    assert task.notes == ["100 of 200 problems of sums are even; they are left out."]
+    assert all(int(problem.answer) % 2 for problem in task.problems)
+    task.drop("long", lambda problem: False)
+    assert len(task.notes) == 1

@@ -1,0 +1,175 @@
+"""Completions of a benchmark by a policy: sampled in batches, kept on disk as they come, gone on with after a stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oblrpo import __version__
+from oblrpo.errors import InputError
+from oblrpo.policy import Policy
+from oblrpo.rollout import sample
+from oblrpo.runs import read_rows, write_atomically
+from oblrpo.seeds import seed_of
+from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn."""
+
+    samples: int
+    """A problem."""
+    temperature: float
+    """0: the most probable token, always."""
+    top_p: float
+    max_completion_length: int
+    problems_per_batch: int
+    seed: int
+
+
+class SavedCompletions:
+    """FOLDER/NAME.jsonl, a row a completion, and FOLDER/NAME.settings.json: what they were drawn with."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.file = folder / f"{name}.jsonl"
+        self.settings_file = folder / f"{name}.settings.json"
+
+    def open(self, settings: dict[str, Any]) -> None:
+        """Begin, or go on under the same settings.
+
+        Raises:
+            InputError: the folder cannot be written, or holds completions drawn with other settings.
+        """
+        if self.settings_file.is_file():
+            self._check_same(settings)
+            return
+        if self.file.exists():
+            raise InputError(f"{self.file} is there, but not what it was drawn with; give another --output.")
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.settings_file, json.dumps(settings, indent=1))
+        except OSError as error:
+            raise InputError(f"cannot write to {self.file.parent}: {error.strerror}.") from None
+
+    def _check_same(self, settings: dict[str, Any]) -> None:
+        try:
+            old = json.loads(self.settings_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{self.settings_file} is damaged ({error}); give another --output.") from None
+        changed = [key for key in settings if old.get(key) != settings[key]]
+        if changed:
+            differences = ", ".join(f"{key} (was {old.get(key)!r}, now {settings[key]!r})" for key in changed)
+            raise InputError(f"{self.file} was drawn with other settings: {differences}; give another --output.")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Those that are there, without a last line that was not finished."""
+        return read_rows(self.file) if self.file.is_file() else []
+
+    def settings(self) -> dict[str, Any]:
+        """What they were drawn with."""
+        found: dict[str, Any] = json.loads(self.settings_file.read_text(encoding="utf-8"))
+        return found
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """FOLDER/NAME.result.json."""
+        write_atomically(self.file.with_suffix(".result.json"), json.dumps(result, indent=1))
+
+    def keep(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Replace them all."""
+        write_atomically(self.file, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def append(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add some."""
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def collect(
+    policy: Policy,
+    problems: Sequence[BenchmarkProblem],
+    template: str,
+    sampling: Sampling,
+    saved: SavedCompletions,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Rows {index, sample, completion, tokens, clipped} of every problem; those that are there already are kept.
+
+    Batches have seeds of their own: an evaluation that was stopped and gone on with gives what it would have given.
+
+    Raises:
+        InputError: a prompt does not fit, or the folder holds another evaluation.
+    """
+    asked = to_train_on(problems, template)
+    policy.encode([problem.prompt for problem in asked], sampling.max_completion_length)
+    saved.open(settings_of(policy, asked[0].prompt, len(problems), template, sampling))
+    size = sampling.problems_per_batch
+    starts = range(0, len(asked), size)
+    rows = saved.rows()
+    have = [0] * len(asked)
+    for row in rows:
+        have[row["index"]] += 1
+    done = {start for start in starts if all(count == sampling.samples for count in have[start : start + size])}
+    kept = [row for row in rows if row["index"] // size * size in done]
+    if len(kept) != len(rows):
+        saved.keep(kept)
+    for start in starts:
+        if start not in done:
+            drawn = _batch(policy, asked[start : start + size], start, sampling)
+            saved.append(drawn)
+            kept += drawn
+        progress(min(start + size, len(asked)), len(asked))
+    return sorted(kept, key=lambda row: (row["index"], row["sample"]))
+
+
+def _batch(policy: Policy, asked: Sequence[Any], start: int, sampling: Sampling) -> list[dict[str, Any]]:
+    torch.manual_seed(seed_of(sampling.seed, start))
+    drawn = sample(
+        policy,
+        [problem.prompt for problem in asked],
+        sampling.samples,
+        sampling.max_completion_length,
+        sampling.temperature,
+        sampling.top_p,
+    )
+    lengths, clipped = drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist()
+    return [
+        {
+            "index": start + s // sampling.samples,
+            "sample": s % sampling.samples,
+            "completion": text,
+            "tokens": lengths[s],
+            "clipped": clipped[s],
+        }
+        for s, text in enumerate(drawn.completions)
+    ]
+
+
+def settings_of(policy: Policy, prompt: Any, problems: int, template: str, sampling: Sampling) -> dict[str, Any]:
+    """All that the completions depend on, with a whole prompt as the model reads it."""
+    return {
+        "model": policy.model.config.name_or_path,
+        "problems": problems,
+        "prompt_template": template,
+        "first_prompt": policy.format.text(policy.tokenizer, prompt),
+        "chat": policy.format.chat,
+        "precision": "bfloat16 arithmetic" if policy.bf16 else str(policy.model.dtype).removeprefix("torch."),
+        **asdict(sampling),
+        "version": __version__,
+    }
+
+
+def lengths(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean length in tokens, and the share that was cut at the longest length."""
+    known = [row for row in rows if "tokens" in row]
+    if not known:
+        return {}
+    return {
+        "mean_length": sum(row["tokens"] for row in known) / len(known),
+        "clipped_ratio": sum(bool(row["clipped"]) for row in known) / len(known),
+    }

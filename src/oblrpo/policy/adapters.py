@@ -1,0 +1,78 @@
+"""Low-rank adapters through PEFT: a few trained parameters beside a model that stays as it is."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from oblrpo.config import PolicyConfig
+from oblrpo.errors import InputError
+
+ADAPTER = "adapter_config.json"
+
+
+def add_adapter(model: Any, config: PolicyConfig) -> Any:
+    """The model with new adapters in float32, which alone are trained.
+
+    They have no dropout: sampler and trainer must agree.
+
+    Raises:
+        InputError: PEFT is not installed, or refuses the settings.
+    """
+    peft = require_peft()
+    lora = peft.LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        target_modules=list(config.lora_target_modules) or "all-linear",
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return peft.get_peft_model(model, lora)
+    except (ValueError, TypeError, ImportError) as error:
+        raise InputError(f"PEFT refuses the adapter: {' '.join(str(error).split())[:300]}") from None
+
+
+def base_of(folder: str) -> str | None:
+    """The model that the adapters in a folder belong to, or None if it holds no adapters.
+
+    Raises:
+        InputError: the adapters do not say.
+    """
+    file = Path(folder) / ADAPTER
+    if not file.is_file():
+        return None
+    try:
+        base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except ValueError as error:
+        raise InputError(f"{file} is damaged: {error}.") from None
+    if not base:
+        raise InputError(f"{file} does not say which model the adapters belong to (base_model_name_or_path).")
+    return str(base)
+
+
+def load_adapter(model: Any, folder: str) -> Any:
+    """The model with the adapters of a folder, to be trained on.
+
+    Raises:
+        InputError: PEFT is not installed, or they do not fit.
+    """
+    peft = require_peft()
+    try:
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
+    except Exception as error:  # PEFT raises many kinds
+        raise InputError(f"cannot load the adapters in {folder}: {' '.join(str(error).split())[:300]}") from error
+
+
+def require_peft() -> Any:
+    """The library.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise InputError("adapters need PEFT; install it with: pip install 'oblrpo[lora]'")
+    return importlib.import_module("peft")

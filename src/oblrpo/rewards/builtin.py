@@ -1,0 +1,67 @@
+"""Rewards by name, in the signature of the user's own: f(prompts, completions, **columns) -> list of numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from oblrpo.tasks import verify
+from oblrpo.tasks.grading import MathVerifier, last_box
+from oblrpo.tasks.rows import plain
+
+Texts = Sequence[str]
+
+
+def exact(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
+    """1 if the completion is the answer, every run of white space counting as one space."""
+    return [verify.exact(_text(gold), text) for gold, text in zip(answer, completions, strict=True)]
+
+
+def numeric(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
+    """1 if the last numbers of completion and answer are equal."""
+    return [verify.numeric(_text(gold), text) for gold, text in zip(answer, completions, strict=True)]
+
+
+def boxed(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
+    r"""1 if the completion ends in a \boxed{} that is closed and not empty, where the math reward looks first."""
+    return [float(bool((last_box(text) or "").strip())) for text in completions]
+
+
+def words(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
+    """Words of the completion; a negative weight makes them cost something."""
+    return [float(len(re.findall(r"\S+", text))) for text in completions]
+
+
+class Math:
+    """1 if the completion's answer equals the gold answer: `MathVerifier`, in worker processes with a time limit."""
+
+    def __init__(self) -> None:
+        self.verifier = MathVerifier()
+
+    def __call__(self, prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
+        """The grades; an answer that is a list must be given in full."""
+        golds = [gold if isinstance(gold, (list, tuple)) else _text(gold) for gold in answer]
+        return [float(verdict.correct) for verdict in self.verifier.grade(golds, completions)]
+
+    def close(self) -> None:
+        """End the workers."""
+        self.verifier.close()
+
+
+BUILT_IN: dict[str, Callable[[], Callable[..., Sequence[float]]]] = {
+    "math": Math,
+    "exact": lambda: exact,
+    "numeric": lambda: numeric,
+    "format": lambda: boxed,
+    "length": lambda: words,
+}
+"""Name -> what makes the reward."""
+
+
+NEED_ANSWER = {"math", "exact", "numeric"}
+"""Those that compare with the column `answer`."""
+
+
+def _text(gold: Any) -> str:
+    return plain(gold) or str(gold)

@@ -1,0 +1,239 @@
+"""Several rewards as one: built-in ones by name, the user's own by path, weighted, and named when they fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from oblrpo.errors import InputError, did_you_mean
+from oblrpo.rewards.builtin import BUILT_IN
+from oblrpo.workers import START, Worker, WorkerDied
+
+OnError = Literal["raise", "mask"]
+Values = Sequence[float | list[str] | None]
+"""Of completions: a finite number, None where the reward does not apply, or how a value looks that is neither."""
+MEND = "rewards must be finite numbers; such completions are left out with on_reward_error mask."
+
+
+@dataclass
+class RewardErrors:
+    """What went wrong so far, by reward."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    """Calls that raised, hung, or returned no list of the right length."""
+    values: dict[str, int] = field(default_factory=dict)
+    """Completions with NaN, an infinity or something that is no number."""
+    nothing: dict[str, int] = field(default_factory=dict)
+    """Completions with None; an error only if no other reward has a number for them."""
+
+    @property
+    def total(self) -> int:
+        """Failed calls, and values that are no rewards."""
+        return sum(self.calls.values()) + sum(self.values.values())
+
+
+class RewardFailed(Exception):  # noqa: N818  (what a reward did)
+    """The call as a whole failed."""
+
+
+class RewardSet:
+    """The weighted sum of those rewards that apply to a completion.
+
+    Rewards have TRL's signature, f(prompts, completions, **columns) -> list of float or None. As in TRL, one that
+    returns None for a completion does not apply to it and adds nothing. NaN, an infinity, a value that is no number, a
+    wrong length, an exception, a call that takes longer than `seconds`, a completion to which none applies: errors.
+    `on_error` "raise" ends with one sentence that names the reward; "mask" leaves the completion out: its sum is None.
+    Either way `errors` counts. Functions of the user run in a process each, which is killed when it is late.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        on_error: OnError = "raise",
+        seconds: float = 60.0,
+        further: Mapping[str, Callable[..., Sequence[float]]] | None = None,
+    ) -> None:
+        """Load rewards: math, exact, numeric, format, length, `package.module.function` or `file.py:function`.
+
+        A weight other than 1 follows after `@`. `further`: others by name.
+
+        Raises:
+            InputError: none is given, one twice, one cannot be loaded, or `on_error` is neither raise nor mask.
+        """
+        if on_error not in {"raise", "mask"}:
+            raise InputError(f"on_reward_error is {on_error!r}; choose raise or mask.")
+        if not names:
+            raise InputError("no reward is given; name at least one function.")
+        if not 0 < seconds < float("inf"):
+            raise InputError(f"reward_seconds is {seconds!r}; it must be a positive number.")
+        self.on_error, self.errors = on_error, RewardErrors()
+        self._rewards: dict[str, tuple[Callable[..., Values], float]] = {}
+        known = BUILT_IN | {name: _constant(reward) for name, reward in (further or {}).items()}
+        try:
+            for text in names:
+                name, weight = split_weight(text)
+                if name in self._rewards:
+                    raise InputError(f"reward '{name}' is given twice; add its weights.")
+                self._rewards[name] = (_make(name, known, seconds), weight)
+        except InputError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes; they start again when they are needed."""
+        for reward, _ in self._rewards.values():
+            getattr(reward, "close", lambda: None)()
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = None
+    ) -> list[float | None]:
+        """Return the weighted sum for each completion, None where it is masked.
+
+        Raises:
+            InputError: with on_error "raise", a reward failed or returned what is no reward.
+        """
+        total: list[float | None] = [None] * len(completions)
+        bad: set[int] = set()
+        for name, (reward, weight) in self._rewards.items():
+            for s, value in enumerate(self._values(name, reward, prompts, completions, columns or {})):
+                if isinstance(value, float):
+                    total[s] = (total[s] or 0.0) + weight * value
+                elif value is not None:
+                    bad.add(s)
+        for s, value in enumerate(total):
+            if value is None and s not in bad and self.on_error == "raise":
+                names = ", ".join(f"'{name}'" for name in self._rewards)
+                raise InputError(f"reward {names} returned None for completion {s} ({completions[s][:40]!r}); {MEND}")
+        return [None if s in bad else value for s, value in enumerate(total)]
+
+    def _values(
+        self,
+        name: str,
+        reward: Callable[..., Values],
+        prompts: Sequence[Any],
+        completions: Sequence[str],
+        columns: Mapping[str, Any],
+    ) -> Values:
+        """Return one reward's values, [] for those of a failed call that is masked.
+
+        Raises:
+            InputError: as `__call__`.
+            RewardFailed: never; it is caught.
+        """
+        try:
+            values = reward(prompts=prompts, completions=completions, **columns)
+            values = [value if isinstance(value, list) else plain_reward(value) for value in values]
+            if len(values) != len(completions):
+                raise RewardFailed(f"returned {len(values)} values for {len(completions)} completions")
+        except RewardFailed as what:
+            self.errors.calls[name] = self.errors.calls.get(name, 0) + 1
+            if self.on_error == "raise":
+                raise InputError(
+                    f"reward '{name}' {what}; mend it, or leave such batches out with on_reward_error mask."
+                ) from None
+            return [[]] * len(completions)
+        for s, value in enumerate(values):
+            if value is None:
+                self.errors.nothing[name] = self.errors.nothing.get(name, 0) + 1
+            elif isinstance(value, list):
+                self.errors.values[name] = self.errors.values.get(name, 0) + 1
+                if self.on_error == "raise":
+                    start = completions[s][:40]
+                    raise InputError(f"reward '{name}' returned {value[0]} for completion {s} ({start!r}); {MEND}")
+        return values
+
+
+class UserReward:
+    """A function of the user, in a process of its own."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        """Load it there.
+
+        Raises:
+            InputError: there is no such file, module or function, or it fails when it is imported.
+        """
+        self._path, self._seconds = path, seconds
+        self._worker = Worker("oblrpo.rewards.worker:main", talkative=True)
+        try:
+            refused = self._worker.ask({"path": path}, START).get("refused")
+        except (TimeoutError, WorkerDied) as error:
+            refused = f"reward '{path}' cannot be imported: {error}."
+        if refused:
+            self._worker.stop()
+            raise InputError(refused)
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
+        """Its values; where a prompt is messages, so is the completion, as TRL has it.
+
+        Raises:
+            RewardFailed: it raised, took too long, or ended its process.
+            InputError: a column cannot be handed over.
+        """
+        said = [
+            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+            for prompt, text in zip(prompts, completions, strict=True)
+        ]
+        message = {"path": self._path, "prompts": prompts, "completions": said, "columns": columns}
+        try:
+            reply = self._worker.ask(message, self._seconds)
+        except TimeoutError:
+            raise RewardFailed(f"took longer than {self._seconds:g} s (reward_seconds)") from None
+        except WorkerDied:
+            raise RewardFailed("ended its process") from None
+        except TypeError as error:
+            raise InputError(f"reward '{self._path}' cannot be given all columns of the data: {error}.") from None
+        if what := reply.get("failed") or reply.get("refused"):
+            raise RewardFailed(what)
+        values: Values = reply["values"]
+        return values
+
+    def close(self) -> None:
+        """End the process."""
+        self._worker.stop()
+
+
+def plain_reward(value: Any) -> float | list[str] | None:
+    """Return a finite number or None as it is; anything else as [how it looks]."""
+    if value is None:
+        return None
+    try:
+        number = float(value) if not isinstance(value, str) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    return number if math.isfinite(number) else [repr(value)[:100]]
+
+
+def split_weight(text: str) -> tuple[str, float]:
+    """Return name and weight of `name` (weight 1) or `name@0.5`.
+
+    Raises:
+        InputError: what follows the last @ is no finite number.
+    """
+    name, sign, weight = text.rpartition("@")
+    if not sign:
+        return text, 1.0
+    try:
+        value = float(weight)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"reward '{text}': the weight after @ is {weight!r}; it must be a finite number.")
+    return name, value
+
+
+def _make(name: str, known: Mapping[str, Callable[[], Any]], seconds: float) -> Callable[..., Values]:
+    if name in known:
+        reward: Callable[..., Values] = known[name]()
+        return reward
+    if "." not in name:
+        raise InputError(
+            f"unknown reward '{name}'; choose one of: {', '.join(known)}, or write package.module.function or "
+            f"file.py:function.{did_you_mean(name, known)}"
+        )
+    return UserReward(name, seconds)
+
+
+def _constant(reward: Callable[..., Sequence[float]]) -> Callable[[], Any]:
+    return lambda: reward

@@ -1,0 +1,23 @@
+"""Completions of a policy: by transformers' `generate`, or by vLLM (extra `vllm`)."""
+
+from __future__ import annotations
+
+from oblrpo.config import RolloutConfig
+from oblrpo.policy import Policy
+from oblrpo.rollout.rollouts import Rollouts, Sampler
+from oblrpo.rollout.transformers import TransformersSampler, sample
+
+__all__ = ["Rollouts", "Sampler", "TransformersSampler", "make_sampler", "sample"]
+
+
+def make_sampler(policy: Policy, config: RolloutConfig, trust_remote_code: bool = False) -> Sampler:
+    """The sampler that the config asks for, holding the policy's weights.
+
+    Raises:
+        InputError: vLLM is asked for and cannot be had here.
+    """
+    if config.sampler == "transformers":
+        return TransformersSampler(policy, config.sampler_logps)
+    from oblrpo.rollout.vllm import VLLMSampler, open_engine  # loads vLLM, which takes its time
+
+    return VLLMSampler(policy, *open_engine(policy, config, trust_remote_code))

@@ -1,0 +1,125 @@
+"""Completions sampled from the policy by transformers' own `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from oblrpo.errors import InputError
+from oblrpo.policy import Policy, Prompt, Sequences
+from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
+
+
+class TransformersSampler:
+    """Samples from the policy itself, so that there is nothing to take over after an update.
+
+    Args:
+        policy: whose model generates.
+        logps: keep the log-probability of every sampled token. They differ from the trainer's by rounding alone:
+            `generate` runs token by token on a cache.
+    """
+
+    def __init__(self, policy: Policy, logps: bool = False) -> None:
+        self.policy, self.logps = policy, logps
+
+    def sample(
+        self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
+    ) -> Rollouts:
+        """See `sample`."""
+        return sample(self.policy, prompts, num_generations, max_completion_length, temperature, logps=self.logps)
+
+    def sync(self, policy: Policy) -> None:
+        """Sample from this policy from now on."""
+        self.policy = policy
+
+
+@torch.no_grad()
+def sample(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    num_generations: int,
+    max_completion_length: int,
+    temperature: float,
+    top_p: float = 1.0,
+    logps: bool = False,
+) -> Rollouts:
+    """G completions of every prompt from softmax(logits / temperature), with torch's global random state.
+
+    Args:
+        policy: whose model generates.
+        prompts: P texts or conversations.
+        num_generations: G.
+        max_completion_length: in tokens.
+        temperature: of the distribution; 0: the most probable token, always.
+        top_p: share of the distribution that is sampled from; training leaves it at 1, for its policy is the whole.
+        logps: keep each token's log-probability as it was sampled: one more softmax a token, and the logits of one.
+
+    Raises:
+        InputError: a prompt does not fit, or the policy is broken.
+        RuntimeError: as `generate` raises.
+    """
+    rows = policy.encode(prompts, room=max_completion_length)
+    prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in policy.pad_prompts(rows))
+    settings = GenerationConfig(
+        **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p} if temperature else {}),
+        max_new_tokens=max_completion_length,
+        eos_token_id=policy.end_tokens,
+        pad_token_id=policy.tokenizer.pad_token_id,
+    )
+    record = _Record(temperature)
+    further = {"logits_processor": LogitsProcessorList([record])} if logps else {}
+    with _own_settings_only(policy.model), policy.arithmetic():
+        try:
+            ids_ST = policy.model.generate(
+                input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings, **further
+            )
+        except RuntimeError as error:
+            if "probability tensor" not in str(error):
+                raise
+            raise InputError("the policy's probabilities are no numbers any more; lower learning_rate.") from None
+    completion_SC = ids_ST[:, prompt_SQ.shape[1] :]
+    ended_SC = ended(policy, completion_SC)
+    mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
+    texts = texts_of(policy, completion_SC, mask_SC)
+    logps_SC = record.logps(completion_SC) if logps else None
+    return Rollouts(Sequences(prompt_SQ, mask_SQ, completion_SC, mask_SC), texts, ~ended_SC.any(1), logps_SC)
+
+
+class _Record(LogitsProcessor):  # type: ignore[misc]
+    """Sees the logits before each draw, and what came of the draw one call later; changes nothing."""
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self._before_SV: Tensor | None = None
+        self._logps_S: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Of the logits for the next token; transformers' signature."""
+        self._settle(input_ids[:, -1])
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        self._before_SV = (scores.to(wide) / self.temperature).log_softmax(-1)
+        return scores
+
+    def logps(self, completion_SC: Tensor) -> Tensor:
+        """Of the tokens drawn, (S, C)."""
+        self._settle(completion_SC[:, -1])
+        return torch.stack(self._logps_S, 1)
+
+    def _settle(self, drawn_S: Tensor) -> None:
+        if self._before_SV is not None:
+            self._logps_S.append(self._before_SV.gather(1, drawn_S[:, None])[:, 0])
+
+
+@contextmanager
+def _own_settings_only(model: Any) -> Iterator[None]:
+    """Keep a loaded model's generation defaults (top-p, repetition penalty ...) from changing the distribution."""
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = kept

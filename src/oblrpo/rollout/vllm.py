@@ -1,0 +1,187 @@
+"""Completions sampled by a vLLM engine in this process, on the policy's GPU (extra `vllm`).
+
+Written against vLLM's offline API as it stands in 0.17.0, 0.25.1 and 0.33.0: read there, not run by us. The engine is
+asked for nothing but `LLM(...)`, `LLM.generate`, `LLM.apply_model` and `LLM.reset_prefix_cache`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from oblrpo.config import RolloutConfig
+from oblrpo.errors import InputError
+from oblrpo.policy import Policy, Prompt, Sequences
+from oblrpo.policy.sequences import pad
+from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
+from oblrpo.rollout.weights import checkpoint_weights
+
+LEAST_VERSION, BELOW_VERSION = (0, 17), (0, 34)
+"""Of vLLM: those whose source was read, and what lies between."""
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises lower ones to this without being asked."""
+
+
+class VLLMSampler:
+    """Samples with an engine that holds a copy of the policy's weights.
+
+    Args:
+        policy: whose weights are sampled from, until the next `sync`.
+        engine: a `vllm.LLM` of the policy's architecture, with logprobs_mode "processed_logprobs".
+        sampling_params: the class `vllm.SamplingParams`.
+        max_model_length: longest prompt + completion that the engine takes.
+
+    Raises:
+        InputError: the engine does not take over every weight.
+    """
+
+    def __init__(self, policy: Policy, engine: Any, sampling_params: Callable[..., Any], max_model_length: int) -> None:
+        self.engine, self.sampling_params, self.max_model_length = engine, sampling_params, max_model_length
+        self.sync(policy)
+
+    def sample(
+        self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
+    ) -> Rollouts:
+        """G completions of every prompt, with the log-probabilities they were drawn with.
+
+        Every prompt has a seed of its own from torch's global random state; vLLM adds the output's number to it.
+
+        Raises:
+            InputError: a prompt does not fit.
+            RuntimeError: vLLM returned something else than it was asked for.
+        """
+        rows = self.policy.encode(prompts, room=max_completion_length)
+        if (longest := max(map(len, rows)) + max_completion_length) > self.max_model_length:
+            raise InputError(
+                f"a prompt and its completion may take {longest} tokens, more than vllm_max_model_length "
+                f"{self.max_model_length}; raise it, or lower max_completion_length."
+            )
+        parameters = [
+            self.sampling_params(
+                n=num_generations,
+                temperature=temperature,
+                seed=seed,
+                max_tokens=max_completion_length,
+                stop_token_ids=self.policy.end_tokens,
+                ignore_eos=True,  # the line above says what ends a completion, and nothing else does
+                logprobs=0,  # of the sampled token alone
+                detokenize=False,
+            )
+            for seed in torch.randint(2**48, (len(rows),)).tolist()
+        ]
+        requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
+        outputs = [each for request in requests for each in sorted(request.outputs, key=lambda output: output.index)]
+        if len(outputs) != len(rows) * num_generations:
+            raise RuntimeError(f"vLLM gave {len(outputs)} completions for {len(rows)} x {num_generations}.")
+        return self._rollouts(rows, outputs, num_generations, max_completion_length)
+
+    def _rollouts(self, rows: list[list[int]], outputs: list[Any], G: int, longest: int) -> Rollouts:
+        tokens = [list(output.token_ids) for output in outputs]
+        logps = [_logps(output) for output in outputs]
+        device, padding = self.policy.device, self.policy.tokenizer.pad_token_id
+        prompt_SQ, prompt_mask_SQ = (each.repeat_interleave(G, 0) for each in self.policy.pad_prompts(rows))
+        completion_SC, mask_SC = pad(tokens, padding, left=False, device=device)
+        width = completion_SC.shape[1]
+        logps_SC = torch.tensor([row + [0.0] * (width - len(row)) for row in logps], device=device)
+        clipped_S = ~(ended(self.policy, completion_SC) & mask_SC.bool()).any(1)
+        for output, row, clipped in zip(outputs, tokens, clipped_S.tolist(), strict=True):
+            if clipped and len(row) != longest:
+                raise RuntimeError(
+                    f"vLLM ended a completion after {len(row)} tokens ({output.finish_reason}) without an end token."
+                )
+        sequences = Sequences(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC)
+        return Rollouts(sequences, texts_of(self.policy, completion_SC, mask_SC), clipped_S, logps_SC)
+
+    def sync(self, policy: Policy) -> None:
+        """Copy the weights into the engine and forget what it cached under the old ones.
+
+        Raises:
+            InputError: a weight of the engine's model has no counterpart in the policy, or an adapter cannot be merged.
+            RuntimeError: the cache cannot be emptied.
+        """
+        self.policy = policy
+        self.engine.apply_model(lambda model: _load(model, policy))
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError("vLLM could not empty its prefix cache, which holds keys and values of old weights.")
+
+
+def _logps(output: Any) -> list[float]:
+    """Of an output's own tokens.
+
+    Raises:
+        RuntimeError: they are not there.
+    """
+    if output.logprobs is None:
+        raise RuntimeError("vLLM gave no log-probabilities.")
+    return [float(at[token].logprob) for at, token in zip(output.logprobs, output.token_ids, strict=True)]
+
+
+@torch.no_grad()
+def _load(model: Any, policy: Policy) -> None:
+    loaded = model.load_weights(checkpoint_weights(policy.model))
+    missing = set() if loaded is None else {name for name, _ in model.named_parameters()} - set(loaded)
+    if missing:
+        raise InputError(
+            f"vLLM's model has weights that this policy does not set, such as {min(missing)}; use the sampler "
+            "transformers."
+        )
+
+
+def open_engine(
+    policy: Policy, config: RolloutConfig, trust_remote_code: bool = False
+) -> tuple[Any, Callable[..., Any], int]:
+    """An engine of the policy's architecture, its weights still random; `SamplingParams`; the longest sequence.
+
+    Raises:
+        InputError: vLLM is missing or of another version, or the policy is on no GPU.
+    """
+    _check_machine(policy)
+    # The worker must live in this process: weights are handed over as tensors.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM, SamplingParams
+
+    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    folder = tempfile.mkdtemp(prefix="oblrpo-vllm-")
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    longest = config.vllm_max_model_length or policy.longest
+    devices = [policy.device] if policy.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):  # the engine seeds torch
+        engine = LLM(
+            model=folder,
+            load_format="dummy",  # `sync` brings the weights
+            skip_tokenizer_init=True,
+            trust_remote_code=trust_remote_code,
+            generation_config="vllm",  # not the model's defaults (top-p, repetition penalty ...)
+            logprobs_mode="processed_logprobs",  # those that tokens are drawn with, temperature included
+            dtype=config.vllm_dtype,
+            gpu_memory_utilization=config.vllm_gpu_memory_utilization,
+            max_model_len=longest,
+        )
+    weakref.finalize(engine, shutil.rmtree, folder, ignore_errors=True)
+    return engine, SamplingParams, longest
+
+
+def _check_machine(policy: Policy) -> None:
+    least, below = (".".join(map(str, version)) for version in (LEAST_VERSION, BELOW_VERSION))
+    wanted = f"the sampler vllm is written for vLLM {least} to below {below}"
+    try:
+        found = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        raise InputError(
+            f"{wanted}, which is not installed: pip install 'oblrpo[vllm]' on a machine with a GPU."
+        ) from None
+    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+    if not LEAST_VERSION <= numbers < BELOW_VERSION:
+        raise InputError(f"{wanted}; here is {found}. Install one of those, or use the sampler transformers.")
+    if policy.device.type != "cuda":
+        raise InputError(f"the sampler vllm needs the policy on a CUDA device, not on {policy.device}.")

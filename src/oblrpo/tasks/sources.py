@@ -1,0 +1,118 @@
+"""Rows of a data set: from JSON Lines, CSV and Parquet files, or from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oblrpo.errors import InputError, did_you_mean
+from oblrpo.tasks.rows import read_objects
+
+Row = dict[str, Any]
+Rows = list[tuple[str, Row]]
+"""(where the row stands, its columns)."""
+
+EXTRA = "pip install 'oblrpo[data]'"
+
+
+def read_source(names: Sequence[str], split: str) -> Rows:
+    """Return the rows of files, one after the other, or of one data set of the hub, `owner/name[:configuration]`.
+
+    Raises:
+        InputError: a file or data set that cannot be read, or without rows; the message says where.
+    """
+    if len(names) == 1 and is_hub_name(names[0]):
+        path, _, configuration = names[0].partition(":")
+        return read_hub(path, configuration, split)
+    return [row for name in names for row in _read_file(Path(name))]
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether a name means a data set of the hub: it has one slash, no such file is there, no ending of one."""
+    path = Path(name)
+    return (
+        name.count("/") == 1
+        and not name.startswith((".", "/", "~"))
+        and not path.exists()
+        and path.suffix not in READERS
+    )
+
+
+def read_hub(path: str, configuration: str, split: str) -> Rows:
+    """Return the rows of a data set of the hub.
+
+    Raises:
+        InputError: no library `datasets`, or it cannot load the data set.
+    """
+    datasets = _library("datasets", f"to load {path} from the hub")
+    try:
+        rows = datasets.load_dataset(path, configuration or None, split=split)
+    except Exception as error:  # no network, no such revision, a full disk: the library raises whatever it likes
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"cannot load {path} ({split}) from the hub: {reason}; or give a file.") from error
+    return [(f"{path} row {index}", dict(row)) for index, row in enumerate(rows)]
+
+
+def keep_rows(rows: Rows, where: Mapping[str, Any]) -> Rows:
+    """Return the rows whose columns have the given values, or one of those in a list.
+
+    Raises:
+        InputError: a row without such a column, or no row is left.
+    """
+    for column in where:
+        for place, row in rows:
+            if column not in row:
+                raise InputError(f"where: {place} has no column '{column}'.{did_you_mean(column, row)}")
+    allowed = {column: value if isinstance(value, list) else [value] for column, value in where.items()}
+    kept = [(place, row) for place, row in rows if all(row[column] in values for column, values in allowed.items())]
+    if rows and not kept:
+        raise InputError(f"where {dict(where)} leaves none of {len(rows)} rows; text and numbers are not equal.")
+    return kept
+
+
+def _read_file(path: Path) -> Rows:
+    return READERS.get(path.suffix, _read_jsonl)(path)
+
+
+def _read_jsonl(path: Path) -> Rows:
+    return [(f"{path} line {line}", row) for line, row in read_objects(path)]
+
+
+def _read_csv(path: Path) -> Rows:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            rows = [(f"{path} line {reader.line_num}", dict(row)) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"Cannot read the data file {path}: {error}; check the path, and save it as UTF-8.") from error
+    for where, row in rows:
+        if None in row or None in row.values():
+            raise InputError(f"{where} has more or fewer fields than the first line has names.")
+    if not rows:
+        raise InputError(f"{path} holds no rows; give a first line of names and one line a row.")
+    return [(where, {str(name): value for name, value in row.items()}) for where, row in rows]
+
+
+def _read_parquet(path: Path) -> Rows:
+    parquet = _library("pyarrow.parquet", f"to read {path}")
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except Exception as error:  # pyarrow raises many kinds
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"Cannot read the data file {path}: {reason}; check the path.") from error
+    if not rows:
+        raise InputError(f"{path} holds no rows.")
+    return [(f"{path} row {index}", row) for index, row in enumerate(rows)]
+
+
+def _library(name: str, purpose: str) -> Any:
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        raise InputError(f"the library {name.partition('.')[0]} is needed {purpose}; install it with: {EXTRA}")
+    return importlib.import_module(name)
+
+
+READERS = {".jsonl": _read_jsonl, ".json": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}

@@ -1,0 +1,93 @@
+"""From a config to the problems of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oblrpo.config import TaskConfig, TrainConfig
+from oblrpo.errors import InputError
+from oblrpo.policy import Policy
+from oblrpo.rewards import NEED_ANSWER, split_weight
+from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
+from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
+from oblrpo.tasks.data import PLACEHOLDER, problems_of
+from oblrpo.tasks.sources import Rows, keep_rows, read_source
+
+
+def task_of(config: TrainConfig) -> Task:
+    """The built-in task, the benchmark, or the user's data.
+
+    Raises:
+        InputError: the task refuses its parameters, or the data cannot be read.
+    """
+    task, seed = config.task, config.run.seed
+    if not all(isinstance(key, str) for key in task.task_args):
+        raise InputError(f"task_args is {task.task_args}; its keys must be names.")
+    if task.task in BENCHMARKS:
+        return _benchmark(task, seed)
+    if task.data:
+        return _data(task, seed)
+    for name, value in {
+        "eval_data": task.eval_data,
+        "where": task.where,
+        "prompt_template": task.prompt_template,
+    }.items():
+        if value:
+            raise InputError(f"{name} needs data; the task {task.task!r} generates its problems.")
+    return make_task(task.task, seed, **task.task_args)
+
+
+def known_problems(task: Task, prompts_per_step: int) -> list[Problem]:
+    """The problems that can be checked before the run: all of a data set, the first batch of a generated task."""
+    first = task.train_batch(1, prompts_per_step)
+    return task.problems if isinstance(task, DataTask) else first
+
+
+def drop_long_prompts(task: Task, policy: Policy, most: int) -> None:
+    """Leave out a data set's problems with prompts of more than `most` tokens; 0: none.
+
+    Raises:
+        InputError: the task generates its problems.
+    """
+    if not most:
+        return
+    if not isinstance(task, DataTask):
+        raise InputError(f"max_prompt_length needs data; the task {task.name!r} generates its problems.")
+    texts = [problem.prompt for problem in task.problems]
+    long = {id(problem) for problem, row in zip(task.problems, policy.tokens(texts), strict=True) if len(row) > most}
+    task.drop(f"longer than {most} tokens (max_prompt_length)", lambda problem: id(problem) in long)
+
+
+def _benchmark(task: TaskConfig, seed: int) -> Task:
+    train = BENCHMARKS[task.task].train
+    if not task.data and not train:
+        raise InputError(f"{task.task} has no training split on the hub; give the problems to train on with data.")
+    if task.task_args:
+        raise InputError(
+            f"task_args is {task.task_args}, but the benchmark {task.task} takes none; choose rows by where."
+        )
+    template = task.prompt_template or TEMPLATE
+    problems = to_train_on(
+        load_benchmark(task.task, task.data, task.split if task.data else train, task.where), template
+    )
+    heldout = None
+    if task.eval_data or not task.data:
+        heldout = to_train_on(load_benchmark(task.task, task.eval_data, task.eval_split), template)
+    return DataTask(task.task, problems, heldout, task.heldout_fraction, seed, ("math",))
+
+
+def _data(task: TaskConfig, seed: int) -> Task:
+    rows = keep_rows(read_source(task.data, task.split), task.where)
+    heldout = None if not task.eval_data else _problems(read_source(task.eval_data, task.eval_split), task)
+    name = Path(task.data[0]).stem
+    return DataTask(name, _problems(rows, task), heldout, task.heldout_fraction, seed)
+
+
+def _problems(rows: Rows, task: TaskConfig) -> list[Problem]:
+    rewards = {split_weight(name)[0] for name in task.rewards} or {"numeric"}
+    # A reward of the user's may do without the answer; what it needs it says itself.
+    needed = bool(rewards & NEED_ANSWER) or task.answer_column in rows[0][1]
+    template = task.prompt_template or PLACEHOLDER
+    return problems_of(
+        rows, task.prompt_column, task.answer_column if needed else "", template, numbers="numeric" in rewards
+    )

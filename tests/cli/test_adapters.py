@@ -1,0 +1,107 @@
+"""LoRA and QLoRA: what is trained, how sampler and trainer agree, and that it saves, resumes and merges."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from oblrpo.config import PolicyConfig
+from oblrpo.errors import InputError
+from oblrpo.policy import load_policy, make_policy
+from tests.cli.conftest import metrics_of
+from tests.cli.test_families import folder_of
+
+pytest.importorskip("peft")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated"),  # PEFT asks transformers for it
+]
+
+
+@pytest.fixture
+def base(tmp_path):
+    return folder_of("qwen3-tied", tmp_path / "model")
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(torch.tensor([[5, 6, 7, 8]])).logits
+
+
+@pytest.mark.usefixtures("dense_reward")
+def test_a_run_saves_adapters_and_merges_them(base, small_run, tmp_path):
+    code, out, err = small_run("--merge", model=base, lora_r=2, steps=3, eval_steps=0)
+    assert code == 0, err
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_3"
+    assert (checkpoint / "adapter_model.safetensors").is_file()
+    assert not (checkpoint / "model.safetensors").exists()
+    total, trained = [int(word.replace(",", "")) for word in out.split() if word.replace(",", "").isdigit()][:2]
+    assert 0 < trained < total / 3
+    adapted = AutoModelForCausalLM.from_pretrained(checkpoint).eval()  # transformers finds the model beneath
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged").eval()
+    assert not hasattr(merged, "peft_config")
+    torch.testing.assert_close(logits_of(adapted), logits_of(merged), rtol=1e-4, atol=1e-4)
+    plain = AutoModelForCausalLM.from_pretrained(base).eval()
+    assert (logits_of(plain) - logits_of(merged)).abs().max() > 1e-3
+
+
+def test_an_interrupted_run_of_adapters_goes_on_as_if_nothing_had_been(base, small_run, oblrpo, tmp_path, dense_reward):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert small_run(model=base, lora_r=2, steps=4, output=whole)[0] == 0
+    assert small_run(model=base, lora_r=2, steps=2, output=parts)[0] == 0
+    code, _, err = oblrpo("train", "--resume", "--output", parts, "--steps", 4)
+    assert code == 0, err
+    assert metrics_of(whole) == metrics_of(parts)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_only_adapters_are_trained_and_in_float32(base, dtype):
+    policy = load_policy(str(base), PolicyConfig(model=str(base), lora_r=2, dtype=dtype, device="cpu"))
+    names = {name for name, p in policy.model.named_parameters() if p.requires_grad}
+    assert names
+    assert all("lora_" in name for name in names)
+    assert all(p.dtype == torch.float32 for p in policy.parameters)
+    others = [p for name, p in policy.model.named_parameters() if name not in names]
+    assert all(p.dtype == getattr(torch, dtype) for p in others)
+    assert not any(module.training for module in policy.model.modules())
+
+
+@pytest.mark.usefixtures("dense_reward")
+def test_bfloat16_under_adapters_trains(base, small_run):
+    code, _, err = small_run(model=base, lora_r=2, dtype="bfloat16", steps=2, eval_steps=0)
+    assert code == 0, err
+
+
+@pytest.mark.usefixtures("dense_reward")
+def test_four_bits_under_adapters(base, small_run, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    code, out, err = small_run("--load-in-4bit", model=base, lora_r=2, steps=2, eval_steps=0)
+    assert code == 0, err
+    assert "4-bit weights" in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lora_r": 2}, "lora_r needs a model to adapt"),
+        ({"lora_r": -1}, "lora_r must be at least 0"),
+        ({"load_in_4bit": True, "model": "x"}, "load_in_4bit leaves no weight"),
+        ({"dtype": "bfloat16", "model": "x"}, "lose updates smaller than 1/256"),
+        ({"merge": True, "model": "x"}, "merge needs adapters"),
+        ({"lora_r": 2, "lora_target_modules": ("nowhere",)}, "PEFT refuses the adapter: .*nowhere"),
+    ],
+)
+def test_settings_that_do_not_go_together(base, settings, words):
+    if "lora_target_modules" in settings:
+        settings = settings | {"model": str(base)}
+    with pytest.raises(InputError, match=words):
+        make_policy(PolicyConfig(device="cpu", **settings))
+
+
+def test_damaged_adapters_are_named(base, small_run, tmp_path):
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{")
+    with pytest.raises(InputError, match=r"adapter_config.json is damaged"):
+        load_policy(str(folder), PolicyConfig(model=str(folder)))
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="does not say which model"):
+        load_policy(str(folder), PolicyConfig(model=str(folder)))

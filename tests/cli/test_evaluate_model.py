@@ -1,0 +1,165 @@
+"""`oblrpo evaluate MODEL`: a policy of known accuracy; an evaluation that is stopped, gone on with, graded again."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+
+from oblrpo.evaluate import sampled
+from oblrpo.evaluate.sampled import Sampling, SavedCompletions, collect
+from oblrpo.evaluate.statistics import clustered
+from oblrpo.policy import Sequences
+from oblrpo.rollout import Rollouts
+from oblrpo.tasks.benchmarks import BenchmarkProblem
+from tests.cli.test_bad_input import complained
+from tests.cli.test_families import folder_of
+
+pytest.importorskip("math_verify")
+
+
+def scripted(chances):
+    """A `sample` whose completions of problem i are right with probability chances[i]."""
+
+    def sample(policy, prompts, num_generations, max_completion_length, temperature, top_p):
+        rng = random.Random(int(torch.randint(2**31, ()).item()))
+        texts = []
+        for prompt in prompts:
+            index = int(prompt.split()[0])
+            texts += [
+                rf"\boxed{{{7 if rng.random() < chances[index] else rng.randint(8, 9)}}}"
+                for _ in range(num_generations)
+            ]
+        ones = torch.ones(len(texts), 3, dtype=torch.long)
+        return Rollouts(Sequences(ones, ones, ones, ones), texts, torch.zeros(len(texts), dtype=torch.bool))
+
+    return sample
+
+
+def majority(chance, k):
+    """Probability that the right answer wins a vote of k, the wrong ones two alike; ties drawn."""
+    total = 0.0
+    for right in range(k + 1):
+        for one in range(k - right + 1):
+            other = k - right - one
+            ways = math.comb(k, right) * math.comb(k - right, one)
+            probability = ways * chance**right * ((1 - chance) / 2) ** (one + other)
+            top = max(right, one, other)
+            total += probability * (right == top) / [right, one, other].count(top)
+    return total
+
+
+def test_a_policy_of_known_accuracy(oblrpo, tmp_path, tiny_policy, monkeypatch):
+    """The figures lie within four standard errors of their closed forms, and pass@k is the file's own closed form."""
+    rng = random.Random(1)
+    chances = [rng.random() for _ in range(200)]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"problem": f"{i} ?", "answer": "7"}) + "\n" for i in range(200)))
+    monkeypatch.setattr(sampled, "sample", scripted(chances))
+    problems = [BenchmarkProblem(i, f"{i} ?", ("7",)) for i in range(200)]
+    saved = SavedCompletions(tmp_path / "out", "math500")
+    rows = collect(tiny_policy, problems, "{prompt}", Sampling(8, 1.0, 1.0, 9, 16, 0), saved)
+    code, out, err = oblrpo(
+        "evaluate", "--regrade", "--benchmark", "math500", "--data", data, "--output", tmp_path / "out", "--json"
+    )
+    assert code == 0, err
+    (result,) = json.loads(out)["results"]
+    right = [sum(row["completion"] == r"\boxed{7}" for row in rows[8 * i : 8 * i + 8]) for i in range(200)]
+    for k in (1, 2, 4, 8):
+        found = result["pass@k"][str(k)]
+        exact = sum(1 - math.comb(8 - c, k) / math.comb(8, k) for c in right) / 200
+        assert found["value"] == pytest.approx(exact, abs=1e-12)
+        for estimate, expected in (
+            (found, sum(1 - (1 - p) ** k for p in chances) / 200),
+            (result["maj@k"][str(k)], sum(majority(p, k) for p in chances) / 200),
+        ):
+            stderr = (estimate["interval"][1] - estimate["interval"][0]) / 2 / 1.96
+            assert abs(estimate["value"] - expected) < 4 * stderr
+    assert result["avg@k"]["value"] == pytest.approx(sum(right) / 1600)
+    assert (result["mean_length"], result["clipped_ratio"]) == (3.0, 0.0)
+
+
+def test_the_clustered_interval_covers():
+    """Of 300 evaluations of 40 problems each, about 95 % have an interval of avg@4 that holds the mean."""
+    rng, held = random.Random(0), 0
+    for _ in range(300):
+        chances = [rng.betavariate(0.5, 0.5) for _ in range(40)]
+        estimate = clustered([sum(rng.random() < p for _ in range(4)) / 4 for p in chances])
+        held += estimate.interval[0] <= 0.5 <= estimate.interval[1]
+    assert 0.90 <= held / 300 <= 0.985
+
+
+@pytest.fixture
+def model(tmp_path):
+    return folder_of("qwen3-tied", tmp_path / "model")
+
+
+@pytest.fixture
+def ask(oblrpo, tmp_path, model):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"question": f"{i}+1", "answer": f"#### {i + 1}"}) + "\n" for i in range(7)))
+
+    def call(*more, model=model, output="out"):
+        return oblrpo(
+            "evaluate", *([model] if model else []), "--benchmark", "gsm8k", "--data", data, "--samples", 2,
+            "--max-completion-length", 5, "--problems-per-batch", 3, "--prompt-template", "{prompt}=",
+            "--device", "cpu", "--output", tmp_path / output, *more,
+        )  # fmt: skip
+
+    return call
+
+
+def test_an_evaluation_that_was_stopped_goes_on(ask, tmp_path):
+    code, out, err = ask()
+    assert code == 0, err
+    for words in ("'{prompt}='", "'0+1='", "temperature", "avg@2", "tokens a completion", "cut"):
+        assert words in out
+    file = tmp_path / "out" / "gsm8k.jsonl"
+    whole = file.read_text()
+    assert len(whole.splitlines()) == 14
+    file.write_text(
+        "".join(whole.splitlines(keepends=True)[:9]) + '{"index": 4, "sam'
+    )  # in the second batch, in a line
+    assert ask()[0] == 0
+    assert file.read_text() == whole
+    before = file.stat().st_mtime_ns
+    code, out, _ = ask("--regrade", "--json", model=None)
+    assert code == 0
+    assert json.loads(out)["results"][0]["problems"] == 7
+    assert file.stat().st_mtime_ns == before
+
+
+def test_greedy_completions_are_all_alike_and_other_seeds_differ(ask, tmp_path):
+    assert ask("--temperature", "0")[0] == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "gsm8k.jsonl").read_text().splitlines()]
+    assert all(one["completion"] == two["completion"] for one, two in zip(rows[::2], rows[1::2], strict=True))
+    texts = set()
+    for seed in (0, 1):
+        assert ask("--seed", seed, output=f"seed{seed}")[0] == 0
+        texts.add((tmp_path / f"seed{seed}" / "gsm8k.jsonl").read_text())
+    assert len(texts) == 2
+
+
+def test_a_short_evaluation_and_the_model_in_bfloat16(ask, tmp_path):
+    code, out, err = ask("--limit", 2, "--dtype", "bfloat16", "--json")
+    assert code == 0, err
+    result = json.loads(out)["results"][0]
+    assert result["problems"] == 2
+    assert result["settings"]["precision"] == "bfloat16"
+
+
+def test_mistakes(ask, oblrpo, tmp_path, model):
+    assert ask()[0] == 0
+    complained(ask("--temperature", "0.5"), "drawn with other settings", "temperature (was 1.0, now 0.5)")
+    complained(ask("--regrade", model=None, output="none"), "holds no completions to grade")
+    complained(ask(model=None), "give a model to evaluate")
+    complained(ask("--completions", "x.jsonl"), "leave out the model")
+    complained(ask("--samples", 0), "samples is 0")
+    complained(ask("--top-p", 0), "top_p above 0")
+    complained(ask(model=tmp_path / "none"), "cannot load the model")
+    complained(ask("--chat", output="chat"), "has no chat template")
+    complained(ask("--prompt-template", "x", output="t"), "prompt_template must contain {prompt}")
+    complained(ask("--max-completion-length", 500, output="l"), "does not fit the model's 64")
+    both = oblrpo("evaluate", model, "--benchmark", "gsm8k", "amc23", "--data", "x.jsonl")
+    complained(both, "data and completions are of one benchmark")

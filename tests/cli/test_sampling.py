@@ -1,0 +1,120 @@
+"""Runs with missing rewards and with another sampler, from the command line."""
+
+import json
+import math
+
+import pytest
+
+from oblrpo import rollout
+from oblrpo.rewards import Rewards
+from oblrpo.rollout import vllm
+from tests.cli.conftest import metrics_of
+from tests.rollout.fakes import FakeLLM, FakeSamplingParams
+
+pytestmark = pytest.mark.usefixtures("dense_reward")
+
+
+@pytest.fixture
+def holes(monkeypatch):
+    """Rewards are missing: of the third completion of every prompt, and in step 2 all."""
+    calls, whole = [], Rewards.__call__
+
+    def holed(self, problems, completions):
+        rows = whole(self, problems, completions)
+        if len(rows[0]) < 3:  # held-out accuracy
+            return rows
+        calls.append(len(calls) + 1)
+        return [[math.nan] * 3 if len(calls) == 2 else [*row[:2], math.nan] for row in rows]
+
+    monkeypatch.setattr(Rewards, "__call__", holed)
+
+
+@pytest.mark.usefixtures("holes")
+@pytest.mark.parametrize("algorithm", ["oblrpo_shrunk", "grpo"])
+def test_missing_rewards_are_left_out_and_told(small_run, oblrpo, tmp_path, algorithm):
+    code, out, _ = small_run(algorithm=algorithm, eval_steps=0)
+    assert code == 0
+    rows = metrics_of(tmp_path / "run")
+    assert [row.get("completions/masked_ratio") for row in rows[1:]] == pytest.approx([1 / 3, 1, 1 / 3, 1 / 3])
+    assert [row["learning_rate"] > 0 for row in rows[1:]] == [True, False, True, True]
+    assert (rows[2]["reward"], rows[2]["grad_norm"], rows[2]["entropy"]) == (None, None, None)
+    (warning,) = [text for row in rows for text in row.get("warnings", [])]
+    assert warning.startswith("100% of this step's completions have no reward")
+    assert "no update was made" in out
+    lines = (tmp_path / "run" / "completions" / "step_3.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reward"] is None for line in lines] == [False, False, True] * 4
+    for command in (("report", tmp_path / "run"), ("train", "--resume", "--output", tmp_path / "run")):
+        assert oblrpo(*command)[0] == 0
+
+
+@pytest.fixture
+def other_engine(monkeypatch):
+    """`--sampler vllm` opens the fake engine, whose weights are not quite the policy's."""
+    engines = []
+
+    def opened(policy, config, trust_remote_code):
+        engines.append(FakeLLM(policy, off=0.03))
+        return engines[-1], FakeSamplingParams, policy.longest
+
+    monkeypatch.setattr(vllm, "open_engine", opened)
+    return engines
+
+
+def test_a_run_samples_with_the_engine_and_measures_it(small_run, tmp_path, other_engine):
+    code, out, _ = small_run(sampler="vllm", warm_start_steps=2)
+    assert code == 0
+    assert "sampler    vllm" in out
+    (engine,) = other_engine
+    kinds = [call if isinstance(call, str) else call[0] for call in engine.calls]
+    assert kinds.count("apply_model") == kinds.count("reset_prefix_cache") == 1 + 1 + 4  # opened, warm start, steps
+    assert kinds.count("generate") > 4  # held-out accuracy too
+    for row in metrics_of(tmp_path / "run")[1:]:
+        assert row["sampling/sampling_logp_difference/mean"] > 1e-3
+        assert row["sampling/importance_sampling_ratio/min"] < row["sampling/importance_sampling_ratio/max"]
+
+
+def test_a_run_without_correction_measures_too_and_warns(small_run, tmp_path, other_engine):
+    code, out, _ = small_run(sampler="vllm", sampler_correction="none", eval_steps=0)
+    assert code == 0
+    assert other_engine
+    assert "sampler_correction none takes them for equal: the gradient is biased" in out
+    rows = metrics_of(tmp_path / "run")
+    assert sum(len(row.get("warnings", [])) for row in rows) == 1
+    assert all(row["sampling/sequence_logp_difference/mean"] > 0.1 for row in rows[1:])
+
+
+def test_the_policy_can_be_measured_as_its_own_sampler(small_run, tmp_path):
+    assert small_run("--sampler-logps", eval_steps=0)[0] == 0
+    assert small_run(eval_steps=0, output=tmp_path / "plain")[0] == 0
+    for row in metrics_of(tmp_path / "run")[1:]:
+        assert 0 <= row["sampling/sampling_logp_difference/max"] < 1e-4
+        assert row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
+        assert row["sampling/truncated_ratio"] == 0
+    first, plain = (metrics_of(tmp_path / name)[1] for name in ("run", "plain"))
+    assert not any(key.startswith("sampling/") for key in plain)
+    assert first["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"vllm_importance_sampling_clip_max": 0.5}, "below 1 it would cut weights that need no correction"),
+        ({"vllm_importance_sampling_clip_max": math.nan}, "vllm_importance_sampling_clip_max is nan"),
+        ({"sampler": "vllm", "temperature": 0.005}, "vLLM samples at a temperature of at least 0.01, not at 0.005"),
+        ({"sampler": "vllm", "vllm_gpu_memory_utilization": 1.5}, "vllm_gpu_memory_utilization is 1.5"),
+        ({"sampler": "vllm"}, "vLLM 0.17 to below 0.34, which is not installed"),
+    ],
+)
+def test_what_cannot_be_sampled_with_is_refused(small_run, tmp_path, settings, message):
+    code, _, err = small_run(**settings)
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_default_sampler_is_the_policy_itself(tiny_policy):
+    from oblrpo.config import RolloutConfig
+
+    sampler = rollout.make_sampler(tiny_policy, RolloutConfig())
+    assert sampler.policy is tiny_policy
+    assert sampler.sample(["a"], 2, 3, 1.0).sampler_logps_SC is None

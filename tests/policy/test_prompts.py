@@ -1,0 +1,102 @@
+"""Prompts as text and as messages, and the precision and memory of a forward."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from oblrpo.config import PolicyConfig
+from oblrpo.errors import InputError
+from oblrpo.policy import PromptFormat, make_policy
+from oblrpo.rollout import sample
+from oblrpo.scores import ScoreTape
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if shout %}!{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def chatty(tiny_policy):
+    tiny_policy.tokenizer.chat_template = TEMPLATE
+    return tiny_policy
+
+
+def shown(policy, prompt, **settings):
+    policy = dataclasses.replace(policy, format=PromptFormat(**settings))
+    return policy.tokenizer.decode(policy.encode([prompt], 1)[0])
+
+
+def test_text_stays_text_and_messages_take_the_template(chatty):
+    user = [{"role": "user", "content": "2+2"}]
+    assert shown(chatty, "2+2") == "2+2"
+    assert shown(chatty, "2+2", chat=True) == "<user>2+2<assistant>"
+    assert shown(chatty, user) == "<user>2+2<assistant>"
+    assert shown(chatty, user, system_prompt="S") == "<system>S<user>2+2<assistant>"
+    assert (
+        shown(chatty, [{"role": "system", "content": "T"}, *user], system_prompt="S") == "<system>T<user>2+2<assistant>"
+    )
+    assert shown(chatty, user, template_args={"shout": True}) == "<user>2+2!<assistant>"
+
+
+def test_texts_and_messages_in_one_batch_keep_their_places(chatty):
+    rows = chatty.encode(["a", [{"role": "user", "content": "b"}], "c"], 1)
+    assert [chatty.tokenizer.decode(row) for row in rows] == ["a", "<user>b<assistant>", "c"]
+    assert sample(chatty, ["a", [{"role": "user", "content": "b"}]], 2, 3, 1.0).sequences.completion_SC.shape == (4, 3)
+
+
+def test_messages_without_a_template_or_with_one_that_refuses(tiny_policy):
+    with pytest.raises(InputError, match="has no chat template"):
+        tiny_policy.encode([[{"role": "user", "content": "x"}]], 1)
+    tiny_policy.tokenizer.chat_template = "{{ raise_exception('no system, please') }}"
+    with pytest.raises(InputError, match="chat template refuses a prompt: no system, please"):
+        tiny_policy.encode([[{"role": "user", "content": "x"}]], 1)
+
+
+def record(policy, temperature=0.9):
+    """Log-probabilities, score norms and the gradient of a fixed batch."""
+    batch = policy.sequences(["ab", "abcd", "x"], ["cde", "f", "ghijk"])
+    tape = ScoreTape(policy.model)
+    with tape:
+        output = policy.logps(batch, temperature)
+        tape.record(output.logps_S)
+    norm2_S = tape.norm2()
+    tape.accumulate(torch.tensor([0.3, -1.0, 0.7]))
+    gradient = torch.cat([p.grad.flatten() for p in policy.parameters])
+    policy.model.zero_grad()
+    return output.logps_S.detach(), norm2_S, gradient
+
+
+def test_checkpointed_layers_change_nothing_and_keep_less(tiny_policy):
+    plain = record(tiny_policy)
+    config = PolicyConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, device="cpu", gradient_checkpointing=True
+    )
+    saving = make_policy(config)
+    saving.model.load_state_dict(tiny_policy.model.state_dict())
+    calls = []
+    saving.model.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    for found, expected in zip(record(saving), plain, strict=True):
+        torch.testing.assert_close(found, expected)
+    assert len(calls) == 2  # once more in the backward
+    assert not any(module.training for module in saving.model.modules())
+    calls.clear()
+    with torch.no_grad():
+        saving.logps(saving.sequences(["ab"], ["c"]))
+    assert len(calls) == 1
+    torch.manual_seed(0)
+    drawn = sample(saving, ["ab"], 4, 5, 1.0)
+    torch.manual_seed(0)
+    assert torch.equal(drawn.sequences.completion_SC, sample(tiny_policy, ["ab"], 4, 5, 1.0).sequences.completion_SC)
+
+
+def test_bfloat16_arithmetic_on_float32_weights(tiny_policy):
+    logps_S, norm2_S, gradient = record(tiny_policy)
+    short = dataclasses.replace(tiny_policy, bf16=True)
+    found = record(short)
+    assert not torch.equal(found[0], logps_S)
+    torch.testing.assert_close(found[0], logps_S, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(found[1], norm2_S, rtol=0.05, atol=0)
+    assert (found[2] - gradient).norm() < 0.05 * gradient.norm()
+    assert gradient.dtype == found[2].dtype == torch.float32

@@ -1,0 +1,12 @@
+"""A task from a file in one call."""
+
+from pathlib import Path
+
+from oblrpo.tasks import DataTask
+from oblrpo.tasks.data import problems_of
+from oblrpo.tasks.sources import read_source
+
+
+def task_of_file(path, prompt="prompt", answer="answer", prompt_template="{prompt}", numbers=False, **options):
+    rows = read_source([str(path)], "train")
+    return DataTask(Path(path).stem, problems_of(rows, prompt, answer, prompt_template, numbers), **options)

@@ -1,0 +1,93 @@
+"""Files of other formats than JSON Lines."""
+
+import pytest
+
+from oblrpo.errors import InputError
+from oblrpo.tasks.data import problems_of
+from oblrpo.tasks.sources import is_hub_name, read_source
+
+ROWS = [{"q": '1 + 1, "quoted"\nnext line', "a": "2"}, {"q": "2 + 2", "a": "4"}]
+
+
+def test_csv_with_quotes_commas_and_lines(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufeffq,a\n"1 + 1, ""quoted""\nnext line",2\n2 + 2,4\n')
+    assert [row for _, row in read_source([str(path)], "train")] == ROWS
+    assert read_source([str(path)], "train")[1][0] == f"{path} line 4"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("q,a\n1\n", "line 2 has more or fewer fields"),
+        ("q,a\n1,2,3\n", "line 2 has more or fewer fields"),
+        ("q,a\n", "holds no rows"),
+        ("", "holds no rows"),
+        ('q,a\n"1,2', "Cannot read the data file"),
+    ],
+)
+def test_bad_csv(tmp_path, text, words):
+    (tmp_path / "bad.csv").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_source([str(tmp_path / "bad.csv")], "train")
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    assert [row for _, row in read_source([str(path)], "train")] == ROWS
+    path.write_bytes(b"no parquet")
+    with pytest.raises(InputError, match="Cannot read the data file"):
+        read_source([str(path)], "train")
+
+
+def test_parquet_without_pyarrow(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"the library pyarrow is needed to read x.parquet; .*oblrpo\[data\]"):
+        read_source(["x.parquet"], "train")
+
+
+def test_several_files_are_read_in_turn(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"q": "{name}"}}\n')
+    rows = read_source([str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")], "train")
+    assert [row["q"] for _, row in rows] == ["one", "two"]
+
+
+def test_what_is_a_name_of_the_hub(tmp_path, monkeypatch):
+    assert is_hub_name("openai/gsm8k")
+    assert is_hub_name("openai/gsm8k:main")
+    for name in ("rows.jsonl", "data/rows.csv", "./a/b", "/a/b", "~/a", "plain", "a/b/c"):
+        assert not is_hub_name(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "file").write_text("{}")
+    assert not is_hub_name("my/file")
+
+
+def test_prompts_of_messages_and_the_columns_that_rewards_see():
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2"}]
+    rows = [("here", {"prompt": messages, "gold": 4.0, "level": 3})]
+    (problem,) = problems_of(rows, "prompt", "gold", "Solve {prompt}")
+    assert problem.prompt == messages
+    assert problem.text == "Be brief.\n2 + 2"
+    assert problem.answer == "4.0"
+    assert problem.columns == {"gold": 4.0, "level": 3, "answer": "4.0"}
+    (problem,) = problems_of([("here", {"prompt": "p", "answer": [1], "x": None})], "prompt", "", "{prompt}")
+    assert (problem.answer, problem.columns) == ("", {"answer": [1], "x": None})
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([{"role": "user"}], "messages with a role"),
+        ([{"role": "robot", "content": "x"}], "messages with a role"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "messages with a role"),
+        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "ends with a message of the"),
+    ],
+)
+def test_bad_messages(messages, words):
+    with pytest.raises(InputError, match=f"^here: column 'prompt' .*{words}"):
+        problems_of([("here", {"prompt": messages, "answer": "1"})], "prompt", "answer", "{prompt}")

@@ -1,0 +1,370 @@
+"""Outputs without a reward: left out of everything that rewards enter, as if they had never been sampled."""
+
+import copy
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from oblrpo import estimators
+from oblrpo.algorithms import ALGORITHMS, Algorithm
+from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig
+from oblrpo.estimators import BASELINES
+from oblrpo.rollout import Rollouts, sample
+from oblrpo.tasks import Problem
+from oblrpo.trainer import Learner
+from oblrpo.trainer.metrics import completion_rows, step_metrics
+from tests.scores.stay_double import StayDouble
+
+P, G, LONGEST = 5, 4, 6
+PROMPTS = ["a", "bcd", "ef", "ghij", "k"]
+DESIGNS = [Algorithm(name, entry.normalisation) for name, entry in BASELINES.items()]
+DESIGNS += [
+    Algorithm("rloo", normalisation, weighting)
+    for normalisation in ("none", "group_std", "batch_std")
+    for weighting in ("token_mean", "sequence_mean", "constant")
+]
+
+
+@pytest.fixture
+def policy(tiny_policy):
+    tiny_policy.model.double()
+    with StayDouble():
+        yield tiny_policy
+
+
+@pytest.fixture
+def batch(policy):
+    torch.manual_seed(1)
+    return sample(policy, PROMPTS, G, LONGEST, 1.0), torch.randn(P, G, dtype=torch.float64)
+
+
+def learner_of(policy, algorithm, *, scores=None, optimizer=torch.optim.SGD, lr=0.1, micro_batch=0, **settings):
+    rollout = RolloutConfig(
+        prompts_per_step=P, num_generations=G, max_completion_length=LONGEST, prompts_per_micro_batch=micro_batch
+    )
+    made = optimizer(policy.parameters, lr=lr)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1.0)
+    scores = scores or ScoresConfig(ledger="exact", ledger_steps=1, calibration_steps=1)
+    config = AlgorithmConfig(prior_strength=3.0, **settings)
+    return Learner(policy, algorithm, made, scheduler, rollout, config, OptimConfig(), scores)
+
+
+def grads(policy):
+    return torch.cat([p.grad.flatten() for p in policy.parameters])
+
+
+def without(rollouts, rewards_PG, kept_PG):
+    """The batch with every prompt's other outputs removed; as many must be left of each."""
+    rows_S = kept_PG.flatten()
+    texts = [text for text, kept in zip(rollouts.completions, rows_S.tolist(), strict=True) if kept]
+    removed = Rollouts(rollouts.sequences.at(rows_S), texts, rollouts.clipped_S[rows_S])
+    prompts = int(kept_PG.any(1).sum())
+    return removed, rewards_PG.flatten()[rows_S].view(prompts, -1)
+
+
+def moments_of(moments):
+    return moments.signal2, moments.trace_cov, moments.n
+
+
+def close(first, second, **tolerance):
+    torch.testing.assert_close(first, second, **({"rtol": 1e-8, "atol": 1e-10} | tolerance))
+
+
+@pytest.mark.parametrize(
+    ("design", "micro_batch"),
+    [(each, 0) for each in DESIGNS] + [(Algorithm(name), 2) for name in ("rloo", "oblr_shrunk", "otb")],
+    ids=lambda each: "-".join(vars(each).values()) if isinstance(each, Algorithm) else str(each),
+)
+def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design, micro_batch):
+    rollouts, rewards_PG = batch
+    lost_P = torch.tensor([3, 0, 2, 1, 3]) if design.baseline != "oblr_crossfit" else torch.full((P,), 3)
+    valid_PG = torch.ones(P, G, dtype=torch.bool).scatter(1, lost_P[:, None], False)
+    holes_PG = rewards_PG.where(valid_PG, math.nan)
+    scores = None if not micro_batch else ScoresConfig(ledger="off", calibration_steps=1)
+    masked = learner_of(policy, design, scores=scores, micro_batch=micro_batch)
+    removed = learner_of(policy, design, scores=scores, micro_batch=micro_batch)
+    rest, rest_rewards_PG = without(rollouts, rewards_PG, valid_PG)
+    ours = masked.gradient(rollouts.sequences, holes_PG, None, 1, valid_PG)
+    our_grads = grads(policy)
+    theirs = removed.gradient(rest.sequences, rest_rewards_PG, None, 1)
+    assert float(our_grads.norm()) > 1e-3
+    close(our_grads, grads(policy))
+    for name in ("norm2_PG", "baseline_PG", "advantages_PG", "logps_PG", "rho_PG"):
+        if getattr(theirs, name) is not None:
+            close(getattr(ours, name)[valid_PG], getattr(theirs, name).flatten())
+    assert moments_of(ours.moments) == pytest.approx(moments_of(theirs.moments), rel=1e-7)
+    assert ours.grad_norm2 == pytest.approx(theirs.grad_norm2)
+    assert set(ours.further) == set(theirs.further)
+    for key, value in theirs.further.items():
+        if key.endswith("oblr_crossfit") and design.baseline != "oblr_crossfit":
+            continue  # its folds are places in the group, which a removal moves
+        assert ours.further[key] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), key
+    for part in ("weights", "prior"):
+        for key, value in getattr(removed, part).state_dict().items():
+            close(torch.as_tensor(getattr(masked, part).state_dict()[key]), torch.as_tensor(value))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_prompt_with_too_few_outputs_is_removed(policy, batch, name):
+    rollouts, rewards_PG = batch
+    design, smallest = Algorithm(name, BASELINES[name].normalisation), BASELINES[name].smallest_group
+    valid_PG = torch.ones(P, G, dtype=torch.bool)
+    valid_PG[1] = torch.arange(G) < smallest - 1
+    kept_PG = valid_PG.all(1, keepdim=True).expand(P, G)
+    estimate = learner_of(policy, design).gradient(rollouts.sequences, rewards_PG, None, 1, valid_PG)
+    ours = grads(policy)
+    rest, rest_rewards_PG = without(rollouts, rewards_PG, kept_PG)
+    expected = learner_of(policy, design).gradient(rest.sequences, rest_rewards_PG, None, 1)
+    close(ours, grads(policy))
+    assert estimate.counted_PG.tolist() == kept_PG.tolist()
+    assert estimate.moments.n == P - 1
+    assert moments_of(estimate.moments) == pytest.approx(moments_of(expected.moments), rel=1e-7)
+    assert estimate.further == pytest.approx(expected.further, rel=1e-6, abs=1e-9, nan_ok=True)
+
+
+def test_a_group_std_needs_two_outputs_whatever_the_baseline(policy, batch):
+    """Of one, it would be 0, and the advantage ten thousand times too large."""
+    rollouts, rewards_PG = batch
+    valid_PG = torch.ones(P, G, dtype=torch.bool)
+    valid_PG[2, 1:] = False
+    estimate = learner_of(policy, Algorithm("none", "group_std")).gradient(
+        rollouts.sequences, rewards_PG, None, 0, valid_PG
+    )
+    assert not estimate.counted_PG[2].any()
+    assert learner_of(policy, Algorithm("none")).gradient(
+        rollouts.sequences, rewards_PG, None, 0, valid_PG
+    ).counted_PG[2].tolist() == [True, False, False, False]  # fmt: skip
+
+
+VALID = torch.tensor(
+    [[1, 1, 1, 1], [0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 1]], dtype=torch.bool
+)  # groups of 4, 2, 3, 2 and 1
+
+
+def written_out(name, groups, c=3.0):
+    """Baselines of groups of any size, as their formulas say; an output is (F, w, T, even place)."""
+
+    def weighted(outputs, weight):
+        total = sum(weight(o) for o in outputs)
+        return sum(weight(o) * o[0] for o in outputs) / total if total else 0.0
+
+    def mean(outputs):
+        return weighted(outputs, lambda o: 1.0)
+
+    def variance(outputs):
+        return sum((o[0] - mean(outputs)) ** 2 for o in outputs) / (len(outputs) - 1)
+
+    everything = [o for group in groups for o in group]
+    result = []
+    for i, group in enumerate(groups):
+        other_groups = [each for k, each in enumerate(groups) if k != i]
+        elsewhere = [o for each in other_groups for o in each]
+        for j, output in enumerate(group):
+            others = [o for k, o in enumerate(group) if k != j]
+            if name == "none":
+                b = 0.0
+            elif name in {"mean", "grpo", "dr_grpo"}:
+                b = mean(group)
+            elif name == "reinforce_pp":
+                b = mean(everything)
+            elif name == "rloo":
+                b = mean(others)
+            elif name == "oblr":
+                b = weighted(others, lambda o: o[1])
+            elif name == "oblr_crossfit":
+                b = weighted([o for o in group if o[3] != output[3]], lambda o: o[1])
+            elif name == "oblr_shrunk":
+                w_bar = sum(o[1] for o in elsewhere) / len(elsewhere)
+                b_bar = weighted(elsewhere, lambda o: o[1])
+                above = sum(o[1] * o[0] for o in others) + c * w_bar * b_bar
+                b = above / (sum(o[1] for o in others) + c * w_bar)
+            elif name == "opo":
+                b = weighted(group, lambda o: o[2])
+            elif name == "length16":
+                b = weighted(group, lambda o: o[2] ** 1.6)
+            elif name in {"eob", "vcpo"}:
+                b = weighted(group, lambda o: o[1])
+            elif name == "js":
+                n, means = len(groups), [mean(each) for each in other_groups]
+                spread = [each for each in other_groups if len(each) > 1]
+                noise = sum(variance(each) / (len(each) - 1) for each in spread) / len(spread)
+                centre = sum(means) / len(means)
+                between = (sum(m**2 for m in means) / len(means) - centre**2) * (n - 1) / (n - 2)
+                between = max(0.0, between - sum(variance(each) / len(each) for each in spread) / len(spread))
+                share = (n - 1) / n * noise / (noise + between) if others else 1.0
+                b = (1 - share) * mean(others) + share * centre if others else centre
+            result.append(b)
+    return result
+
+
+@pytest.mark.parametrize("name", [name for name in BASELINES if name != "otb"])
+def test_groups_of_mixed_sizes_are_the_formula_by_loop_autograd(policy, batch, name):
+    """-(1/P) sum_i (1/G_i) sum_j (F - b) / divisor grad log pi, one output and one backward at a time."""
+    rollouts, rewards_PG = batch
+    entry = BASELINES[name]
+    estimate = learner_of(policy, Algorithm(name, entry.normalisation)).gradient(
+        rollouts.sequences, rewards_PG.where(VALID, math.nan), None, 0, VALID
+    )
+    ours = grads(policy)
+    part = [i for i in range(P) if int(VALID[i].sum()) >= entry.smallest_group]
+    places = [[j for j in range(G) if VALID[i, j]] for i in part]
+    scores, lengths = {}, rollouts.sequences.lengths_S.view(P, G)
+    for i, row in zip(part, places, strict=True):
+        for j in row:
+            logps_S = policy.logps(rollouts.sequences).logps_S
+            given = torch.autograd.grad(logps_S[i * G + j], policy.parameters)
+            scores[i, j] = torch.cat([each.flatten() for each in given])
+    groups = [
+        [(float(rewards_PG[i, j]), float(scores[i, j].square().sum()), int(lengths[i, j]), j % 2 == 0) for j in row]
+        for i, row in zip(part, places, strict=True)
+    ]
+    baselines = iter(written_out(name, groups))
+    rewards = [[output[0] for output in group] for group in groups]
+    batch_std = torch.tensor([each for row in rewards for each in row], dtype=torch.float64).std()
+    expected, norms = 0, []
+    for i, row, group in zip(part, places, rewards, strict=True):
+        divisor = {"none": 1.0, "batch_std": batch_std + 1e-4}.get(entry.normalisation)
+        divisor = torch.tensor(group, dtype=torch.float64).std() + 1e-4 if divisor is None else divisor
+        g = -sum((F - next(baselines)) / divisor * scores[i, j] for j, F in zip(row, group, strict=True)) / len(row)
+        expected = expected + g / len(part)
+        norms.append(g.square().sum())
+    close(ours, expected, rtol=1e-7)
+    moments = estimators.moments(torch.stack(norms), expected.square().sum())
+    assert moments_of(estimate.moments) == pytest.approx(moments_of(moments), rel=1e-6)
+
+
+def test_token_level_baselines_of_mixed_sizes_are_the_formula(policy, batch):
+    rollouts, rewards_PG = batch
+    learner_of(policy, Algorithm("otb")).gradient(rollouts.sequences, rewards_PG, None, 0, VALID)
+    ours = grads(policy)
+    policy.model.zero_grad()
+    out = policy.logps(rollouts.sequences, features=True)
+    lengths, norm2 = rollouts.sequences.lengths_S.tolist(), out.logit_norm2_SC
+    part, loss = [i for i in range(P) if int(VALID[i].sum()) > 1], 0
+    for i in part:
+        rows = [i * G + j for j in range(G) if VALID[i, j]]
+        for s in rows:
+            for t in range(lengths[s]):
+                long = [r for r in rows if lengths[r] > t]
+                weights = [norm2[r, : t + 1].sum() for r in long]
+                F = rewards_PG.flatten()
+                b = sum(w * F[r] for w, r in zip(weights, long, strict=True)) / sum(weights)
+                loss = loss - (F[s] - b).detach() * out.logp_SC[s, t] / len(rows) / len(part)
+    loss.backward()
+    close(ours, grads(policy), rtol=1e-7)
+
+
+def test_a_token_mean_counts_the_tokens_of_valid_outputs_alone(policy, batch):
+    """-(sum over tokens of A grad log pi) / (tokens), whatever the groups' sizes."""
+    rollouts, rewards_PG = batch
+    learner_of(policy, Algorithm("rloo", weighting="token_mean")).gradient(
+        rollouts.sequences, rewards_PG.where(VALID, math.nan), None, 0, VALID
+    )
+    ours = grads(policy)
+    policy.model.zero_grad()
+    logps_PG = policy.logps(rollouts.sequences).logps_S.view(P, G)
+    lengths_PG, loss, tokens = rollouts.sequences.lengths_S.view(P, G), 0, 0
+    for i in range(P - 1):  # the last prompt has one output, which has nothing to be compared with
+        for j in range(G):
+            if VALID[i, j]:
+                others = [rewards_PG[i, k] for k in range(G) if VALID[i, k] and k != j]
+                loss = loss - (rewards_PG[i, j] - sum(others) / len(others)) * logps_PG[i, j]
+                tokens += int(lengths_PG[i, j])
+    (loss / tokens).backward()
+    close(ours, grads(policy))
+
+
+@pytest.mark.parametrize("name", [name for name, entry in BASELINES.items() if entry.spanned])
+def test_folds_give_the_same_gradient(policy, batch, name):
+    rollouts, rewards_PG = batch
+    design = Algorithm(name, BASELINES[name].normalisation)
+    given = (rollouts.sequences, rewards_PG.where(VALID, math.nan), None, 0, VALID)
+    expected = learner_of(policy, design).gradient(*given)
+    exact = grads(policy)
+    folds = learner_of(policy, design, scores=ScoresConfig("folds", ledger="off")).gradient(*given)
+    close(grads(policy), exact, rtol=1e-7)
+    assert folds.moments.trace_cov == pytest.approx(expected.moments.trace_cov)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_stands_in_the_place_of_a_missing_reward_reaches_nothing(policy, batch, algorithm):
+    rollouts, rewards_PG = batch
+    before = copy.deepcopy(policy.model.state_dict())
+    told = []
+    for placeholder in (math.nan, math.inf, -1e300):
+        policy.model.load_state_dict(before)
+        learner = learner_of(policy, ALGORITHMS[algorithm], optimizer=torch.optim.AdamW, lr=1e-2, num_iterations=2)
+        updates = learner.learn(rollouts, rewards_PG.where(VALID, placeholder), 1, VALID)
+        kept = {name: getattr(updates[-1].estimate, name) for name in ("norm2_PG", "baseline_PG", "advantages_PG")}
+        weights = torch.cat([p.detach().flatten() for p in policy.parameters])
+        told.append([*(v for v in kept.values() if v is not None), weights, torch.tensor(
+            [updates[-1].learning_rate, updates[-1].kl or 0.0, *updates[0].estimate.further.values()])])  # fmt: skip
+        assert weights.isfinite().all()
+        metrics = step_metrics(1, rollouts, rewards_PG.where(VALID, math.nan), updates, 0)
+        assert math.isfinite(metrics["reward"] + metrics["baseline/mean"] + metrics["score_norm2/mean"] if
+                             "score_norm2/mean" in metrics else metrics["reward"])  # fmt: skip
+        problems = [Problem(prompt, "") for prompt in PROMPTS]
+        rows = completion_rows(problems, rollouts, rewards_PG.where(VALID, math.nan), updates)
+        json.dumps(rows, allow_nan=False)
+        assert [row["reward"] is None for row in rows] == (~VALID).flatten().tolist()
+    for other in told[1:]:
+        for first, second in zip(told[0], other, strict=True):
+            assert torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0))
+
+
+def test_metrics_are_those_of_valid_completions(policy, batch):
+    rollouts, rewards_PG = batch
+    rewards_PG = rewards_PG.round()
+    rewards_PG[2] = 1.0
+    learner = learner_of(policy, Algorithm("rloo"))
+    metrics = step_metrics(
+        1, rollouts, rewards_PG.where(VALID, math.nan), learner.learn(rollouts, rewards_PG, 0, VALID), 9
+    )
+    assert metrics["reward"] == pytest.approx(float(rewards_PG[VALID].mean()))
+    stds = [float(rewards_PG[i][VALID[i]].std()) for i in range(4)]
+    assert metrics["reward_std"] == pytest.approx(sum(stds) / 4)
+    assert metrics["frac_reward_zero_std"] == pytest.approx(sum(std == 0 for std in stds) / 4)
+    assert metrics["completions/masked_ratio"] == pytest.approx(8 / 20)
+    assert metrics["frac_prompts_masked"] == pytest.approx(1 / 5)
+
+
+@pytest.mark.parametrize("algorithm", ["oblrpo_shrunk", "grpo"])
+def test_a_batch_with_fewer_than_two_prompts_changes_nothing(policy, batch, algorithm):
+    rollouts, rewards_PG = batch
+    learner = learner_of(policy, ALGORITHMS[algorithm], optimizer=torch.optim.AdamW, num_iterations=2)
+    learner.learn(rollouts, rewards_PG, 0)
+    weights = torch.cat([p.detach().clone().flatten() for p in policy.parameters])
+    state = copy.deepcopy(learner.state_dict())
+    for left in (0, 1):
+        valid_PG = torch.zeros(P, G, dtype=torch.bool)
+        valid_PG[:left] = True
+        holes_PG = rewards_PG.where(valid_PG, math.nan)
+        assert learner.learn(rollouts, holes_PG, 1, valid_PG) == []
+        metrics = step_metrics(1, rollouts, holes_PG, [], 9)
+        assert (metrics["learning_rate"], metrics["frac_prompts_masked"]) == (0.0, 1.0)
+        assert metrics["completions/masked_ratio"] == pytest.approx(1 - left / P)
+        assert math.isnan(metrics["reward"]) == (not left)
+        assert all(row["advantage"] is None for row in completion_rows(
+            [Problem("", "")] * P, rollouts, holes_PG, []))  # fmt: skip
+    assert torch.equal(weights, torch.cat([p.detach().flatten() for p in policy.parameters]))
+    assert str(learner.state_dict()) == str(state)
+
+
+def test_the_update_measures_its_kl_on_valid_outputs(policy, batch):
+    rollouts, rewards_PG = batch
+    learner = learner_of(policy, dataclasses.replace(ALGORITHMS["rloo"], schedule="auto"), lr=1e-3)
+    update = learner.learn(rollouts, rewards_PG, 0, VALID)[0]
+    rows = estimators_rows = update.estimate.counted_PG.flatten().nonzero().flatten()[::4]
+    change_S = (policy.logps(rollouts.sequences).logps_S.detach() - update.estimate.logps_PG.flatten())[rows]
+    scale = change_S.square().mean().sqrt()
+    assert len(estimators_rows) == 3
+    assert update.kl == pytest.approx(float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2), rel=1e-6)
+
+
+def test_a_mask_of_another_shape_is_refused(policy, batch):
+    rollouts, rewards_PG = batch
+    with pytest.raises(ValueError, match=r"valid_PG has shape \(5, 3\), rewards_PG \(5, 4\)"):
+        learner_of(policy, Algorithm("rloo")).gradient(rollouts.sequences, rewards_PG, None, 0, VALID[:, :3])
