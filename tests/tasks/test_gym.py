@@ -253,7 +253,7 @@ def test_no_other_scorer_evaluates_text():
 
 
 def test_a_score_that_takes_too_long_is_0_and_the_next_is_right(make, monkeypatch):
-    monkeypatch.setattr(gym, "SCORE_SECONDS", 2.0)
+    monkeypatch.setattr(gym, "SCORE_SECONDS", 5.0)
     task = make("polynomial_multiplication")
     (problem,) = task.train_batch(0, 1)
     (right,) = shown(task, [problem])

@@ -21,7 +21,7 @@ from oblrpo.workers import Worker, WorkerDied
 PREFIX = "reasoning_gym/"
 TEMPLATE = "{prompt}\n\nProvide your final answer between <answer> and </answer> tags.\n"
 # Seconds for one score, and for one problem; of the default configurations the slowest take half a second and five.
-SCORE_SECONDS, DRAW_SECONDS = 5.0, 60.0
+SCORE_SECONDS, DRAW_SECONDS = 10.0, 60.0
 # So many failures of a generator in a row mean that it always fails.
 GIVE_UP_AFTER = 200
 
