@@ -18,14 +18,19 @@ P, G = 4, 3
 class Varied:
     """Rewards that differ, as the length of a completion does."""
 
+    name, default_rewards = "varied", ("task",)
+
     def __init__(self):
         self.task = make_task("path", 0)
 
     def train_batch(self, step, size):
         return self.task.train_batch(step, size)
 
-    def reward(self, problem, completion):
-        return len(completion) % 4 / 3
+    def heldout(self, size):
+        return self.task.heldout(size)
+
+    def rewards(self, problems, completions):
+        return [len(text) % 4 / 3 for text in completions]
 
 
 @pytest.fixture
