@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -64,6 +65,10 @@ class SummariseTask:
     def reward(self, problem: Problem, completion: str) -> float:
         """Return ROUGE-L F1 with the better of the summaries, in [0, 1]."""
         return max(rouge_l(summary, completion) for summary in problem.answer.splitlines())
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        """Return `reward` of each completion, of the problem at its place."""
+        return [self.reward(problem, text) for problem, text in zip(problems, completions, strict=True)]
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
         """Return one of the summaries, each word dropped or replaced by one of the passage with probability `noise`."""
