@@ -11,17 +11,18 @@ from rich.table import Table
 from oblrpo.report.charts import Line, chart
 from oblrpo.report.page import PAGE
 from oblrpo.runs import write_atomically
-from oblrpo.theory.claims import Claim
+from oblrpo.theory.claims import Claim, Measurement
 from oblrpo.theory.suite import Findings
 
 INTRO = """<h1>The theory of OBLR-PO, computed</h1>
 <p>Policies small enough to list every output of every prompt, in float64: softmax bandits, token trees and a small
 transformer. Each line compares what is stated with what comes out; the verdict is computed. Where it says <i>does not
-hold</i>, the line is a counterexample.</p>"""
+hold</i>, the line is a counterexample. Of = the slack is the relative difference. What was sampled has its interval,
+four standard errors to each side.</p>"""
 
 
-def print_table(claims: list[Claim], console: Console) -> None:
-    """One line a claim."""
+def print_claims(claims: list[Claim], console: Console) -> None:
+    """One line a claim; what was sampled with its interval."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("result", "source", "where"):
         table.add_column(name)
@@ -31,6 +32,18 @@ def print_table(claims: list[Claim], console: Console) -> None:
     for claim in claims:
         style = None if claim.holds else "bold yellow"
         table.add_row(claim.result, claim.source, claim.where, *_figures(claim), claim.verdict, style=style)
+    console.print(table)
+
+
+def print_measurements(measurements: list[Measurement], console: Console) -> None:
+    """One line each."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("measured, nothing claimed", "where"):
+        table.add_column(name)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("note")
+    for each in measurements:
+        table.add_row(each.what, each.where, _with_margin(each.value, each.margin), each.note)
     console.print(table)
 
 
@@ -51,13 +64,29 @@ def write_page(findings: Findings, path: Path, seconds: float) -> None:
         f"</div>{_reached(findings)}",
         "<h2>Theorem 3, step by step: improvement predicted by the bound, and realised</h2><div class=charts>",
         *_improvement(findings),
-        f"</div><p>{len(findings.claims)} statements in {seconds:.0f} s.</p>",
+        "</div><h2>Measured, nothing claimed</h2>",
+        _measured(findings.measurements),
+        f"<p>{len(findings.claims)} statements in {seconds:.0f} s.</p>",
     ]
     write_atomically(path, PAGE.format(title="The theory of OBLR-PO, computed", body="\n".join(body)))
 
 
 def _figures(claim: Claim) -> tuple[str, str, str]:
-    return f"{claim.relation} {claim.claimed:.5g}", f"{claim.computed:.5g}", f"{claim.slack:.1e}"
+    computed = _with_margin(claim.computed, claim.margin)
+    return f"{claim.relation} {claim.claimed:.5g}", computed, f"{claim.slack:.1e}"
+
+
+def _with_margin(value: float, margin: float) -> str:
+    return f"{value:.5g} ± {margin:.1g}" if margin else f"{value:.5g}"
+
+
+def _measured(measurements: list[Measurement]) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(each.what)}<td>{html.escape(each.where)}<td>{_with_margin(each.value, each.margin)}"
+        f"<td>{html.escape(each.note)}"
+        for each in measurements
+    )
+    return f"<div class=wide><table><tr><th>what<th>where<th>value<th>note{rows}</table></div>"
 
 
 def _decay(findings: Findings) -> list[str]:
