@@ -122,7 +122,7 @@ def coefficients(world: World, smallest: int = 65, rounds: int = 4) -> list[Clai
 def rules_of_thumb(worlds: list[World], G: int) -> list[Claim]:
     """Whether the sign of the expansion tells who wins, more often than the commoner answer for everyone would.
 
-    Claimed: that answer's share. Computed: the share of random policies with the right sign, without and with the mutual
+    Claimed: its share. Computed: the share of random policies with the right sign, without and with the mutual
     terms; the margin is of the difference.
     """
     prompts = [Prompt.of(world) for world in worlds]
