@@ -30,7 +30,7 @@ def test_both_ends(eigenvalues, iterations, close, seed):
 
 
 def test_an_outlier_of_a_wide_bulk_and_what_is_known_of_it():
-    """20,000 values N(0, 0.2) and a 1.0, twelve products in float32: the ends lie within, and the residual says how far."""
+    """20,000 values N(0, 0.2) and a 1.0, twelve products in float32: both ends lie within; the residual is honest."""
     bulk = 0.2 * torch.randn(20_000, generator=torch.Generator().manual_seed(0))
     bulk[0] = 1.0
     for seed in range(5):

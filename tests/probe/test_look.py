@@ -126,7 +126,7 @@ def test_where_no_reward_varies_nothing_is_known_and_the_rest_goes_on(policy, wh
     print_place(place)
     out = capsys.readouterr().out
     assert "curvature      unknown: no reward varies" in out
-    assert "next update    moves nothing" in out
+    assert "next update    rate 0: it moves nothing" in out
 
 
 def test_what_is_printed(capsys):

@@ -113,8 +113,8 @@ def check_is_a_model(target: str) -> None:
     path = Path(target)
     if target and path.is_dir():
         return
-    owner = path.parts[0] if path.parts else ""
-    looks_local = path.is_absolute() or owner in {".", "..", "~", "runs"} or Path(owner).is_dir()
+    owner = target.split("/")[0]
+    looks_local = owner in {"", ".", "..", "~", "runs"} or Path(owner).is_dir()
     if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", target) or path.exists():
         raise InputError(
             f"{target!r} is no folder of a run or a model, nor a model on the hub (owner/name); check its name."

@@ -282,7 +282,7 @@ def _print_curvature(found: Curvature) -> None:
 
 def _print_path(path: Along) -> None:
     if not path.length:
-        print("  next update    moves nothing: its rate or its gradient is 0")
+        print(f"  next update    rate {path.learning_rate:.3g}: it moves nothing")
         return
     bound = "unknown" if path.promised is None else f"{path.promised:+.4f}"
     print(
