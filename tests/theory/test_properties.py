@@ -53,7 +53,7 @@ def test_covariances_are_those_of_the_formulas(world, G, baseline):
 def test_no_fixed_baseline_is_quieter_than_the_optimal_one(world, other):
     best = exact.fixed_baseline_moments(world, exact.optimal_baseline(world), 2).trace
     another = exact.fixed_baseline_moments(world, exact.optimal_baseline(world) + other, 2).trace
-    assert best <= another * (1 + 1e-12)
+    assert best <= another + 1e-12 * max(abs(another), 1e-3)  # both are 0 but for rounding where rewards do not vary
     assume(float(exact.optimal_baseline(world).norm()) > 1e-3)
     assert theorems.optimal_baseline(world).holds
     assert theorems.optimal_baseline(world, 1, shifted(world)).holds
