@@ -5,10 +5,11 @@ import math
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oblrpo.probe import probe
 from oblrpo.probe.probe import Along, Curvature, Place, look, print_place
-from tests.probe.conftest import P, drawn, whole_hessian
+from tests.probe.conftest import P, drawn
 
 pytestmark = pytest.mark.usefixtures("stay_double")
 
@@ -22,6 +23,16 @@ def gradient_of(policy, samples):
     logps_PG = policy.logps(samples.sequences).logps_S.view(samples.advantages_PG.shape)
     terms_P = (logps_PG * samples.advantages_PG).mean(1)
     return torch.stack([flat(torch.autograd.grad(each, policy.parameters, retain_graph=True)) for each in terms_P])
+
+
+def whole_hessian(policy, samples):
+    """Of mean_pj A_pj pi_pj / pi_old_pj: row by row, each a gradient of one entry of its gradient."""
+    with sdpa_kernel(SDPBackend.MATH):
+        logps_PG = policy.logps(samples.sequences).logps_S.view(samples.logps_PG.shape)
+        value = ((logps_PG - samples.logps_PG).exp() * samples.advantages_PG).mean()
+        grads = torch.autograd.grad(value, policy.parameters, create_graph=True)
+        entries = torch.cat([part.flatten() for part in grads])
+        return torch.stack([flat(torch.autograd.grad(e, policy.parameters, retain_graph=True)) for e in entries])
 
 
 def improvement_of(policy, samples):

@@ -26,7 +26,7 @@ class Ritz:
     value: float
     """That one: direction' A direction."""
     residual: float
-    """|| A direction - value direction ||: some eigenvalue is no further from `value` than this."""
+    """|| A direction - value direction || by the recurrence: some eigenvalue is no further from `value`, rounding aside."""
 
 
 def lanczos(times: Callable[[Direction], Direction], start: Direction, iterations: int) -> Ritz:

@@ -134,7 +134,7 @@ def rules_of_thumb(worlds: list[World], G: int) -> list[Claim]:
         right = (wins == said).double()
         margin = interval(right - common)[1]
         note = (
-            f"{len(worlds)} random policies, G = {G}: leave-one-out wins {int(wins.sum())}, is said to win "
+            f"{len(worlds)} random {worlds[0].name}s, G = {G}: leave-one-out wins {int(wins.sum())}, is said to win "
             f"{int(said.sum())}, rightly {int((wins & said).sum())}; is said to lose {int((~said).sum())}, rightly "
             f"{int((~wins & ~said).sum())}"
         )

@@ -58,6 +58,11 @@ def expected_factor(mode: Mode, n_snr: float, N: int, D: int, nodes: int = 4000)
     return float(chance_J @ (log_JK.softmax(1) @ value_K) / chance_J.sum())
 
 
+def expected_plugin(n_snr: float, N: int, D: int) -> float:
+    """E of N ||g||^2 / T on one such batch: (1 + x) (N-1) D / ((N-1) D - 2)."""
+    return (1 + n_snr) * (N - 1) * D / ((N - 1) * D - 2)
+
+
 def draw(n_snr: float, N: int, D: int, batches: int, seed: int) -> list[estimators.Moments]:
     """Moments of batches of N gradients of covariance I with the signal along one axis."""
     generator = torch.Generator().manual_seed(seed)
@@ -95,9 +100,8 @@ def schedule_on_one_batch(
             plugin = torch.tensor([N * (each.signal2 + each.trace_cov / N) / each.trace_cov for each in found])
             mean, margin = interval(plugin)
             if (N - 1) * D > 20:  # its variance is finite, and the interval means something
-                exact_mean = (1 + n_snr) * (N - 1) * D / ((N - 1) * D - 2)
-                claims.append(Claim("plug-in N SNR is too high by about 1", "derived", exact_mean, mean, margin=margin,
-                                    note=f"{where}: {batches} batches"))  # fmt: skip
+                claims.append(Claim("plug-in N SNR is too high by about 1", "derived", expected_plugin(n_snr, N, D),
+                                    mean, margin=margin, note=f"{where}: {batches} batches"))  # fmt: skip
     return claims, ideals
 
 

@@ -229,6 +229,7 @@ def _derived() -> list[Claim]:
         *columns(leave_one_out.coefficients(w) for w in (*steady, linear_bandit(0, Q=1, O=3))),
         *leave_one_out.rules_of_thumb(alone, 4),
         *leave_one_out.rules_of_thumb(alone[:300], 16),
+        *leave_one_out.rules_of_thumb([bandit(number, Q=1) for number in range(1000)], 4),
         *columns(
             identities.truncated_importance(w, shifted(w), 1.2, G)
             for w, G in ((family(name), 2 if name == "transformer" else 3) for name in FAMILIES)
