@@ -43,6 +43,15 @@ def test_an_outlier_of_a_wide_bulk_and_what_is_known_of_it():
     assert far.residual < 1e-2
 
 
+@pytest.mark.parametrize("top", [100.0, 1e4])
+def test_directions_stay_apart_in_float32(top):
+    """One eigenvalue far above the rest is found in a few products; from then on rounding would bring it back."""
+    found = found_of([top, *torch.linspace(-1, 1, 300).tolist()], 60)
+    assert inner(found.direction, found.direction) == pytest.approx(1, abs=1e-5)
+    assert found.highest == pytest.approx(top, rel=1e-6)
+    assert found.lowest == pytest.approx(-1, abs=1e-4)
+
+
 @pytest.mark.parametrize("iterations", [1, 2, 5, 9, 30])
 def test_value_and_residual_are_those_of_the_direction(iterations):
     """Of the direction returned, not of the one before it; a whole matrix, in two parts."""

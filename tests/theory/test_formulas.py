@@ -425,6 +425,23 @@ def test_a_run_may_break_a_claim_about_runs():
     assert not convergence.bounded_decay(slide, never_falls).holds
 
 
+@pytest.mark.parametrize("n", [1, 4])
+def test_the_share_of_the_bound_by_hand(n):
+    """At T = 10, 11 with means 0.02 and 0.018: of J* - J_0, sup tr H / n and c of the slide."""
+    slide = convergence.climb()
+    (curve,) = convergence.run(slide, [None], runs=8, steps=11)
+    curve = dataclasses.replace(curve, norm2_RK=torch.tensor([[0.02, 0.018]], dtype=torch.float64).expand(8, 2))
+    gain = 1 - 1 / (1 + math.exp(2))
+    bounds = []
+    for T in (10, 11):
+        k, a = 2 * gain / (6 * math.sqrt(3)) / T, 4 / 27 / n
+        bounds.append((k + math.sqrt(k**2 + 4 * k * a)) / 2)
+    claim = convergence.bounded_decay(slide, curve, n)
+    assert claim.claimed == 1
+    assert claim.computed == pytest.approx(max(0.02 / bounds[0], 0.018 / bounds[1]), rel=2e-3)
+    assert claim.margin == pytest.approx(0, abs=1e-12)
+
+
 def test_slopes_are_those_of_the_last_decade():
     times = vector(*convergence.times(10_000))
     norm2_RK = (1 + 0.1 * torch.rand(20, 1, generator=torch.Generator().manual_seed(0)).double()) * times**-0.7

@@ -26,7 +26,7 @@ class Ritz:
     value: float
     """That one: direction' A direction."""
     residual: float
-    """|| A direction - value direction || by the recurrence: some eigenvalue is no further from `value`, rounding aside."""
+    """|| A direction - value direction ||, by recurrence: some eigenvalue is as near to `value`, rounding aside."""
 
 
 def lanczos(times: Callable[[Direction], Direction], start: Direction, iterations: int) -> Ritz:
