@@ -9,9 +9,10 @@ from collections.abc import Callable
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from oblrpo.compare.statistics import smooth
-from oblrpo.compare.summary import UNBIASED, Curve, Outcome, Result, Summary, band
+from oblrpo.compare.summary import Curve, Outcome, Result, Summary, band
+from oblrpo.intervals import smooth
 from oblrpo.report.charts import INK, drawing, look
+from oblrpo.report.ledger import UNBIASED
 
 REWARD_WINDOW = 9
 """Steps in the moving average of reward curves."""
