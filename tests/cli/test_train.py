@@ -14,7 +14,8 @@ from oblrpo.settings import flatten
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
-    "step", "reward", "reward_stderr", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio",
+    "step", "reward", "reward_stderr", "reward_std", "frac_reward_zero_std", "completions/mean_length",
+    "completions/clipped_ratio",
     "completions/masked_ratio", "frac_prompts_masked",
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
     "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",

@@ -23,7 +23,7 @@ class ReportCommand:
     output: str = ""
     """File to write. Empty: RUN/report.html."""
     follow: bool = False
-    """Write the page again whenever the run has moved, until its last step or Ctrl-C; a browser reloads it by itself."""
+    """Write the page again whenever the run has moved, until its last step or Ctrl-C; a browser reloads it."""
     seconds: int = 10
     """With --follow: how often to look, and to reload."""
 

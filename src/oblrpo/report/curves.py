@@ -24,8 +24,8 @@ SHOWN_WIDER = 10.0
 def learning(record: Record) -> list[str]:
     """Reward and held-out accuracy; prompts that taught nothing."""
     note = (
-        f"Dots: each batch. Line: mean of the {WINDOW} steps around. Bands: 95 %, over prompts. Held-out prompts are never "
-        "trained on: what the reward has above them is learned by heart."
+        f"Dots: each batch. Line: mean of the {WINDOW} steps around. Bands: 95 %, over prompts. Held-out prompts are "
+        "never trained on: what the reward has above them is learned by heart."
     )
     lines = [reward_line(record.steps), _accuracy_line(record.measured)]
     drawn = [chart("Reward and held-out accuracy", lines, ylabel="mean reward", note=note)]
@@ -52,7 +52,7 @@ def noise(record: Record) -> list[str]:
             levels=[Level(1, "signal = noise")],
         ),
         chart(
-            "Learning rate it chose", [rate], ylabel="learning rate", logarithmic=_wide([*rate.y, eta_0]),
+            "Learning rate" if fixed else "Learning rate it chose", [rate], ylabel="learning rate", logarithmic=_wide([*rate.y, eta_0]),
             note="Fixed: the schedule is off." if fixed else f"Of each step, by the schedule {record.schedule}.",
             levels=[Level(eta_0, followed)] if eta_0 > 0 and not fixed else [],
         ),
@@ -77,8 +77,8 @@ def _critical(steps: Sequence[Metrics], prompts: int) -> str:
     if not known:
         low, high = [None] * len(low), [None] * len(high)
     note = (
-        "Prompts at which noise equals signal (1 / SNR), with its 95 % interval. A batch far below it wanders; far above "
-        "it, prompts are spent for little."
+        "Prompts at which noise equals signal (1 / SNR), with its 95 % interval. A batch far below it wanders; far "
+        "above it, prompts are spent for little."
     )
     return chart(
         "Critical batch size, and the batch used", [Line(line.label, line.x, line.y, low, high)], logarithmic=True,
@@ -122,7 +122,7 @@ def further(record: Record) -> list[str]:
     """The rest, where it is there."""
     steps = record.steps
     kinds = (
-        ("Entropy", "entropy", "nats a token", "Of the sampling distribution. Near 0 there is nothing left to explore."),
+        ("Entropy", "entropy", "nats a token", "Of the sampling distribution. At 0 there is nothing left to explore."),
         ("Movement of the policy", "step_kl", "nats a step", "KL divergence from the policy before the step."),
         ("Gradient norm", "grad_norm", "‖g‖", "Of the batch, before clipping."),
         ("Mismatch of the sampler", "sampling/sequence_logp_difference/mean", "nats a completion",

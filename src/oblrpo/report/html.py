@@ -79,6 +79,7 @@ figure svg {{ width: 100%; max-width: 36rem; height: auto; color: var(--ink); }}
 summary {{ cursor: pointer; margin: .5rem 0; }}
 table {{ border-collapse: collapse; font-size: .9rem; }}
 td, th {{ border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }}
+@media (max-width: 34rem) {{ td, th {{ padding: .25rem .3rem; }} body {{ padding: 1rem .7rem; }} }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 .up {{ color: var(--up); }}
 .down {{ color: var(--down); }}

@@ -54,10 +54,7 @@ def _means(ratios: dict[str, Mean], used: str, steps: int, height: float) -> str
                    [math.exp(ratio.value) * (math.exp(ratio.margin or 0) - 1)]]  # fmt: skip
             axes.errorbar([math.exp(ratio.value)], [-place], xerr=bar, color=color, marker="o", markersize=6,
                           capsize=2, markerfacecolor=color if unbiased else "none")  # fmt: skip
-            label = short(math.exp(ratio.value))
-            axes.annotate(
-                label, (math.exp(ratio.value), -place), (0, 5), textcoords="offset points", ha="center", fontsize=9
-            )
+            axes.text(1.02, -place, short(math.exp(ratio.value)), transform=axes.get_yaxis_transform(), va="center")
         axes.set_yticks([-place for place in range(len(order))], order)
         for tick, name in zip(axes.get_yticklabels(), order, strict=True):
             tick.set_fontweight("bold" if name == used else "normal")
@@ -84,7 +81,7 @@ def _course(rows: list[Metrics], names: list[str], height: float) -> str:
         ratios = [None if log is None else math.exp(log) for log in logs]
         lines.append(Line(name, [row["step"] for row in rows], ratios))
     return chart(
-        "Variance of unbiased baselines over the run", lines, logarithmic=True, ylabel="variance / RLOO's",
+        "Variance of unbiased baselines over the run", lines, ylabel="variance / RLOO's",
         note="On the same batch. A single step is a noisy estimate.", levels=[Level(1, "RLOO")],
         height=height,
     )  # fmt: skip

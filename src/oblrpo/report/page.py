@@ -51,7 +51,7 @@ def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
         "Settings": _settings(record),
     }
     shown = {name: body for name, body in sections.items() if "<svg" in body or "<table" in body}
-    links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in shown)
+    links = " ".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in shown)
     name = record.folder.path.resolve().name
     body = [f"<h1>{text(name)}</h1>", _state(record, reload_seconds), _facts(record), f"<nav>{links}</nav>"]
     body += [_warnings(record), *(f"<h2 id={_anchor(name)}>{name}</h2>{part}" for name, part in shown.items())]

@@ -85,13 +85,11 @@ class Record:
         Raises:
             InputError: they are damaged.
         """
-        rows = self.folder.read_completions(step)
+        rows, file = self.folder.read_completions(step), self.folder.completions / f"step_{step}.jsonl"
         needed = {"prompt", "completion", "reward", "baseline", "advantage"}
         for number, row in enumerate(rows, start=1):
             if missing := needed - row.keys():
-                raise InputError(
-                    f"step_{step}.jsonl in {self.folder.completions} line {number} has no {min(missing)}; remove that line."
-                )
+                raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
         return rows
 
     def _algorithm(self, part: str) -> str:
