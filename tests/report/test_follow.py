@@ -18,6 +18,13 @@ from tests.report.conftest import row
 BEFORE = {"step": 0, "eval/accuracy": 0.25, "eval/accuracy_stderr": 0.02}
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """What is drawn is tested elsewhere, and takes seconds."""
+    for module, name in (("curves", "chart"), ("completions", "drawing"), ("ledger", "drawing"), ("ledger", "chart")):
+        monkeypatch.setattr(f"oblrpo.report.{module}.{name}", lambda *_, **__: "<svg></svg>")
+
+
 class Story:
     """Stands for the clock: each time `follow` would sleep, the next thing happens to the run."""
 
@@ -110,7 +117,16 @@ def test_damage_is_told_and_not_followed(write_run, monkeypatch):
 def test_the_command_beside_a_writer(write_run):
     """In a process of its own, with a writer that flushes in the middle of lines; Ctrl-C ends it with a whole page."""
     run = write_run([BEFORE], steps=1000)
-    command = [sys.executable, "-c", "from oblrpo.cli import main; main()", "report", str(run), "--follow", "--seconds", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        "from oblrpo.cli import main; main()",
+        "report",
+        str(run),
+        "--follow",
+        "--seconds",
+        "1",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     done = threading.Event()
 

@@ -119,7 +119,11 @@ def test_the_batch_used_and_the_interval_of_the_critical_one(write_run, monkeypa
 
 
 def test_variance_ratios_are_geometric_means(write_run):
-    rows = [row(1, **{"variance/rloo": 2.0, "variance/js": 1.0}), row(2), row(3, **{"variance/rloo": 1.0, "variance/js": 2.0})]
+    rows = [
+        row(1, **{"variance/rloo": 2.0, "variance/js": 1.0}),
+        row(2),
+        row(3, **{"variance/rloo": 1.0, "variance/js": 2.0}),
+    ]
     assert sum(log_ratios(rows, "js")) == pytest.approx(0)
     assert log_ratios(rows, "oblr") == []
 

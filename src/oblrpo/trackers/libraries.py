@@ -25,17 +25,21 @@ class Opening:
     """What a library is opened with."""
 
     folder: Path
-    """Of the run, whose path is the run's name."""
+    """Of the run."""
+    name: str
+    """Of the run; the same after resuming, and so is its identity."""
+    identity: str
     project: str
     settings: dict[str, Any]
-    identity: str
-    """Of the run, the same after resuming."""
-    resumed: bool
-    """The library has had steps of this run before."""
+    sent: int
+    """The last step that the library has been sent before; -1: none."""
 
 
 class Tracker(Protocol):
     """An open run of a library."""
+
+    lacks: int
+    """The first step it is to be sent."""
 
     def log(self, step: int, values: Values) -> None:
         """Take one step's values."""
@@ -47,13 +51,18 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard, through torch's writer."""
+    """Event files in RUN/tensorboard, through torch's writer.
+
+    What an interrupted run wrote after the last step noted is struck out (`purge_step`), and written again.
+    """
 
     def __init__(self, opening: Opening) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(opening.folder / "tensorboard"))
-        if not opening.resumed:
+        self.lacks = opening.sent + 1
+        purge = {"purge_step": self.lacks} if self.lacks else {}
+        self._writer: Any = SummaryWriter(str(opening.folder / "tensorboard"), **purge)
+        if not purge:
             lines = yaml.safe_dump(opening.settings, sort_keys=False, allow_unicode=True).splitlines()
             self._writer.add_text("config", "\n".join(f"    {line}" for line in lines))  # indented: code, in Markdown
 
@@ -69,7 +78,11 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases, its files in RUN/wandb."""
+    """A run of Weights & Biases, its files in RUN/wandb.
+
+    Online the server says what it has. Offline every start of the run makes a folder that holds the whole run, so that
+    the newest is all there is to sync.
+    """
 
     def __init__(self, opening: Opening) -> None:
         import wandb
@@ -78,13 +91,14 @@ class Wandb:
         self._run: Any = wandb.init(
             dir=str(opening.folder),
             project=opening.project,
-            name=str(opening.folder),
+            name=opening.name,
             id=opening.identity,
-            resume="allow" if mode == "online" else None,  # what is offline is joined by its id when it is synced
+            resume="allow" if mode == "online" else None,
             mode=mode,
             config=opening.settings,
             settings=wandb.Settings(console="off", silent=True),
         )
+        self.lacks = self._run.starting_step if self._run.resumed else 0
 
     def log(self, step: int, values: Values) -> None:
         """One step."""
@@ -96,16 +110,17 @@ class Wandb:
 
 
 class Trackio:
-    """A run of trackio, in its own database on this machine."""
+    """A run of trackio, in its own database on this machine, which it writes a moment later: a kill can cost a step."""
 
     def __init__(self, opening: Opening) -> None:
         import trackio
 
+        self.lacks = opening.sent + 1
         self._run: Any = trackio.init(
             project=opening.project,
-            name=str(opening.folder),
+            name=opening.name,
             config=opening.settings,
-            resume="allow" if opening.resumed else "never",
+            resume="allow" if self.lacks else "never",
             embed=False,
             auto_log_cpu=False,
             auto_log_gpu=False,

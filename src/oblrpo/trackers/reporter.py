@@ -13,14 +13,14 @@ from oblrpo.runs import Metrics, RunFolder, write_atomically
 from oblrpo.trackers.libraries import TRACKERS, Opening, Tracker, Values
 
 NOTE = "trackers.json"
-"""In the run's folder: by library the run's identity there, and the last step sent."""
+"""In the run's folder: by library the run's name and identity there, and the last step sent."""
 
 
 class Reporter:
     """Feeds the libraries of `report_to`.
 
-    A resumed run does some steps again, with the same result: those that a library has had are not sent a second time.
-    A library that comes later is sent all earlier steps first. One that fails is given up with a warning, for the
+    A resumed run does some steps again, with the same result: those that a library has are not sent a second time. One
+    that comes later, or lacks some, is sent the earlier steps first. One that fails is given up with a warning, for the
     training matters more; the steps it missed are sent when the run is resumed.
 
     Args:
@@ -66,9 +66,10 @@ class Reporter:
             self._send(name, row)
 
     def _start(self, name: str) -> None:
-        resumed = name in self._note
-        entry = self._note.setdefault(name, {"id": secrets.token_hex(4), "step": -1})
-        opening = Opening(self._folder.path, str(self._settings["project"]), self._settings, str(entry["id"]), resumed)
+        fresh = {"name": str(self._folder.path), "id": secrets.token_hex(4), "step": -1}
+        entry = self._note.setdefault(name, fresh)
+        project = str(self._settings["project"])
+        opening = Opening(self._folder.path, entry["name"], entry["id"], project, self._settings, entry["step"])
         try:
             self._open[name] = TRACKERS[name](opening)
         except Exception as error:
@@ -79,7 +80,7 @@ class Reporter:
 
     def _send(self, name: str, row: Metrics) -> None:
         step = row["step"]
-        if name not in self._open or step <= self._note[name]["step"]:
+        if name not in self._open or step < self._open[name].lacks:
             return
         try:
             self._open[name].log(step, values_of(row))
@@ -89,6 +90,7 @@ class Reporter:
             )
             self._give_up(name)
             return
+        self._open[name].lacks = step + 1
         self._note[name]["step"] = step
         self._write_note()
 
@@ -113,7 +115,10 @@ class Reporter:
             return {}
         try:
             note = json.loads(path.read_text("utf-8"))
-            return {str(name): {"id": str(entry["id"]), "step": int(entry["step"])} for name, entry in note.items()}
+            return {
+                str(library): {"name": str(entry["name"]), "id": str(entry["id"]), "step": int(entry["step"])}
+                for library, entry in note.items()
+            }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             raise InputError(
                 f"{path} is damaged; remove it, and the libraries are sent the run from its start."
