@@ -114,9 +114,12 @@ def test_recipe_files(oblrpo, tmp_path, text, words):
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_command(oblrpo):
+def test_unknown_command(oblrpo, tmp_path):
     complained(oblrpo("trian"), "unknown command 'trian'", "train")
     complained(oblrpo("report", "/no/such/run"), "holds no config.yaml and metrics.jsonl")
+    complained(oblrpo("report", "/no/such/run", "--follow"), "is no folder")
+    complained(oblrpo("report", tmp_path, "--seconds", 0), "seconds is 0")
+    complained(oblrpo("report", tmp_path, "--output", tmp_path / "no" / "page.html"), "cannot write to")
 
 
 def snapshot(folder):

@@ -52,7 +52,8 @@ def noise(record: Record) -> list[str]:
             levels=[Level(1, "signal = noise")],
         ),
         chart(
-            "Learning rate" if fixed else "Learning rate it chose", [rate], ylabel="learning rate", logarithmic=_wide([*rate.y, eta_0]),
+            "Learning rate" if fixed else "Learning rate it chose", [rate], ylabel="learning rate",
+            logarithmic=_wide([*rate.y, eta_0]),
             note="Fixed: the schedule is off." if fixed else f"Of each step, by the schedule {record.schedule}.",
             levels=[Level(eta_0, followed)] if eta_0 > 0 and not fixed else [],
         ),
