@@ -22,6 +22,9 @@ PROMPTS, COMPLETIONS = 3, 8
 LONG = 240
 """Characters from which on a text is folded."""
 
+NARROW = 24
+"""Most characters of completions that stand in a column beside their figures."""
+
 POINTS = 200
 """Most points of a step in a scatter."""
 
@@ -46,22 +49,33 @@ def samples(record: Record) -> str:
 
 
 def _group(rows: Rows) -> str:
-    cells = [
-        [_folded(row["completion"]), _number(row["reward"], "masked", "g"), _advantage(row["advantage"]),
-         _number(row["baseline"], "none", ".3f"), _number(row.get("score_norm2"), "not taken", ""),
-         _number(row.get("length"), "", "d")]
-        for row in rows[:COMPLETIONS]
+    shown = rows[:COMPLETIONS]
+    figures = [
+        [_number(row["reward"], "masked", "g"), _advantage(row["advantage"]), _number(row["baseline"], "none", ".3f"),
+         _number(row.get("score_norm2"), "not taken", ""), _number(row.get("length"), "", "d")]
+        for row in shown
     ]  # fmt: skip
-    heads = ("completion", "reward", "advantage", "baseline", "norm&sup2;", "tokens")
+    texts = [_folded(row["completion"]) for row in shown]
+    heads = ("reward", "advantage", "baseline", "norm&sup2;", "tokens")
+    if max(len(row["completion"]) for row in shown) <= NARROW:
+        cells = [[told, *line] for told, line in zip(texts, figures, strict=True)]
+        body = html.table(("completion", *heads), cells, range(1, 6))
+    else:
+        named = [" · ".join(map(" ".join, zip(heads, line, strict=True))) for line in figures]
+        body = "".join(
+            f"<div class=text><small>{line}</small><div>{told}</div></div>"
+            for told, line in zip(texts, named, strict=True)
+        )
     more = f"<small>{len(rows) - COMPLETIONS} more</small>" if len(rows) > COMPLETIONS else ""
     prompt, answer = rows[0]["prompt"], str(rows[0].get("answer", ""))
     wanted = f"<br><small>answer</small> {_folded(answer)}" if answer and answer not in prompt else ""
-    table = html.table(heads, cells, range(1, 6))
-    return f"<div class=group><small>prompt</small> {_folded(prompt)}{wanted}{table}{more}</div>"
+    return f"<div class=group><small>prompt</small> {_folded(prompt)}{wanted}{body}{more}</div>"
 
 
 def _folded(plain: str) -> str:
     """The text; of a long one the beginning, which opens."""
+    if not plain.strip():
+        return f"<small>{'only white space' if plain else 'empty'}</small>"
     if len(plain) <= LONG:
         return f"<code>{text(plain)}</code>"
     head = f"<code>{text(plain[:LONG])} …</code> <small>{len(plain)} characters</small>"

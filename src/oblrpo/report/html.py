@@ -79,12 +79,14 @@ figure svg {{ width: 100%; max-width: 36rem; height: auto; color: var(--ink); }}
 summary {{ cursor: pointer; margin: .5rem 0; }}
 table {{ border-collapse: collapse; font-size: .9rem; }}
 td, th {{ border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }}
-@media (max-width: 34rem) {{ td, th {{ padding: .25rem .3rem; }} body {{ padding: 1rem .7rem; }} }}
+@media (max-width: 34rem) {{ td, th {{ padding: .25rem .3rem; }} body {{ padding: 1rem .7rem; }}
+  .group table {{ font-size: .78rem; }} }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 .up {{ color: var(--up); }}
 .down {{ color: var(--down); }}
 .group {{ background: var(--card); border-radius: .5rem; padding: .6rem .8rem; margin: .6rem 0; }}
 .group table {{ width: 100%; }}
+.text {{ margin: .5rem 0 0; padding-top: .4rem; border-top: 1px solid var(--line); }}
 .long {{ max-height: 12rem; overflow-y: auto; }}
 td details {{ font-size: inherit; }}
 td summary {{ margin: 0; }}
