@@ -134,6 +134,7 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
 
     What `answer` prints goes to standard error. `memory`: bytes of address space it may use.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to answer: its step in progress ends first
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing a library prints may come between the replies
     if memory is not None:

@@ -173,7 +173,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(write_spec, oblrpo, tmp_path)
     workers = children(process.pid)
     assert len(workers) == 2
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=120)
+    told, _ = process.communicate(timeout=300)
     assert process.returncode == 130, told
     assert "stopped with 0 of 2 runs finished; the same command goes on" in told
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)

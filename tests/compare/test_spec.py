@@ -135,7 +135,7 @@ def test_one_warm_start_a_seed_for_all_that_can_share_it(write_spec, tmp_path):
 @pytest.mark.parametrize("name", ["against-rloo", "fixed-rates", "uniform-or-weighted"])
 def test_built_in_comparisons_can_be_taken_to_another_task(name, tmp_path):
     """With any train setting; and the resolved spec, as --dry-run prints it, is the same comparison."""
-    settings = {"data": "gsm8k.jsonl", "model": "m", "warm_start_steps": 0, "max_completion_length": 300}
+    settings = {"data": ["gsm8k.jsonl"], "model": "m", "warm_start_steps": 0, "max_completion_length": 300}
     spec = read_spec(name, {"learning_rates": [1e-6, 3e-6], "seeds": 2}, settings)
     for run in Plan(spec, tmp_path).all_known():
         flat = flatten(run.config)

@@ -5,77 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from oblrpo.config import PolicyConfig, RolloutConfig
-from oblrpo.policy import make_policy
+from oblrpo.config import RolloutConfig
 from oblrpo.probe import curvature
+from oblrpo.probe.lanczos import inner
 from oblrpo.rewards import Rewards
-from oblrpo.tasks import make_task
-from tests.scores.stay_double import StayDouble
-
-P, G = 4, 3
-
-
-class Varied:
-    """Rewards that differ, as the length of a completion does."""
-
-    name, default_rewards = "varied", ("task",)
-
-    def __init__(self):
-        self.task = make_task("path", 0)
-
-    def train_batch(self, step, size):
-        return self.task.train_batch(step, size)
-
-    def heldout(self, size):
-        return self.task.heldout(size)
-
-    def rewards(self, problems, completions):
-        return [len(text) % 4 / 3 for text in completions]
-
-
-@pytest.fixture
-def stay_double():
-    with StayDouble():
-        yield
-
-
-@pytest.fixture
-def policy():
-    torch.manual_seed(0)
-    made = make_policy(PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, device="cpu"))
-    made.model.double()
-    for name, p in made.model.named_parameters():
-        p.requires_grad_("down_proj" in name)  # few enough for a Hessian
-    return made
-
-
-@pytest.fixture
-def samples(policy):
-    torch.manual_seed(1)
-    task = Varied()
-    rollout = RolloutConfig(num_generations=G, max_completion_length=5)
-    return curvature.draw(policy, Rewards(task), task.train_batch(1, P), rollout)
-
-
-def whole_hessian(policy, samples):
-    """By columns, from differences of gradients over all prompts."""
-
-    def gradient():
-        even, odd = curvature.gradients(policy, samples)
-        return torch.cat([((a + b) / 2).flatten() for a, b in zip(even, odd, strict=True)])
-
-    start = torch.nn.utils.parameters_to_vector(policy.parameters).detach()
-    columns, h = [], 1e-5
-    for index in range(len(start)):
-        sides = []
-        for sign in (1, -1):
-            moved = start.clone()
-            moved[index] += sign * h
-            torch.nn.utils.vector_to_parameters(moved, policy.parameters)
-            sides.append(gradient())
-        columns.append((sides[0] - sides[1]) / (2 * h))
-    torch.nn.utils.vector_to_parameters(start, policy.parameters)
-    return torch.stack(columns)
+from tests.probe.conftest import G, P, Varied, drawn, whole_hessian
 
 
 def test_gradients_of_the_two_halves(policy, samples):
@@ -103,9 +37,11 @@ def test_the_hessian_and_its_largest_eigenvalue(policy, samples, per_block):
     along = curvature.curvature_along(policy, samples, direction)
     assert along.value == pytest.approx(float(flat @ hessian @ flat / (flat @ flat)), rel=1e-5)
     assert along.stderr > 0
-    _, largest = curvature.steepest_curvature(policy, samples, 60, generator)
+    found = curvature.steepest_curvature(policy, samples, 20, generator)
     eigenvalues = torch.linalg.eigvalsh((hessian + hessian.T) / 2)
-    assert abs(largest) == pytest.approx(float(eigenvalues.abs().max()), rel=1e-2)
+    assert found.highest == pytest.approx(float(eigenvalues[-1]), rel=1e-4)
+    assert found.lowest == pytest.approx(float(eigenvalues[0]), rel=1e-4)
+    assert abs(found.value) == pytest.approx(float(eigenvalues.abs().max()), rel=1e-4)
 
 
 @pytest.mark.usefixtures("stay_double")
@@ -117,7 +53,7 @@ def test_improvement_is_first_order_right_and_zero_at_home(policy, samples):
         for p, move in zip(policy.parameters, step, strict=True):
             p += move
     realised = curvature.improvement(policy, samples)
-    predicted = (curvature.inner(even, step) + curvature.inner(odd, step)) / 2
+    predicted = (inner(even, step) + inner(odd, step)) / 2
     assert realised.value == pytest.approx(predicted, rel=1e-2)
     assert realised.stderr > 0
 
@@ -137,12 +73,43 @@ def test_standard_errors_are_those_of_the_mean(policy):
                 if sign == 1:
                     found.append((*curvature.improvement(policy, drawn), *bend))
     values = torch.tensor(found, dtype=torch.float64)
-    for column in (0, 2):
+    for column in (0, 3):
         said = values[:, column + 1].square().mean().sqrt()
         assert float(values[:, column].std()) == pytest.approx(float(said), rel=0.35)
 
 
+def test_the_error_of_blocks_of_unequal_size(policy):
+    """18 prompts in 16 blocks, two of two prompts: by hand from the blocks' own curvatures."""
+    samples = drawn(policy, 3, 18)
+    direction = [torch.ones_like(p) for p in policy.parameters]
+    norm2, found = inner(direction, direction), curvature.curvature_along(policy, samples, direction)
+    sizes = [2, 2, *[1] * 14]
+    starts = [sum(sizes[:k]) for k in range(16)]
+    each = [
+        inner(direction, curvature.hessian_times(policy, samples.of(slice(a, a + n)), direction)) / norm2
+        for a, n in zip(starts, sizes, strict=True)
+    ]
+    mean = sum(n * value for n, value in zip(sizes, each, strict=True)) / 18
+    assert found.value == pytest.approx(mean)
+    assert found.value == pytest.approx(
+        inner(direction, curvature.hessian_times(policy, samples, direction)) / norm2, rel=1e-5
+    )
+    spread = sum((n * (value - mean)) ** 2 for n, value in zip(sizes, each, strict=True))
+    assert found.stderr == pytest.approx((16 / 15 * spread) ** 0.5 / 18)
+    assert found.freedom == 15
+
+
+def test_no_direction_no_curvature(policy, samples):
+    nowhere = [torch.zeros_like(p) for p in policy.parameters]
+    assert curvature.curvature_along(policy, samples, nowhere) == (0.0, 0.0, P - 1)
+
+
 def test_no_advantage_anywhere(policy, samples):
     flat = dataclasses.replace(samples, advantages_PG=torch.zeros(P, G, dtype=torch.float64))
-    _, largest = curvature.steepest_curvature(policy, flat, 5, torch.Generator().manual_seed(0))
-    assert largest == 0
+    found = curvature.steepest_curvature(policy, flat, 5, torch.Generator().manual_seed(0))
+    assert (found.lowest, found.highest, found.residual) == (0, 0, 0)
+
+
+def test_prompts_that_say_something(samples):
+    rewards_PG = torch.tensor([[1.0, 1, 1], [0, 1, 0], [0.1, 0.1, 0.1], [0, 0, 2]])
+    assert dataclasses.replace(samples, rewards_PG=rewards_PG).informative == 2

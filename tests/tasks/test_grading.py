@@ -171,6 +171,12 @@ def test_a_gold_answer_that_hangs_is_a_timeout():
         assert verifier.grade(["9^{9^{9^{9}}}"], [boxed("x")])[0].reason == "timeout"
 
 
+def test_an_interrupt_is_the_parents_to_answer(verifier):
+    verifier.grade(["x+1"], [r"\boxed{1+x}"])
+    os.kill(verifier._workers[0]._process.pid, signal.SIGINT)
+    assert [verdict.reason for verdict in verifier.grade(["x+2"], [r"\boxed{2+x}"])] == ["ok"]
+
+
 def test_a_worker_that_dies(verifier):
     assert verifier.grade(["x+1"], [boxed("1+x")])[0].correct
     verifier._workers[0]._process.kill()

@@ -65,7 +65,7 @@ class EvaluateCommand:
 
     benchmark: tuple[str, ...]
     """gsm8k, math500, aime24, aime25, amc23, olympiadbench or minerva_math; several with a model."""
-    model: Annotated[str, tyro.conf.Positional] = ""
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = ""
     """Folder or hub name. None: grade `completions`."""
     completions: str = ""
     """JSONL file with rows {"index": row of the data, from 0, "completion": text}; equally many of every problem."""

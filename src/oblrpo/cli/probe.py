@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +24,6 @@ class ProbeModelConfig:
     """Sampling temperature."""
     prompts_per_micro_batch: int = 0
     """Prompts whose completions are scored at a time; 0: all."""
-    device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
     trust_remote_code: bool = False
     """Let transformers run Python code that comes with the model."""
 
@@ -33,8 +32,9 @@ class ProbeModelConfig:
 class ProbeCommand:
     """Measure the local smoothness of the objective around a run's checkpoints, or around any model.
 
-    For each checkpoint: the largest curvature of J (Hessian-vector products), the learning rate 1 / c that it implies,
-    and, along the update that the run makes next, curvature, secant, and predicted against realised improvement.
+    For each checkpoint: the largest curvature c of J (Hessian-vector products) from below and from above, the learning
+    rate 1 / c that it implies, and, along the update that the run makes next, curvature, secant, and predicted against
+    realised improvement.
     Examples: `oblrpo probe runs/demo`; `oblrpo probe path/to/model --task path --max-completion-length 12`.
     """
 
@@ -48,6 +48,8 @@ class ProbeCommand:
     """Hessian-vector products to find the direction of largest curvature."""
     probe_seed: int = 0
     """Of samples and the first direction."""
+    device: str | None = None
+    """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one. None: that of the run; for a model `auto`."""
     of_model: ProbeModelConfig = field(default_factory=ProbeModelConfig)
 
 
@@ -55,7 +57,7 @@ def run(argv: list[str]) -> None:
     """`oblrpo probe`.
 
     Raises:
-        InputError: settings of a model given for a run, or as `probe_run` and `probe_model` raise.
+        InputError: settings of a model given for a run, no such folder, or as `probe_run` and `probe_model` raise.
     """
     command = tyro.cli(
         ProbeCommand,
@@ -69,18 +71,20 @@ def run(argv: list[str]) -> None:
 
     transformers_logging.disable_progress_bar()
     effort = Effort(command.prompts, command.outputs, command.iterations, command.probe_seed)
-    target = Path(command.target)
-    asked = command.of_model
+    target, asked = Path(command.target), command.of_model
     if (target / "config.yaml").is_file():
-        if asked != ProbeModelConfig():
+        if given := model_settings_in(argv):
             raise InputError(
-                f"{target} is a run, which knows its task, model and sampling; leave out settings of them."
+                f"{target} is a run, which knows its task, model and sampling; leave out {', '.join(given)}."
             )
-        places = probe_run(target, effort)
+        places = probe_run(target, effort, command.device)
     else:
+        check_is_a_model(command.target)
         config = TrainConfig(
             task=asked.task,
-            policy=PolicyConfig(model=command.target, device=asked.device, trust_remote_code=asked.trust_remote_code),
+            policy=PolicyConfig(
+                model=command.target, device=command.device or "auto", trust_remote_code=asked.trust_remote_code
+            ),
             rollout=RolloutConfig(
                 num_generations=command.outputs,
                 max_completion_length=asked.max_completion_length,
@@ -91,3 +95,27 @@ def run(argv: list[str]) -> None:
         places = iter([probe_model(config, effort)])
     for place in places:
         print_place(place)
+
+
+def model_settings_in(argv: list[str]) -> list[str]:
+    """The flags among these that set what a run knows itself, whatever values they give."""
+    names = {each.name for part in (ProbeModelConfig, TaskConfig) for each in fields(part)}
+    flags = [argument.split("=")[0] for argument in argv if argument.startswith("--")]
+    return [flag for flag in flags if flag[2:].removeprefix("no-").replace("-", "_") in names]
+
+
+def check_is_a_model(target: str) -> None:
+    """Refuse at once what is neither a folder nor can be a name on the hub, which would be asked for long.
+
+    Raises:
+        InputError: it is neither.
+    """
+    path = Path(target)
+    if target and path.is_dir():
+        return
+    owner = target.split("/")[0]
+    looks_local = owner in {"", ".", "..", "~", "runs"} or Path(owner).is_dir()
+    if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", target) or path.exists():
+        raise InputError(
+            f"{target!r} is no folder of a run or a model, nor a model on the hub (owner/name); check its name."
+        )

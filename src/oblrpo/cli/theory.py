@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,26 +30,35 @@ def run(argv: list[str]) -> None:
     """`oblrpo theory`.
 
     Raises:
-        InputError: the page cannot be written.
+        InputError: the page cannot be written, or threads that this machine does not have.
     """
     command = tyro.cli(TheoryCommand, args=argv, prog="oblrpo theory")
     output = Path(command.output)
-    if command.threads < 1:
-        raise InputError(f"threads is {command.threads}; it must be at least 1.")
-    if output.is_dir() or not output.parent.is_dir():
-        raise InputError(f"cannot write the page to {output}; give a file in a folder that is there.")
+    cores = os.cpu_count() or 1
+    if not 1 <= command.threads <= cores:
+        raise InputError(
+            f"threads is {command.threads}; it must be at least 1 and at most {cores}, this machine's cores."
+        )
     import torch
 
+    from oblrpo.runs import check_writable
     from oblrpo.theory import run_all
-    from oblrpo.theory.page import print_table, write_page
+    from oblrpo.theory.page import print_claims, print_measurements, write_page
 
+    check_writable(output)
     torch.set_num_threads(command.threads)
     started = time.perf_counter()
     progress = Console(stderr=True, markup=False, highlight=False)
     findings = run_all(lambda text: progress.print(f"{time.perf_counter() - started:5.1f} s  {text}"))
     seconds = time.perf_counter() - started
-    print_table(findings.claims, Console(markup=False, highlight=False))
+    console = Console(markup=False, highlight=False)
+    print_claims(findings.claims, console)
+    console.print()
+    print_measurements(findings.measurements, console)
     write_page(findings, output, seconds)
-    held = sum(claim.holds for claim in findings.claims)
-    count = len(findings.claims)
-    print(f"\n{count} statements, {held} hold, {count - held} do not; {seconds:.0f} s; {output}")
+    verdicts = [claim.verdict for claim in findings.claims]
+    count = {verdict: verdicts.count(verdict) for verdict in ("holds", "does not hold", "undecided")}
+    print(
+        f"\n{len(verdicts)} statements: {count['holds']} hold, {count['does not hold']} do not, "
+        f"{count['undecided']} undecided; {seconds:.0f} s; {output}"
+    )

@@ -1,4 +1,4 @@
-"""What a real run's objective looks like around its path: local smoothness, safe rates, predicted improvement."""
+"""What a real run's objective looks like around its path: local smoothness, rates, predicted improvement."""
 
 from oblrpo.probe.probe import Effort, Place, print_place, probe_model, probe_run
 

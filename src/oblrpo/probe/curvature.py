@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,21 +17,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from oblrpo import estimators
 from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy, Sequences
+from oblrpo.probe.intervals import Measured, measured
+from oblrpo.probe.lanczos import Direction, Ritz, inner, lanczos
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.tasks import Problem
 
-Direction = list[Tensor]
-
 BLOCKS = 16
-"""Of prompts, by which the standard error of a curvature is taken."""
-
-
-class Measured(NamedTuple):
-    """A mean over prompts and its standard error."""
-
-    value: float
-    stderr: float
+"""Of prompts, at most, by which the standard error of a curvature is taken."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +46,11 @@ class Samples:
             rewards_PG=self.rewards_PG[prompts], advantages_PG=self.advantages_PG[prompts],
             logps_PG=self.logps_PG[prompts],
         )  # fmt: skip
+
+    @property
+    def informative(self) -> int:
+        """Prompts whose rewards vary: the others say nothing of J around here."""
+        return int((self.rewards_PG != self.rewards_PG[:, :1]).any(1).sum())
 
     def blocks(self) -> Iterator[slice]:
         """Prompts, some at a time."""
@@ -105,52 +102,32 @@ def hessian_times(policy: Policy, samples: Samples, direction: Direction) -> Dir
 
 
 def curvature_along(policy: Policy, samples: Samples, direction: Direction) -> Measured:
-    """V' grad^2 J v / v'v; 0 of no direction."""
+    """V' grad^2 J v / v'v, with its error by blocks of prompts; 0 of no direction."""
     P, norm2 = len(samples.advantages_PG), inner(direction, direction)
     if not norm2:
-        return Measured(0.0, 0.0)
-    size = -(-P // BLOCKS)
-    values = []
-    for start in range(0, P, size):
-        block = samples.of(slice(start, min(start + size, P)))
-        values += [inner(direction, hessian_times(policy, block, direction)) / norm2] * len(block.advantages_PG)
-    return _measured(torch.tensor(values, dtype=torch.float64), len(values) / size)
+        return Measured(0.0, 0.0, min(BLOCKS, P) - 1)
+    values, sizes = [], []
+    for prompts in torch.arange(P).tensor_split(min(BLOCKS, P)):
+        block = samples.of(slice(int(prompts[0]), int(prompts[-1]) + 1))
+        values.append(inner(direction, hessian_times(policy, block, direction)) / norm2)
+        sizes.append(len(prompts))
+    return measured(torch.tensor(values, dtype=torch.float64), torch.tensor(sizes))
 
 
-def steepest_curvature(
-    policy: Policy, samples: Samples, iterations: int, generator: torch.Generator
-) -> tuple[Direction, float]:
-    """The direction of largest |curvature| of these samples, by power iteration, and that curvature.
+def steepest_curvature(policy: Policy, samples: Samples, iterations: int, generator: torch.Generator) -> Ritz:
+    """The ends of the spectrum of these samples' grad^2 J, and the direction of the larger, by Lanczos.
 
-    In sample it is too large: noise adds directions of its own. Measure the direction again on other samples.
+    In sample it is too large: the greatest eigenvalue is convex, so that of a noisy matrix is on average no less than
+    that of its mean. Measure the direction again on other samples, which gives no more than the greatest.
     """
-    direction = [torch.randn(p.shape, generator=generator).to(p) for p in policy.parameters]
-    largest = 0.0
-    for _ in range(iterations):
-        norm = inner(direction, direction) ** 0.5
-        direction = [v / norm for v in direction]
-        product = hessian_times(policy, samples, direction)
-        largest = inner(direction, product)
-        if not inner(product, product):  # all advantages are 0
-            break
-        direction = product
-    return direction, largest
+    start = [torch.randn(p.shape, generator=generator).to(p) for p in policy.parameters]
+    return lanczos(lambda direction: hessian_times(policy, samples, direction), start, iterations)
 
 
 @torch.no_grad()
 def improvement(policy: Policy, samples: Samples) -> Measured:
-    """J now less J of the policy that was sampled from, by importance weights."""
-    now_PG = torch.cat([_surrogate(policy, samples, block) for block in samples.blocks()])
-    return _measured((now_PG.sum(1) - samples.advantages_PG.mean(1)).double())
-
-
-def inner(a: Direction, b: Direction) -> float:
-    """<a, b> in float64."""
-    return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
-
-
-def _measured(values_P: Tensor, independent: float | None = None) -> Measured:
-    return Measured(float(values_P.mean()), float(values_P.std() / (independent or len(values_P)) ** 0.5))
+    """J now less J of the policy that was sampled from, by importance weights; RLOO's advantages add up to 0 there."""
+    return measured(torch.cat([_surrogate(policy, samples, block) for block in samples.blocks()]).sum(1))
 
 
 def _logps(policy: Policy, samples: Samples, prompts: slice) -> Tensor:

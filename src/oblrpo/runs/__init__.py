@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oblrpo.runs.atomic import write_atomically
+from oblrpo.runs.atomic import check_writable, write_atomically
 from oblrpo.runs.folder import Metrics, RunFolder, read_rows
 
 if TYPE_CHECKING:
     from oblrpo.runs.state_files import load_state
 
-__all__ = ["Metrics", "RunFolder", "load_state", "read_rows", "write_atomically"]
+__all__ = ["Metrics", "RunFolder", "check_writable", "load_state", "read_rows", "write_atomically"]
 
 
 def __getattr__(name: str) -> Any:

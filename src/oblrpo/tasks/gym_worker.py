@@ -5,7 +5,6 @@ import json
 import math
 import random
 import re
-import signal
 import sys
 import zlib
 from collections.abc import Callable
@@ -164,7 +163,6 @@ def reply(message: list[Any]) -> Any:
 
 def main() -> None:
     """Draw and score until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run that is interrupted finishes its step
     import reasoning_gym  # noqa: F401  (slow; before the clock starts)
 
     sys.addaudithook(_guard)

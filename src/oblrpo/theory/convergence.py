@@ -1,18 +1,21 @@
 """Theorems 5 and 6, run: how fast the squared gradient falls under the exact schedule, and under fixed rates.
 
 Prompts with two outputs each and one shared parameter: everything is a closed form of theta, so that hundreds of runs
-of tens of thousands of steps take seconds. R runs, Q prompts.
+of tens of thousands of steps take seconds. R runs, Q prompts, W ways to set the rate.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from oblrpo.theory.claims import Claim
+from oblrpo.theory.claims import Claim, Measurement, Z, interval, slope
+from oblrpo.theory.descent import decay_bound, earned, factor
+from oblrpo.theory.worlds import World
 
 RUNS, STEPS, N = 128, 20_000, 4
 
@@ -29,19 +32,44 @@ class Slide:
 
     @property
     def smoothness(self) -> float:
-        """C = osc(F) L, prompt by prompt: |sigmoid''| <= 1 / (6 sqrt 3)."""
+        """C = mean_q |r_q| a_q^2 / (6 sqrt 3), a bound on |J''| by |sigmoid''| <= 1 / (6 sqrt 3).
+
+        Osc(F) L, prompt by prompt, is 3 sqrt(3) / 2 times that: there L = a_q^2 / 4.
+        """
         return float((self.r_Q.abs() * self.a_Q.square()).mean()) / (6 * math.sqrt(3))
+
+    @property
+    def variance(self) -> float:
+        """A bound on tr H <= E[F^2 w] = mean_q (r_q a_q)^2 p (1-p)^2, and p (1-p)^2 <= 4/27."""
+        return float((self.r_Q * self.a_Q).square().mean()) * 4 / 27
+
+    @cached_property
+    def supremum(self) -> float:
+        """Of J: on a grid of theta, plus what J can rise by between two of its points (|J'| <= mean |r a| / 4)."""
+        theta_R = torch.linspace(-100, 100, 40_001, dtype=torch.float64)
+        between = float((self.r_Q * self.a_Q).abs().mean()) / 4 * 200 / 40_000 / 2
+        return float(self.objective(theta_R).max()) + between
 
     def objective(self, theta_R: Tensor) -> Tensor:
         """J, (R,)."""
-        return (self.r_Q * (theta_R[:, None] * self.a_Q + self.b_Q).sigmoid()).mean(1)
+        return (self.r_Q * (theta_R[..., None] * self.a_Q + self.b_Q).sigmoid()).mean(-1)
 
     def moments(self, theta_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Grad J, tr H of one prompt with one output and no baseline, and P(output 1), (R, Q)."""
-        p_RQ = (theta_R[:, None] * self.a_Q + self.b_Q).sigmoid()
-        gradient_R = (self.r_Q * self.a_Q * p_RQ * (1 - p_RQ)).mean(1)
-        second_R = (p_RQ * (self.r_Q * self.a_Q * (1 - p_RQ)).square()).mean(1)
-        return gradient_R, second_R - gradient_R.square(), p_RQ
+        p_RQ = (theta_R[..., None] * self.a_Q + self.b_Q).sigmoid()
+        estimate_RQ = self.r_Q * self.a_Q * (1 - p_RQ)
+        gradient_R = (p_RQ * estimate_RQ).mean(-1)
+        return gradient_R, (p_RQ * estimate_RQ.square()).mean(-1) - gradient_R.square(), p_RQ
+
+    def at(self, theta: float) -> World:
+        """The same as a policy to enumerate."""
+        rewards_QO = torch.stack([torch.zeros_like(self.r_Q), self.r_Q], 1)
+        signs = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+
+        def logp(theta_D: Tensor) -> Tensor:
+            return torch.nn.functional.logsigmoid(signs * (theta_D * self.a_Q + self.b_Q)[:, None])
+
+        return World(self.name, logp, torch.tensor([theta], dtype=torch.float64), rewards_QO)
 
 
 def climb() -> Slide:
@@ -53,7 +81,7 @@ def climb() -> Slide:
 def flat() -> Slide:
     """Prompts that pull against each other; rewards are such that J has a maximum at 0 with no curvature there.
 
-    The gradient falls with the third power of the distance, and the noise stays.
+    The gradient falls with the third power of the distance, and the noise stays. Further off lies a higher plateau.
     """
     a_Q = torch.tensor([1.0, -1.5, 2.0, -2.5], dtype=torch.float64)
     b_Q = torch.tensor([0.5, -1.0, 1.5, 0.7], dtype=torch.float64)
@@ -72,77 +100,101 @@ def flat() -> Slide:
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over t < T, by T, (R, K) each, and J in the end."""
+    """What runs under one rate did. K times T."""
 
     times_K: Tensor
     norm2_RK: Tensor
+    """Means of ||grad J||^2 over t < T."""
     norm_RK: Tensor
+    """Means of ||grad J||."""
+    now_RK: Tensor
+    """||grad J|| at step T itself."""
     objective_R: Tensor
+    """J in the end."""
+    earned_R: Tensor
+    """(1/2c) sum_t ||grad J||^2 f_t over all steps, f the factor of the exact schedule."""
 
 
-def run(slide: Slide, rate: float | None, runs: int = RUNS, steps: int = STEPS, seed: int = 0) -> Curve:
-    """SGD on sampled gradients of N prompts, at theorem 4's rate (None) or a fixed one."""
+def times(steps: int) -> list[int]:
+    """Eight a decade from 10 on, and the last step."""
+    return sorted({*(round(10 ** (k / 8)) for k in range(8, 1 + int(8 * math.log10(steps)))), steps})
+
+
+def run(
+    slide: Slide, rates: list[float | None], runs: int = RUNS, steps: int = STEPS, n: int = N, seed: int = 0
+) -> list[Curve]:
+    """SGD on sampled gradients of n prompts, at theorem 4's rate (None) or fixed ones: a curve for each."""
     generator = torch.Generator().manual_seed(seed)
-    theta_R = torch.full((runs,), slide.start, dtype=torch.float64)
-    times = sorted({round(10 ** (k / 8)) for k in range(8, 1 + round(8 * math.log10(steps)))})
-    sums, norm2, norm = [], torch.zeros(runs, dtype=torch.float64), torch.zeros(runs, dtype=torch.float64)
-    Q = len(slide.a_Q)
-    for t in range(1, times[-1] + 1):
-        gradient_R, trace_R, p_RQ = slide.moments(theta_R)
-        signal2_R = gradient_R.square()
-        norm2, norm = norm2 + signal2_R, norm + gradient_R.abs()
-        if t in times:
-            sums.append((norm2 / t, norm / t))
-        eta = signal2_R / (signal2_R + trace_R / N) / slide.smoothness if rate is None else rate
-        prompt_RN = torch.randint(Q, (runs, N), generator=generator)
-        p_RN = p_RQ.gather(1, prompt_RN)
-        hit_RN = torch.rand(runs, N, generator=generator, dtype=torch.float64) < p_RN
-        estimate_R = (hit_RN * slide.r_Q[prompt_RN] * slide.a_Q[prompt_RN] * (1 - p_RN)).mean(1)
-        theta_R = theta_R + eta * estimate_R
-    norm2_RK, norm_RK = (torch.stack(each, 1) for each in zip(*sums, strict=True))
-    return Curve(torch.tensor(times), norm2_RK, norm_RK, slide.objective(theta_R))
+    theta_WR = torch.full((len(rates), runs), slide.start, dtype=torch.float64)
+    fixed_W1 = torch.tensor([math.nan if rate is None else rate for rate in rates], dtype=torch.float64)[:, None]
+    exact_W1, c = fixed_W1.isnan(), slide.smoothness
+    norm2, norm, paid = (torch.zeros_like(theta_WR) for _ in range(3))
+    found, last = [], set(times(steps))
+    for t in range(1, steps + 1):
+        gradient_WR, trace_WR, p_WRQ = slide.moments(theta_WR)
+        signal2_WR = gradient_WR.square()
+        norm2, norm = norm2 + signal2_WR, norm + gradient_WR.abs()
+        paid = paid + earned(signal2_WR, trace_WR, n, c)
+        if t in last:
+            found.append((norm2 / t, norm / t, gradient_WR.abs()))
+        eta_WR = torch.where(exact_W1, factor(signal2_WR, trace_WR, n) / c, fixed_W1)
+        prompt_WRN = torch.randint(len(slide.a_Q), (len(rates), runs, n), generator=generator)
+        p_WRN = p_WRQ.gather(2, prompt_WRN)
+        hit_WRN = torch.rand(p_WRN.shape, generator=generator, dtype=torch.float64) < p_WRN
+        estimate_WRN = hit_WRN * slide.r_Q[prompt_WRN] * slide.a_Q[prompt_WRN] * (1 - p_WRN)
+        theta_WR = theta_WR + eta_WR * estimate_WRN.mean(2)
+    means_WRK = [torch.stack(each, 2) for each in zip(*found, strict=True)]
+    ends_WR = slide.objective(theta_WR)
+    at_K = torch.tensor(times(steps))
+    norm2_WRK, norm_WRK, now_WRK = means_WRK
+    return [Curve(at_K, norm2_WRK[w], norm_WRK[w], now_WRK[w], ends_WR[w], paid[w]) for w in range(len(rates))]
 
 
-def slope(curve: Curve, values_RK: Tensor, seed: int = 0) -> tuple[float, float]:
-    """Slope of log mean value against log T over the last decade, and half of its 95 % bootstrap interval over runs."""
-    late = curve.times_K >= curve.times_K[-1] / 10
-    log_T = curve.times_K[late].double().log()
-    x = log_T - log_T.mean()
-    index = torch.randint(len(values_RK), (500, len(values_RK)), generator=torch.Generator().manual_seed(seed))
-    fit = lambda values_K: float((x @ values_K[late].log()) / (x @ x))  # noqa: E731
-    samples = torch.tensor([fit(values_RK[i].mean(0)) for i in index])
-    return fit(values_RK.mean(0)), 1.96 * float(samples.std())
+def total_decrease(slide: Slide, curve: Curve) -> Claim:
+    """What T5 says of sampled runs: (1/2c) sum_t E[||grad J||^2 f_t] <= E J_T - J_0."""
+    gain_R = curve.objective_R - float(slide.objective(torch.tensor([slide.start], dtype=torch.float64)))
+    _, margin = interval(curve.earned_R - gain_R)
+    note = f"{slide.name}, {len(gain_R)} runs of {int(curve.times_K[-1])} steps, N = {N}"
+    return Claim("T5: (1/2c) sum E[||grad J||^2 f] <= gain in J", "paper", float(gain_R.mean()),
+                 float(curve.earned_R.mean()), "<=", margin=margin, note=note)  # fmt: skip
 
 
-def total_decrease(slide: Slide, runs: int = 64, steps: int = 2000) -> Claim:
-    """What T5 rests on: (1/2c) sum_t E[||grad J||^2 f_t] <= J* - J_0, f = N SNR / (1 + N SNR)."""
-    generator = torch.Generator().manual_seed(1)
-    theta_R, spent_R = torch.full((runs,), slide.start, dtype=torch.float64), torch.zeros(runs, dtype=torch.float64)
-    first = float(slide.objective(theta_R).mean())
-    for _ in range(steps):
-        gradient_R, trace_R, p_RQ = slide.moments(theta_R)
-        factor_R = gradient_R.square() / (gradient_R.square() + trace_R / N)
-        spent_R += gradient_R.square() * factor_R / (2 * slide.smoothness)
-        prompt_RN = torch.randint(len(slide.a_Q), (runs, N), generator=generator)
-        p_RN = p_RQ.gather(1, prompt_RN)
-        hit_RN = torch.rand(runs, N, generator=generator, dtype=torch.float64) < p_RN
-        estimate_R = (hit_RN * slide.r_Q[prompt_RN] * slide.a_Q[prompt_RN] * (1 - p_RN)).mean(1)
-        theta_R = theta_R + factor_R / slide.smoothness * estimate_R
-    gained = float(slide.objective(theta_R).mean()) - first
-    note = f"{slide.name}, {runs} runs of {steps} steps, N = {N}"
-    return Claim(
-        "T5: (1/2c) sum E[||grad J||^2 f] <= gain in J", "paper", gained, float(spent_R.mean()), "<=", note=note
+def bounded_decay(slide: Slide, curve: Curve, n: int = N) -> Claim:
+    """T6 at every T: mean E||grad J||^2 against its bound with constants; computed: the largest share of the bound."""
+    gain = slide.supremum - float(slide.objective(torch.tensor([slide.start], dtype=torch.float64)))
+    bound_K = decay_bound(curve.times_K.double(), gain, slide.variance, n, slide.smoothness)
+    share_K = curve.norm2_RK.mean(0) / bound_K
+    worst = int(share_K.argmax())
+    margin = interval(curve.norm2_RK[:, worst] / bound_K[worst])[1]
+    note = (
+        f"{slide.name}, N = {n}: the largest share is at T = {int(curve.times_K[worst])}, {float(share_K[-1]):.3g} at "
+        f"T = {int(curve.times_K[-1])}"
     )
+    return Claim("T6: mean E||grad J||^2 over its bound O(T^-1/2), every T", "paper", 1.0, float(share_K[worst]), "<=",
+                 margin=margin, note=note)  # fmt: skip
 
 
-def decay(slide: Slide, curve: Curve) -> list[Claim]:
-    """T5/T6: the mean of E||grad J||^2 falls at least as T^-1/2; the mean norm need not."""
-    claims = []
-    for what, values_RK, source in (
-        ("mean squared gradient norm", curve.norm2_RK, "paper"),
-        ("mean gradient norm", curve.norm_RK, "paper, as summarised"),
-    ):
-        found, margin = slope(curve, values_RK)
-        note = f"{slide.name}: slope {found:.3f} +- {margin:.3f} over the last decade of {int(curve.times_K[-1])} steps"
-        claims.append(Claim(f"T6: the {what} falls as T^-1/2 or faster", source, -0.5, found, "<=", note=note))
-    return claims
+def decay(curve: Curve, values_RK: Tensor, decade: int = 0, seed: int = 0) -> tuple[float, float]:
+    """Slope of log mean value against log T over a decade (0: the last), and `Z` bootstrap standard errors of it."""
+    top = curve.times_K[-1] / 10**decade
+    kept = (curve.times_K >= top / 10) & (curve.times_K <= top)
+    log_T = curve.times_K[kept].double().log()
+    index = torch.randint(len(values_RK), (300, len(values_RK)), generator=torch.Generator().manual_seed(seed))
+    samples = torch.tensor([slope(log_T, values_RK[i][:, kept].mean(0).log()) for i in index])
+    return slope(log_T, values_RK[:, kept].mean(0).log()), Z * float(samples.std())
+
+
+def measurements(slide: Slide, by_rate: dict[str, Curve]) -> list[Measurement]:
+    """Slopes, which are of these runs and this length (theorem 6 bounds no slope), and where each rate arrives."""
+    found = []
+    for name, curve in by_rate.items():
+        where = f"{slide.name}, {name}"
+        for what, values_RK in (("||grad J||^2", curve.norm2_RK), ("||grad J||", curve.norm_RK)):
+            last, margin = decay(curve, values_RK)
+            before, margin_before = decay(curve, values_RK, 1)
+            steady = abs(last - before) <= max(margin + margin_before, 0.02)
+            note = f"{before:.3f} ± {margin_before:.2g} a decade before" + ("" if steady else ": a transient")
+            found.append(Measurement(f"slope of mean {what} over the last decade of T", where, last, margin, note))
+        found.append(Measurement("mean ||grad J||^2 over all T", where, *interval(curve.norm2_RK[:, -1])))
+        found.append(Measurement("J in the end", where, *interval(curve.objective_R)))
+    return found

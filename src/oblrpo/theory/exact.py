@@ -5,9 +5,10 @@ Q prompts, O outputs, D parameters, G outputs a group, B = O^G groups.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from oblrpo import estimators
 from oblrpo.theory.worlds import World
 
-BaselineFunction = Callable[[Tensor, Tensor], Tensor]
-"""(rewards_BG, norm2_BG) -> baseline_BG, of B groups that know nothing of each other."""
+BaselineFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(rewards_BG, norm2_BG, rho_BG) -> baseline_BG, of B groups that know nothing of each other."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,42 @@ def groups(O: int, G: int) -> Tensor:
     return torch.tensor(list(product(range(O), repeat=G)))
 
 
-def named(name: str) -> BaselineFunction:
-    """A baseline of `oblrpo.estimators` that knows a group's rewards, score norms and lengths only."""
+def counts(pi_O: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """How often each output can occur among n, (B, O), and how likely that is, (B,): n! prod_o pi_o^c_o / c_o!.
 
-    def of(rewards_BG: Tensor, norm2_BG: Tensor) -> Tensor:
+    What does not depend on the order of outputs has its mean over far fewer of these than there are groups.
+    """
+    O = len(pi_O)
+    if n < O:
+        chosen_BN = torch.tensor(list(combinations_with_replacement(range(O), n)), dtype=torch.int64)
+        counts_BO = torch.nn.functional.one_hot(chosen_BN, O).sum(1).double()
+    else:  # bars between stars
+        bars = torch.combinations(torch.arange(n + O - 1, dtype=torch.float64), O - 1)
+        ends = torch.full((len(bars), 1), n + O - 1, dtype=torch.float64)
+        counts_BO = torch.diff(bars, prepend=torch.full_like(ends, -1), append=ends) - 1
+    log_ways_B = math.lgamma(n + 1) - torch.lgamma(counts_BO + 1).sum(1)
+    return counts_BO, (log_ways_B + torch.xlogy(counts_BO, pi_O).sum(1)).exp()
+
+
+def named(name: str) -> BaselineFunction:
+    """A baseline of `oblrpo.estimators` that knows a group's rewards, score norms, importance weights and lengths."""
+
+    def of(rewards_BG: Tensor, norm2_BG: Tensor, rho_BG: Tensor) -> Tensor:
         needs = estimators.BASELINES[name].needs
         inputs: dict[str, Any] = {"norm2_PG": norm2_BG, "length_PG": torch.ones_like(norm2_BG)}
-        return estimators.baseline(name, rewards_BG, **{key: inputs[key] for key in needs})
+        return estimators.baseline(name, rewards_BG, rho_PG=rho_BG, **{key: inputs[key] for key in needs})
 
     return of
 
 
-def group_moments(world: World, baseline: BaselineFunction, G: int, sampler_QO: Tensor | None = None) -> Moments:
+def fixed(baseline: float) -> BaselineFunction:
+    """One number for every output."""
+    return lambda rewards_BG, *_: torch.full_like(rewards_BG, baseline)
+
+
+def group_moments(
+    world: World, baseline: BaselineFunction, G: int, sampler_QO: Tensor | None = None, cut: float = math.inf
+) -> Moments:
     """Mean and covariance of g = (1/G) sum_j rho_j (F_j - b_j) s_j over all groups of every prompt.
 
     Args:
@@ -63,33 +88,41 @@ def group_moments(world: World, baseline: BaselineFunction, G: int, sampler_QO: 
         baseline: of groups.
         G: outputs a group.
         sampler_QO: probabilities that outputs were sampled from; rho = pi / sampler, in the baseline's weights too.
+        cut: the greatest rho there is.
     """
-    index_BG = groups(world.rewards_QO.shape[1], G)
-    sampler_QO = world.pi_QO if sampler_QO is None else sampler_QO
-    rho_QO = world.pi_QO / sampler_QO
     means, covs = [], []
-    for q, rewards_O in enumerate(world.rewards_QO):
-        rewards_BG, rho_BG = rewards_O[index_BG], rho_QO[q][index_BG]
-        baseline_BG = baseline(rewards_BG, world.norm2_QO[q][index_BG] * rho_BG.square())
-        chance_B = sampler_QO[q][index_BG].prod(1)
-        coef_BG = rho_BG * (rewards_BG - baseline_BG) / G
-        gradient_BD = torch.einsum("bg,bgd->bd", coef_BG, world.score_QOD[q][index_BG])
+    for q in range(len(world.rewards_QO)):
+        chance_B, gradient_BD = group_gradients(world, q, baseline, G, sampler_QO, cut)
         mean_D = chance_B @ gradient_BD
         means.append(mean_D)
         covs.append(torch.einsum("b,bd,be->de", chance_B, gradient_BD, gradient_BD) - torch.outer(mean_D, mean_D))
     return Moments(torch.stack(means), torch.stack(covs))
 
 
-def every_gradient(world: World, baseline: BaselineFunction, G: int) -> list[tuple[float, Tensor]]:
-    """(chance, gradient estimate) of every prompt and every group of its outputs, one prompt a batch."""
-    index_BG, found = groups(world.rewards_QO.shape[1], G), []
-    for q, rewards_O in enumerate(world.rewards_QO):
-        rewards_BG = rewards_O[index_BG]
-        coef_BG = (rewards_BG - baseline(rewards_BG, world.norm2_QO[q][index_BG])) / G
-        gradient_BD = torch.einsum("bg,bgd->bd", coef_BG, world.score_QOD[q][index_BG])
-        chance_B = world.pi_QO[q][index_BG].prod(1) / len(world.rewards_QO)
-        found += list(zip(chance_B.tolist(), gradient_BD, strict=True))
-    return found
+def group_gradients(
+    world: World, q: int, baseline: BaselineFunction, G: int, sampler_QO: Tensor | None = None, cut: float = math.inf
+) -> tuple[Tensor, Tensor]:
+    """(chance_B, gradient_BD): every group of G outputs of prompt q, and its gradient estimate."""
+    index_BG = groups(world.rewards_QO.shape[1], G)
+    sampler_O = world.pi_QO[q] if sampler_QO is None else sampler_QO[q]
+    rho_BG = (world.pi_QO[q] / sampler_O).clamp(max=cut)[index_BG]
+    rewards_BG = world.rewards_QO[q][index_BG]
+    baseline_BG = baseline(rewards_BG, world.norm2_QO[q][index_BG], rho_BG)
+    coef_BG = rho_BG * (rewards_BG - baseline_BG) / G
+    return sampler_O[index_BG].prod(1), torch.einsum("bg,bgd->bd", coef_BG, world.score_QOD[q][index_BG])
+
+
+def prompt_gradients(world: World, baseline: BaselineFunction, G: int) -> tuple[Tensor, Tensor]:
+    """(chance_K, gradient_KD): every prompt, and every group of its outputs."""
+    Q = len(world.rewards_QO)
+    each = [group_gradients(world, q, baseline, G) for q in range(Q)]
+    return torch.cat([chance_B for chance_B, _ in each]) / Q, torch.cat([gradient_BD for _, gradient_BD in each])
+
+
+def batches(chance_K: Tensor, gradient_KD: Tensor, N: int) -> tuple[Tensor, Tensor]:
+    """(chance_B, gradient_BND): every batch of N independent draws of these."""
+    index_BN = groups(len(chance_K), N)
+    return chance_K[index_BN].prod(1), gradient_KD[index_BN]
 
 
 def fixed_baseline_moments(world: World, baseline_Q: Tensor, G: int) -> Moments:
@@ -120,9 +153,11 @@ def weighted_fisher(world: World, factor_QO: Tensor) -> Tensor:
     return torch.einsum("qo,qod,qoe->qde", weight_QO, world.score_QOD, world.score_QOD)
 
 
-def optimal_baseline(world: World) -> Tensor:
-    """B*(q) = E[w F] / E[w], (Q,)."""
-    return world.mean(world.norm2_QO * world.rewards_QO) / world.mean(world.norm2_QO)
+def optimal_baseline(world: World, sampler_QO: Tensor | None = None) -> Tensor:
+    """B*(q) = E[w F] / E[w], (Q,); off-policy with rho^2 w for w, over what was sampled."""
+    sampler_QO = world.pi_QO if sampler_QO is None else sampler_QO
+    weight_QO = sampler_QO * (world.pi_QO / sampler_QO).square() * world.norm2_QO
+    return (weight_QO * world.rewards_QO).sum(1) / weight_QO.sum(1)
 
 
 def _outer(mean_QD: Tensor) -> Tensor:

@@ -10,17 +10,18 @@ from rich.table import Table
 from oblrpo.report.charts import Line, chart
 from oblrpo.report.html import charts, page, table, text
 from oblrpo.runs import write_atomically
-from oblrpo.theory.claims import Claim
+from oblrpo.theory.claims import Claim, Measurement
 from oblrpo.theory.suite import Findings
 
 INTRO = """<h1>The theory of OBLR-PO, computed</h1>
 <p>Policies small enough to list every output of every prompt, in float64: softmax bandits, token trees and a small
 transformer. Each line compares what is stated with what comes out; the verdict is computed. Where it says <i>does not
-hold</i>, the line is a counterexample.</p>"""
+hold</i>, the line is a counterexample. Of = the slack is the relative difference. What was sampled has its interval,
+four standard errors to each side.</p>"""
 
 
-def print_table(claims: list[Claim], console: Console) -> None:
-    """One line a claim."""
+def print_claims(claims: list[Claim], console: Console) -> None:
+    """One line a claim; what was sampled with its interval."""
     printed = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("result", "source", "where"):
         printed.add_column(name)
@@ -30,6 +31,18 @@ def print_table(claims: list[Claim], console: Console) -> None:
     for claim in claims:
         style = None if claim.holds else "bold yellow"
         printed.add_row(claim.result, claim.source, claim.where, *_figures(claim), claim.verdict, style=style)
+    console.print(printed)
+
+
+def print_measurements(measurements: list[Measurement], console: Console) -> None:
+    """One line each."""
+    printed = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("measured, nothing claimed", "where"):
+        printed.add_column(name)
+    printed.add_column("value", justify="right", no_wrap=True)
+    printed.add_column("note")
+    for each in measurements:
+        printed.add_row(each.what, each.where, _with_margin(each.value, each.margin), each.note)
     console.print(printed)
 
 
@@ -49,13 +62,28 @@ def write_page(findings: Findings, path: Path, seconds: float) -> None:
         _reached(findings),
         "<h2>Theorem 3, step by step: improvement predicted by the bound, and realised</h2>",
         charts(_improvement(findings)),
+        "<h2>Measured, nothing claimed</h2>",
+        _measured(findings.measurements),
         f"<p>{len(findings.claims)} statements in {seconds:.0f} s.</p>",
     ]
     write_atomically(path, page("The theory of OBLR-PO, computed", body))
 
 
 def _figures(claim: Claim) -> tuple[str, str, str]:
-    return f"{claim.relation} {claim.claimed:.5g}", f"{claim.computed:.5g}", f"{claim.slack:.1e}"
+    computed = _with_margin(claim.computed, claim.margin)
+    return f"{claim.relation} {claim.claimed:.5g}", computed, f"{claim.slack:.1e}"
+
+
+def _with_margin(value: float, margin: float) -> str:
+    return f"{value:.5g} ± {margin:.1g}" if margin else f"{value:.5g}"
+
+
+def _measured(measurements: list[Measurement]) -> str:
+    rows = [
+        [text(each.what), text(each.where), _with_margin(each.value, each.margin), text(each.note)]
+        for each in measurements
+    ]
+    return table(("what", "where", "value", "note"), rows)
 
 
 def _decay(findings: Findings) -> list[str]:

@@ -7,7 +7,7 @@ here; what follows from it is computed by automatic differentiation, never by a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
@@ -37,15 +37,20 @@ class World:
 
     def at(self, theta_D: Tensor) -> World:
         """The same problem with other parameters."""
-        return World(self.name, self.logp, theta_D, self.rewards_QO, self.smoothness, self.score_bound)
+        return replace(self, theta_D=theta_D)
 
     def paid(self, rewards_QO: Tensor) -> World:
         """The same policy with other rewards."""
-        return World(self.name, self.logp, self.theta_D, rewards_QO, self.smoothness, self.score_bound)
+        return replace(self, rewards_QO=rewards_QO)
 
     def objective(self, theta_D: Tensor) -> Tensor:
         """J = mean_q sum_o pi(o|q) F(q, o)."""
         return (self.logp(theta_D).exp() * self.rewards_QO).sum(1).mean()
+
+    def objectives(self, theta_KD: Tensor) -> Tensor:
+        """J at many places, (K,)."""
+        values: Tensor = torch.vmap(self.objective, chunk_size=256)(theta_KD)
+        return values
 
     @cached_property
     def logp_QO(self) -> Tensor:
@@ -76,6 +81,16 @@ class World:
     def gradient_D(self) -> Tensor:
         """Grad J, by differentiating the sum over all outputs."""
         return _detached(jacrev(self.objective)(self.theta_D))
+
+    @cached_property
+    def width(self) -> float:
+        """Osc(F): the greatest difference between the rewards of two outputs of one prompt."""
+        return float((self.rewards_QO.max(1).values - self.rewards_QO.min(1).values).max())
+
+    def only(self, q: int) -> World:
+        """One prompt of it."""
+        alone = World(self.name, lambda theta: self.logp(theta)[q : q + 1], self.theta_D, self.rewards_QO[q : q + 1])
+        return replace(alone, smoothness=self.smoothness, score_bound=self.score_bound)
 
     @cached_property
     def hessian_DD(self) -> Tensor:
