@@ -18,16 +18,16 @@ def model(tmp_path_factory):
     return folder
 
 
-class ByLength:
-    """A random policy solves nothing: here longer completions earn more."""
+class ByFirst:
+    """A random policy solves nothing: here the first character decides."""
 
     def __init__(self, task):
         self.task = task
 
     def __call__(self, problems, completions):
         G = len(completions) // len(problems)
-        lengths = [min(len(text), 12) / 12 for text in completions]
-        return [lengths[start : start + G] for start in range(0, len(lengths), G)]
+        parities = [float(ord(text[:1] or " ") % 2) for text in completions]
+        return [parities[start : start + G] for start in range(0, len(parities), G)]
 
 
 def printed_by(name, arguments, monkeypatch, capsys):
@@ -46,8 +46,8 @@ def printed_by(name, arguments, monkeypatch, capsys):
     ],
 )
 def test_statistics_of_one_policy(name, sizes, said, model, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.pool.Rewards", ByLength)
-    monkeypatch.setattr("benchmarks.ledger.Rewards", ByLength)
+    monkeypatch.setattr("benchmarks.pool.Rewards", ByFirst)
+    monkeypatch.setattr("benchmarks.ledger.Rewards", ByFirst)
     printed = printed_by(name, [model, *sizes], monkeypatch, capsys)
     assert said in printed
     assert "nan" not in printed
