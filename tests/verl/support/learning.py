@@ -17,6 +17,7 @@ OURS = {
 RUNS = {
     "oblr_po": OURS,
     "oblr_po_shrunk": OURS,
+    "oblr_po_shrunk-fixed": OURS | {"algorithm.adv_estimator": "oblr_po_shrunk", "+oblrpo.schedule": "off"},
     "grpo": {},
     "opo": {},
     "optimal_token_baseline": {"trainer.use_v1": False, f"{ACTOR}.calculate_sum_pi_squared": True},
