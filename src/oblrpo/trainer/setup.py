@@ -116,7 +116,8 @@ def _check_schedule(optim: OptimConfig, schedule: str) -> None:
 
 def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
     scores = config.scores
-    for key, value, table in (("score_method", scores.score_method, METHODS), ("weights", scores.weights, WEIGHTS)):
+    methods = [name for name in METHODS if name != "streamed"]  # which gives no gradient
+    for key, value, table in (("score_method", scores.score_method, methods), ("weights", scores.weights, WEIGHTS)):
         if value not in table:
             raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
     if scores.score_method == "folds" and not BASELINES[algorithm.baseline].spanned:
