@@ -146,7 +146,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
     """In the process: say "ready", then answer message by message until the input ends.
 
-    What `answer` prints goes to standard error, and it has nothing to read. `memory`: bytes of address space it may use.
+    What `answer` prints goes to standard error; there is nothing for it to read. `memory`: bytes of address space it
+    may use.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to answer: its step in progress ends first
     requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")

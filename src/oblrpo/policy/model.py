@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oblrpo.errors import InputError
 from oblrpo.policy.prompts import Prompt, PromptFormat
@@ -67,8 +69,8 @@ class Policy:
 
     @property
     def longest(self) -> int:
-        """Most tokens the model can read."""
-        return int(self.model.config.max_position_embeddings)
+        """Most tokens the model can read; of one whose config names no limit (BLOOM), more than there are."""
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize)
 
     def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts, texts or messages.
@@ -147,16 +149,18 @@ class Policy:
 
     @contextmanager
     def _layers_checkpointed(self) -> Iterator[None]:
-        """Layers checkpoint in training mode only; theirs is switched on alone, without that of the dropout in them."""
-        layers = [module for module in self.model.modules() if getattr(module, "gradient_checkpointing", False)]
-        on = self.checkpointing and torch.is_grad_enabled()
-        for layer in layers:
-            layer.training = on
+        """Layers checkpoint in training mode only: they are in it until they begin, and compute out of it."""
+        modules = (each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer))
+        layers = [each for each in modules if each.gradient_checkpointing]
+        functions = [layer._gradient_checkpointing_func for layer in layers]
+        for layer, function in zip(layers, functions, strict=True):
+            layer.training = self.checkpointing and torch.is_grad_enabled()
+            layer._gradient_checkpointing_func = _without_dropout(layer, function)
         try:
             yield
         finally:
-            for layer in layers:
-                layer.training = False
+            for layer, function in zip(layers, functions, strict=True):
+                layer.training, layer._gradient_checkpointing_func = False, function
 
     def save(self, folder: Path) -> None:
         """Write model or adapters (safetensors) and tokenizer; transformers' `from_pretrained(folder)` loads them."""
@@ -167,3 +171,19 @@ class Policy:
         """Write the model with its adapters added to its weights; the policy cannot be trained on after that."""
         self.model.merge_and_unload().save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def _without_dropout(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """What checkpoints a layer, with the layer in eval mode; some call dropout themselves (OPT), not in modules."""
+
+    def checkpointed(forward: Callable[..., Any], *inputs: Any) -> Any:
+        def evaluate(*inputs: Any) -> Any:
+            before, layer.training = layer.training, False
+            try:
+                return forward(*inputs)
+            finally:
+                layer.training = before
+
+        return checkpoint(evaluate, *inputs)
+
+    return checkpointed
