@@ -49,6 +49,12 @@ def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) ->
     return dataclasses.replace(config, recipe=str(settings.get("recipe", config.recipe)), **sections)
 
 
+def flags_in(argv: list[str]) -> dict[str, str]:
+    """Name of a setting -> the flag that sets it, of all flags among these words."""
+    flags = (word.split("=")[0] for word in argv if word.startswith("--"))
+    return {flag[2:].removeprefix("no-").replace("-", "_"): flag for flag in flags}
+
+
 def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
     """`base` with the settings of a built-in recipe or of a YAML file.
 

@@ -86,7 +86,7 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
         raise InputError(f"{name!r} holds adapters; to train them, fetch them and give their folder as the model.")
     elif config.lora_r:
         model = add_adapter(model, config)
-    return _policy(model, tokenizer, config)
+    return _policy(model, tokenizer, config, _whole(name))
 
 
 def check_policy(config: PolicyConfig) -> None:
@@ -134,7 +134,7 @@ def _options(config: PolicyConfig, device: torch.device) -> dict[str, Any]:
     return options
 
 
-def _policy(model: Any, tokenizer: Any, config: PolicyConfig) -> Policy:
+def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") -> Policy:
     if config.gradient_checkpointing:
         # transformers 5.x renames it
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -145,6 +145,7 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig) -> Policy:
         PromptFormat(config.chat, config.system_prompt, config.chat_template_args),
         config.bf16,
         config.gradient_checkpointing,
+        name,
     )
 
 

@@ -49,6 +49,8 @@ class Policy:
     """Do arithmetic in bfloat16 (autocast) on weights that stay float32."""
     checkpointing: bool = False
     """Keep only what enters each layer, and compute the rest again in the backward."""
+    name: str = ""
+    """Folder or hub name that it was loaded from; of adapters, theirs."""
 
     @property
     def device(self) -> torch.device:
