@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, check_finite
 from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences, pad
 from oblrpo.scores import Features, logit_norm2
@@ -120,6 +120,9 @@ class Policy:
 
         pi is the distribution that is sampled from: softmax(logits / temperature) token by token, the end token
         included; a completion cut at its longest length ends without one.
+
+        Raises:
+            DivergedError: with `features`, one is NaN or infinite.
         """
         ids_ST = torch.cat([batch.prompt_SQ, batch.completion_SC], 1)
         mask_ST = torch.cat([batch.prompt_mask_SQ, batch.completion_mask_SC], 1)
@@ -141,6 +144,7 @@ class Policy:
             entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
             mask_SC, known, norm2_SC = batch.completion_mask_SC, None, None
             if features:
+                check_finite("log-probability", logp_SC[mask_SC.bool()])
                 norm2_SC = logit_norm2(logits_SCV, batch.completion_SC)  # the temperature is in the logits already
                 known = Features.from_tokens(norm2_SC, logp_SC, entropy_SC, mask_SC)
         return Logps((logp_SC * mask_SC).sum(1), logp_SC, entropy_SC, norm2_SC, known)
