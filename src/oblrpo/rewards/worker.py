@@ -27,6 +27,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
         return {"refused": str(error)}
     if "completions" not in message:
         return {}
+    values: Any
     try:
         values = reward(prompts=message["prompts"], completions=message["completions"], **message["columns"])
         if not isinstance(values, Iterable):
