@@ -156,7 +156,7 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
     try:
         return load_policy(str(checkpoint), config.policy)
     except InputError as error:
-        raise InputError(f"{error} Remove that folder to resume from the checkpoint before it.") from None
+        raise InputError(f"{error} If its files are damaged, remove it to resume from the checkpoint before.") from None
 
 
 def make_learner(policy: Policy, config: TrainConfig, algorithm: Algorithm) -> Learner:
