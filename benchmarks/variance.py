@@ -59,8 +59,8 @@ def report(pool: Pool, sizes: list[int], seed: int) -> None:
     spread = torch.corrcoef(torch.stack([pool.norm2.log().flatten(), pool.rewards.flatten()]))[0, 1]
     settled = ((solved == 0) | (solved == 1)).double().mean()
     print(
-        f"accuracy {accuracy:.3f}, {settled:.2f} of prompts always or never solved, kappa {kappa(pool.norm2, pool.rewards):.2f}, "
-        f"correlation of log w and reward {spread:.2f}\n"
+        f"accuracy {accuracy:.3f}, {settled:.2f} of prompts always or never solved, "
+        f"kappa {kappa(pool.norm2, pool.rewards):.2f}, correlation of log w and reward {spread:.2f}\n"
     )
     names = [("oblr_shrunk", strength) for strength in STRENGTHS]
     rows = [(name, None) for name in BASELINES if name not in {"dr_grpo", "vcpo"}] + names  # the same as mean, eob
