@@ -1,11 +1,16 @@
 # make demo  environment + the main job (runs/demo)
-# make test  environment + lint + every test
+# make test  environment + lint + every test but those of the verl adapter
+# make test-verl  an environment with verl (CPU) + the tests of the adapter
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: env demo test lint format constraints clean
+VERL_VENV := .venv-verl
+VERL_BIN := $(VERL_VENV)/bin
+VERL_STAMP := $(VERL_VENV)/.installed
+
+.PHONY: env demo test test-verl env-verl lint format constraints constraints-verl clean
 
 env: $(STAMP)
 
@@ -21,6 +26,19 @@ demo: $(STAMP)
 test: lint
 	$(BIN)/pytest -n auto
 
+env-verl: $(VERL_STAMP)
+
+# torch first, and pinned: verl asks for any, and the newest brings gigabytes of CUDA.
+$(VERL_STAMP): pyproject.toml constraints-verl.txt
+	$(PYTHON) -m venv $(VERL_VENV)
+	$(VERL_BIN)/pip install --quiet --disable-pip-version-check -c constraints-verl.txt torch
+	$(VERL_BIN)/pip install --quiet --disable-pip-version-check -c constraints-verl.txt -e '.[verl]' pytest
+	touch $@
+
+# verl and Ray warn a lot of themselves; ours are errors in `make test`.
+test-verl: $(VERL_STAMP)
+	$(VERL_BIN)/pytest tests/verl -o filterwarnings=ignore
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,5 +52,8 @@ format: $(STAMP)
 constraints: $(STAMP)
 	$(BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' -e '/^torch==/!s/$$/ ; python_version >= "3.11"/' > constraints.txt
 
+constraints-verl: $(VERL_STAMP)
+	$(VERL_BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' -e '/^torch==/!s/$$/ ; python_version >= "3.11"/' > constraints-verl.txt
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VERL_VENV) runs

@@ -18,11 +18,12 @@ from oblrpo import estimators
 from oblrpo.config import PolicyConfig
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy import load_policy
-from oblrpo.rewards import rewards_of
+from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.tasks import make_task
 from oblrpo.trainer.accounts import Accountant
+from oblrpo.trainer.batch import Batch
 
 
 def gradient(policy) -> torch.Tensor:
@@ -64,6 +65,7 @@ def main() -> None:
     started = time.perf_counter()
     policy = load_policy(arguments.model, PolicyConfig(device="cpu"))
     task = make_task(arguments.task, arguments.seed, **arguments.task_args)
+    pay = Rewards(task)
     torch.manual_seed(arguments.seed)
     accountant = Accountant(policy, 1.0, 0, exact=not arguments.projected)
     P, G, B = arguments.prompts, arguments.outputs, arguments.batches
@@ -71,12 +73,12 @@ def main() -> None:
     for batch in range(B):
         problems = task.train_batch(20_000 + batch, P)
         rollouts = sample(policy, [problem.prompt for problem in problems], G, LONGEST[arguments.task], 1.0)
-        rewards_PG = rewards_of(task, problems, rollouts.completions)
+        rewards_PG = torch.tensor(pay(problems, rollouts.completions))
         begun = time.perf_counter()
         policy.logps(rollouts.sequences).logps_S.sum().backward()
         policy.model.zero_grad()
         between = time.perf_counter()
-        ledger = accountant.take(rollouts.sequences, rewards_PG, torch.ones(P, G), Prior(), seed=batch)
+        ledger = accountant.take(Batch(rollouts.sequences, rewards_PG), torch.ones(P, G), Prior(), seed=batch)
         costs.append((time.perf_counter() - between) / (between - begun))
         for name, account in ledger.accounts.items():
             predicted.setdefault(name, []).append(account.variance)

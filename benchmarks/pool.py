@@ -10,7 +10,7 @@ from oblrpo import estimators
 from oblrpo.config import PolicyConfig
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy import load_policy
-from oblrpo.rewards import rewards_of
+from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.tasks import make_task
@@ -54,6 +54,7 @@ def draw(model: str, task_name: str, task_args: dict, prompts: int, outputs: int
     """Sample, score, and take within-prompt Gram matrices and sketches of the scores."""
     policy = load_policy(model, PolicyConfig(device="cpu"))
     task = make_task(task_name, seed, **task_args)
+    pay = Rewards(task)
     torch.manual_seed(seed)
     problems = [problem for step in range(1 + prompts // 32) for problem in task.train_batch(10_000 + step, 32)][
         :prompts
@@ -62,7 +63,7 @@ def draw(model: str, task_name: str, task_args: dict, prompts: int, outputs: int
     tape = ScoreTape(policy.model)
     for problem in problems:
         rollouts = sample(policy, [problem.prompt], outputs, LONGEST[task_name], 1.0)
-        rewards = rewards_of(task, [problem], rollouts.completions)[0]
+        rewards = torch.tensor(pay([problem], rollouts.completions)[0])
         with tape:
             out = policy.logps(rollouts.sequences, 1.0, features=True)
             tape.record(out.logps_S)

@@ -15,7 +15,7 @@ import time
 import torch
 
 from benchmarks.pool import Pool, advantages, arguments_of, draw, prior_of, token_weighted
-from oblrpo.estimators import BASELINES
+from oblrpo.estimators import BASELINES, kappa
 
 BOOTSTRAP = 2000
 STRENGTHS = (2.0, 8.0, 32.0)
@@ -57,11 +57,10 @@ def report(pool: Pool, sizes: list[int], seed: int) -> None:
     resampled = torch.randint(Q, (BOOTSTRAP, Q), generator=torch.Generator().manual_seed(seed))
     accuracy, solved = pool.rewards.mean(), pool.rewards.mean(1)
     spread = torch.corrcoef(torch.stack([pool.norm2.log().flatten(), pool.rewards.flatten()]))[0, 1]
-    kappa = pool.norm2[pool.rewards > 0.5].mean() / pool.norm2[pool.rewards <= 0.5].mean()
     settled = ((solved == 0) | (solved == 1)).double().mean()
     print(
-        f"accuracy {accuracy:.3f}, {settled:.2f} of prompts always or never solved, kappa {kappa:.2f}, "
-        f"correlation of log w and reward {spread:.2f}\n"
+        f"accuracy {accuracy:.3f}, {settled:.2f} of prompts always or never solved, "
+        f"kappa {kappa(pool.norm2, pool.rewards):.2f}, correlation of log w and reward {spread:.2f}\n"
     )
     names = [("oblr_shrunk", strength) for strength in STRENGTHS]
     rows = [(name, None) for name in BASELINES if name not in {"dr_grpo", "vcpo"}] + names  # the same as mean, eob

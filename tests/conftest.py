@@ -1,5 +1,7 @@
 """Shared by all tests: one torch thread (two spin against each other on small tensors), and a tiny policy."""
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -7,6 +9,13 @@ from oblrpo.config import PolicyConfig
 from oblrpo.policy import Policy, make_policy
 
 torch.set_num_threads(1)
+
+
+def pytest_report_header():
+    """Say what is not run here."""
+    if importlib.util.find_spec("verl") is None:
+        return "tests/verl is NOT run here, for want of verl: `make test-verl` runs it in .venv-verl"
+    return None
 
 
 @pytest.fixture

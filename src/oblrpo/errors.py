@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class InputError(ValueError):
@@ -12,6 +13,20 @@ class InputError(ValueError):
 
 class DivergedError(InputError):
     """Training ended in numbers that are not finite: a result of the settings, the learning rate above all."""
+
+
+def check_finite(what: str, values: Any) -> None:
+    """Tell a policy that has diverged from settings that cannot work.
+
+    Args:
+        what: one of the values, in words.
+        values: a tensor.
+
+    Raises:
+        DivergedError: one of them is NaN or infinite.
+    """
+    if not values.isfinite().all():
+        raise DivergedError(f"training has diverged: a {what} is NaN or infinite; lower learning_rate.")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -49,18 +49,32 @@ def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) ->
     return dataclasses.replace(config, recipe=str(settings.get("recipe", config.recipe)), **sections)
 
 
+def flags_in(argv: list[str]) -> dict[str, str]:
+    """Name of a setting -> the flag that sets it, of all flags among these words."""
+    flags = (word.split("=")[0] for word in argv if word.startswith("--"))
+    return {flag[2:].removeprefix("no-").replace("-", "_"): flag for flag in flags}
+
+
 def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
     """`base` with the settings of a built-in recipe or of a YAML file.
 
     Raises:
         InputError: no such recipe or file, not a YAML mapping, an unknown key, a value of the wrong type.
     """
+    return with_settings(base, recipe_settings(name) | {"recipe": name}, source=name)
+
+
+def recipe_settings(name: str) -> dict[str, Any]:
+    """What a built-in recipe or a YAML file says, and nothing else.
+
+    Raises:
+        InputError: no such recipe or file, or not a YAML mapping.
+    """
     built_in = sorted(entry.name.removesuffix(".yaml") for entry in RECIPES.iterdir() if entry.name.endswith(".yaml"))
     path = RECIPES / f"{name}.yaml" if name in built_in else Path(name)
     if not path.is_file():
         raise InputError(f"no recipe or file {name!r}; the built-in recipes are: {', '.join(built_in)}.")
-    settings = read_yaml_file(path)
-    return with_settings(base, settings | {"recipe": name}, source=name)
+    return read_yaml_file(path)
 
 
 def _typed(key: str, value: Any, hint: Any, source: str) -> Any:

@@ -17,6 +17,9 @@ from oblrpo.errors import InputError
 START = 120.0
 """Seconds for a worker to start: it imports its libraries, on a busy machine."""
 
+LONGEST = 2.0**30
+"""Seconds; a longer time is cut to this, for timers take no number of any size."""
+
 
 class WorkerDied(RuntimeError):  # noqa: N818  (what happened, not an error of ours)
     """The process ended before it answered: out of memory, a fault of the interpreter, a call of exit."""
@@ -45,14 +48,15 @@ class Worker:
             WorkerDied: the process ended.
             InputError: it does not start.
         """
+        seconds = min(seconds, LONGEST)
         if self._process is None:
             self._start()
         return self._exchange(json.dumps([message, seconds]), seconds)
 
     def stop(self) -> None:
-        """Kill the process."""
+        """Kill the process, and what it has started."""
         if self._process is not None:
-            self._process.kill()
+            _kill(self._process)
             for stream in (self._process.stdin, self._process.stdout):
                 try:
                     if stream is not None:
@@ -84,6 +88,7 @@ class Worker:
             text=True,
             encoding="utf-8",
             env=os.environ | found | self._environment,
+            start_new_session=True,  # a group of its own, for `_kill`
         )
         try:
             self._exchange(None, START)
@@ -107,7 +112,7 @@ class Worker:
 
         def kill() -> None:
             late.set()
-            process.kill()
+            _kill(process)
 
         timer = threading.Timer(seconds, kill)
         timer.start()
@@ -120,6 +125,7 @@ class Worker:
             reply = ""
         finally:
             timer.cancel()
+            timer.join()  # the process's number may be another's once `stop` has waited for it
         if late.is_set() or not reply:
             self.stop()
         if reply.endswith("\n"):
@@ -129,18 +135,28 @@ class Worker:
         raise WorkerDied("the process ended before it answered")
 
 
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a process nobody has waited for and its group: a child it left would hold the pipe that we read from."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (AttributeError, OSError):  # Windows has no groups; this one may have ended
+        process.kill()
+
+
 def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
     """In the process: say "ready", then answer message by message until the input ends.
 
-    What `answer` prints goes to standard error. `memory`: bytes of address space it may use.
+    What `answer` prints goes to standard error; there is nothing for it to read. `memory`: bytes of address space it
+    may use.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to answer: its step in progress ends first
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing a library prints may come between the replies
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may it, or a process it starts, wait for a request
     if memory is not None:
         _limit_memory(memory)
     print(json.dumps("ready"), file=replies, flush=True)
-    for line in sys.stdin:
+    for line in requests:
         message, seconds = json.loads(line)
         _end_after(seconds)
         reply = answer(message)

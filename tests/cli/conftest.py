@@ -17,6 +17,8 @@ from oblrpo.tasks import PathTask
 PathTask.reward = lambda self, problem, completion: len(completion.encode()) % 5 / 4
 """
 
+SIZES = ("--hidden-size", "--num-hidden-layers", "--num-attention-heads")
+
 SMALL = {
     "--hidden-size": 16, "--num-hidden-layers": 1, "--num-attention-heads": 2, "--prompts-per-step": 4,
     "--num-generations": 3, "--max-completion-length": 6, "--steps": 4, "--eval-prompts": 5, "--eval-samples": 2,
@@ -61,10 +63,11 @@ def start(output, stderr=subprocess.DEVNULL, **settings):
 
 @pytest.fixture
 def small_run(oblrpo, tmp_path):
-    """Train a very small policy; keywords replace or add flags. Returns (code, stdout, stderr)."""
+    """Train a very small policy, or `model`; keywords replace or add flags. Returns (code, stdout, stderr)."""
 
     def call(*arguments, output=tmp_path / "run", **settings):
-        flags = SMALL | {f"--{key.replace('_', '-')}": value for key, value in settings.items()}
+        small = {key: value for key, value in SMALL.items() if key not in SIZES or "model" not in settings}
+        flags = small | {f"--{key.replace('_', '-')}": value for key, value in settings.items()}
         return oblrpo("train", *arguments, *[x for pair in flags.items() for x in pair], "--output", output)
 
     return call

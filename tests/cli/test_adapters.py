@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
-from oblrpo.policy import load_policy, make_policy
+from oblrpo.policy import load, load_policy, make_policy
 from tests.cli.conftest import metrics_of
 from tests.cli.test_families import folder_of
 
@@ -28,6 +28,7 @@ def logits_of(model):
 
 @pytest.mark.usefixtures("dense_reward")
 def test_a_run_saves_adapters_and_merges_them(base, small_run, tmp_path):
+    GenerationConfig(eos_token_id=[1, 7], pad_token_id=0).save_pretrained(base)
     code, out, err = small_run("--merge", model=base, lora_r=2, steps=3, eval_steps=0)
     assert code == 0, err
     checkpoint = tmp_path / "run" / "checkpoints" / "step_3"
@@ -38,6 +39,7 @@ def test_a_run_saves_adapters_and_merges_them(base, small_run, tmp_path):
     adapted = AutoModelForCausalLM.from_pretrained(checkpoint).eval()  # transformers finds the model beneath
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged").eval()
     assert not hasattr(merged, "peft_config")
+    assert merged.generation_config.eos_token_id == [1, 7]  # or it would never end
     torch.testing.assert_close(logits_of(adapted), logits_of(merged), rtol=1e-4, atol=1e-4)
     plain = AutoModelForCausalLM.from_pretrained(base).eval()
     assert (logits_of(plain) - logits_of(merged)).abs().max() > 1e-3
@@ -105,3 +107,17 @@ def test_damaged_adapters_are_named(base, small_run, tmp_path):
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match="does not say which model"):
         load_policy(str(folder), PolicyConfig(model=str(folder)))
+    (folder / "adapter_config.json").write_text("[1]")
+    with pytest.raises(InputError, match="is damaged"):
+        load_policy(str(folder), PolicyConfig(model=str(folder)))
+
+
+def test_adapters_of_the_hub_are_refused_and_new_ones_on_top_of_old_ones(base, tmp_path, monkeypatch):
+    """transformers loads adapters by hub name with nothing to be trained; a folder is as near to that as one gets."""
+    folder = tmp_path / "adapters"
+    make_policy(PolicyConfig(model=str(base), lora_r=2, device="cpu")).save(folder)
+    with pytest.raises(InputError, match="holds adapters, which are trained on; leave out lora_r"):
+        make_policy(PolicyConfig(model=str(folder), lora_r=2, device="cpu"))
+    monkeypatch.setattr(load, "base_of", lambda name: None)
+    with pytest.raises(InputError, match="fetch them and give their folder"):
+        make_policy(PolicyConfig(model=str(folder), device="cpu"))

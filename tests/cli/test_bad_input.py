@@ -6,7 +6,10 @@ import shutil
 import pytest
 from safetensors.torch import load_file
 
+from oblrpo.config import TrainConfig
+from oblrpo.settings import RECIPES, load_recipe, recipe_settings
 from oblrpo.tasks import PathTask
+from oblrpo.trainer.unused import refuse_unused
 
 
 def complained(result, *words):
@@ -112,6 +115,39 @@ def test_recipe_files(oblrpo, tmp_path, text, words):
     (tmp_path / "mine.yaml").write_text(text)
     complained(oblrpo("train", tmp_path / "mine.yaml", "--output", tmp_path / "run", "--device", "cpu"), *words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "x", "--hidden-size", "8", "--num-hidden-layers=1"], "--hidden-size, --num-hidden-layers would"),
+        (["--attn_implementation", "eager"], "--attn_implementation would change nothing, for no model is loaded"),
+        (["--model", "x", "--lora-alpha", "8"], "--lora-alpha would change nothing, for no adapters are made"),
+        (["--warm-start-batch", "8"], "for warm_start_steps is 0"),
+        (["--data", "q.jsonl", "--task", "addition"], "--task would change nothing, for the problems come from data"),
+        (["--task", "gsm8k", "--answer-column", "a"], "gsm8k names its columns itself"),
+        (["--heldout-fraction", "0.2"], "the task 'path' generates its problems"),
+        (["--data", "q.jsonl", "--eval-data", "r.jsonl", "--heldout-fraction", "0.2"], "a source of their own"),
+        (["--data", "q.jsonl", "--split", "train"], "data does not come from the hub"),
+        (["--data", "a/b", "--split", "train", "--eval-split", "test"], "--eval-split would change nothing"),
+        (["--vllm-dtype", "float32"], "the sampler is transformers"),
+        (["--sampler-correction", "none"], "the sampler keeps no log-probabilities"),
+        (["--project", "mine", "--report-to", "tensorboard"], "--project would change nothing"),
+        (["recipe.yaml"], "recipe.yaml: hidden_size would change nothing"),
+    ],
+)
+def test_settings_that_would_change_nothing(oblrpo, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("model: x\nhidden_size: 8\n")
+    complained(oblrpo("train", *arguments, "--output", tmp_path / "run"), words)
+
+
+def test_sizes_of_a_recipe_give_way_to_a_model_and_recipes_say_nothing_in_vain(oblrpo):
+    complained(oblrpo("train", "demo", "--model", "/no/such", "--output", "no"), "cannot load the model '/no/such'")
+    for entry in RECIPES.iterdir():
+        if entry.name.endswith(".yaml"):
+            name = entry.name.removesuffix(".yaml")
+            refuse_unused({key: key for key in recipe_settings(name)}, load_recipe(name, TrainConfig()))
 
 
 def test_unknown_command(oblrpo, tmp_path):

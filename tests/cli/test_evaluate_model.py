@@ -6,11 +6,13 @@ import random
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from oblrpo.config import PolicyConfig
 from oblrpo.evaluate import sampled
 from oblrpo.evaluate.sampled import Sampling, SavedCompletions, collect
 from oblrpo.evaluate.statistics import clustered
-from oblrpo.policy import Sequences
+from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks.benchmarks import BenchmarkProblem
 from tests.cli.test_bad_input import complained
@@ -101,16 +103,17 @@ def ask(oblrpo, tmp_path, model):
     data.write_text("".join(json.dumps({"question": f"{i}+1", "answer": f"#### {i + 1}"}) + "\n" for i in range(7)))
 
     def call(*more, model=model, output="out"):
-        return oblrpo(
-            "evaluate", *([model] if model else []), "--benchmark", "gsm8k", "--data", data, "--samples", 2,
-            "--max-completion-length", 5, "--problems-per-batch", 3, "--prompt-template", "{prompt}=",
-            "--device", "cpu", "--output", tmp_path / output, *more,
-        )  # fmt: skip
+        drawing = [
+            model, "--samples", 2, "--max-completion-length", 5, "--problems-per-batch", 3, "--prompt-template",
+            "{prompt}=", "--device", "cpu",
+        ]  # fmt: skip
+        where = ["--benchmark", "gsm8k", "--data", data, "--output", tmp_path / output]
+        return oblrpo("evaluate", *(drawing if model else []), *where, *more)
 
     return call
 
 
-def test_an_evaluation_that_was_stopped_goes_on(ask, tmp_path):
+def test_an_evaluation_that_was_stopped_goes_on(ask, tmp_path, model):
     code, out, err = ask()
     assert code == 0, err
     for words in ("'{prompt}='", "'0+1='", "temperature", "avg@2", "tokens a completion", "cut"):
@@ -118,16 +121,53 @@ def test_an_evaluation_that_was_stopped_goes_on(ask, tmp_path):
     file = tmp_path / "out" / "gsm8k.jsonl"
     whole = file.read_text()
     assert len(whole.splitlines()) == 14
-    file.write_text(
-        "".join(whole.splitlines(keepends=True)[:9]) + '{"index": 4, "sam'
-    )  # in the second batch, in a line
-    assert ask()[0] == 0
-    assert file.read_text() == whole
     before = file.stat().st_mtime_ns
     code, out, _ = ask("--regrade", "--json", model=None)
     assert code == 0
-    assert json.loads(out)["results"][0]["problems"] == 7
+    shown = json.loads(out)
+    assert (shown["model"], shown["results"][0]["problems"]) == (str(model), 7)
     assert file.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("lines", [0, 6, 9])
+def test_a_line_that_was_cut_is_not_gone_on_with(ask, tmp_path, lines):
+    """Whether the batch it belongs to has whole lines or none."""
+    assert ask()[0] == 0
+    file = tmp_path / "out" / "gsm8k.jsonl"
+    whole = file.read_text()
+    file.write_text("".join(whole.splitlines(keepends=True)[:lines]) + '{"index": 4, "sam')
+    assert ask()[0] == 0
+    assert file.read_text() == whole
+
+
+def test_other_weights_under_the_same_name_are_another_evaluation(ask, model):
+    assert ask()[0] == 0
+    changed = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        changed.model.norm.weight += 0.01
+    changed.save_pretrained(model, max_shard_size="20KB")
+    complained(ask(), "drawn with other settings: weights (was")
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks transformers for it
+def test_adapters_are_no_other_adapters_of_the_same_model(ask, model, tmp_path):
+    pytest.importorskip("peft")
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        make_policy(PolicyConfig(model=str(model), lora_r=1, device="cpu")).save(tmp_path / name)
+    assert ask(model=tmp_path / "one")[0] == 0
+    complained(ask(model=tmp_path / "two"), "drawn with other settings: model (was", "one', now", "weights (was")
+
+
+def test_other_questions_are_not_graded(ask, tmp_path):
+    assert ask("--limit", 3)[0] == 0
+    code, out, _ = ask("--regrade", "--json", model=None)
+    assert code == 0
+    assert json.loads(out)["results"][0]["problems"] == 3
+    data = tmp_path / "data.jsonl"
+    data.write_text(data.read_text().replace("2+1", "2+2"))
+    complained(ask("--regrade", model=None), "answers other questions than the data holds")
+    complained(ask("--limit", 3), "drawn with other settings: questions (was")
 
 
 def test_greedy_completions_are_all_alike_and_other_seeds_differ(ask, tmp_path):
@@ -156,10 +196,22 @@ def test_mistakes(ask, oblrpo, tmp_path, model):
     complained(ask(model=None), "give a model to evaluate")
     complained(ask("--completions", "x.jsonl"), "leave out the model")
     complained(ask("--samples", 0), "samples is 0")
-    complained(ask("--top-p", 0), "top_p above 0")
+    complained(ask("--top-p", 0), "top_p must be above 0")
+    complained(ask("--temperature", "1e-9"), "temperature is 1e-09; it must be 0 or at least 0.001")
+    complained(ask("--regrade"), "--regrade draws nothing; leave out the model")
+    complained(ask("--regrade", "--samples", 2, "--limit=3", model=None), "leave out --samples, --limit.")
+    (tmp_path / "out" / "gsm8k.settings.json").unlink()
+    complained(ask("--regrade", model=None), "gsm8k.settings.json cannot be read")
     complained(ask(model=tmp_path / "none"), "cannot load the model")
     complained(ask("--chat", output="chat"), "has no chat template")
     complained(ask("--prompt-template", "x", output="t"), "prompt_template must contain {prompt}")
     complained(ask("--max-completion-length", 500, output="l"), "does not fit the model's 64")
+    for flags, words in (  # said before anything is drawn
+        (["--k", 4], "--k 4: with --samples 2 k must be from 1 to 2"),
+        (["--k", 0], "k is 0"),
+        (["--processes", 0], "processes must be a whole number"),
+    ):
+        complained(ask(*flags, output="early"), words)
+    assert not (tmp_path / "early").exists()
     both = oblrpo("evaluate", model, "--benchmark", "gsm8k", "amc23", "--data", "x.jsonl")
     complained(both, "data and completions are of one benchmark")

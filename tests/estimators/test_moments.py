@@ -78,6 +78,29 @@ def test_squared_norm_of_gradients():
     assert estimators.squared_norm([b]) == 0.0
 
 
+def test_norms_of_prompts_from_inner_products():
+    torch.manual_seed(0)
+    score_PGN, coef_PG = torch.randn(3, 4, 7, dtype=torch.float64), torch.randn(3, 4)
+    coef_PG[1, 2:] = 0  # outputs that do not count
+    expected_P = (coef_PG[..., None] * score_PGN).sum(1).square().sum(1)
+    assert torch.allclose(estimators.group_norm2(score_PGN @ score_PGN.mT, coef_PG), expected_P)
+    with pytest.raises(ValueError, match="do not fit"):
+        estimators.group_norm2(score_PGN @ score_PGN.mT, coef_PG[:, :2])
+
+
+def test_estimated_norms_may_be_negative_by_chance_and_their_mean_counts():
+    exact = estimators.moments(torch.tensor([2.0, 2.0, 2.0]), 1.0)
+    assert estimators.moments(torch.tensor([5.0, -1.0, 2.0]), 1.0, estimated=True) == exact
+    with pytest.raises(ValueError, match="negative"):
+        estimators.moments(torch.tensor([5.0, -1.0, 2.0]), 1.0)
+
+
+def test_kappa_compares_the_better_rewarded_with_the_others():
+    norm2 = torch.tensor([1.0, 3.0, 6.0, 2.0])
+    assert estimators.kappa(norm2, torch.tensor([0.0, 1.0, 1.0, 0.0])) == pytest.approx(4.5 / 1.5)
+    assert math.isnan(estimators.kappa(norm2, torch.ones(4)))
+
+
 def test_one_prompt_with_a_gradient_shows_no_signal():
     """||g||^2 = ||g_1||^2 / N^2, so that the estimate is 0; float32 rounding must not make it a signal."""
     norms = torch.tensor([0.59, 0.0, 0.0, 0.0])

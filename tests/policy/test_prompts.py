@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from transformers import BloomConfig, BloomForCausalLM, OPTConfig, OPTForCausalLM
 
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
-from oblrpo.policy import PromptFormat, make_policy
+from oblrpo.policy import Policy, PromptFormat, byte_tokenizer, load_policy, make_policy
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 
@@ -89,6 +90,31 @@ def test_checkpointed_layers_change_nothing_and_keep_less(tiny_policy):
     drawn = sample(saving, ["ab"], 4, 5, 1.0)
     torch.manual_seed(0)
     assert torch.equal(drawn.sequences.completion_SC, sample(tiny_policy, ["ab"], 4, 5, 1.0).sequences.completion_SC)
+
+
+def test_checkpointed_layers_that_call_dropout_themselves_do_without(tmp_path):
+    tokenizer = byte_tokenizer()
+    sizes = {"hidden_size": 8, "word_embed_proj_dim": 8, "ffn_dim": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    OPTForCausalLM(OPTConfig(vocab_size=len(tokenizer), dropout=0.5, **sizes)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    results, calls = [], []
+    for saving in (False, True):
+        config = PolicyConfig(model=str(tmp_path), gradient_checkpointing=saving, device="cpu")
+        policy = load_policy(str(tmp_path), config)
+        policy.model.model.decoder.layers[0].fc1.register_forward_hook(lambda *_: calls.append(1))
+        logps_S = policy.logps(policy.sequences(["ab", "abcd"], ["cde", "f"])).logps_S
+        logps_S.sum().backward()
+        results.append([logps_S.detach(), *(p.grad for p in policy.parameters)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+    assert len(calls) == 1 + 2  # once more in the backward
+
+
+def test_a_model_without_a_longest_length():
+    tokenizer = byte_tokenizer()
+    config = BloomConfig(vocab_size=len(tokenizer), hidden_size=8, n_layer=1, n_head=2)
+    policy = Policy(BloomForCausalLM(config).eval(), tokenizer)
+    assert sample(policy, ["ab"], 1, 3, 1.0).completions
 
 
 def test_bfloat16_arithmetic_on_float32_weights(tiny_policy):

@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 
 import pytest
 
@@ -39,6 +40,14 @@ def talks(completions, **columns):
     return [1.0] * len(completions)
 def raises(completions, **columns):
     return [1 / 0]
+def raises_later(completions, **columns):
+    yield 1 / 0
+def reads(completions, **columns):
+    return [float(input())]
+def forks(completions, **columns):
+    import multiprocessing, time
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)).start()
+    time.sleep(60)
 value = 3
 """
 PROMPTS, TEXTS = ["p", "p", "q"], ["a", "bb", "ccc"]
@@ -89,6 +98,8 @@ def test_weighted_sum_and_columns(path):
         ("hangs", "took longer than 1 s (reward_seconds)"),
         ("leaves", "ended its process"),
         ("raises", "raised ZeroDivisionError: division by zero (mine.py line"),
+        ("raises_later", "raised ZeroDivisionError: division by zero (mine.py line"),
+        ("reads", "raised EOFError"),
         ("right", "raised TypeError"),
     ],
 )
@@ -174,6 +185,24 @@ def test_after_a_hang_the_next_call_is_answered(tmp_path):
     assert rewards(["p"], ["wait"]) == [None]
     assert rewards(["p"], ["go"]) == [2.0]
     rewards.close()
+
+
+def test_a_reward_that_hangs_with_processes_of_its_own_is_late_all_the_same(path):
+    """A child that is left behind holds the pipe, so that only its end would be noticed."""
+    rewards, started = RewardSet([path("forks")], "mask", seconds=1), time.monotonic()
+    assert rewards(["p"], ["a"]) == [None]
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("seconds", [1e10, 1e300])
+def test_any_time_may_be_given(path, seconds):
+    assert RewardSet([path("length")], seconds=seconds)(["p"], ["abc"]) == [3.0]
+
+
+@pytest.mark.parametrize("name", ["length", "math"])
+def test_columns_of_any_name(path, name):
+    columns = {"answer": ["1"], "self": ["x"], "path": ["y"]}
+    assert RewardSet([path(name) if name == "length" else name])(["p"], ["1"], columns) == [1.0]
 
 
 def test_built_in_ones():

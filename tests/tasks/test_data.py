@@ -158,3 +158,12 @@ def test_problems_can_be_left_out(make):
     assert all(int(problem.answer) % 2 for problem in task.problems)
     task.drop("long", lambda problem: False)
     assert len(task.notes) == 1
+
+
+def test_the_first_of_the_held_out_problems_given_are_a_fair_sample():
+    """Of a file sorted by difficulty, say; the order is theirs alone, whatever else the file holds."""
+    problems = [Problem(f"{number}?", "") for number in range(1000)]
+    first = DataTask("d", [], problems).heldout(100)
+    mean = sum(int(problem.text[:-1]) for problem in first) / 100
+    assert abs(mean - 499.5) < 4 * 288.7 / 10
+    assert DataTask("d", [], problems[::-1]).heldout(100) == first

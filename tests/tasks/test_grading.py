@@ -45,6 +45,7 @@ RIGHT = [
     ("114", r"\textbf{(114)}"), ("067", r"\mathbf{67}"),
     ("f(x)=2x", r"f{\left(x \right)} = 2 x"),
     ("np.arcsin(3/7)", r"\operatorname{asin}(3/7)"), (r"\ln 2", r"\log(2)"),
+    (r"\frac{\pi}{2}", r"90^\circ"), (r"90^\circ", r"\frac{\pi}{2}"), (r"(3,\frac{\pi}{2})", r"(3, 90^\circ)"),
 ]  # fmt: skip
 WRONG = [
     ("27", "28"), ("27", "-27"), ("1/3", "0.333333"), ("3", "3.0000001"), ("1e-9", "2e-9"), ("0.5", r"0.5\%"),
@@ -61,6 +62,7 @@ WRONG = [
     ("3", r"3 \text{ million}"),
     ("3", "3 or more"), (r"\lfloor\sqrt{n-3}\rfloor", r"\lfloor\sqrt{n+1}\rfloor"), ("PQ=STU", "PQ=VW"),
     (r"10^{-20}\sqrt{2}", r"2 \cdot 10^{-20}\sqrt{2}"), (r"m(\gamma^2-1)", r"m(\gamma-1)"), (r"E_1", r"E_2"),
+    (r"\frac{\pi}{2}", r"60^\circ"), ("90", r"\frac{\pi}{2}"), (r"\frac{\pi}{2}", r"\frac{\pi}{2}^\circ"),
 ]  # fmt: skip
 
 # Raw and in a box; the gold answer is 42.
@@ -221,7 +223,13 @@ def test_a_worker_whose_parent_is_killed_ends_too():
         ("The answer is 5 \\sqrt{2}", "5 \\sqrt{2}"), ("the answer is 3.5.", "3.5"),
         ("answer is 5, because $x=3$.", "5"), ("answer is 1,2 and 3.", "1,2 and 3"),
         ("answer is $3 n$.", "3 n"), ("answer is 17.6^2", "17.6^2"), ("answer is 5 million.", "5 million"),
-        ("That is 5 million", None),
+        ("That is 5 million", None), ("the total is 1 1/2", None), ("it weighs 3 and a half", None),
+        ("The answer is 1 1/2.", "1 1/2"), ("The answer is 2 thirds.", "2 thirds"), ("The answer is 5:3.", "5:3"),
+        ("The answer is 3 and a half.", "3 and a half"), ("The answer is 10 000.", "10 000"),
+        ("The answer is 5 feet 3 inches.", "5 feet 3 inches"), ("The answer is 3 to 5.", "3 to 5"),
+        ("The answer is 5 or more.", "5 or more"), ("The answer is 5; 6.", "5; 6"), ("Answer: 5 of 6", "5"),
+        ("The answer is 5 squared.", "5 squared"), ("The answer is 5\u00bd.", "5\u00bd"),
+        ("The answer is 5 more apples.", "5"), ("The answer is 5 to be exact.", "5"), ("The answer is 5 hours.", "5"),
         ("The answer is $\\$27.40$.", "\\$27.40"),
         ("It costs $5 and then $6 more.", "$6"), ("so $x=5$ and thus 10.", "10"), ("in 10 steps we get $x=5$", "x=5"),
         (r"Therefore \[ \frac{1}{2} \]", r" \frac{1}{2} "), ("nothing here", None), ("", None),

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -6,9 +7,9 @@ import torch
 from oblrpo import estimators
 from oblrpo.algorithms import ALGORITHMS, Algorithm
 from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig
-from oblrpo.errors import DivergedError
+from oblrpo.errors import DivergedError, InputError
 from oblrpo.rollout import sample
-from oblrpo.scores import oracle
+from oblrpo.scores import ScoreTape, oracle
 from oblrpo.trainer import Learner
 
 P, G, LONGEST = 4, 3, 6
@@ -141,12 +142,30 @@ def test_groups_without_variance_give_no_gradient(tiny_policy, batch):
         assert estimate.grad_norm2 < 1e-12
 
 
+@pytest.mark.parametrize("step", [0, 1])  # the ledger comes first in step 1
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_broken_gradient_is_explained(tiny_policy, batch, algorithm):
+def test_a_broken_gradient_is_explained(tiny_policy, batch, algorithm, step):
     with torch.no_grad():
         tiny_policy.parameters[0][5] = float("nan")
-    with pytest.raises(DivergedError, match=r"the gradient cannot be used: .*NaN"):
-        learner_of(tiny_policy, algorithm).learn(*batch)
+    with pytest.raises(DivergedError, match=r"training has diverged: a log-probability is NaN"):
+        learner_of(tiny_policy, algorithm).learn(*batch, step)
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers", "what"), [("norm2", P * G, "score norm"), ("accumulate", P, "gradient of a prompt")]
+)
+def test_a_gradient_that_overflows_has_diverged(tiny_policy, batch, monkeypatch, method, numbers, what):
+    monkeypatch.setattr(ScoreTape, method, lambda *_: torch.full((numbers,), math.inf))
+    with pytest.raises(DivergedError, match=f"a {what} is NaN or infinite; lower learning_rate"):
+        learner_of(tiny_policy).learn(*batch)
+
+
+def test_what_speaks_of_nan_need_not_have_diverged(tiny_policy, batch):
+    rollouts, rewards_PG = batch
+    broken = torch.full_like(rollouts.sequences.completion_SC, math.nan, dtype=torch.float32)
+    with pytest.raises(InputError, match="the sampler reports a log-probability that is none") as caught:
+        learner_of(tiny_policy).learn(dataclasses.replace(rollouts, sampler_logps_SC=broken), rewards_PG)
+    assert not isinstance(caught.value, DivergedError)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

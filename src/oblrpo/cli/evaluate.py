@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from oblrpo.config import Mapping, PolicyConfig
 from oblrpo.errors import InputError
+from oblrpo.settings import flags_in
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,13 @@ def run(argv: list[str]) -> None:
         prog="oblrpo evaluate",
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
-    _check(command)
+    _check(command, flags_in(argv))
     if command.completions:
         (result,) = results = [_grade(command, command.benchmark[0], Path(command.completions))]
         shown: dict[str, Any] = result
     else:
         results = _evaluate(command)
-        shown = {"model": command.model, "results": results}
+        shown = {"model": results[0]["settings"]["model"], "results": results}
     if command.json:
         print(json.dumps(shown))
         return
@@ -115,13 +116,18 @@ def run(argv: list[str]) -> None:
     print(*map(remarks, results), sep="\n")
 
 
-def _check(command: EvaluateCommand) -> None:
+def _check(command: EvaluateCommand, flags: dict[str, str]) -> None:
     if command.completions and (command.model or command.regrade):
         raise InputError("completions are graded as they are; leave out the model and --regrade.")
+    if command.regrade and command.model:
+        raise InputError("--regrade draws nothing; leave out the model, or --regrade to draw what is missing.")
     if not command.completions and not command.model and not command.regrade:
         raise InputError("give a model to evaluate, a file with --completions, or --regrade to grade an output again.")
     if (command.data and len(command.benchmark) > 1) or (command.completions and len(command.benchmark) > 1):
         raise InputError(f"data and completions are of one benchmark, but {len(command.benchmark)} are named.")
+    of_model = {each.name for each in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
+    if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
+        raise InputError(f"completions that are there are graded as they are; leave out {', '.join(idle)}.")
     asked = command.sampling
     for key, value, least in (
         ("samples", asked.samples, 1),
@@ -129,11 +135,16 @@ def _check(command: EvaluateCommand) -> None:
         ("problems_per_batch", asked.problems_per_batch, 1),
         ("limit", asked.limit, 0),
         ("seed", asked.seed, 0),
+        ("k", min(command.k, default=1), 1),
     ):
         if not least <= value < 2**31:
             raise InputError(f"{key} is {value}; it must be at least {least}.")
-    if not 0 <= asked.temperature < float("inf") or not 0 < asked.top_p <= 1:
-        raise InputError("temperature must be at least 0, and top_p above 0 and at most 1.")
+    if asked.temperature != 0 and not 1e-3 <= asked.temperature < float("inf"):
+        raise InputError(f"temperature is {asked.temperature}; it must be 0 or at least 0.001.")
+    if not 0 < asked.top_p <= 1:
+        raise InputError("top_p must be above 0 and at most 1.")
+    if command.model and max(command.k, default=1) > asked.samples:
+        raise InputError(f"--k {max(command.k)}: with --samples {asked.samples} k must be from 1 to {asked.samples}.")
 
 
 def _grade(command: EvaluateCommand, name: str, file: Path) -> dict[str, Any]:
@@ -142,34 +153,42 @@ def _grade(command: EvaluateCommand, name: str, file: Path) -> dict[str, Any]:
     from oblrpo.tasks.benchmarks import load_benchmark
     from oblrpo.tasks.grading import MathVerifier
 
-    problems = load_benchmark(name, command.data)
-    problems = problems[: command.sampling.limit or None]
+    problems = load_benchmark(name, command.data)[: command.sampling.limit or None]
     completions = read_completions(file, len(problems))
     with MathVerifier(command.processes, command.seconds) as verifier:
         return evaluate_completions(name, problems, completions, verifier, command.k)
 
 
 def _evaluate(command: EvaluateCommand) -> list[dict[str, Any]]:
-    """Draw what is not there yet, and grade it.
+    """Draw what is not there yet, and grade it; what is needed for that is there before anything is drawn.
 
     Raises:
         InputError: there is nothing to grade, or as what it calls raises.
     """
-    folder = Path(command.sampling.output)
-    policy = None if command.regrade else _load(command)
-    results = []
-    for name in command.benchmark:
-        from oblrpo.evaluate.sampled import SavedCompletions, lengths
+    from oblrpo.evaluate.completions import evaluate_completions, read_completions
+    from oblrpo.evaluate.sampled import SavedCompletions, lengths
+    from oblrpo.tasks.benchmarks import load_benchmark
+    from oblrpo.tasks.grading import MathVerifier
 
-        saved = SavedCompletions(folder, name)
-        if policy is not None:
-            _draw(command, policy, name, saved)
-        rows = saved.rows()
-        if not rows:
-            raise InputError(f"{saved.file} holds no completions to grade; check --output.")
-        result = _grade(command, name, saved.file) | lengths(rows) | {"settings": saved.settings()}
-        saved.write_result(result)
-        results.append(result)
+    data = {name: load_benchmark(name, command.data) for name in command.benchmark}
+    results = []
+    with MathVerifier(command.processes, command.seconds) as verifier:
+        policy = None if command.regrade else _load(command)
+        for name, problems in data.items():
+            saved = SavedCompletions(Path(command.sampling.output), name)
+            if policy is not None:
+                problems = problems[: command.sampling.limit or None]
+                _draw(command, policy, name, problems, saved)
+            rows = saved.rows()
+            if not rows:
+                raise InputError(f"{saved.file} holds no completions to grade; check --output.")
+            settings = saved.settings()
+            problems = problems[: settings.get("problems")]
+            saved.check_questions(problems)
+            completions = read_completions(saved.file, len(problems))
+            result = evaluate_completions(name, problems, completions, verifier, command.k)
+            results.append(result | lengths(rows) | {"settings": settings})
+            saved.write_result(results[-1])
     return results
 
 
@@ -194,15 +213,14 @@ def _load(command: EvaluateCommand) -> Any:
     return load_policy(command.model, config, train=False)
 
 
-def _draw(command: EvaluateCommand, policy: Any, name: str, saved: Any) -> None:
+def _draw(command: EvaluateCommand, policy: Any, name: str, problems: list[Any], saved: Any) -> None:
     from oblrpo.evaluate.sampled import Sampling, collect
-    from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark
+    from oblrpo.tasks.benchmarks import TEMPLATE
 
     asked = command.sampling
     sampling = Sampling(
         asked.samples, asked.temperature, asked.top_p, asked.max_completion_length, asked.problems_per_batch, asked.seed
     )
-    problems = load_benchmark(name, command.data)[: asked.limit or None]
     console = Console(stderr=True, markup=False, highlight=False)
     with console.status(name) as status:
         collect(

@@ -11,6 +11,7 @@ import tyro
 
 from oblrpo.config import PolicyConfig, RolloutConfig, TaskConfig, TrainConfig
 from oblrpo.errors import InputError
+from oblrpo.settings import flags_in
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,7 @@ def run(argv: list[str]) -> None:
 def model_settings_in(argv: list[str]) -> list[str]:
     """The flags among these that set what a run knows itself, whatever values they give."""
     names = {each.name for part in (ProbeModelConfig, TaskConfig) for each in fields(part)}
-    flags = [argument.split("=")[0] for argument in argv if argument.startswith("--")]
-    return [flag for flag in flags if flag[2:].removeprefix("no-").replace("-", "_") in names]
+    return [flag for name, flag in flags_in(argv).items() if name in names]
 
 
 def check_is_a_model(target: str) -> None:

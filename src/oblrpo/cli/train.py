@@ -11,7 +11,7 @@ from rich.console import Console
 
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.settings import flatten, load_recipe, with_settings
+from oblrpo.settings import flags_in, flatten, load_recipe, recipe_settings, with_settings
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,11 @@ class TrainCommand:
 
 def run(argv: list[str]) -> None:
     """`oblrpo train`."""
-    command = _parse(argv, TrainConfig())
+    command, recipe = _parse(argv, TrainConfig()), TrainConfig()
     # What the flags override comes from the recipe, or from the run to be resumed; then the flags are read again.
     if command.config.recipe:
-        command = _parse(argv, load_recipe(command.config.recipe, TrainConfig()))
+        recipe = load_recipe(command.config.recipe, recipe)
+        command = _parse(argv, recipe)
     if command.resume:
         from oblrpo.runs import RunFolder
 
@@ -46,7 +47,13 @@ def run(argv: list[str]) -> None:
     from oblrpo.report import write_report
     from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
     from oblrpo.trainer.progress import Progress, summary
+    from oblrpo.trainer.setup import check
+    from oblrpo.trainer.unused import refuse_unused
 
+    check(command.config)
+    if recipe.recipe:
+        refuse_unused({name: f"{recipe.recipe}: {name}" for name in recipe_settings(recipe.recipe)}, recipe)
+    refuse_unused(flags_in(argv), command.config)
     transformers_logging.disable_progress_bar()
     console = Console(soft_wrap=True, markup=False)
     trainer = Trainer(command.config, command.resume)

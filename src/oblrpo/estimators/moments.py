@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,11 @@ class Moments:
 
 
 def moments(
-    group_norm2_P: Tensor, mean_norm2: Tensor | float, prompts_per_group: int = 1, metric: str = "euclidean"
+    group_norm2_P: Tensor,
+    mean_norm2: Tensor | float,
+    prompts_per_group: int = 1,
+    metric: str = "euclidean",
+    estimated: bool = False,
 ) -> Moments:
     """Unbiased moments from N = m k prompts in m independent blocks of k (k = 1: every prompt is its own block).
 
@@ -60,6 +65,7 @@ def moments(
         mean_norm2: ||g||^2, before any clipping.
         prompts_per_group: k.
         metric: the squared norms' name, see `Moments`.
+        estimated: whether group_norm2_P are unbiased estimates, of which some may be negative by chance.
 
     Raises:
         ValueError: fewer than two blocks, or a norm that is negative, NaN or infinite.
@@ -70,7 +76,7 @@ def moments(
     mean_of_norms, norm_of_mean = group_norm2_P.detach().double().mean().item(), float(mean_norm2)
     if not (math.isfinite(mean_of_norms) and math.isfinite(norm_of_mean)):
         raise ValueError("a gradient norm is NaN or infinite.")
-    if norm_of_mean < 0 or bool((group_norm2_P < 0).any()):
+    if norm_of_mean < 0 or (not estimated and bool((group_norm2_P < 0).any())):
         raise ValueError("a squared gradient norm is negative.")
     n = blocks * prompts_per_group
     signal2 = (blocks * norm_of_mean - mean_of_norms) / (blocks - 1)
@@ -82,16 +88,70 @@ def moments(
     )
 
 
+def group_norm2(gram_PGG: Tensor, coef_PG: Tensor) -> Tensor:
+    """|| sum_j a_j s_j ||^2 of every prompt, (P,), from its scores' inner products and their coefficients a.
+
+    For loops that take the gradient elsewhere and keep no scores; `ScoreTape.accumulate` gives the same directly. Inner
+    products that are right on average (with exact norms on the diagonal) give norms that are, which may fall below 0.
+
+    Args:
+        gram_PGG: <s_j, s_k>.
+        coef_PG: 0 for outputs that do not count.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    if gram_PGG.shape != (*coef_PG.shape, coef_PG.shape[-1]):
+        raise ValueError(f"gram_PGG {tuple(gram_PGG.shape)} and coef_PG {tuple(coef_PG.shape)} do not fit.")
+    coef_PG = coef_PG.double()
+    norm2_P: Tensor = torch.einsum("pj,pjk,pk->p", coef_PG, gram_PGG.double(), coef_PG)
+    return norm2_P
+
+
+def kappa(norm2_PG: Tensor, rewards_PG: Tensor) -> float:
+    """E[w | F high] / E[w | F low], split halfway between the batch's least and greatest reward.
+
+    For rewards of 0 and 1 that is E[w | F = 1] / E[w | F = 0]. NaN where all rewards are equal.
+    """
+    high_PG = rewards_PG > (rewards_PG.min() + rewards_PG.max()) / 2
+    return (norm2_PG[high_PG].mean() / norm2_PG[~high_PG].mean()).item()
+
+
 def squared_norm(
     parameters: list[torch.nn.Parameter], metric: Mapping[torch.nn.Parameter, Tensor] | None = None
 ) -> float:
-    """|| g ||^2 of the `.grad` of these parameters, or sum_i m_i g_i^2 with a metric, summed in float64."""
+    """|| g ||^2 of the `.grad` of these parameters, or sum_i m_i g_i^2 with a metric, summed in float64.
+
+    Gradients sharded over ranks (FSDP2) are summed over those; every rank must call.
+    """
     norms = [
-        (p.grad.double().square() if metric is None else p.grad.double().square() * metric[p]).sum()
+        _square_sum(p.grad.double().square() if metric is None else p.grad.double().square() * metric[p])
         for p in parameters
         if p.grad is not None
     ]
-    return float(torch.stack(norms).sum()) if norms else 0.0
+    by_layout: dict[Any, list[Tensor]] = {}
+    for norm2, layout in norms:
+        by_layout.setdefault(layout, []).append(norm2)
+    total = 0.0
+    for layout, some in by_layout.items():
+        norm2 = torch.stack(some).sum()
+        total += float(norm2 if layout is None else _summed_over_ranks(norm2, *layout))
+    return total
+
+
+def _square_sum(squares: Any) -> tuple[Tensor, Any]:
+    """This rank's share of the sum, and on which mesh it is a share of what."""
+    if not hasattr(squares, "to_local"):
+        return squares.sum(), None
+    return squares.to_local().sum(), (squares.device_mesh, squares.placements)
+
+
+def _summed_over_ranks(share: Tensor, mesh: Any, placements: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor, Partial  # slow to import, and seldom needed
+
+    partial = [Partial() if each.is_shard() else each for each in placements]
+    total: Tensor = DTensor.from_local(share, mesh, partial, run_check=False).full_tensor()
+    return total
 
 
 def inverse_preconditioner(optimizer: Optimizer) -> dict[torch.nn.Parameter, Tensor] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,10 +60,7 @@ class SavedCompletions:
             raise InputError(f"cannot write to {self.file.parent}: {error.strerror}.") from None
 
     def _check_same(self, settings: dict[str, Any]) -> None:
-        try:
-            old = json.loads(self.settings_file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{self.settings_file} is damaged ({error}); give another --output.") from None
+        old = self.settings()
         changed = [key for key in settings if old.get(key) != settings[key]]
         if changed:
             differences = ", ".join(f"{key} (was {old.get(key)!r}, now {settings[key]!r})" for key in changed)
@@ -72,9 +71,26 @@ class SavedCompletions:
         return read_rows(self.file) if self.file.is_file() else []
 
     def settings(self) -> dict[str, Any]:
-        """What they were drawn with."""
-        found: dict[str, Any] = json.loads(self.settings_file.read_text(encoding="utf-8"))
-        return found
+        """What they were drawn with.
+
+        Raises:
+            InputError: it is not there, or damaged.
+        """
+        try:
+            return dict(json.loads(self.settings_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{self.settings_file} cannot be read ({error}); give another --output.") from None
+
+    def check_questions(self, problems: Sequence[BenchmarkProblem]) -> None:
+        """Refuse to grade them by the answers to other questions.
+
+        Raises:
+            InputError: these are not the questions that were asked.
+        """
+        if self.settings().get("questions") not in {digest_of_questions(problems), None}:  # None: of an older version
+            raise InputError(
+                f"{self.file} answers other questions than the data holds; give the data it was drawn for."
+            )
 
     def write_result(self, result: dict[str, Any]) -> None:
         """FOLDER/NAME.result.json."""
@@ -107,17 +123,19 @@ def collect(
     """
     asked = to_train_on(problems, template)
     policy.encode([problem.prompt for problem in asked], sampling.max_completion_length)
-    saved.open(settings_of(policy, asked[0].prompt, len(problems), template, sampling))
+    saved.open(settings_of(policy, asked[0].prompt, problems, template, sampling))
     size = sampling.problems_per_batch
     starts = range(0, len(asked), size)
     rows = saved.rows()
-    have = [0] * len(asked)
-    for row in rows:
-        have[row["index"]] += 1
-    done = {start for start in starts if all(count == sampling.samples for count in have[start : start + size])}
+    have = Counter(row.get("index") for row in rows)
+    done = {
+        start
+        for start in starts
+        if all(have[index] == sampling.samples for index in range(start, min(start + size, len(asked))))
+    }
     kept = [row for row in rows if row["index"] // size * size in done]
-    if len(kept) != len(rows):
-        saved.keep(kept)
+    if len(done) < len(starts):
+        saved.keep(kept)  # without a last line that was not finished, which the next would go on
     for start in starts:
         if start not in done:
             drawn = _batch(policy, asked[start : start + size], start, sampling)
@@ -150,11 +168,15 @@ def _batch(policy: Policy, asked: Sequence[Any], start: int, sampling: Sampling)
     ]
 
 
-def settings_of(policy: Policy, prompt: Any, problems: int, template: str, sampling: Sampling) -> dict[str, Any]:
+def settings_of(
+    policy: Policy, prompt: Any, problems: Sequence[BenchmarkProblem], template: str, sampling: Sampling
+) -> dict[str, Any]:
     """All that the completions depend on, with a whole prompt as the model reads it."""
     return {
-        "model": policy.model.config.name_or_path,
-        "problems": problems,
+        "model": policy.name,
+        "weights": digest_of_weights(policy.model),
+        "problems": len(problems),
+        "questions": digest_of_questions(problems),
         "prompt_template": template,
         "first_prompt": policy.format.text(policy.tokenizer, prompt),
         "chat": policy.format.chat,
@@ -162,6 +184,23 @@ def settings_of(policy: Policy, prompt: Any, problems: int, template: str, sampl
         **asdict(sampling),
         "version": __version__,
     }
+
+
+def digest_of_questions(problems: Sequence[BenchmarkProblem]) -> str:
+    """One word for them all, in their order."""
+    text = json.dumps([problem.question for problem in problems])
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+@torch.no_grad()
+def digest_of_weights(model: torch.nn.Module) -> str:
+    """One word for the weights, from some entries of each: a name may hold others tomorrow."""
+    digest = hashlib.blake2b(digest_size=6)
+    for parameter in model.parameters():
+        flat = parameter.detach().reshape(-1)
+        some = flat[:: max(1, len(flat) // 64)].to("cpu", torch.float64)
+        digest.update(json.dumps([len(flat), *some.tolist()]).encode())
+    return digest.hexdigest()
 
 
 def lengths(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

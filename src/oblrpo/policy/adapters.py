@@ -46,8 +46,8 @@ def base_of(folder: str) -> str | None:
     if not file.is_file():
         return None
     try:
-        base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except ValueError as error:
+        base = dict(json.loads(file.read_text(encoding="utf-8"))).get("base_model_name_or_path")
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{file} is damaged: {error}.") from None
     if not base:
         raise InputError(f"{file} does not say which model the adapters belong to (base_model_name_or_path).")

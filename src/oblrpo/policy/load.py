@@ -82,9 +82,11 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
         model = model.to(device)
     if base:
         model = load_adapter(model, name)
+    elif train and getattr(model, "peft_config", None):  # of the hub: transformers has put them in, not to be trained
+        raise InputError(f"{name!r} holds adapters; to train them, fetch them and give their folder as the model.")
     elif config.lora_r:
         model = add_adapter(model, config)
-    return _policy(model, tokenizer, config)
+    return _policy(model, tokenizer, config, _whole(name))
 
 
 def check_policy(config: PolicyConfig) -> None:
@@ -98,6 +100,8 @@ def check_policy(config: PolicyConfig) -> None:
     adapters = config.lora_r or (config.model and base_of(config.model))
     if adapters and not config.model:
         raise InputError("lora_r needs a model to adapt; name one with model.")
+    if config.lora_r and config.model and base_of(config.model):
+        raise InputError(f"{config.model!r} holds adapters, which are trained on; leave out lora_r or merge them.")
     if config.merge and not adapters:
         raise InputError("merge needs adapters; set lora_r.")
     if config.load_in_4bit and not adapters:
@@ -130,7 +134,7 @@ def _options(config: PolicyConfig, device: torch.device) -> dict[str, Any]:
     return options
 
 
-def _policy(model: Any, tokenizer: Any, config: PolicyConfig) -> Policy:
+def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") -> Policy:
     if config.gradient_checkpointing:
         # transformers 5.x renames it
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -141,6 +145,7 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig) -> Policy:
         PromptFormat(config.chat, config.system_prompt, config.chat_template_args),
         config.bf16,
         config.gradient_checkpointing,
+        name,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, check_finite
 from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences, pad
 from oblrpo.scores import Features, logit_norm2
@@ -47,6 +49,8 @@ class Policy:
     """Do arithmetic in bfloat16 (autocast) on weights that stay float32."""
     checkpointing: bool = False
     """Keep only what enters each layer, and compute the rest again in the backward."""
+    name: str = ""
+    """Folder or hub name that it was loaded from; of adapters, theirs."""
 
     @property
     def device(self) -> torch.device:
@@ -67,8 +71,8 @@ class Policy:
 
     @property
     def longest(self) -> int:
-        """Most tokens the model can read."""
-        return int(self.model.config.max_position_embeddings)
+        """Most tokens the model can read; of one whose config names no limit (BLOOM), more than there are."""
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize)
 
     def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts, texts or messages.
@@ -116,6 +120,9 @@ class Policy:
 
         pi is the distribution that is sampled from: softmax(logits / temperature) token by token, the end token
         included; a completion cut at its longest length ends without one.
+
+        Raises:
+            DivergedError: with `features`, one is NaN or infinite.
         """
         ids_ST = torch.cat([batch.prompt_SQ, batch.completion_SC], 1)
         mask_ST = torch.cat([batch.prompt_mask_SQ, batch.completion_mask_SC], 1)
@@ -137,6 +144,7 @@ class Policy:
             entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
             mask_SC, known, norm2_SC = batch.completion_mask_SC, None, None
             if features:
+                check_finite("log-probability", logp_SC[mask_SC.bool()])
                 norm2_SC = logit_norm2(logits_SCV, batch.completion_SC)  # the temperature is in the logits already
                 known = Features.from_tokens(norm2_SC, logp_SC, entropy_SC, mask_SC)
         return Logps((logp_SC * mask_SC).sum(1), logp_SC, entropy_SC, norm2_SC, known)
@@ -147,16 +155,18 @@ class Policy:
 
     @contextmanager
     def _layers_checkpointed(self) -> Iterator[None]:
-        """Layers checkpoint in training mode only; theirs is switched on alone, without that of the dropout in them."""
-        layers = [module for module in self.model.modules() if getattr(module, "gradient_checkpointing", False)]
-        on = self.checkpointing and torch.is_grad_enabled()
-        for layer in layers:
-            layer.training = on
+        """Layers checkpoint in training mode only: they are in it until they begin, and compute out of it."""
+        modules = (each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer))
+        layers = [each for each in modules if each.gradient_checkpointing]
+        functions = [layer._gradient_checkpointing_func for layer in layers]
+        for layer, function in zip(layers, functions, strict=True):
+            layer.training = self.checkpointing and torch.is_grad_enabled()
+            layer._gradient_checkpointing_func = _without_dropout(layer, function)
         try:
             yield
         finally:
-            for layer in layers:
-                layer.training = False
+            for layer, function in zip(layers, functions, strict=True):
+                layer.training, layer._gradient_checkpointing_func = False, function
 
     def save(self, folder: Path) -> None:
         """Write model or adapters (safetensors) and tokenizer; transformers' `from_pretrained(folder)` loads them."""
@@ -167,3 +177,19 @@ class Policy:
         """Write the model with its adapters added to its weights; the policy cannot be trained on after that."""
         self.model.merge_and_unload().save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def _without_dropout(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """What checkpoints a layer, with the layer in eval mode; some call dropout themselves (OPT), not in modules."""
+
+    def checkpointed(forward: Callable[..., Any], *inputs: Any) -> Any:
+        def evaluate(*inputs: Any) -> Any:
+            before, layer.training = layer.training, False
+            try:
+                return forward(*inputs)
+            finally:
+                layer.training = before
+
+        return checkpoint(evaluate, *inputs)
+
+    return checkpointed

@@ -57,7 +57,7 @@ class _Own:
         self._task = task
 
     def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[str], answer: Sequence[str], **_: Any
+        self, /, prompts: Sequence[Any], completions: Sequence[str], answer: Sequence[str], **_: Any
     ) -> list[float]:
         asked = [Problem(*each) for each in zip(prompts, answer, strict=True)]
         return self._task.rewards(asked, completions)

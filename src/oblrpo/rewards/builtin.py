@@ -39,7 +39,7 @@ class Math:
     def __init__(self) -> None:
         self.verifier = MathVerifier()
 
-    def __call__(self, prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(self, /, prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
         """The grades; an answer that is a list must be given in full."""
         golds = [gold if isinstance(gold, (list, tuple)) else _text(gold) for gold in answer]
         return [float(verdict.correct) for verdict in self.verifier.grade(golds, completions)]

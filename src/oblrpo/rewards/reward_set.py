@@ -164,7 +164,7 @@ class UserReward:
             self._worker.stop()
             raise InputError(refused)
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
+    def __call__(self, /, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
         """Its values; where a prompt is messages, so is the completion, as TRL has it.
 
         Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,16 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
         return {"refused": str(error)}
     if "completions" not in message:
         return {}
+    values: Any
     try:
         values = reward(prompts=message["prompts"], completions=message["completions"], **message["columns"])
-    except Exception as error:  # the user's code may raise anything
+        if not isinstance(values, Iterable):
+            return {"failed": f"returned a {type(values).__name__}, not a list of numbers"}
+        return {"values": [plain_reward(value) for value in values]}
+    except Exception as error:  # the user's code may raise anything, a generator only now
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name} line {frame.lineno}"
         return {"failed": f"raised {type(error).__name__}: {error} ({where})"}
-    try:
-        return {"values": [plain_reward(value) for value in values]}
-    except TypeError:
-        return {"failed": f"returned a {type(values).__name__}, not a list of numbers"}
 
 
 def main() -> None:

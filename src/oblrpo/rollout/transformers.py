@@ -119,8 +119,13 @@ class _Record(LogitsProcessor):  # type: ignore[misc]
 @contextmanager
 def _own_settings_only(model: Any) -> Iterator[None]:
     """Keep a loaded model's generation defaults (top-p, repetition penalty ...) from changing the distribution."""
-    kept, model.generation_config = model.generation_config, GenerationConfig()
+    # PEFT hands its model's on to the one beneath, which is saved with them when adapters are merged.
+    models = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
+    kept = [each.generation_config for each in models]
+    for each in models:
+        each.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = kept
+        for each, own in zip(models, kept, strict=True):
+            each.generation_config = own

@@ -2,6 +2,7 @@
 
 from oblrpo.scores import oracle
 from oblrpo.scores.contributions import Outer, Vector
+from oblrpo.scores.gram import Sketch
 from oblrpo.scores.head import chunked_logps
 from oblrpo.scores.methods import METHODS
 from oblrpo.scores.proxies import PROXIES, CalibratedProxy, Features, agreement, log_error, logit_norm2
@@ -16,6 +17,7 @@ __all__ = [
     "Features",
     "Outer",
     "ScoreTape",
+    "Sketch",
     "UnsupportedModelError",
     "Vector",
     "agreement",

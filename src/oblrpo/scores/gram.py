@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,36 @@ class CountSketch:
         bucket_N = torch.randint(self.dimensions, (N,), generator=generator).to(device)
         sign_N = random_signs((N,), generator).to(rows_SN)
         sketch_SL.index_add_(1, bucket_N, (rows_SN * sign_N).to(sketch_SL))
+
+
+class Sketch(NamedTuple):
+    """Which sketch: see `ScoreTape.sketch`."""
+
+    seed: int
+    directions: int = 16
+    dimensions: int = 4096
+
+
+class Sketchable(Protocol):
+    """Holds one parameter's gradients of all sequences."""
+
+    def sketch(self, directions: int, generator: torch.Generator) -> Tensor:
+        """Random combinations of each gradient's rows, (S, N), whose inner products are right on average."""
+
+
+class Sketcher:
+    """Adds up the parameters' shares of a sketch, (S, L)."""
+
+    def __init__(self, spec: Sketch, sequences: int, device: torch.device) -> None:
+        self._spec, self._hashing = spec, CountSketch(spec.seed, spec.dimensions)
+        self.sketch_SL = torch.zeros(sequences, spec.dimensions, device=device)
+
+    def add(self, place: int, index: int | None, gradients: Sketchable) -> None:
+        """Add a parameter, or one slice of it, by its place in the model."""
+        generator = self._hashing.generator(place, -1 if index is None else index)
+        rows_SN = gradients.sketch(self._spec.directions, generator)
+        self.sketch_SL = self.sketch_SL.to(torch.promote_types(self.sketch_SL.dtype, rows_SN.dtype))
+        self._hashing.add(self.sketch_SL, rows_SN, generator)
 
 
 def random_signs(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

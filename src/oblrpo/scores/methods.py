@@ -11,7 +11,7 @@ from oblrpo.scores import norms
 from oblrpo.scores.owners import Slot
 from oblrpo.scores.stores import Factors, NormsOnly, PerSequence, Projected, Store
 
-METHODS = ("auto", "gram", "instantiate", "folds", "two_pass", "projected")
+METHODS = ("auto", "gram", "instantiate", "folds", "two_pass", "projected", "streamed")
 """What `ScoreTape(method=...)` takes."""
 
 

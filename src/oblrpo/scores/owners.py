@@ -52,15 +52,19 @@ class Owner:
         self.name, self.module, self.parameters = name, module, parameters
         self.inside: Forward | None = None
         self._replaced = False
+        self._hidden: dict[str, nn.Parameter | None] = {}
 
     def hide_parameters(self) -> None:
-        """Take the parameters away from autograd."""
-        for name, parameter in self.parameters.items():
+        """Take the parameters away from autograd: those that are in place now, under FSDP the gathered ones."""
+        for name in self.parameters.keys() - self._hidden.keys():
+            parameter = self._hidden[name] = self.module._parameters[name]
+            assert parameter is not None
             self.module._parameters[name] = parameter.detach()  # type: ignore[assignment]
 
     def show_parameters(self) -> None:
         """Put the parameters back."""
-        self.module._parameters.update(self.parameters)
+        self.module._parameters.update(self._hidden)
+        self._hidden = {}
 
     def replace_forward(self, forward: Forward) -> None:
         """Let the module compute with this forward.

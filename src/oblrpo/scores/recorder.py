@@ -23,7 +23,7 @@ from oblrpo.scores.contributions import Contribution
 from oblrpo.scores.inside import Dispatch
 from oblrpo.scores.layout import Layout, take
 from oblrpo.scores.owners import Owner, Slot, owners_of_trainable_parameters
-from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, linear, rule_for
+from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, linear, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
 
 ACTIVE: list[Recorder] = []
@@ -43,6 +43,7 @@ class Recorder:
         self._stores: Mapping[Slot, Sink] = {}
         self._pending: dict[Slot, list[Contribution]] = {}
         self._slots: dict[tuple[int, int | None], Slot] = {}
+        self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.batch_rows: int | None = None
         self.tokens: int | None = None
 
@@ -70,6 +71,7 @@ class Recorder:
             raise RuntimeError("this tape is already recording; use one `with` at a time.")
         self._owners = owners_of_trainable_parameters(self.model)
         self.batch_rows = self.tokens = None
+        self._gathered = {}
         for slot in self._slots.values():
             slot.forget()
         try:
@@ -102,16 +104,26 @@ class Recorder:
             self.stop()
 
     def _hook(self) -> None:
+        for name, module in self.model.named_modules():
+            if wrapped_by_fsdp(module):
+                self._handles.append(module.register_forward_pre_hook(partial(self._gather, name)))
         for owner in self._owners.values():
             module = owner.module
             if owner.inside is not None:
                 owner.replace_forward(partial(owner.inside, module, partial(self.tap, owner)))
             self._handles += [
-                module.register_forward_pre_hook(self._before_forward, prepend=True),
+                # FSDP gathers a module's parameters in a hook of its own, which must come first.
+                module.register_forward_pre_hook(self._before_forward, prepend=not wrapped_by_fsdp(module)),
                 module.register_forward_hook(self._after_forward, prepend=True, with_kwargs=True, always_call=True),
             ]
         self._handles.append(self.model.register_forward_pre_hook(self._before_model, prepend=True, with_kwargs=True))
         ACTIVE.append(self)
+
+    def _gather(self, prefix: str, module: nn.Module, args: Any) -> None:
+        """Note the parameters that FSDP has gathered: a use of those around their modules must not go unnoticed."""
+        for name, parameter in module.named_parameters(prefix=prefix):
+            if parameter.requires_grad:
+                self._gathered[id(parameter)] = (name, parameter)
 
     def _before_model(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         first = [kwargs.get("input_ids"), kwargs.get("inputs_embeds")]  # a mask may have other leading axes
@@ -215,13 +227,13 @@ class Recorder:
             UnsupportedModelError: as `backward`.
             RuntimeError: as `backward`.
         """
-        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
         # The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they
         # were used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
         try:
             _, *grads = torch.autograd.grad(
                 logps_S,
-                [self.root, *parameters.values()],
+                [self.root, *(parameter for _, parameter in named.values())],
                 torch.ones_like(logps_S) if coef_S is None else coef_S,
                 allow_unused=True,
                 retain_graph=keep_graph,
@@ -233,7 +245,7 @@ class Recorder:
                     "checkpoint with use_reentrant=False."
                 ) from None
             raise
-        for name, grad in zip(parameters, grads, strict=True):
+        for (name, _), grad in zip(named.values(), grads, strict=True):
             if grad is not None:
                 raise UnsupportedModelError(
                     f"{name} is used other than by calling its module (a fused or functional layer?); the score norms "

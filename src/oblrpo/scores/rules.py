@@ -8,6 +8,7 @@ parameters act inside its forward, where a gradient of the output says too littl
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -61,10 +62,22 @@ def register_rule(*layers: type | str, needs_output: bool = False) -> Callable[[
 
 def rule_for(module: nn.Module) -> Rule | None:
     """The rule registered for this module's type, or None."""
-    kind = type(module)
+    kind = kind_of(module)
     exact = _RULES.get(kind) or _RULES.get(kind.__name__)
     endings = [key for key in _RULES if isinstance(key, str) and key[0] == "*" and kind.__name__.endswith(key[1:])]
     return exact or (_RULES[endings[0]] if endings else None)
+
+
+def wrapped_by_fsdp(module: nn.Module) -> bool:
+    """Whether `fully_shard` (FSDP2) has wrapped the module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import, and whoever wraps has done so
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def kind_of(module: nn.Module) -> type:
+    """The module's class; of one that `fully_shard` has wrapped, the class it had before."""
+    kinds = type(module).__mro__
+    return kinds[2] if wrapped_by_fsdp(module) else kinds[0]  # FSDPLinear, FSDPModule, Linear
 
 
 @register_rule(nn.Linear)
@@ -169,7 +182,9 @@ def _with_weight(module: nn.Module, input: Tensor, value: float) -> Tensor:
     """The norm's output for a constant weight, from the module's own forward and so with its own eps and casts."""
     weight = module._parameters["weight"]
     assert weight is not None
-    module._parameters["weight"] = torch.full_like(weight, value, dtype=input.dtype)  # type: ignore[assignment]
+    module._parameters["weight"] = torch.full(  # type: ignore[assignment]
+        weight.shape, value, dtype=input.dtype, device=input.device
+    )
     try:
         with torch.no_grad():
             output: Tensor = module.forward(input)

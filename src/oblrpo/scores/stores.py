@@ -7,6 +7,7 @@
 | Folds | K sums a group, (S / G) K R C | exact | those in the span of the K given columns |
 | NormsOnly | nothing | exact | in a second backward (`Sums`) |
 | Projected | inputs and output gradients | estimated from K random directions | yes |
+| Streamed | nothing; inner products and sketches if asked for | exact | none |
 """
 
 from __future__ import annotations
@@ -207,7 +208,38 @@ class Projected(Factors):
         return estimate_SK.mean(1)
 
 
-Store: TypeAlias = Factors | PerSequence | Folds | NormsOnly
+class Streamed:
+    """Takes norms, inner products and sketches in the backward, and lets the gradients go."""
+
+    def __init__(self, wants_gram: bool, sketch: Callable[[Factors], None]) -> None:
+        self._wants_gram, self._sketch = wants_gram, sketch
+        self._gram_SS: Tensor | None = None
+
+    def take(self, parts: list[Contribution]) -> None:
+        """Receive the shares."""
+        factors = Factors()
+        factors.take(parts)
+        if self._wants_gram:
+            self._gram_SS = factors.gram()
+        self._norm2_S = factors.norm2() if self._gram_SS is None else self._gram_SS.diagonal().clone()
+        self._sketch(factors)
+
+    def norm2(self) -> Tensor:
+        """Squared norm of each sequence's gradient, (S,)."""
+        return self._norm2_S
+
+    def gram(self) -> Tensor:
+        """Inner products of all pairs of sequences' gradients, (S, S).
+
+        Raises:
+            ValueError: they were not asked for.
+        """
+        if self._gram_SS is None:
+            raise ValueError('"streamed" takes inner products only if told so: record(..., gram=True).')
+        return self._gram_SS
+
+
+Store: TypeAlias = Factors | PerSequence | Folds | NormsOnly | Streamed
 """What knows the norms."""
 
 

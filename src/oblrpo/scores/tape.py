@@ -8,18 +8,20 @@ Bu et al. 2022, arXiv 2210.00038). So the coefficients are chosen *after* the ba
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 
 from oblrpo.scores import methods
-from oblrpo.scores.gram import CountSketch
+from oblrpo.scores.gram import Sketch, Sketcher
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Slot
 from oblrpo.scores.recorder import Recorder
-from oblrpo.scores.stores import Factors, Folds, NormsOnly, PerSequence, Projected, Store, Sums
+from oblrpo.scores.rules import wrapped_by_fsdp
+from oblrpo.scores.stores import Factors, Folds, NormsOnly, PerSequence, Projected, Store, Streamed, Sums
 
 
 class ScoreTape:
@@ -45,6 +47,8 @@ class ScoreTape:
             "folds": K given sums of gradients a group (`record`'s `basis_SK`), for long sequences.
             "two_pass": norms in one backward, the gradient in a second; holds nothing beyond autograd's own graph.
             Coefficients are rounded to the type of logps_S.
+            "streamed": norms, and what `record` is asked for, in the one backward; holds nothing and gives no gradient,
+            for loops that take theirs elsewhere. Parameters may be sharded by FSDP2 (`fully_shard`).
             "projected": norms estimated from `directions` random projections a parameter, unbiased (`norm2_stderr`).
         memory_budget: bytes that "auto" may use on top, to keep more of the multiplied-out gradients.
         directions: K of "projected".
@@ -89,9 +93,11 @@ class ScoreTape:
         self._basis: list[Tensor] = []
         self._fold_size = 0
         self._graph: tuple[Tensor, Layout] | None = None
+        self._sketchers: dict[Sketch, Sketcher] = {}
 
     def __enter__(self) -> ScoreTape:
         self._recorder.start()
+        self._places = {id(parameter): place for place, parameter in enumerate(self.model.parameters())}
         if self.method != "folds":
             self._forget()
         self._recorded_here = False
@@ -109,6 +115,8 @@ class ScoreTape:
         sequence_ids: Tensor | None = None,
         basis_SK: Tensor | None = None,
         group_size: int = 1,
+        gram: bool = False,
+        sketches: Sequence[Sketch] = (),
     ) -> None:
         """Run the backward for activations of sum_s logps_S[s]; no parameter's `.grad` changes.
 
@@ -118,17 +126,22 @@ class ScoreTape:
             basis_SK: for "folds" only: (S, K); `accumulate` then takes coefficients that are, in each group,
                 combinations of these columns (`estimators.fold_basis` gives those of a cross-fitted baseline).
             group_size: for "folds" only: G; a group's sequences may come in several records.
+            gram: for "streamed" only: whether `gram` will be asked for.
+            sketches: for "streamed" only: the arguments with which `sketch` will be.
 
         Raises:
             UnsupportedModelError: see the class.
-            ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or `basis_SK` is
+            ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or an argument is
                 missing or out of place.
         """
         self._check_record(logps_S, basis_SK, group_size)
+        if (gram or sketches) and self.method != "streamed":
+            raise ValueError('record takes gram and sketches for method="streamed" only; others can do so later.')
         S = logps_S.shape[0]
         layout = Layout(S, self._recorder.tokens, sequence_ids)
         try:
-            stores = self._stores_for(S, basis_SK, group_size)
+            streamed = self.method == "streamed"
+            stores = self._streamed(S, gram, sketches) if streamed else self._stores_for(S, basis_SK, group_size)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
         except BaseException:
             self._forget()  # a refused record leaves nothing to read
@@ -138,8 +151,7 @@ class ScoreTape:
             raise ValueError("nothing to record: logps_S does not depend on any recorded module.")
         self._stores.update({slot: stores[slot] for slot in delivered})
         self._sequences += S
-        self._recorded_here = True
-        self._norm2_S = None
+        self._recorded_here, self._norm2_S = True, None
         if self.method == "two_pass":
             self._graph = (logps_S, layout)
 
@@ -154,6 +166,16 @@ class ScoreTape:
         self._basis.append(basis_SK.detach())
         self._fold_size = group_size
         return stores
+
+    def _streamed(self, sequences: int, gram: bool, sketches: Sequence[Sketch]) -> dict[Slot, Store]:
+        device = next(self.model.parameters()).device
+        self._sketchers = {spec: Sketcher(spec, sequences, device) for spec in sketches}
+
+        def sketch(slot: Slot, gradients: Factors) -> None:
+            for each in self._sketchers.values():
+                each.add(self._places[id(slot.parameter)], slot.index, gradients)
+
+        return {slot: Streamed(gram, partial(sketch, slot)) for slot in self._recorder.slots}
 
     def _check_record(self, logps_S: Tensor, basis_SK: Tensor | None, group_size: int) -> None:
         if logps_S.ndim != 1 or not logps_S.requires_grad:
@@ -213,9 +235,14 @@ class ScoreTape:
 
         Raises:
             ValueError: coef_S is not of shape (S,), S is no multiple of group_size, the coefficients are not in the
-                span of the basis ("folds"), or the graph was used up ("two_pass").
+                span of the basis ("folds"), the graph was used up ("two_pass"), nothing is held ("streamed"), or the
+                parameters are sharded.
         """
         self._need_record()
+        if self.method == "streamed" or any(map(wrapped_by_fsdp, self.model.modules())):
+            raise ValueError(
+                'no gradient can be had from "streamed", nor of sharded parameters: take another backward.'
+            )
         S = self._sequences
         if coef_S.shape != (S,) or group_size < 1 or S % group_size:
             raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
@@ -228,7 +255,7 @@ class ScoreTape:
             coef_S = methods.in_basis(coef_S, torch.cat(self._basis), group_size)
         norms = []
         for slot, store in self._stores.items():
-            assert not isinstance(store, NormsOnly)  # that is two_pass
+            assert not isinstance(store, NormsOnly | Streamed)  # those are above
             with self._no_autocast(), slot.wide_grad() as grad:
                 norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad, _scale(slot, metric, grad)))
         if self.method == "folds":
@@ -240,8 +267,11 @@ class ScoreTape:
         """<grad_theta logps_S[a], grad_theta logps_S[b]> for all pairs, (S, S); takes about S / (3 T) plain steps.
 
         Raises:
-            ValueError: the method holds neither factors nor gradients ("folds", "two_pass").
+            ValueError: the method keeps no gradients ("folds", "two_pass"), or was not told in time ("streamed").
         """
+        if self.method == "streamed":
+            self._need_record()
+            return _sum([store.gram() for store in self._stores.values() if isinstance(store, Streamed)])
         with self._no_autocast():
             return _sum([store.gram() for store in self._holding_gradients().values()])
 
@@ -258,19 +288,19 @@ class ScoreTape:
             dimensions: L; it falls as 1 / sqrt(L), memory grows as S L.
 
         Raises:
-            ValueError: the method holds neither factors nor gradients ("folds", "two_pass").
+            ValueError: the method keeps no gradients ("folds", "two_pass"), or was not told in time ("streamed").
         """
-        hashing = CountSketch(seed, dimensions)
-        place = {id(parameter): index for index, parameter in enumerate(self.model.parameters())}
+        spec = Sketch(seed, directions, dimensions)
+        if self.method == "streamed":
+            if spec not in self._sketchers:
+                raise ValueError(f'"streamed" takes sketches only if told so: record(..., sketches=[{spec}]).')
+            return self._sketchers[spec].sketch_SL
         stores = self._holding_gradients()
-        sketch_SL = torch.zeros(self._sequences, dimensions, device=next(self.model.parameters()).device)
+        sketcher = Sketcher(spec, self._sequences, next(self.model.parameters()).device)
         with self._no_autocast():
             for slot, store in stores.items():
-                generator = hashing.generator(place[id(slot.parameter)], -1 if slot.index is None else slot.index)
-                rows_SN = store.sketch(directions, generator)
-                sketch_SL = sketch_SL.to(torch.promote_types(sketch_SL.dtype, rows_SN.dtype))
-                hashing.add(sketch_SL, rows_SN, generator)
-        return sketch_SL
+                sketcher.add(self._places[id(slot.parameter)], slot.index, store)
+        return sketcher.sketch_SL
 
     def _holding_gradients(self) -> dict[Slot, Factors | PerSequence]:
         self._need_record()

@@ -44,12 +44,12 @@ class DataTask:
         self.notes: list[str] = []
         check_fraction(heldout_fraction)
         if heldout is None:
-            # In the order of their hashes the first few held-out rows are a fair sample of all.
-            placed = sorted((_position(problem), row, problem) for row, problem in enumerate(problems))
-            self._heldout = [problem for place, _, problem in placed if place < heldout_fraction]
+            heldout = [problem for problem in problems if _position(problem) < heldout_fraction]
             training = [problem for problem in problems if _position(problem) >= heldout_fraction]
         else:
-            self._heldout, training = list(heldout), list(problems)
+            training = list(problems)
+        # In the order of their hashes the first few are a fair sample of all, of a file sorted by difficulty too.
+        self._heldout = sorted(heldout, key=_position)
         known = {_key(problem) for problem in self._heldout}
         self._train = [problem for problem in training if _key(problem) not in known]
         if dropped := len(training) - len(self._train):

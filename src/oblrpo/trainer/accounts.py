@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from oblrpo import estimators
+from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.scores import ScoreTape
@@ -104,6 +105,7 @@ class Accountant:
                 tape.record(scored_S)
             outputs.append(output.detached())
             norms.append(tape.norm2())
+            check_finite("score norm", norms[-1])
             if self.exact:
                 grams.append(tape.gram())
             else:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from oblrpo import estimators
 from oblrpo.algorithms import Algorithm
 from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig
-from oblrpo.errors import DivergedError, InputError
+from oblrpo.errors import DivergedError, InputError, check_finite
 from oblrpo.estimators import BASELINES, NORMALISATIONS, WEIGHTINGS
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.rollout import Rollouts
@@ -116,10 +116,10 @@ class Learner:
             try:
                 estimate = self.gradient(*given, old_logps_PG, step, valid_PG, rollouts.sampler_logps_SC)
                 updates.append(self.update(estimate, *given))
+            except DivergedError:
+                raise
             except (ValueError, UnsupportedModelError) as error:
-                raise (DivergedError if "NaN" in str(error) else InputError)(  # the estimators' own word for it
-                    f"the gradient cannot be used: {error} Where it is NaN, lower learning_rate."
-                ) from None
+                raise InputError(f"the gradient cannot be used: {error}") from None
             observed = self.prior if len(updates) == 1 else observed
             self.prior = copy.deepcopy(before)  # a later update on the batch must not have seen it
         self.prior = observed
@@ -146,8 +146,8 @@ class Learner:
         baseline is weighted by ||rho grad log pi||^2. P and G count the outputs that take part (`Batch`).
 
         Raises:
-            ValueError: a score norm or a gradient is NaN or infinite, or what the sampler reports is no
-                log-probability; fewer than two prompts take part.
+            DivergedError: a log-probability, a score norm or a gradient is NaN or infinite.
+            ValueError: what the sampler reports is no log-probability; fewer than two prompts take part.
         """
         batch = self._batch(sequences, rewards_PG, valid_PG, sampler_logps_SC)
         further = {} if old_logps_PG is not None else self._ledger(batch, step)
@@ -204,6 +204,7 @@ class Learner:
         norm2_S = None
         with self.tape as tape:
             output = self.policy.logps(batch, self.rollout.temperature, self._needs_features(step))
+            check_finite("log-probability", output.logps_S.detach())
             rho_PG, mismatch = self._rho(whole, prompts, batch, output, old_logps_PG)
             scale_PG = whole.of_mean(-rho_PG * scale_PG[prompts], prompts)  # minus: optimizers descend
             if self.baseline.by_token:  # known before the backward, which carries it token by token
@@ -218,9 +219,12 @@ class Learner:
                 tape.record(output.logps_S, **self._fold_basis(whole, prompts, scale_PG))
         if not self.baseline.by_token:
             norm2_S = tape.norm2() if weights.needs_norms(step) else None
+            if norm2_S is not None:
+                check_finite("score norm", norm2_S)
             baseline_PG = self._baseline(whole, prompts, rho_PG, norm2_S, batch, output)
             advantages_PG = rewards_PG - baseline_PG
             group_norm2_P = tape.accumulate((scale_PG * advantages_PG).flatten(), G, metric)
+        check_finite("gradient of a prompt", group_norm2_P)
         group_norm2_P = group_norm2_P * whole.prompts**2
         entropy = float((output.entropy_SC * batch.completion_mask_SC).sum())
         return Block(norm2_S, baseline_PG, advantages_PG, rho_PG, group_norm2_P, output.detached(), entropy, mismatch)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oblrpo.estimators import kappa
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks import Problem
 from oblrpo.trainer.estimate import Estimate, Update
@@ -98,15 +99,6 @@ def _norms(estimate: Estimate, rewards_PG: Tensor) -> dict[str, float]:
         return {}
     norm2_N, rewards_N = estimate.norm2_PG[estimate.counted_PG], rewards_PG[estimate.counted_PG]
     return {"score_norm2/mean": norm2_N.mean().item(), "score_norm2/kappa": kappa(norm2_N, rewards_N)}
-
-
-def kappa(norm2_N: Tensor, rewards_N: Tensor) -> float:
-    """E[w | F high] / E[w | F low], split halfway between the batch's least and greatest reward.
-
-    For rewards of 0 and 1 that is E[w | F = 1] / E[w | F = 0]. NaN where all rewards are equal.
-    """
-    high_N = rewards_N > (rewards_N.min() + rewards_N.max()) / 2
-    return (norm2_N[high_N].mean() / norm2_N[~high_N].mean()).item()
 
 
 def completion_rows(

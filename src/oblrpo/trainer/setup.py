@@ -118,7 +118,8 @@ def _check_schedule(optim: OptimConfig, schedule: str) -> None:
 
 def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
     scores = config.scores
-    for key, value, table in (("score_method", scores.score_method, METHODS), ("weights", scores.weights, WEIGHTS)):
+    methods = [name for name in METHODS if name != "streamed"]  # which gives no gradient
+    for key, value, table in (("score_method", scores.score_method, methods), ("weights", scores.weights, WEIGHTS)):
         if value not in table:
             raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
     if scores.score_method == "folds" and not BASELINES[algorithm.baseline].spanned:
@@ -157,7 +158,7 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
     try:
         return load_policy(str(checkpoint), config.policy)
     except InputError as error:
-        raise InputError(f"{error} Remove that folder to resume from the checkpoint before it.") from None
+        raise InputError(f"{error} If its files are damaged, remove it to resume from the checkpoint before.") from None
 
 
 def make_learner(policy: Policy, config: TrainConfig, algorithm: Algorithm) -> Learner:

@@ -71,12 +71,18 @@ def _same_scalars(gold: str, answer: str, algebra: Algebra) -> bool:
         answer, answer_unit = without_unit(answer) if answer_number is None else (answer, "")
         if gold_unit and answer_unit and gold_unit != answer_unit:
             return False
+        if r"\pi" in (answer if gold_unit == "degree" else gold) and {gold_unit, answer_unit} == {"degree", ""}:
+            return algebra(_radians(gold, gold_unit), _radians(answer, answer_unit))
         gold_number, answer_number = number(gold), number(answer)
     if gold_number is not None and answer_number is not None:
         return same_number(gold_number, answer_number)
     if not gold or not answer or worded(answer) is not None:
         return False
     return key(gold) == key(answer) or algebra(gold, answer)
+
+
+def _radians(text: str, unit: str) -> str:
+    return rf"({text}) \cdot \frac{{\pi}}{{180}}" if unit else text
 
 
 def _bare(text: str) -> str:

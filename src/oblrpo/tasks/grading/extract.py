@@ -25,11 +25,18 @@ _NUMBER = re.compile(
     r"(?:e[-+]?\d+)?(?:/\d+(?:\.\d+)?)?(?:\s?\\?%)?(?![\w^\\/*{]|\.\d)",
     re.ASCII,
 )
-# A number that goes on as a formula: `3 + x`, `5 \sqrt{2}`.
+# A number that is not the whole: of a formula (`3 + x`, `5 \sqrt{2}`), a list, a range, a mixed number, or words that
+# change its value (`2 thirds`, `5 feet 3 inches`).
 _GOES_ON = re.compile(
-    r"\s*(?:[-+*/^=\\<>$]|[x\u00d7\u00b7]\b|(?:,|,? ?and|,? ?or)\s*[-\d$\\(]"
-    r"|(?:hundred|thousand|[mbtr]+illion|dozen|half|percent))"
+    r"\s*(?:[-+*/^=\\<>$\u00b2\u00b3\u00bc-\u00be\u2153-\u215e]|[x\u00d7\u00b7]\b|\d|[:;]\s*[-\d$\\(]"
+    r"|(?:,|,? ?and|,? ?or)\s*[-\d$\\(]|and (?:a|one|two|three) (?:half|third|quarter)|or (?:more|less|fewer)\b"
+    r"|(?:to|times|over|choose|out of|(?:more|less|fewer|greater) than) (?:[-$\\]*\d|[a-z]\b(?! [a-z]))"
+    r"|hundred|thousand|[mbtr]+illion|dozen|percent|squared|cubed|factorial|mod\b|modulo|\(\s*mod|plus|minus|divided"
+    r"|half|halves|thirds|quarters of|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths\b"
+    r"|(?:feet|foot|pounds?|yards?|hours?|minutes?|years?|weeks?|days?|dollars?)\b,?(?: and)? \d)"
 )
+# The other half of a mixed number: `1 1/2`, `10 000`.
+_COMES_FROM = re.compile(r"\d[ \u00a0]$")
 # Between two formulas that are parts of one answer: `$1$, $2$ and $3$`.
 _JOINT = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*", re.IGNORECASE)
 
@@ -119,7 +126,8 @@ def _last(text: str) -> str | None:
     for number in _NUMBER.finditer(text, formula.end() if formula else 0):  # noqa: B007
         pass
     if number:
-        return None if _GOES_ON.match(text, number.end()) else number[0]
+        whole = not _GOES_ON.match(text, number.end()) and not _COMES_FROM.search(text[: number.start()][-3:])
+        return number[0] if whole else None
     return _inside(formula) if formula else None
 
 

@@ -1,0 +1,1 @@
+"""OBLR-PO inside other people's trainers."""

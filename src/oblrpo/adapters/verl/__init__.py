@@ -1,0 +1,14 @@
+"""OBLR-PO on verl: `algorithm.adv_estimator=oblr_po` with the settings of docs/verl.md.
+
+verl is imported here, before any module of this package: it loads `plugin` at the end of its own import, in every
+process, and a module of ours that was being imported first would be found half made.
+"""
+
+try:
+    import verl
+except ImportError as error:
+    raise ImportError(f"the verl adapter needs verl ({error}): pip install 'oblrpo[verl]'.") from error
+
+from oblrpo.adapters.verl.versions import check_version
+
+check_version(verl.__version__)

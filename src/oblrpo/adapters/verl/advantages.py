@@ -1,0 +1,95 @@
+"""The advantage estimators that verl finds by name, and the way by which score norms reach them.
+
+verl hands an estimator rewards, mask and uids only; what else it needs waits in a context variable that
+`trainer.OBLRTrainer` sets around verl's own computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.trainer.ppo.core_algos import register_adv_est
+
+from oblrpo import estimators
+from oblrpo.adapters.verl.groups import Groups
+from oblrpo.adapters.verl.settings import ESTIMATORS
+from oblrpo.errors import InputError
+
+
+@dataclass
+class Scored:
+    """What is known of a batch beside what verl hands out."""
+
+    norm2_S: Tensor
+    """Squared score norms, in the batch's order."""
+    prior: estimators.Prior
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Left by the estimator."""
+
+
+_SCORED: ContextVar[Scored | None] = ContextVar("oblrpo_scored", default=None)
+
+
+@contextmanager
+def scored(batch: Scored) -> Iterator[None]:
+    """Let the estimators see this batch's score norms."""
+    token = _SCORED.set(batch)
+    try:
+        yield
+    finally:
+        _SCORED.reset(token)
+
+
+def _advantages(
+    baseline: str,
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: Any,
+    config: Any = None,
+    **unused: Any,
+) -> tuple[Tensor, Tensor]:
+    """F - b of every output on each of its tokens, twice (verl wants returns, too).
+
+    Raises:
+        InputError: verl's own trainer is running.
+    """
+    known = _SCORED.get()
+    if known is None:
+        names = " and ".join(ESTIMATORS)
+        raise InputError(f"{names} need score norms, which verl's own trainer does not take; set {HOW}.")
+    groups = Groups([str(uid) for uid in index], response_mask.any(-1))
+    rewards_PG = groups.take(token_level_rewards.double().sum(-1))
+    norm2_PG = groups.take(known.norm2_S.double())
+    valid_PG = groups.valid_PG
+    baseline_PG = estimators.baseline(baseline, rewards_PG, norm2_PG=norm2_PG, valid_PG=valid_PG, prior=known.prior)
+    known.prior.observe(rewards_PG, norm2_PG, valid_PG)
+    advantage_S = groups.put(torch.where(valid_PG, rewards_PG - baseline_PG, 0)).to(token_level_rewards)
+    advantages = advantage_S[:, None] * response_mask
+    known.metrics |= _metrics(baseline_PG, norm2_PG, rewards_PG, valid_PG)
+    return advantages, advantages
+
+
+HOW = "trainer.v1.trainer_mode=oblr_po (and trainer.use_v1=True)"
+
+
+def _metrics(baseline_PG: Tensor, norm2_PG: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> dict[str, float]:
+    valid = valid_PG.double()
+    baseline_P = (baseline_PG * valid).sum(1) / valid.sum(1).clamp(min=1)
+    known_P = valid_PG.any(1)
+    return {
+        "critic/baseline/mean": float(baseline_P[known_P].mean()),
+        "critic/baseline/spread": float(baseline_P[known_P].std()) if int(known_P.sum()) > 1 else 0.0,
+        "critic/score_norm2/mean": float(norm2_PG[valid_PG].mean()),
+        "critic/score_norm2/kappa": estimators.kappa(norm2_PG[valid_PG], rewards_PG[valid_PG]),
+    }
+
+
+for _name, _baseline in ESTIMATORS.items():
+    register_adv_est(_name)(partial(_advantages, _baseline))

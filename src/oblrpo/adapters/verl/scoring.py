@@ -1,0 +1,139 @@
+"""The pass over a rank's rows that takes scores: log-probabilities, their squared norms, and inner products.
+
+It stands in for verl's own pass for old log-probabilities. FSDP2 gathers the parameters in it as in any forward and
+backward, so every rank must make the same number of passes; ranks with fewer micro-batches repeat their last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine.utils import prepare_micro_batches
+from verl.workers.utils.padding import no_padding_2_padding
+
+from oblrpo.adapters.verl.groups import PADDING, Groups
+from oblrpo.adapters.verl.settings import Settings
+from oblrpo.scores import ScoreTape, Sketch
+
+NORM2, GRAM, SKETCH = "oblrpo_norm2", "oblrpo_gram", "oblrpo_sketch"
+"""Columns: (B,), (B, G) inner products with the outputs of the same prompt, (B, K L) sketches one after another."""
+
+
+def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDict) -> dict[str, Tensor]:
+    """Columns of this rank's rows, in their order; what verl's own pass gives (log_probs, entropy) and scores.
+
+    Args:
+        engine: whose `forward_step` runs the model.
+        tape: of its module, method "streamed".
+        settings: which inner products.
+        data: rows of this rank; carries `oblrpo_sketch_seeds`, and `oblrpo_group_size` G with exact inner products.
+    """
+    sketches = [
+        Sketch(seed, settings.sketch_directions, settings.sketch_dimensions)
+        for seed in tu.get_non_tensor_data(data, "oblrpo_sketch_seeds", [])
+    ]
+    columns = _Columns(len(data), tu.get_non_tensor_data(data, "oblrpo_group_size", 0), sketches)
+    for groups, counts in _micro_batches(engine, settings, data):
+        rows = list(chain.from_iterable(groups))
+        micro_batch = tu.index_select_tensor_dict(data, rows)
+        log_probs, entropy = _record(engine, tape, micro_batch, settings.exact_pairs, sketches)
+        if counts:
+            columns.add(rows, tape, log_probs, entropy)
+        if counts and settings.exact_pairs:
+            columns.add_gram(groups, tape.gram())
+    return columns.finish(data["input_ids"].offsets().diff().tolist())
+
+
+def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterator[tuple[list[list[int]], bool]]:
+    """Rows of each pass, prompt by prompt where that matters, and whether it is one for other ranks' sake only."""
+    if settings.exact_pairs:
+        uids = [str(uid) for uid in tu.get(data, "uid")]
+        groups = [] if all(uid.startswith(PADDING) for uid in uids) else Groups(uids).rows_of
+        size = settings.prompts_per_micro_batch
+        passes = [groups[start : start + size] for start in range(0, len(groups), size)]
+    else:  # verl's own, which are as many on every rank
+        chunks, indices = prepare_micro_batches(data, dp_group=engine.get_data_parallel_group())
+        if indices is None:
+            ends = torch.tensor([len(chunk) for chunk in chunks]).cumsum(0).tolist()
+            indices = [list(range(end - len(chunk), end)) for chunk, end in zip(chunks, ends, strict=True)]
+        passes = [[list(rows)] for rows in indices]
+    most = torch.tensor(len(passes), device=data["input_ids"].device)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
+    for index in range(int(most)):
+        yield (passes[index] if index < len(passes) else (passes[-1] if passes else [[0]])), index < len(passes)
+
+
+def _record(
+    engine: Any, tape: ScoreTape, micro_batch: TensorDict, gram: bool, sketches: list[Sketch]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """One recorded forward and backward; log-probabilities and entropy of every token, row by row."""
+    kept: dict[str, Tensor] = {}
+
+    def capture(
+        model_output: dict[str, Tensor], data: TensorDict, dp_group: Any = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        mask = data["response_mask"].to_padded_tensor(0)
+        logps_SC = no_padding_2_padding(model_output["log_probs"], data)
+        kept["logps_S"] = (logps_SC.float() if logps_SC.dtype.itemsize < 4 else logps_SC).mul(mask).sum(1)
+        kept.update({name: value.detach() for name, value in model_output.items()})
+        return kept["logps_S"].detach().sum(), {}
+
+    with torch.enable_grad(), tape:
+        engine.forward_step(micro_batch, loss_function=capture, forward_only=False)
+        packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
+        sequence_ids = _sequence_ids(engine, micro_batch) if packed else None
+        tape.record(kept["logps_S"], sequence_ids=sequence_ids, gram=gram, sketches=sketches)
+    return list(kept["log_probs"].unbind()), list(kept["entropy"].unbind())
+
+
+def _sequence_ids(engine: Any, micro_batch: TensorDict) -> Tensor:
+    """Which sequence each packed token belongs to, (1, L); -1 for tokens that only fill up."""
+    lengths_S = micro_batch["input_ids"].offsets().diff()
+    ids_L = torch.arange(len(lengths_S), device=lengths_S.device).repeat_interleave(lengths_S)
+    fill = engine._get_packed_pad_size(len(ids_L))
+    return torch.nn.functional.pad(ids_L, (0, fill), value=-1)[None]
+
+
+class _Columns:
+    """What has been found of the rank's rows so far; rows of padding keep zeros."""
+
+    def __init__(self, rows: int, group_size: int, sketches: list[Sketch]) -> None:
+        self.log_probs: list[Tensor | None] = [None] * rows
+        self.entropy: list[Tensor | None] = [None] * rows
+        self._sketches = sketches
+        self.scores = {NORM2: torch.zeros(rows, dtype=torch.float64)}
+        if group_size:
+            self.scores[GRAM] = torch.zeros(rows, group_size, dtype=torch.float64)
+        if sketches:
+            self.scores[SKETCH] = torch.zeros(rows, len(sketches) * sketches[0].dimensions)
+
+    def add(self, rows: list[int], tape: ScoreTape, log_probs: list[Tensor], entropy: list[Tensor]) -> None:
+        """Put in a micro-batch."""
+        self.scores[NORM2][rows] = tape.norm2().double().cpu()
+        for place, row in enumerate(rows):
+            self.log_probs[row], self.entropy[row] = log_probs[place].float().cpu(), entropy[place].float().cpu()
+        if self._sketches:
+            self.scores[SKETCH][rows] = torch.cat([tape.sketch(*spec).float().cpu() for spec in self._sketches], 1)
+
+    def add_gram(self, groups: list[list[int]], gram_SS: Tensor) -> None:
+        """Put in the inner products of a micro-batch, prompt by prompt."""
+        start = 0
+        for rows in groups:
+            block = slice(start, start + len(rows))
+            self.scores[GRAM][rows, : len(rows)] = gram_SS[block, block].double().cpu()
+            start = block.stop
+
+    def finish(self, lengths: list[int]) -> dict[str, Tensor]:
+        """All columns."""
+        nested = {}
+        for name, values in (("log_probs", self.log_probs), ("entropy", self.entropy)):
+            whole = [torch.zeros(n) if each is None else each for each, n in zip(values, lengths, strict=True)]
+            nested[name] = torch.nested.as_nested_tensor(whole, layout=torch.jagged)
+        return nested | self.scores

@@ -1,0 +1,156 @@
+"""verl's synchronous trainer with OBLR-PO: `trainer.v1.trainer_mode=oblr_po`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf, open_dict
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
+
+from oblrpo import estimators
+from oblrpo.adapters.verl.advantages import Scored, scored
+from oblrpo.adapters.verl.checks import check_config
+from oblrpo.adapters.verl.groups import place_on_ranks
+from oblrpo.adapters.verl.products import Products
+from oblrpo.adapters.verl.settings import read_settings
+from oblrpo.adapters.verl.worker import OBLRWorker
+from oblrpo.errors import InputError
+
+
+@register_trainer("oblr_po")
+class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
+    """`PPOTrainerSync`: scores come with old log-probabilities, baselines from them, and the rate from the SNR.
+
+    Raises:
+        InputError: a setting with which the gradient would be another (`checks.RULES`), or one of ours that is wrong.
+    """
+
+    def __init__(self, config: Any) -> None:
+        check_config(config)
+        self._oblrpo = read_settings(OmegaConf.to_container(config.get("oblrpo") or OmegaConf.create({})))
+        if self._oblrpo.needs_moments and config.data.train_batch_size < 2:
+            raise InputError("data.train_batch_size must be at least 2: one prompt's gradient has no measurable noise.")
+        with open_dict(config):
+            config.actor_rollout_ref.oblrpo = config.get("oblrpo") or {}  # all that workers are given
+            config.trainer.v1.trainer_mode = "sync"  # verl asks for this name in several places
+        super().__init__(config)
+        strength = self._oblrpo.prior_strength
+        self._prior = estimators.Prior(None if strength == -1 else strength, self._oblrpo.prior_memory)
+        self._group_norm2: list[float] | None = None
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in self.role_worker_mapping:
+            if "actor" in str(role).lower():
+                self.role_worker_mapping[role] = ray.remote(OBLRWorker)
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As verl's, but with all outputs of a prompt on one rank where exact inner products need them there.
+
+        Raises:
+            InputError: more rows than prompts times outputs, or prompts that do not fit the ranks.
+        """
+        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        most = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        if len(batch) > most:
+            raise InputError(
+                f"{len(batch)} rows where {most} were asked for: agent loops that return several trajectories a "
+                "session would make several updates of a batch, which oblr_po does not do."
+            )
+        if not self._oblrpo.exact_pairs:
+            return batch
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        loads = calculate_workload(torch.tensor(lengths)).tolist()
+        order = place_on_ranks([key.rsplit("_", 2)[0] for key in batch.keys], loads, ranks)
+        if order is None:
+            raise InputError(
+                f"all outputs of a prompt must fit on one of {ranks} ranks with {len(batch) // ranks} rows each; make "
+                "data.train_batch_size a multiple of the ranks, or set +oblrpo.inner_products=sketched."
+            )
+        batch.reorder(order)
+        rows = len(batch) // ranks
+        parts = [list(range(start, start + rows)) for start in range(0, len(batch), rows)]
+        ordered = [lengths[row] for row in order]
+        metrics.update(log_seqlen_unbalance(seqlen_list=ordered, partitions=parts, prefix="global_seqlen"))
+        return batch
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """As verl's; the pass takes scores as well."""
+        self._products = Products(self._oblrpo, self.global_steps, self.config.actor_rollout_ref.rollout.n)
+        batch.extra_info.update(self._products.wanted())
+        batch = super()._compute_old_log_prob(batch, metrics)
+        for key in self._products.wanted():
+            batch.extra_info.pop(key, None)
+        return batch
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """As verl's, with score norms within the estimator's reach; then the prompts' gradient norms."""
+        fields = ["uid", "response_mask", *self._products.columns]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        self._products.take(data)
+        known = Scored(self._products.norm2_S, self._prior)
+        with scored(known):
+            batch = super()._compute_advantage(batch, metrics)
+        metrics.update(known.metrics)
+        rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
+        fields = ["advantages", "response_mask", rewards]
+        after = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        scale = self._loss_scale()
+        self._group_norm2 = self._products.group_norm2(after, scale) if self._oblrpo.needs_moments else None
+        if self._products.takes_ledger:
+            metrics.update(self._products.ledger(after, rewards, self._prior))
+        return batch
+
+    def _loss_scale(self) -> float:
+        """What verl's loss multiplies an output's advantage by, times minus grad log pi(o|q)."""
+        actor = self.config.actor_rollout_ref.actor
+        outputs = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        constant = actor.loss_scale_factor if actor.loss_agg_mode == "seq-mean-token-sum-norm" else 1
+        return 1.0 / float(outputs * constant)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """As verl's; the prompts' gradient norms go along."""
+        if self._group_norm2 is not None:
+            batch.extra_info["oblrpo_group_norm2"] = tuple(self._group_norm2)
+        batch = super()._update_actor(batch, metrics)
+        batch.extra_info.pop("oblrpo_group_norm2", None)
+        self._prior.next_step()
+        return batch
+
+    def _state_file(self, folder: Path) -> Path:
+        return folder / "oblrpo_prior.json"
+
+    def _save_checkpoint(self) -> None:
+        """As verl's; the prior's file comes first, because verl names the checkpoint as the latest in the end."""
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {key: value.tolist() for key, value in self._prior.state_dict().items()}
+        self._state_file(folder).write_text(json.dumps(state))
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        """As verl's; the prior goes on where it was.
+
+        Raises:
+            InputError: the checkpoint was written without this adapter.
+        """
+        super()._load_checkpoint()
+        if not self.global_steps:
+            return
+        if self.config.trainer.resume_mode == "resume_path":
+            folder = Path(self.config.trainer.resume_from_path)
+        else:
+            folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        file = self._state_file(folder)
+        if not file.exists():
+            raise InputError(f"{file} is missing: the checkpoint was written without oblr_po.")
+        state = json.loads(file.read_text())
+        self._prior.load_state_dict({key: torch.tensor(value, dtype=torch.float64) for key, value in state.items()})

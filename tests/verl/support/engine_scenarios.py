@@ -1,0 +1,207 @@
+"""On every rank: verl's FSDP2 engine with our part, against loop autograd on the unsharded model in float64."""
+
+import os
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import verl  # noqa: F401 - loads the plugins
+from transformers import AutoModelForCausalLM
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+from oblrpo import estimators
+from oblrpo.adapters.verl.engine import OBLREngine
+from oblrpo.adapters.verl.groups import Groups, place_on_ranks
+from oblrpo.adapters.verl.products import Products
+from oblrpo.adapters.verl.settings import Settings
+from oblrpo.scores import oracle
+from tests.verl.support.batches import as_data, logps, make_rows, nested
+from tests.verl.support.ranks import answer
+
+PROMPTS, OUTPUTS, PADDING, RATE = 6, 4, 1, 1e-3
+FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+
+
+PLUGIN = Settings(schedule="plugin")  # whose factor is not 0 whatever the batch
+
+
+def make_engine(path, settings, packed=False, checkpointing=False, precision=FLOAT32, **engine_config):
+    model = HFModelConfig(
+        path=path,
+        use_remove_padding=packed,
+        enable_gradient_checkpointing=checkpointing,
+        override_config={"attn_implementation": "sdpa"},
+    )
+    config = FSDPEngineConfig(
+        strategy="fsdp2", mixed_precision=precision, use_torch_compile=False, wrap_policy={}, **engine_config
+    )
+    optimizer = FSDPOptimizerConfig(lr=RATE, total_training_steps=10, weight_decay=0.0)
+    engine = OBLREngine(model, config, optimizer, CheckpointConfig())
+    engine.initialize()
+    engine.configure(settings)
+    return engine
+
+
+def gathered(value):
+    """This value of every rank, in a list."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def of_this_rank(rows):
+    size = len(rows) // dist.get_world_size()
+    return rows[dist.get_rank() * size : (dist.get_rank() + 1) * size]
+
+
+def scored(engine, settings, rows, packed, step=1):
+    """Columns of the whole batch, as the driver gets them."""
+    products = Products(settings, step, OUTPUTS)
+    data = as_data(
+        of_this_rank(rows),
+        calculate_entropy=True,
+        use_remove_padding=packed,
+        micro_batch_size_per_gpu=1,
+        **products.wanted(),
+    )
+    with engine.eval_mode():
+        output = engine.infer_batch(data)["model_output"]
+    columns = {name: torch.cat(gathered(output[name])) for name in products.columns}
+    log_probs = [row for part in gathered([row.clone() for row in output["log_probs"].unbind()]) for row in part]
+    uids, masks = [row["uid"] for row in rows], nested([row["response_mask"] for row in rows])
+    products.take(tu.get_tensordict({**columns, "response_mask": masks, "uid": uids}, {}))
+    return products, log_probs
+
+
+def relative(got, expected):
+    return ((got - expected).abs().max() / expected.abs().max()).item()
+
+
+def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings=None, **engine_config):
+    """Errors of one scenario, relative."""
+    settings = settings or PLUGIN
+    path = f"{folder}/model"
+    engine = make_engine(path, settings, packed, checkpointing, precision, **engine_config)
+    truth = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
+    rows = make_rows(PROMPTS, OUTPUTS, PADDING, truth.config.vocab_size, seed=7)
+    rows = [rows[row] for row in place_on_ranks([row["uid"] for row in rows], [1.0] * len(rows), dist.get_world_size())]
+    products, log_probs = scored(engine, settings, rows, packed)
+
+    true_logps_S = logps(truth, rows)
+    score_SN = torch.stack([torch.cat([g.flatten() for g in row]) for row in oracle.scores(truth, true_logps_S)])
+    result = {"norm2": max_relative(products.norm2_S, score_SN.square().sum(1))}
+    sums = [
+        (row_logps(row, each) - logp).abs().item()
+        for row, each, logp in zip(rows, log_probs, true_logps_S, strict=True)
+    ]
+    result["logps"] = max(sums)
+
+    groups = Groups([row["uid"] for row in rows])
+    rewards_PG = groups.take(torch.rand(len(rows), generator=torch.Generator().manual_seed(3)).double())
+    baseline_PG = estimators.baseline(
+        "oblr", rewards_PG, norm2_PG=groups.take(products.norm2_S), valid_PG=groups.valid_PG
+    )
+    advantage_S = groups.put(torch.where(groups.valid_PG, rewards_PG - baseline_PG, 0))
+    for row, advantage in zip(rows, advantage_S.tolist(), strict=True):
+        row["advantage"] = torch.tensor(advantage)
+    count = PROMPTS * OUTPUTS
+    after = tu.get_tensordict(
+        {key: nested([row["advantage"] * row["response_mask"] for row in rows]) for key in ("advantages",)}
+        | {"response_mask": nested([row["response_mask"] for row in rows])},
+        {},
+    )
+    group_norm2 = products.group_norm2(after, 1 / count)
+    share_SN = -advantage_S[:, None] * score_SN / count
+    true_groups = torch.stack([share_SN[rows].sum(0) for rows in groups.rows_of]) * PROMPTS
+    true_norm2_P = true_groups.square().sum(1)
+    result["group_norm2"] = max_relative(torch.tensor(group_norm2), true_norm2_P)
+
+    before = [p.detach().clone() for p in engine.module.parameters()]
+    metrics = update(engine, rows, packed, group_norm2, count)
+    true_norm2 = share_SN.sum(0).square().sum()
+    moments = estimators.moments(true_norm2_P, true_norm2)
+    plain = torch.nn.Linear(1, 1)
+    schedule = estimators.SNRSchedule(
+        torch.optim.AdamW(plain.parameters(), lr=RATE), settings.schedule, ema=settings.ema
+    )
+    schedule.step(moments)
+    result["grad_norm"] = abs(metrics["grad_norm"] / true_norm2.sqrt().item() - 1)
+    result["trace_cov"] = abs(metrics["trace_cov"][0] / moments.trace_cov - 1)
+    result["signal2"] = abs(metrics["signal2"][0] - moments.signal2) / true_norm2.item()
+    result["lr_used"] = abs(metrics["lr_used"][0] - schedule.learning_rates[0]) / RATE
+    moved = max(
+        (p.detach() - b).full_tensor().abs().max().item()
+        for p, b in zip(engine.module.parameters(), before, strict=True)
+    )
+    result["moved"] = (
+        abs(moved - schedule.learning_rates[0]) / RATE
+    )  # AdamW's first step moves every parameter by its rate
+    result["factor"] = metrics["lr_factor"][0]
+    result["lr_after"] = engine.optimizer.param_groups[0]["lr"]
+    return result
+
+
+def row_logps(row, log_probs):
+    """What verl's log_probs, one a token of the whole sequence, say of the scored ones."""
+    start = len(row["prompts"])
+    return (log_probs[start - 1 : start - 1 + len(row["responses"])] * row["response_mask"]).sum()
+
+
+def max_relative(got, expected):
+    known = expected > 0
+    assert (got[~known] == 0).all()
+    return ((got[known] - expected[known]).abs() / expected[known]).max().item()
+
+
+def update(engine, rows, packed, group_norm2, count):
+    """One update by verl's own loss."""
+    data = as_data(
+        of_this_rank(rows),
+        use_remove_padding=packed,
+        micro_batch_size_per_gpu=1,
+        global_batch_size=count,
+        oblrpo_group_norm2=tuple(group_norm2),
+    )
+    actor = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=OUTPUTS,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode="seq-mean-token-sum",
+        policy_loss=PolicyLossConfig(loss_mode="gpg"),
+    )
+    with engine.train_mode():
+        return engine.train_batch(data, partial(ppo_loss, config=actor))["metrics"]
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(backend="gloo")
+    sketched = replace(PLUGIN, inner_products="sketched", sketch_dimensions=1 << 15, sketch_directions=64)
+    scenarios = {
+        "padded": {},
+        "debiased": {"settings": Settings()},
+        "packed": {"packed": True},
+        "packed, filled up": {"packed": True, "pad_to_length": True, "pad_to_length_bucket": 16},
+        "checkpointed": {"checkpointing": True},
+        "two prompts a pass": {"settings": replace(PLUGIN, prompts_per_micro_batch=2)},
+        "sketched": {"settings": sketched},
+        "bfloat16": {"precision": BFLOAT16},
+    }
+    results = {}
+    for name, scenario in scenarios.items():
+        began = time.time()
+        results[name] = check(folder, **scenario) | {"seconds": time.time() - began}
+        print(os.environ["RANK"], name, results[name], flush=True)
+    answer(folder, results)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

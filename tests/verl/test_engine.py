@@ -1,0 +1,61 @@
+"""verl's FSDP2 engine with our part on one and two ranks: scores, moments and rate against loop autograd."""
+
+import pytest
+
+from tests.verl.support.ranks import run_on_ranks
+
+EXACT = ["padded", "debiased", "packed", "packed, filled up", "checkpointed", "two prompts a pass"]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1 rank", "2 ranks"])
+def errors(request, model_folder):
+    """By scenario, the largest errors of any rank; rows are shuffled, one prompt lacks an output, one row pads."""
+    ranks = run_on_ranks("tests.verl.support.engine_scenarios", model_folder, request.param)
+    return {name: {key: max(rank[name][key] for rank in ranks) for key in ranks[0][name]} for name in ranks[0]}
+
+
+@pytest.mark.parametrize("scenario", EXACT)
+def test_score_norms_are_those_of_loop_autograd(errors, scenario):
+    assert errors[scenario]["norm2"] <= 1e-5
+
+
+@pytest.mark.parametrize("scenario", EXACT)
+def test_log_probabilities_come_with_them(errors, scenario):
+    assert errors[scenario]["logps"] <= 1e-5
+
+
+@pytest.mark.parametrize("scenario", EXACT)
+def test_prompts_gradient_norms_are_those_of_loop_autograd(errors, scenario):
+    assert errors[scenario]["group_norm2"] <= 1e-4  # advantages of both signs cancel
+
+
+@pytest.mark.parametrize("scenario", EXACT)
+def test_the_update_makes_the_gradient_that_was_measured(errors, scenario):
+    """verl's own loss and reduction, against the sum of A grad log pi over outputs."""
+    assert errors[scenario]["grad_norm"] <= 1e-5
+
+
+@pytest.mark.parametrize("scenario", EXACT)
+def test_moments_and_rate_are_those_of_our_own_functions(errors, scenario):
+    found = errors[scenario]
+    assert found["trace_cov"] <= 1e-5
+    assert found["signal2"] <= 1e-5
+    assert found["lr_used"] <= 1e-5
+    assert found["moved"] <= 1e-3  # the optimizer has used that rate: AdamW's first step moves by it
+    assert found["lr_after"] == pytest.approx(1e-3)  # and eta_0 is back
+
+
+def test_the_debiased_factor_is_not_that_of_the_plug_in(errors):
+    """Or the two modes would not be told apart above."""
+    assert errors["debiased"]["factor"] < errors["padded"]["factor"] - 0.05
+
+
+def test_sketched_inner_products_leave_norms_and_gradient_exact(errors):
+    assert errors["sketched"]["norm2"] <= 1e-5
+    assert errors["sketched"]["grad_norm"] <= 1e-5
+    assert 1e-5 < errors["sketched"]["trace_cov"] < 1  # an estimate, and one
+
+
+def test_bfloat16_is_as_good_as_bfloat16(errors):
+    assert errors["bfloat16"]["grad_norm"] <= 0.05
+    assert errors["bfloat16"]["trace_cov"] <= 0.1

@@ -1,0 +1,353 @@
+"""Parts of the adapter, each by itself: grouping, placing, settings, refusals, estimators, loading."""
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf, open_dict
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine.base import EngineRegistry
+
+from oblrpo import estimators
+from oblrpo.adapters.verl.advantages import Scored, scored
+from oblrpo.adapters.verl.checks import RULES, check_config, check_dropout
+from oblrpo.adapters.verl.engine import OBLREngine
+from oblrpo.adapters.verl.groups import Groups, place_on_ranks
+from oblrpo.adapters.verl.products import Products
+from oblrpo.adapters.verl.scoring import GRAM, NORM2, SKETCH
+from oblrpo.adapters.verl.settings import Settings, read_settings
+from oblrpo.adapters.verl.versions import check_version
+from oblrpo.errors import InputError
+from tests.verl.support.batches import nested
+from tests.verl.support.launch import ROOT, environment
+
+UIDS = ["b", "pad1", "a", "b", "a", "c", "pad1", "a"]
+
+
+def test_groups_are_found_in_any_order_and_padding_left_out():
+    groups = Groups(UIDS)
+    assert groups.rows_of == [[0, 3], [2, 4, 7], [5]]
+    values_PG = groups.take(torch.arange(8.0), -1.0)
+    assert values_PG.tolist() == [[0, 3, -1], [2, 4, 7], [5, -1, -1]]
+    assert groups.valid_PG.tolist() == [[True, True, False], [True, True, True], [True, False, False]]
+    assert groups.put(values_PG).tolist() == [0, 0, 2, 3, 4, 5, 0, 7]
+
+
+def test_rows_without_a_scored_token_do_not_count():
+    valid_S = torch.ones(8, dtype=torch.bool)
+    valid_S[4] = False
+    assert Groups(UIDS, valid_S).valid_PG.tolist()[1] == [True, False, True]
+
+
+def test_a_batch_of_padding_alone_is_refused():
+    with pytest.raises(ValueError, match="padding only"):
+        Groups(["pad1", "pad1"])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_prompts_are_kept_whole_on_ranks_with_even_loads(ranks):
+    uids = [f"{prompt}" for prompt in range(8) for _ in range(3)]
+    shuffled = torch.randperm(24, generator=torch.Generator().manual_seed(0)).tolist()
+    uids = [uids[place] for place in shuffled]
+    loads = [10.0 if uid in {"0", "1"} else 1.0 for uid in uids]
+    order = place_on_ranks(uids, loads, ranks)
+    assert sorted(order) == list(range(24))
+    size = 24 // ranks
+    parts = [order[start : start + size] for start in range(0, 24, size)]
+    for part in parts:
+        for uid in {uids[row] for row in part}:
+            assert sum(uids[row] == uid for row in part) == 3
+    if ranks == 2:
+        assert [sum(loads[row] for row in part) for part in parts] == [39.0, 39.0]
+
+
+def test_padding_fills_what_prompts_of_different_size_leave():
+    uids = ["a"] * 3 + ["b"] * 2 + ["c"] * 2 + ["pad"]
+    order = place_on_ranks(uids, [1.0] * 8, 2)
+    halves = [{uids[row] for row in order[:4]}, {uids[row] for row in order[4:]}]
+    assert {"b", "c"} in halves
+    assert {"a", "pad"} in halves
+
+
+def test_prompts_that_do_not_fit_are_reported():
+    assert place_on_ranks(["a"] * 3 + ["b"] * 3 + ["c"] * 3 + ["d"] * 3, [1.0] * 12, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schedul": "off"}, "unknown setting oblrpo.schedul"),
+        ({"schedule": "auto"}, "auto is not there on verl"),
+        ({"schedule": "fast"}, "unknown oblrpo.schedule"),
+        ({"inner_products": "none"}, "unknown oblrpo.inner_products"),
+        ({"ema": 1.0}, "oblrpo.ema must lie"),
+        ({"ema": "much"}, "oblrpo.ema must be a float"),
+        ({"floor": 2.0}, "oblrpo.floor"),
+        ({"ledger_steps": -1}, "oblrpo.ledger_steps"),
+        ({"ledger_steps": 1.5}, "oblrpo.ledger_steps must be a int"),
+        ({"sketch_dimensions": 0}, "oblrpo.sketch_dimensions"),
+        ({"prior_strength": -2.0}, "oblrpo.prior_strength"),
+        ({"prior_memory": 1.0}, "oblrpo.prior_memory"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(given, message):
+    with pytest.raises(InputError, match=message):
+        read_settings(given)
+
+
+def test_right_settings_are_read():
+    assert read_settings(None) == Settings()
+    assert read_settings({"ema": 0, "schedule": "plugin", "ledger_steps": 5}) == Settings("plugin", 0.0, ledger_steps=5)
+
+
+@pytest.fixture(scope="module")
+def config():
+    """verl's own defaults with the documented block of overrides."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose(
+            "ppo_trainer",
+            [
+                "algorithm.adv_estimator=oblr_po",
+                "trainer.v1.trainer_mode=oblr_po",
+                "data.train_batch_size=128",
+                "actor_rollout_ref.rollout.name=vllm",
+                "actor_rollout_ref.actor.strategy=fsdp2",
+                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+                "actor_rollout_ref.actor.policy_loss.loss_mode=gpg",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=128",
+            ],
+        )
+
+
+def test_the_documented_block_is_accepted(config):
+    check_config(config)
+
+
+WRONG = {
+    "trainer.use_v1": False,
+    "actor_rollout_ref.actor.strategy": "fsdp",
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
+    "actor_rollout_ref.actor.ppo_epochs": 2,
+    "actor_rollout_ref.actor.use_kl_loss": True,
+    "actor_rollout_ref.actor.entropy_coeff": 0.01,
+    "algorithm.filter_groups.enable": True,
+    "algorithm.rollout_correction.bypass_mode": True,
+    "algorithm.rollout_correction.rollout_is": "sequence",
+    "algorithm.rollout_correction.rollout_rs": "token_k1",
+    "actor_rollout_ref.rollout.top_p": 0.9,
+    "actor_rollout_ref.rollout.top_k": 50,
+    "actor_rollout_ref.rollout.temperature": 0.0,
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2,
+    "actor_rollout_ref.model.use_fused_kernels": True,
+    "actor_rollout_ref.actor.use_prefix_grouper": True,
+    "actor_rollout_ref.model.mtp.enable": True,
+    "actor_rollout_ref.actor.fsdp_config.qat.enable": True,
+    "trainer.critic_warmup": 3,
+    "distillation.enabled": True,
+    "actor_rollout_ref.actor.fsdp_config.offload_policy": True,
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 64,
+    "algorithm.adv_estimator": "gae",
+}
+
+
+def test_every_rule_is_tried():
+    assert {rule.key for rule in RULES} <= set(WRONG)
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_settings_that_change_the_gradient_are_refused_by_name(config, key):
+    changed = config.copy()
+    if not key.endswith("param_dtype"):  # which has no default
+        assert OmegaConf.select(changed, key, default="missing") != "missing"
+    with open_dict(changed):
+        if key.endswith("param_dtype"):
+            changed.actor_rollout_ref.actor.fsdp_config.mixed_precision = {}
+        OmegaConf.update(changed, key, WRONG[key])
+    with pytest.raises(InputError, match=key.rsplit(".", 1)[-1] if WRONG[key] != "gae" else "gae"):
+        check_config(changed)
+
+
+def test_a_loss_scaled_by_the_longest_output_is_refused(config):
+    changed = config.copy()
+    changed.actor_rollout_ref.actor.loss_agg_mode = "seq-mean-token-sum-norm"
+    with pytest.raises(InputError, match="loss_scale_factor"):
+        check_config(changed)
+    changed.actor_rollout_ref.actor.loss_scale_factor = 1024
+    check_config(changed)
+
+
+def test_dropout_is_refused_by_name():
+    with pytest.raises(InputError, match="middle"):
+        check_dropout(torch.nn.ModuleDict({"middle": torch.nn.Dropout(0.1)}))
+    check_dropout(torch.nn.ModuleDict({"middle": torch.nn.Dropout(0.0)}))
+
+
+def batch(seed=0):
+    """Rewards, mask, uids and norms of 3 prompts x 4 outputs in random order, with 2 rows of padding."""
+    generator = torch.Generator().manual_seed(seed)
+    uids = [f"{prompt}" for prompt in range(3) for _ in range(4)] + ["pad", "pad"]
+    order = torch.randperm(14, generator=generator).tolist()
+    uids = [uids[place] for place in order]
+    length_S = torch.randint(1, 6, (14,), generator=generator)
+    mask = (torch.arange(5) < length_S[:, None]).long()
+    mask[[row for row, uid in enumerate(uids) if uid == "pad"]] = 0
+    rewards = torch.zeros(14, 5)
+    rewards[torch.arange(14), length_S - 1] = torch.rand(14, generator=generator)
+    rewards *= mask
+    return rewards, mask, uids, torch.rand(14, generator=generator).double() * (mask.sum(1) > 0)
+
+
+@pytest.mark.parametrize(("name", "baseline"), [("oblr_po", "oblr"), ("oblr_po_shrunk", "oblr_shrunk")])
+def test_advantages_are_those_of_our_own_functions(name, baseline):
+    """Two batches one after the other, as our own trainer takes them."""
+    ours, theirs = estimators.Prior(), estimators.Prior()
+    for seed in (0, 1):
+        rewards, mask, uids, norm2_S = batch(seed)
+        with scored(Scored(norm2_S, theirs)):
+            advantages, _ = get_adv_estimator_fn(name)(rewards, mask, index=uids, config=None)
+        theirs.next_step()
+        prompts = list(dict.fromkeys(uid for uid in uids if uid != "pad"))
+        rows_PG = torch.tensor([[row for row, uid in enumerate(uids) if uid == prompt] for prompt in prompts])
+        rewards_PG, norm2_PG = rewards.double().sum(1)[rows_PG], norm2_S[rows_PG]
+        baseline_PG = estimators.baseline(baseline, rewards_PG, norm2_PG=norm2_PG, prior=ours)
+        ours.observe(rewards_PG, norm2_PG)
+        ours.next_step()
+        expected = torch.zeros(14, dtype=torch.float64)
+        expected[rows_PG] = rewards_PG - baseline_PG
+        assert torch.allclose(advantages.double(), expected[:, None] * mask, atol=1e-6)
+        assert expected.abs().max() > 0.1
+
+
+def test_the_estimators_refuse_a_trainer_that_takes_no_norms():
+    rewards, mask, uids, _ = batch()
+    with pytest.raises(InputError, match="trainer_mode=oblr_po"):
+        get_adv_estimator_fn("oblr_po")(rewards, mask, index=uids, config=None)
+
+
+def products(settings, step, seed=0):
+    """Products of a batch of random scores, and what it was made of."""
+    _, mask, uids, _ = batch(seed)
+    score_SN = torch.randn(14, 30, generator=torch.Generator().manual_seed(seed)).double() * (mask.sum(1) > 0)[:, None]
+    made = Products(settings, step, 4)
+    gram = torch.zeros(14, 4, dtype=torch.float64)
+    for rows in Groups(uids).rows_of:
+        gram[rows, : len(rows)] = score_SN[rows] @ score_SN[rows].T
+    sketches = torch.cat([score_SN, score_SN], 1).float()  # not compressed at all
+    masks = nested([row[: max(1, int(row.sum()))] for row in mask])
+    columns = {NORM2: score_SN.square().sum(1), GRAM: gram, SKETCH: sketches}
+    data = {key: columns[key] for key in made.columns} | {"uid": uids, "response_mask": masks}
+    made.take(tu.get_tensordict(data, {}))
+    return made, score_SN, masks, uids
+
+
+@pytest.mark.parametrize("inner_products", ["exact", "sketched"])
+def test_gradient_norms_of_prompts(inner_products):
+    made, score_SN, masks, uids = products(Settings(inner_products=inner_products), 3)
+    advantage_S = torch.randn(14, generator=torch.Generator().manual_seed(5)).double()
+    advantages = nested([value * row for value, row in zip(advantage_S, masks.unbind(), strict=True)])
+    data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
+    got = torch.tensor(made.group_norm2(data, 1 / 12), dtype=torch.float64)
+    share_SN = advantage_S[:, None] * score_SN / 12
+    gradients = torch.stack([share_SN[rows].sum(0) * 3 for rows in Groups(uids).rows_of])
+    assert torch.allclose(got, gradients.square().sum(1), rtol=1e-5)
+    assert torch.allclose(gradients.mean(0), share_SN.sum(0))  # their mean is the gradient of verl's loss
+
+
+def test_advantages_by_token_are_refused():
+    made, _, masks, _ = products(Settings(), 3)
+    advantages = nested([torch.arange(len(row)) * row for row in masks.unbind()])
+    data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
+    with pytest.raises(InputError, match="adv_estimator"):
+        made.group_norm2(data, 1.0)
+
+
+def test_the_ledger_is_taken_when_it_is_due_and_is_that_of_the_exact_inner_products():
+    settings = Settings(ledger_steps=5)
+    assert [step for step in range(1, 12) if Products(settings, step, 4).takes_ledger] == [1, 5, 10]
+    assert not Products(Settings(), 1, 4).takes_ledger
+    made, score_SN, masks, uids = products(settings, 5)
+    rewards, mask, uids, _ = batch(0)
+    nested_rewards = nested([row[: max(1, int(m.sum()))] for row, m in zip(rewards, mask, strict=True)])
+    data = tu.get_tensordict({"rm_scores": nested_rewards, "response_mask": masks}, {})
+    metrics = made.ledger(data, "rm_scores", estimators.Prior())
+    rows = torch.tensor(Groups(uids).rows_of)
+    gram_SS = score_SN[rows.flatten()] @ score_SN[rows.flatten()].T
+    rewards_PG = rewards.double().sum(1)[rows]
+    advantages = {"rloo": rewards_PG - estimators.baseline("rloo", rewards_PG)}
+    expected = estimators.ledger(gram_SS, advantages, rewards_PG, {"rloo": True})
+    assert metrics["critic/variance/rloo"] == pytest.approx(expected.accounts["rloo"].variance, rel=1e-5)
+    assert metrics["critic/variance_between_prompts"] == pytest.approx(expected.between, rel=1e-4)
+    assert {"critic/variance/oblr", "critic/variance/oblr_shrunk", "critic/signal2/opo"} <= set(metrics)
+
+
+@pytest.mark.parametrize("version", ["0.9.0", "0.8.5", "0.11.0", "1.0"])
+def test_other_versions_of_verl_are_refused_with_the_one_to_install(version):
+    with pytest.raises(ImportError, match=r"verl>=0.9.1,<0.11"):
+        check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.9.1", "0.9.1.post1", "0.9.2", "0.10.0.dev", "0.10.3"])
+def test_known_versions_are_accepted(version):
+    check_version(version)
+
+
+def test_the_plugin_has_registered_everything():
+    assert get_trainer_cls("oblr_po").__name__ == "OBLRTrainer"
+    assert OBLREngine in EngineRegistry._engines["language_model"]["fsdp2"].values()
+
+
+@pytest.mark.parametrize("first", ["verl", "oblrpo.adapters.verl.worker", "oblrpo.adapters.verl.trainer"])
+def test_whichever_is_imported_first_the_plugin_loads(first, tmp_path):
+    """Ray's workers unpickle our classes before they import verl."""
+    code = (
+        f"import {first}; from verl.trainer.ppo.v1 import get_trainer_cls; print(get_trainer_cls('oblr_po').__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True)
+    assert done.stdout.split()[-1] == "oblrpo.adapters.verl.trainer", done.stderr
+    assert "did not load" not in done.stderr
+
+
+def test_a_plugin_that_fails_says_so_though_verl_does_not(tmp_path):
+    """verl drops the exception at level DEBUG."""
+    (tmp_path / "transfer_queue.py").write_text("raise ImportError('no queue today')\n")
+    env = environment(tmp_path)
+    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
+    done = subprocess.run([sys.executable, "-c", "import verl"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "the verl plugin did not load" in done.stderr
+    assert "no queue today" in done.stderr
+
+
+def test_the_launch_script_gives_settings_that_verl_knows_and_we_accept(tmp_path):
+    shown = tmp_path / "shown"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {shown}\n')
+    python.chmod(0o755)
+    subprocess.run(
+        ["bash", str(ROOT / "examples" / "verl_qwen3.sh"), "trainer.total_epochs=2"],
+        env=environment(tmp_path) | {"PYTHON": str(python)},
+        check=True,
+    )
+    module, *overrides = shown.read_text().splitlines()[1:]
+    assert module == "verl.trainer.main_ppo"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides)
+    check_config(config)
+    assert read_settings(OmegaConf.to_container(config.oblrpo)).schedule == "debiased"
+    assert config.trainer.total_epochs == 2
+    assert config.actor_rollout_ref.actor.optim.optimizer == "SGD"
+
+
+def test_the_page_names_every_refusal_and_every_setting():
+    page = (ROOT / "docs" / "verl.md").read_text()
+    for rule in RULES:
+        assert f"`{rule.key.removeprefix('actor_rollout_ref.')}`" in page, rule.key
+    for each in fields(Settings):
+        assert f"`{each.name}`" in page, each.name
