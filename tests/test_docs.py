@@ -35,7 +35,7 @@ def test_every_metric_is_in_the_glossary():
     source = Path(step_metrics.__code__.co_filename).read_text()
     glossary = (ROOT / "docs" / "metrics.md").read_text()
     keys = re.findall(r'^        "([a-z0-9_/]+)": ', source.split("def completion_rows")[0], re.MULTILINE)
-    assert len(keys) == 22
+    assert len(keys) == 23
     proxies = [f"score_norm2/agreement_{name}" for name in ("length", "length16", "logit", "calibrated")]
     norms = ["score_norm2/mean", "score_norm2/kappa", *proxies]
     ledger = ["variance/NAME", "signal2/NAME", "variance_between_prompts", "effective_dimension", "step_kl", "warnings"]

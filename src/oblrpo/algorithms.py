@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from oblrpo.config import AlgorithmConfig, OptimConfig
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES, NORMALISATIONS, SCHEDULE_MODES, WEIGHTINGS
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
     Raises:
         InputError: a name that is in no table.
     """
+    from oblrpo.estimators import BASELINES, NORMALISATIONS, SCHEDULE_MODES, WEIGHTINGS  # torch, which reports spare
+
     given: dict[str, tuple[str, Collection[str]]] = {
         "baseline": (algorithm.baseline, BASELINES),
         "normalisation": (algorithm.normalisation, NORMALISATIONS),

@@ -252,6 +252,11 @@ class RunConfig:
     """Checkpoints kept, newest last."""
     threads: int = 0
     """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
+    report_to: tuple[str, ...] = ()
+    """Send metrics to tensorboard, wandb, trackio, too (an extra each). Nothing leaves the machine unless the
+    environment says so: WANDB_MODE=online, TRACKIO_SPACE_ID."""
+    project: str = "oblrpo"
+    """Of wandb and trackio: the project that the run is in."""
 
 
 @dataclass(frozen=True)

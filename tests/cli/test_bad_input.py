@@ -132,6 +132,7 @@ def test_recipe_files(oblrpo, tmp_path, text, words):
         (["--data", "a/b", "--split", "train", "--eval-split", "test"], "--eval-split would change nothing"),
         (["--vllm-dtype", "float32"], "the sampler is transformers"),
         (["--sampler-correction", "none"], "the sampler keeps no log-probabilities"),
+        (["--project", "mine", "--report-to", "tensorboard"], "--project would change nothing"),
         (["recipe.yaml"], "recipe.yaml: hidden_size would change nothing"),
     ],
 )
@@ -149,9 +150,12 @@ def test_sizes_of_a_recipe_give_way_to_a_model_and_recipes_say_nothing_in_vain(o
             refuse_unused({key: key for key in recipe_settings(name)}, load_recipe(name, TrainConfig()))
 
 
-def test_unknown_command(oblrpo):
+def test_unknown_command(oblrpo, tmp_path):
     complained(oblrpo("trian"), "unknown command 'trian'", "train")
     complained(oblrpo("report", "/no/such/run"), "holds no config.yaml and metrics.jsonl")
+    complained(oblrpo("report", "/no/such/run", "--follow"), "is no folder")
+    complained(oblrpo("report", tmp_path, "--seconds", 0), "seconds is 0")
+    complained(oblrpo("report", tmp_path, "--output", tmp_path / "no" / "page.html"), "cannot write to")
 
 
 def snapshot(folder):

@@ -14,7 +14,8 @@ from oblrpo.settings import flatten
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
-    "step", "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio",
+    "step", "reward", "reward_stderr", "reward_std", "frac_reward_zero_std", "completions/mean_length",
+    "completions/clipped_ratio",
     "completions/masked_ratio", "frac_prompts_masked",
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
     "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",
@@ -55,7 +56,7 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     page = (run / "report.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "<script" not in page
-    assert page.count("<svg") == 6
+    assert page.count("<svg") == 13
 
 
 @pytest.mark.usefixtures("dense_reward")
@@ -287,6 +288,32 @@ def test_report_is_written_anew(small_run, oblrpo, tmp_path):
     page.unlink()
     assert oblrpo("report", tmp_path / "run")[0] == 0
     assert page.read_text() == before
+
+
+def test_report_goes_where_it_is_told(small_run, oblrpo, tmp_path):
+    assert small_run(steps=1)[0] == 0
+    code, out, _ = oblrpo("report", tmp_path / "run", "--output", tmp_path / "page.html")
+    assert (code, out.strip()) == (0, str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").read_text() == (tmp_path / "run" / "report.html").read_text()
+    code, out, _ = oblrpo("report", tmp_path / "run", "--follow", "--output", tmp_path / "other.html")
+    assert code == 0  # the run has ended: one page
+    assert (tmp_path / "other.html").read_text() == (tmp_path / "page.html").read_text()
+
+
+def test_report_to_tensorboard_and_resume(small_run, oblrpo, tmp_path):
+    """A run that starts to report when it is resumed has sent everything, under the keys of metrics.jsonl."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert small_run(steps=2)[0] == 0
+    code, _, err = oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 3, "--report-to", "tensorboard")
+    assert code == 0, err
+    assert oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 4)[0] == 0
+    read = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    read.Reload()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for key in {key for row in rows for key, value in row.items() if isinstance(value, (int, float))} - {"step"}:
+        known = [(row["step"], pytest.approx(row[key])) for row in rows if row.get(key) is not None]
+        assert [(event.step, event.value) for event in read.Scalars(key)] == known, key
 
 
 def test_the_package_runs_without_its_source_folder():

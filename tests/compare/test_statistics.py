@@ -5,17 +5,8 @@ import statistics
 
 import pytest
 
-from oblrpo.compare.statistics import (
-    Window,
-    crossing,
-    holm,
-    mean,
-    paired,
-    smooth,
-    student_t,
-    usable,
-    within,
-)
+from oblrpo.compare.statistics import Window, crossing, holm, paired, usable
+from oblrpo.intervals import mean, smooth, student_t, within
 
 # 97.5 % points of Student's t as printed in tables (five figures; NIST/SEMATECH e-Handbook, 1.3.6.7.2)
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 9: 2.262, 10: 2.228, 30: 2.042, 100: 1.984}

@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from oblrpo.trainer.monitors import PATIENCE, Monitors, advice
+from oblrpo.report.advice import advice
+from oblrpo.trainer.monitors import PATIENCE, Monitors
 
 FINE = {
     "reward": 0.5,

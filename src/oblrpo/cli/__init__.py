@@ -19,7 +19,7 @@ oblrpo: post-training of language models with the variance-optimal baseline and 
   oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
   oblrpo compare [NAME|FILE] [--set YAML ...]            variants x learning rates x seeds side by side, on one page
   oblrpo evaluate [MODEL] --benchmark NAME ...           avg@k, pass@k, maj@k of a model, or of --completions FILE
-  oblrpo report RUN                                      write RUN/report.html anew from what the run left behind
+  oblrpo report RUN [--follow]                           one page of a run from what it left; again as it goes
   oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
   oblrpo theory [--output FILE]                          every theorem on policies that can be enumerated
   oblrpo probe RUN|MODEL                                 local smoothness of a real objective, and what rate it supports

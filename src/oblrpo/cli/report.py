@@ -8,18 +8,44 @@ from typing import Annotated
 
 import tyro
 
+from oblrpo.errors import InputError
+
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write RUN/report.html from metrics.jsonl and completions/."""
+    """Write one HTML page of a run from its metrics and completions: curves with intervals, samples, warnings.
+
+    Examples: `oblrpo report runs/demo`; `oblrpo report runs/demo --follow`, while it trains in another terminal.
+    """
 
     run: Annotated[str, tyro.conf.Positional]
     """Folder of a run."""
+    output: str = ""
+    """File to write. Empty: RUN/report.html."""
+    follow: bool = False
+    """Write the page again whenever the run has moved, until its last step or Ctrl-C; a browser reloads it."""
+    seconds: int = 10
+    """With --follow: how often to look, and to reload."""
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo report`."""
-    command = tyro.cli(ReportCommand, args=argv, prog="oblrpo report")
-    from oblrpo.report import write_report
+    """`oblrpo report`.
 
-    print(write_report(Path(command.run)))
+    Raises:
+        InputError: no run is there, a file is damaged, or the page cannot be written.
+    """
+    command = tyro.cli(ReportCommand, args=argv, prog="oblrpo report")
+    if command.seconds < 1:
+        raise InputError(f"seconds is {command.seconds}; it must be at least 1.")
+    from oblrpo.report import write_report
+    from oblrpo.report.follow import follow
+    from oblrpo.runs import check_writable
+
+    folder = Path(command.run)
+    output = Path(command.output) if command.output else folder / "report.html"
+    if command.output or folder.is_dir():
+        check_writable(output)
+    if not command.follow:
+        print(write_report(folder, output))
+    elif page := follow(folder, output, command.seconds, lambda told: print(told, flush=True)):
+        print(page)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from oblrpo.compare.statistics import smooth
-from oblrpo.compare.summary import UNBIASED, Curve, Outcome, Result, Summary, band
+from oblrpo.compare.summary import Curve, Outcome, Result, Summary, band
+from oblrpo.intervals import smooth
 from oblrpo.report.charts import INK, drawing, look
+from oblrpo.report.ledger import UNBIASED
 
 REWARD_WINDOW = 9
 """Steps in the moving average of reward curves."""
@@ -37,8 +38,13 @@ def learning(summary: Summary) -> list[str]:
             axes.annotate(" target", (0, summary.level), fontsize=8, va="bottom")
 
     return [
-        drawing("Held-out accuracy at the best rate", "completions", draw_accuracy),
-        drawing(f"Reward, mean of {REWARD_WINDOW} steps", "completions", lambda axes: _curves(axes, summary, smoothed)),
+        drawing("Held-out accuracy at the best rate", "completions", draw_accuracy, ylabel="mean reward"),
+        drawing(
+            f"Reward, mean of {REWARD_WINDOW} steps",
+            "completions",
+            lambda axes: _curves(axes, summary, smoothed),
+            ylabel="mean reward",
+        ),
     ]
 
 
@@ -93,7 +99,7 @@ def rates(summary: Summary) -> list[str]:
         axes.set_ylim(low - (len(windows) + 1) * gap, high)
         _legend(axes)
 
-    return [drawing("Final accuracy against learning rate", "learning rate", draw)]
+    return [drawing("Final accuracy against learning rate", "learning rate", draw, ylabel="mean reward")]
 
 
 def _by_rate(axes: Axes, outcome: Outcome, color: str, dashes: str) -> None:
@@ -124,7 +130,9 @@ def every_rate(summary: Summary) -> list[str]:
                 _banded(axes, [result.accuracy() for result in runs], f"{rate:g}", *look(number))
             _legend(axes)
 
-        drawings.append(drawing(f"{outcome.variant.name}: held-out accuracy by rate", "completions", draw))
+        drawings.append(
+            drawing(f"{outcome.variant.name}: held-out accuracy by rate", "completions", draw, ylabel="mean reward")
+        )
     return drawings
 
 
@@ -209,4 +217,4 @@ def variances(summary: Summary) -> str:
         axes.set_ylim(0, 1.3 * max(1.0, top))
         _legend(axes)
 
-    return drawing("Gradient variance over RLOO's, along each variant's runs", "baseline", draw)
+    return drawing("Gradient variance along each variant's runs", "baseline", draw, ylabel="variance / RLOO's")

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 from oblrpo.compare.plan import Plan, Run, final_accuracy
 from oblrpo.compare.spec import Spec, Target, Variant
-from oblrpo.compare.statistics import Mean, Paired, Window, crossing, holm, mean, paired, smooth, usable
+from oblrpo.compare.statistics import Paired, Window, crossing, holm, paired, usable
 from oblrpo.errors import InputError
+from oblrpo.intervals import Mean, mean, smooth
+from oblrpo.report.ledger import log_ratios
 from oblrpo.runs import Metrics
 
 USABLE = 0.9
 """Share of a variant's best final accuracy at which a rate counts as usable."""
-
-UNBIASED = ("none", "js", "oblr", "oblr_shrunk", "oblr_crossfit")
-"""Baselines of the ledger that are shown, beside RLOO at 1: variances of biased ones are small for their shrinkage."""
 
 Curve = list[tuple[float, float]]
 """(completions trained on so far, value)."""
@@ -61,8 +60,7 @@ class Result:
 
     def variance_ratio(self, baseline: str) -> float | None:
         """Gradient variance under a baseline over RLOO's in the same batch: geometric mean over the ledger's steps."""
-        pairs = [(row.get(f"variance/{baseline}") or 0.0, row.get("variance/rloo") or 0.0) for row in self.rows]
-        logs = [math.log(own / rloo) for own, rloo in pairs if own > 0 and rloo > 0]
+        logs = log_ratios(self.rows, baseline)
         return math.exp(statistics.fmean(logs)) if logs else None
 
 

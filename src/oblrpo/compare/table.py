@@ -11,8 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from oblrpo.compare.statistics import Mean, Paired, Window
-from oblrpo.compare.summary import UNBIASED, Outcome, Result, Summary
+from oblrpo.compare.statistics import Paired, Window
+from oblrpo.compare.summary import Outcome, Result, Summary
+from oblrpo.intervals import Mean
+from oblrpo.report.ledger import UNBIASED
 from oblrpo.runs import write_atomically
 
 LAST = 20

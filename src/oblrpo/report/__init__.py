@@ -1,5 +1,19 @@
-"""One self-contained HTML page per run."""
+"""One self-contained HTML page per run, and the charts and the shell that all pages share."""
 
-from oblrpo.report.page import write_report
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oblrpo.report.page import write_report
 
 __all__ = ["write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    # The trainer takes its advice from here, and must not load matplotlib for it.
+    if name == "write_report":
+        from oblrpo.report.page import write_report
+
+        return write_report
+    raise AttributeError(name)

@@ -1,35 +1,65 @@
-"""Line charts as inline SVG, drawn by matplotlib in the page's own text colour."""
+"""Charts as inline SVG, drawn by matplotlib in the page's own text colour; titles and notes beside them are HTML."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from oblrpo.report.html import text
 
 INK = "#123456"
 """Stands for the page's text colour until the SVG is written, so that light and dark both work."""
 COLORS = ("#3b7dd8", "#d9822b", "#3f9c5a", "#8e6bbf", "#c8505a", "#2a9d9a", "#a8792c", "#c665a8", "#7a869a", "#8a9a2c")
 DASHES = ("-", "--", ":", "-.")
+HEIGHT = 2.8
+"""Of a chart 5 inches wide."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; None where there is no value, `margin` the half-width of its interval."""
+    """A curve, `low` and `high` the ends of its interval; None where there is no value.
+
+    `dots`: single measurements behind the curve.
+    """
 
     label: str
-    x: list[float]
-    y: list[float | None]
-    margin: list[float] | None = None
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+    dots: Sequence[float | None] | None = None
 
 
-def chart(title: str, lines: list[Line], logarithmic: bool = False, xlabel: str = "step", log_x: bool = False) -> str:
-    """One chart as an <svg> element; `logarithmic` is its y axis."""
+@dataclass(frozen=True)
+class Level:
+    """A dotted line across, and its name."""
+
+    y: float
+    label: str
+
+
+def chart(
+    title: str,
+    lines: Sequence[Line],
+    logarithmic: bool = False,
+    xlabel: str = "step",
+    log_x: bool = False,
+    ylabel: str = "",
+    note: str = "",
+    levels: Sequence[Level] = (),
+    height: float = HEIGHT,
+) -> str:
+    """Curves over one x axis; `logarithmic` is the y axis, `ylabel` its unit, `note` how to read it."""
 
     def draw(axes: Axes) -> None:
         for number, line in enumerate(lines):
@@ -38,30 +68,69 @@ def chart(title: str, lines: list[Line], logarithmic: bool = False, xlabel: str 
             axes.set_xscale("log")
         if logarithmic and any(value and value > 0 for line in lines for value in line.y):
             axes.set_yscale("log")
-        if len(lines) > 1:
-            axes.legend(frameon=False, fontsize=9)
+        if not any(value is not None for line in lines for value in line.y):
+            axes.text(0.5, 0.5, "no values yet", transform=axes.transAxes, ha="center")
+        for level in levels:
+            axes.axhline(level.y, color=INK, linewidth=1, linestyle=":", label=level.label)
+        if len(lines) + len(levels) > 1:
+            legend(axes)
 
-    return drawing(title, xlabel, draw)
+    return drawing(title, xlabel, draw, height, ylabel, note)
 
 
-def drawing(title: str, xlabel: str, draw: Callable[[Axes], None], height: float = 3) -> str:
-    """Whatever `draw` puts on the axes as an <svg> element, 5 inches wide."""
+def drawing(
+    title: str, xlabel: str, draw: Callable[[Axes], None], height: float = HEIGHT, ylabel: str = "", note: str = ""
+) -> str:
+    """Whatever `draw` puts on the axes, 5 inches wide, as a <figure> with its title and a note."""
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    style: dict[Any, str] = dict.fromkeys(inked, INK) | {"svg.fonttype": "none", "svg.hashsalt": "oblrpo"}
+    style: dict[Any, Any] = dict.fromkeys(inked, INK) | {"svg.fonttype": "none", "svg.hashsalt": "oblrpo"}
+    style |= {"font.size": 11, "axes.labelsize": 11, "xtick.labelsize": 10, "ytick.labelsize": 10}
     with mpl.rc_context(style):
         figure = Figure(figsize=(5, height), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
-        axes.set_title(title, fontsize=11, loc="left")
         axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
         axes.grid(alpha=0.2)
         axes.spines[["top", "right"]].set_visible(False)
+        for axis in (axes.xaxis, axes.yaxis):
+            _plain_ticks(axis)
         buffer = io.StringIO()
         figure.savefig(
             buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
     svg = buffer.getvalue()
-    return re.sub(INK, "currentColor", svg[svg.index("<svg") :])
+    svg = re.sub(INK, "currentColor", svg[svg.index("<svg") :])
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # a page has many charts, and an id must be one element's
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{text(title)}"', 1)
+    told = f" <small>{text(note)}</small>" if note else ""
+    return f"<figure><figcaption><b>{text(title)}</b>{told}</figcaption>{svg}</figure>"
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """Numbers as people write them, on a logarithmic axis too, unless the drawing has named its own ticks."""
+    if axis.get_scale() == "log" and not isinstance(axis.get_minor_locator(), NullLocator):
+        low, high = axis.get_view_interval()
+        decades = math.log10(high / low) if low > 0 else 9.0
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,), numticks=9))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    elif axis.get_scale() == "linear" and 0 < max(map(abs, axis.get_view_interval())) < 1e-2:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
+
+def short(value: float) -> str:
+    """A number in few characters: 3e-4, 0.25, 188, 12k, 3.4M."""
+    size = abs(value)
+    if size and size < 1e-2:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    if size < 1e4:
+        return f"{value:.3g}" if size < 1000 else f"{value:.0f}"
+    for scale, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= scale:
+            return f"{value / scale:.3g}{unit}" if size < 1e12 else f"{value:.1e}"
+    return f"{value}"
 
 
 def look(number: int) -> tuple[str, str]:
@@ -70,11 +139,21 @@ def look(number: int) -> tuple[str, str]:
 
 
 def draw_line(axes: Axes, line: Line, number: int) -> None:
-    """The curve and its interval."""
+    """The curve, its interval as a band, and its dots."""
     color, dashes = look(number)
-    y = [float("nan") if value is None else value for value in line.y]
+    y = _floats(line.y)
     axes.plot(line.x, y, dashes, color=color, label=line.label, linewidth=1.6, marker="." if len(y) < 30 else None)
-    if line.margin:
-        low = [a - b for a, b in zip(y, line.margin, strict=True)]
-        high = [a + b for a, b in zip(y, line.margin, strict=True)]
-        axes.fill_between(line.x, low, high, color=color, alpha=0.2, linewidth=0)
+    if line.dots is not None:
+        axes.plot(line.x, _floats(line.dots), ".", color=color, alpha=0.35, markersize=3)
+    if line.low is not None and line.high is not None:
+        axes.fill_between(line.x, _floats(line.low), _floats(line.high), color=color, alpha=0.2, linewidth=0)
+
+
+def legend(axes: Axes) -> None:
+    """The names above the axes, where they hide nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=10)
+
+
+def _floats(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]

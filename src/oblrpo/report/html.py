@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 
-def page(title: str, body: Iterable[str]) -> str:
-    """A whole page; `body` is HTML, `title` text."""
-    return PAGE.format(title=text(title), body="\n".join(body))
+def page(title: str, body: Iterable[str], reload_seconds: int = 0) -> str:
+    """A whole page; `body` is HTML, `title` text. The browser reads it anew every `reload_seconds`; 0: never."""
+    again = f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else ""
+    return PAGE.format(title=text(title), again=again, body="\n".join(body))
 
 
-def table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls by itself where the screen is narrow; cells are HTML."""
-    head = "".join(f"<th>{name}" for name in heads)
-    lines = "".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in rows)
+def table(heads: Iterable[str], rows: Iterable[Sequence[str]], numbers: Iterable[int] = ()) -> str:
+    """A table that scrolls by itself where the screen is narrow; cells are HTML, columns `numbers` stand right."""
+    right, heads = set(numbers), list(heads)
+    kind = [" class=number" if place in right else "" for place in range(len(heads))]
+    head = "".join(f"<th{side}>{name}" for side, name in zip(kind, heads, strict=True))
+    lines = "".join("<tr>" + "".join(f"<td{side}>{cell}" for side, cell in zip(kind, row, strict=True)) for row in rows)
     return f"<div class=wide><table><tr>{head}{lines}</table></div>"
 
 
@@ -24,29 +27,69 @@ def charts(drawings: Iterable[str], large: bool = False) -> str:
     return f"<div class={kind}>{''.join(drawings)}</div>"
 
 
+def facts(values: Mapping[str, tuple[str, str]]) -> str:
+    """The figures that matter as cards: name (text), figure and what stands behind it (HTML)."""
+    cards = (
+        f"<div><dt>{text(name)}<dd><b>{value}</b><small>{behind}</small></div>"
+        for name, (value, behind) in values.items()
+    )
+    return f"<dl class=facts>{''.join(cards)}</dl>"
+
+
 def text(plain: str) -> str:
     """Text as HTML."""
     return escape(plain)
 
 
 PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{again}
 <title>{title}</title>
 <style>
-:root {{ color-scheme: light dark; --ink: #1d2433; --paper: #fff; --line: #d6dae3; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --ink: #dfe4ee; --paper: #14181f; --line: #39414f; }} }}
+:root {{ color-scheme: light dark; --ink: #1d2433; --paper: #fff; --line: #d6dae3; --soft: #5c6577; --card: #f5f7fa;
+  --alarm: #fdf0e3; --alarm-line: #d9822b; --up: #2c7a44; --down: #b53c46; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: #dfe4ee; --paper: #14181f; --line: #39414f; --soft: #9aa4b5;
+  --card: #1c222c; --alarm: #33271a; --up: #6cc389; --down: #ee8f96; }} }}
 body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 70rem; margin: 0 auto; padding: 1.5rem 1rem; }}
-.charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }}
+h1 {{ margin: 0; overflow-wrap: anywhere; }}
+h2 {{ margin-top: 2.5rem; }}
+h3 {{ margin: .5rem 0; font-size: 1rem; }}
+small {{ color: var(--soft); font-size: .85rem; }}
+nav {{ font-size: .9rem; line-height: 2; }}
+nav a {{ margin-right: 1rem; white-space: nowrap; }}
+a {{ color: inherit; }}
+.charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem 1rem; }}
 .large {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }}
-.charts svg {{ width: 100%; max-width: 36rem; height: auto; color: var(--ink); }}
+.charts > * {{ min-width: 0; }}
+figure {{ margin: 0; display: flex; flex-direction: column; }}
+figcaption {{ padding-bottom: .3rem; line-height: 1.35; flex: 1; }}
+figcaption small {{ display: block; }}
+figure svg {{ width: 100%; max-width: 36rem; height: auto; color: var(--ink); }}
+.facts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 10rem), 1fr)); gap: .6rem; }}
+.facts div {{ background: var(--card); border-radius: .5rem; padding: .6rem .8rem; }}
+.facts dt {{ font-size: .85rem; color: var(--soft); }}
+.facts dd {{ margin: 0; }}
+.facts b {{ font-size: 1.15rem; display: block; }}
+.facts small {{ display: block; line-height: 1.35; }}
+.alarm {{ background: var(--alarm); border-left: .3rem solid var(--alarm-line); padding: .5rem .8rem;
+  margin: .5rem 0; }}
 .wide {{ overflow-x: auto; }}
-h2 {{ margin-top: 2rem; }}
 .notes, details {{ font-size: .9rem; }}
 .notes {{ padding-left: 1.2rem; }}
 summary {{ cursor: pointer; margin: .5rem 0; }}
 table {{ border-collapse: collapse; font-size: .9rem; }}
 td, th {{ border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }}
+@media (max-width: 34rem) {{ td, th {{ padding: .25rem .3rem; }} body {{ padding: 1rem .7rem; }}
+  .group table {{ font-size: .78rem; }} }}
+.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
+.up {{ color: var(--up); }}
+.down {{ color: var(--down); }}
+.group {{ background: var(--card); border-radius: .5rem; padding: .6rem .8rem; margin: .6rem 0; }}
+.group table {{ width: 100%; }}
+.text {{ margin: .5rem 0 0; padding-top: .4rem; border-top: 1px solid var(--line); }}
+.long {{ max-height: 12rem; overflow-y: auto; }}
+td details {{ font-size: inherit; }}
+td summary {{ margin: 0; }}
 code, pre {{ font-size: .85rem; overflow-wrap: anywhere; white-space: pre-wrap; }}
 </style>
 {body}

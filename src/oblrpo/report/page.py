@@ -1,120 +1,137 @@
-"""RUN/report.html: how the run went, from what it left on the disk; no network, no scripts."""
+"""RUN/report.html: how the run went, or goes, from what it left on the disk; no network, no scripts."""
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
-from typing import Any
 
+import yaml
+
+from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.report.charts import Line, chart
-from oblrpo.report.html import charts, page, table, text
-from oblrpo.runs import RunFolder, write_atomically
+from oblrpo.intervals import Z95
+from oblrpo.report import completions, curves, html, ledger
+from oblrpo.report.advice import advice
+from oblrpo.report.charts import short
+from oblrpo.report.html import text
+from oblrpo.report.record import Record, read_run
+from oblrpo.runs import write_atomically
+from oblrpo.settings import flatten
 
-LEDGER = ("none", "js", "oblr", "oblr_shrunk")
-"""Baselines shown of the ledger, beside RLOO at 1."""
-
-SAMPLES = 16
-"""Most completions shown of a prompt."""
+LAST = 20
+"""Steps over which the figures at the end are averaged."""
 
 
-def write_report(run: Path) -> Path:
-    """Write `report.html` into a run's folder and return its path.
+def write_report(run: Path, output: Path | None = None) -> Path:
+    """Write the page of a run, into its folder if no file is given, and return its path.
 
     Raises:
-        InputError: the folder holds no metrics.
+        InputError: the folder holds no metrics, or a file is damaged.
     """
-    folder = RunFolder(run)
-    rows = folder.read_metrics()
-    if not rows or not folder.config_file.is_file():
+    record = read_run(run)
+    if record is None:
         raise InputError(
             f"{run} holds no config.yaml and metrics.jsonl with a finished step; give the folder of a run."
         )
-    steps = [row for row in rows if "reward" in row]
-    body = [f"<h1>{text(run.name)}</h1>", _headline(rows)]
-    warnings = [f"<li>step {row['step']}: {text(told)}" for row in rows for told in row.get("warnings", ())]
-    if warnings:
-        body.append(f"<h2>Warnings</h2><ul>{''.join(warnings)}</ul>")
-    if steps:
-        body.append(charts(_charts(rows, steps)))
-        body += [_samples(folder, "First step", steps[0]["step"]), _samples(folder, "Last step", steps[-1]["step"])]
-    body.append(f"<h2>Settings</h2><pre>{text(folder.config_file.read_text('utf-8'))}</pre>")
-    path = run / "report.html"
-    write_atomically(path, page(run.name, body))
+    return write_record(record, output or run / "report.html")
+
+
+def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
+    """Write the page of what was read, which a browser reads anew every `reload_seconds`; 0: never."""
+    sections = {
+        "Learning": html.charts(curves.learning(record), large=True) if record.steps else "",
+        "Noise and learning rate": html.charts(curves.noise(record), large=True) if record.steps else "",
+        "Variance under each baseline": html.charts(ledger.charts(record), large=True),
+        "Score norms": html.charts([*curves.norms(record), *completions.norm_against_reward(record)], large=True),
+        "Completions": html.charts([*curves.lengths(record), *completions.lengths(record)], large=True)
+        if record.steps
+        else "",
+        "Samples": completions.samples(record),
+        "More": html.charts(curves.further(record), large=True),
+        "Settings": _settings(record),
+    }
+    shown = {name: body for name, body in sections.items() if "<svg" in body or "<table" in body}
+    links = " ".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in shown)
+    name = record.folder.path.resolve().name
+    body = [f"<h1>{text(name)}</h1>", _state(record, reload_seconds), _facts(record), f"<nav>{links}</nav>"]
+    body += [_warnings(record), *(f"<h2 id={_anchor(name)}>{name}</h2>{part}" for name, part in shown.items())]
+    write_atomically(path, html.page(name, body, reload_seconds))
     return path
 
 
-def _headline(rows: list[dict[str, Any]]) -> str:
-    measured = [row for row in rows if "eval/accuracy" in row]
-    facts = [f"<b>{rows[-1]['step']}</b> steps"]
-    if measured:
-        ends = [f"{row['eval/accuracy']:.3f} &plusmn; {1.96 * row['eval/accuracy_stderr']:.3f}" for row in measured]
-        facts.append(f"held-out accuracy <b>{ends[0]}</b> &rarr; <b>{ends[-1]}</b> (95 % interval over prompts)")
-    critical = rows[-1].get("critical_batch_size")
-    if critical is not None:
-        facts.append(f"critical batch at the end <b>{critical:.0f}</b> prompts")
-    return f"<p>{' &middot; '.join(facts)}</p>"
+def _anchor(name: str) -> str:
+    return name.lower().replace(" ", "-")
 
 
-def _charts(rows: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[str]:
-    measured = [row for row in rows if "eval/accuracy" in row]
+def _state(record: Record, reload_seconds: int) -> str:
+    steps = record.settings.get("steps")
+    told = f"finished, {steps} steps" if record.finished else f"step {record.done} of {steps}"
+    told_of = [record.settings.get(key) for key in ("algorithm", "model", "data")]
+    about = " · ".join(
+        text(_flow(each)) for each in [*told_of, *([] if told_of[-1] else [record.settings.get("task")])] if each
+    )
+    live = f" · live: this page is read anew every {reload_seconds} s" if reload_seconds else ""
+    return f"<p><small>{about} · {told}{live}</small></p>"
 
-    def line(label: str, key: str, source: list[dict[str, Any]] = steps, error: str | None = None) -> Line:
-        known = [row for row in source if key in row]
-        return Line(
-            label,
-            [row["step"] for row in known],
-            [row[key] for row in known],
-            [1.96 * row[error] for row in known] if error else None,
-        )
 
-    accuracy = line("held-out accuracy (95 %)", "eval/accuracy", measured, "eval/accuracy_stderr")
-    return [
-        chart("Reward and held-out accuracy", [line("reward of the batch", "reward"), accuracy]),
-        chart("Signal to noise of the batch gradient, N SNR", [line("N SNR (averaged)", "n_snr")]),
-        chart("Learning rate used", [line("learning rate", "learning_rate")]),
-        chart("Critical batch size, prompts", [line("critical batch size", "critical_batch_size")], logarithmic=True),
-        chart("Squared score norm, mean", [line("score_norm2/mean", "score_norm2/mean")], logarithmic=True),
-        chart("Completion length, tokens", [line("mean length", "completions/mean_length")]),
-        *_ledger(steps),
+def _facts(record: Record) -> str:
+    """The figures that matter; each only where it is known."""
+    facts: dict[str, tuple[str, str]] = {}
+    if record.measured:
+        first, last = record.measured[0], record.measured[-1]
+        ends = [
+            f"{row['eval/accuracy']:.3f} &plusmn; {Z95 * (row.get('eval/accuracy_stderr') or 0):.3f}"
+            for row in (first, last)
+        ]
+        value = f"{first['eval/accuracy']:.3f} &rarr; {last['eval/accuracy']:.3f}" if first is not last else ends[0]
+        facts["Held-out accuracy"] = (value, f"{ends[0]} to {ends[-1]} (95 % interval over prompts)")
+    tail = record.steps[-LAST:]
+    rewards = [row["reward"] for row in tail if row["reward"] is not None]
+    if rewards:
+        facts["Reward"] = (f"{statistics.fmean(rewards):.3f}", f"mean of the last {len(rewards)} steps")
+    if tail:
+        facts |= _of_last(record, tail[-1])
+        per_step = statistics.fmean(row.get("step_time") or 0.0 for row in tail)
+        facts["Time"] = (f"{per_step:.2f} s a step", f"{short(tail[-1].get('num_tokens') or 0)} tokens trained on")
+    return html.facts(facts)
+
+
+def _of_last(record: Record, last: dict[str, float | None]) -> dict[str, tuple[str, str]]:
+    n_snr, critical, rate = last.get("n_snr"), last.get("critical_batch_size"), last.get("learning_rate")
+    facts = {}
+    if n_snr is not None and record.prompts:
+        told = text(advice(record.prompts, n_snr))
+        value = f"{critical:.0f} prompts" if critical else "none found"
+        facts["Critical batch size"] = (value, told[0].upper() + told[1:])
+    if rate is not None:
+        facts["Learning rate"] = (short(rate), f"of the last step, schedule {text(record.schedule)}")
+    return facts
+
+
+def _warnings(record: Record) -> str:
+    found = [(row["step"], told) for row in record.rows for told in row.get("warnings") or ()]
+    if not found:
+        return "<p><small>No warnings: rates, rewards, baselines and sampler were watched at every step.</small></p>"
+    alarms = "".join(f"<div class=alarm><b>Step {step}</b>: {text(str(told))}</div>" for step, told in found)
+    return f"<h2 id=warnings>Warnings</h2>{alarms}"
+
+
+def _settings(record: Record) -> str:
+    """What differs from the defaults, and everything as it was resolved."""
+    usual = flatten(TrainConfig())
+    changed = [
+        [f"<code>{text(key)}</code>", f"<code>{text(_flow(value))}</code>", f"<code>{text(_flow(usual[key]))}</code>"]
+        for key, value in record.settings.items()
+        if key in usual and value != usual[key]
     ]
+    whole = text(record.folder.config_file.read_text("utf-8"))
+    return (
+        html.table(("changed", "here", "default"), changed)
+        + f"<details><summary>All settings, as in config.yaml</summary><pre>{whole}</pre></details>"
+    )
 
 
-def _ledger(steps: list[dict[str, Any]]) -> list[str]:
-    """Variance that the gradient would have had with other baselines, over RLOO's."""
-    taken = [row for row in steps if row.get("variance/rloo")]
-    if not taken:
-        return []
-    lines = [
-        Line(
-            name,
-            [row["step"] for row in taken],
-            [row[f"variance/{name}"] / row["variance/rloo"] for row in taken],
-            None,
-        )
-        for name in LEDGER
-    ]
-    return [chart("Gradient variance over RLOO's (unbiased baselines)", lines)]
-
-
-def _samples(folder: RunFolder, title: str, step: int) -> str:
-    rows = folder.read_completions(step)
-    if not rows:
-        return ""
-    # one prompt whose completions differ in reward, where there is one: the others teach nothing
-    rewards: dict[str, set[float]] = {}
-    for row in rows:
-        rewards.setdefault(row["prompt"], set()).update([] if row["reward"] is None else [row["reward"]])
-    shown = next((row["prompt"] for row in rows if len(rewards[row["prompt"]]) > 1), rows[0]["prompt"])
-    rows = [row for row in rows if row["prompt"] == shown][:SAMPLES]
-    cells = [
-        [f"<code>{text(row['prompt'])}</code>", f"<code>{text(row['completion'])}</code>",
-         _number(row["reward"], "masked", "g"), _number(row["baseline"], "none", ".3f"),
-         _number(row["advantage"], "none", "+.3f"), _number(row.get("score_norm2"), "not taken", ".3g")]
-        for row in rows
-    ]  # fmt: skip
-    heads = ("prompt", "completion", "reward", "baseline", "advantage", "score norm&sup2;")
-    return f"<h2>{title}: completions of one prompt of step {step}</h2>{table(heads, cells)}"
-
-
-def _number(value: float | None, missing: str, form: str) -> str:
-    return missing if value is None else format(value, form)
+def _flow(value: object) -> str:
+    """A value as YAML on one line."""
+    plain = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    return plain.removesuffix("...\n").strip()

@@ -22,7 +22,7 @@ Metrics = dict[str, Any]
 
 MAY_CHANGE_ON_RESUME = {
     "output", "steps", "threads", "device", "prompts_per_micro_batch", "save_steps", "save_total_limit",
-    "vllm_gpu_memory_utilization",
+    "vllm_gpu_memory_utilization", "report_to", "project",
 }  # fmt: skip
 
 
@@ -89,11 +89,12 @@ class RunFolder:
             changed.append("steps")  # the rate's whole course depends on it
         return ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)
 
-    def write_metrics(self, metrics: Metrics) -> None:
-        """Append one step. Values that are not finite become null, as JSON has no other word for them."""
+    def write_metrics(self, metrics: Metrics) -> Metrics:
+        """Append one step and return it as written: values that are not finite are null, JSON's only word for them."""
         clean = {key: value if _is_plain(value) else None for key, value in metrics.items()}
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")
+        return clean
 
     def read_metrics(self) -> list[Metrics]:
         """All complete lines of metrics.jsonl."""

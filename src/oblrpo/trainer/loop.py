@@ -27,7 +27,9 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import make_sampler
 from oblrpo.runs import RunFolder, load_state
 from oblrpo.seeds import seed_of
+from oblrpo.settings import flatten
 from oblrpo.tasks import Demonstrator
+from oblrpo.trackers import Reporter
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.progress import Progress
@@ -90,6 +92,12 @@ class Trainer:
                 f"the baseline {self.algorithm.baseline!r} claims to be unbiased but changes with the output it is "
                 "subtracted from; the gradient's mean is not that of the reward. Leave that output out of it."
             )
+        with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
+            self._steps(progress)
+        if self.config.policy.merge:
+            self.folder.write_merged(self.policy.save_merged)
+
+    def _steps(self, progress: Progress) -> None:
         if self.done is None:
             self._warm_start(progress)
             self._finish_step(0, {"step": 0} | self._accuracy(0), progress)
@@ -101,8 +109,6 @@ class Trainer:
         if self.done < self.config.run.steps:
             self._save()
             raise KeyboardInterrupt(f"stopped after step {self.done}; go on with --resume.")
-        if self.config.policy.merge:
-            self.folder.write_merged(self.policy.save_merged)
 
     def describe(self) -> str:
         """The run in a few lines: sizes in parameters, prompts and completions."""
@@ -187,7 +193,7 @@ class Trainer:
 
     def _finish_step(self, step: int, metrics: dict[str, Any], progress: Progress) -> None:
         warnings = self.monitors.observe(metrics)
-        self.folder.write_metrics(metrics | ({"warnings": warnings} if warnings else {}))
+        self.reporter.log(self.folder.write_metrics(metrics | ({"warnings": warnings} if warnings else {})))
         for warning in warnings:
             progress.warn(warning)
         self.done = step

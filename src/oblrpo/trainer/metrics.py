@@ -29,6 +29,7 @@ def step_metrics(
     return {
         "step": step,
         "reward": rewards_PG[valid_PG].mean().item(),
+        "reward_stderr": _stderr(rewards_PG, valid_PG),
         "reward_std": group_std_P.mean().item(),
         "frac_reward_zero_std": math.nan if rewards_PG.shape[1] == 1 else (group_std_P == 0).float().mean().item(),
         "completions/mean_length": rollouts.sequences.lengths_S.float().mean().item(),
@@ -68,6 +69,18 @@ def _update_metrics(estimate: Estimate, last: Update, rewards_PG: Tensor) -> dic
         **({} if last.kl is None else {"step_kl": last.kl}),
         **estimate.further,
     }
+
+
+def _stderr(rewards_PG: Tensor, valid_PG: Tensor) -> float:
+    """Standard error of the mean reward over prompts, whose completions are not independent.
+
+    With r_p the sum of a prompt's valid rewards less the mean and n their number: sqrt(P / (P - 1) sum_p r_p^2) / n,
+    P counting prompts with a valid reward. NaN of fewer than two of them.
+    """
+    part_P, n = valid_PG.any(1), valid_PG.sum()
+    residual_PG = torch.where(valid_PG, rewards_PG - rewards_PG[valid_PG].mean(), 0)
+    P = part_P.sum().item()
+    return math.nan if P < 2 else (residual_PG.sum(1).norm() / n * math.sqrt(P / (P - 1))).item()
 
 
 def _group_std(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:

@@ -121,18 +121,3 @@ class Monitors:
             f"({spread:.3g} against {usual:.3g}): look at the rewards in completions/ for outliers, clip them, or take "
             "the baseline oblr_shrunk."
         )
-
-
-def advice(prompts: int, n_snr: float) -> str:
-    """What the measured signal-to-noise ratio says of the batch size, in a sentence.
-
-    At the rate that a batch of N prompts supports, a step gains in proportion to N SNR / (1 + N SNR) (theorem 4).
-    """
-    if not n_snr > 0:
-        return f"your {prompts} prompts show no signal above the noise: only a larger batch can tell where to go"
-    doubled = 2 * (1 + n_snr) / (1 + 2 * n_snr)
-    halved = (1 + n_snr) / (2 + n_snr)
-    return (
-        f"your {prompts} prompts are {n_snr:.2g}x the critical batch of {prompts / n_snr:.0f}: doubling them would buy "
-        f"{doubled:.2f}x the progress a step, halving them leave {halved:.2f}x"
-    )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from oblrpo.trainer.monitors import advice
+from oblrpo.report.advice import advice
 
 LINES = 20
 """Plain lines printed over a run where the console is no terminal."""

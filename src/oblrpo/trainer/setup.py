@@ -17,6 +17,7 @@ from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS
 from oblrpo.settings import flatten
 from oblrpo.tasks import BENCHMARKS
+from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.weights import WEIGHTS
 
@@ -98,6 +99,7 @@ def check(config: TrainConfig) -> None:
     if config.warm_start.warm_start_steps and (config.task.data or config.task.task in BENCHMARKS):
         raise InputError("warm_start_steps needs a built-in task, which can demonstrate; data cannot.")
     check_policy(config.policy)
+    check_trackers(config.run.report_to)
 
 
 def _check_schedule(optim: OptimConfig, schedule: str) -> None:

@@ -55,6 +55,8 @@ def unused(config: TrainConfig) -> dict[str, tuple[str, ...]]:
         found["data does not come from the hub by name"] = ("split",)
     if not generated and not _of_hub(task.eval_data) and (task.eval_data or not built_in_test):
         found["eval_data does not come from the hub"] = ("eval_split",)
+    if not {"wandb", "trackio"} & set(config.run.report_to):
+        found["neither wandb nor trackio is in report_to"] = ("project",)
     if rollout.sampler != "vllm":
         found["the sampler is transformers"] = (
             "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_dtype",

@@ -1,0 +1,78 @@
+"""Means with intervals by Student's t, and moving averages; the standard library only."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+Z95 = 1.959963984540054
+"""Standard errors on each side of a 95 % interval of something normal."""
+
+
+def within(t: float, df: int) -> float:
+    """P(-t <= T <= t) for Student's t with a whole number of degrees of freedom, t >= 0; exact, in finite sums.
+
+    With theta = atan(t / sqrt(df)) (Abramowitz & Stegun 26.7.3 and 26.7.4):
+    df even: sin(theta) (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 + ... up to cos^(df-2));
+    df odd: (2 / pi) (theta + sin(theta) (cos + 2/3 cos^3 + ... up to cos^(df-2))).
+
+    Raises:
+        ValueError: df is less than 1.
+    """
+    if df < 1:
+        raise ValueError(f"df is {df}; it must be at least 1.")
+    theta = math.atan(t / math.sqrt(df))
+    power, terms = (1.0, []) if df % 2 == 0 else (math.cos(theta), [])
+    for k in range(2 if df % 2 == 0 else 3, df + 1, 2):
+        terms.append(power)
+        power *= (k - 1) / k * math.cos(theta) ** 2
+    total = math.sin(theta) * math.fsum(terms)
+    return min(1.0, total if df % 2 == 0 else 2 / math.pi * (theta + total))
+
+
+def student_t(df: int, share: float = 0.95) -> float:
+    """The t with P(-t <= T <= t) = share, by bisection of `within`.
+
+    Raises:
+        ValueError: df is less than 1, or the share is not between 0 and 1.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share is {share}; it must lie between 0 and 1.")
+    low, high = 0.0, 1.0
+    while within(high, df) < share:
+        high *= 2
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle, df) < share else (low, middle)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over n values and the half-width of its 95 % interval; None of a single value."""
+
+    value: float
+    margin: float | None
+    n: int
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Mean +- t s / sqrt(n), s the standard deviation of the values (n - 1)."""
+    n, value = len(values), math.fsum(values) / len(values)
+    margin = student_t(n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else None
+    return Mean(value, margin, n)
+
+
+def around(n: int, window: int) -> Iterator[slice]:
+    """`window` points around each of n; at the ends those there are, as many before as after."""
+    half = (window - 1) // 2
+    for place in range(n):
+        reach = min(half, place, n - 1 - place)
+        yield slice(place - reach, place + reach + 1)
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Moving average over `window` points around each; at the ends over those there are, as many before as after."""
+    return [statistics.fmean(values[part]) for part in around(len(values), window)]

@@ -1,0 +1,198 @@
+"""What a run's policy wrote, before and after: samples, score norm against reward, lengths."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from oblrpo.report import html
+from oblrpo.report.charts import drawing, legend, look, short
+from oblrpo.report.html import text
+from oblrpo.report.record import Record
+
+Rows = list[dict[str, Any]]
+
+PROMPTS, COMPLETIONS = 3, 8
+"""Most prompts shown of a step, and most completions of each."""
+
+LONG = 240
+"""Characters from which on a text is folded."""
+
+NARROW = 24
+"""Most characters of completions that stand in a column beside their figures."""
+
+POINTS = 200
+"""Most points of a step in a scatter."""
+
+DISCRETE = 6
+"""Most different rewards that are drawn as columns."""
+
+
+def samples(record: Record) -> str:
+    """Prompts of the first and the last step, their completions with reward and advantage; empty if none are left."""
+    kept = _first_and_last(record, "reward")
+    if not kept:
+        return ""
+    groups_of = {step: _by_prompt(rows) for step, rows in kept.items()}
+    shared = set.intersection(*(set(groups) for groups in groups_of.values()))
+    parts = []
+    for step, groups in groups_of.items():
+        # those whose completions differ in reward first: the others teach nothing
+        order = sorted(groups, key=lambda prompt: (prompt not in shared, _is_flat(groups[prompt])))
+        cards = "".join(_group(groups[prompt]) for prompt in order[:PROMPTS])
+        parts.append(f"<div><h3>Step {step}, {'before' if step == min(kept) else 'after'}</h3>{cards}</div>")
+    return html.charts(parts, large=True)
+
+
+def _group(rows: Rows) -> str:
+    shown = rows[:COMPLETIONS]
+    figures = [
+        [_number(row["reward"], "masked", "g"), _advantage(row["advantage"]), _number(row["baseline"], "none", ".3f"),
+         _number(row.get("score_norm2"), "not taken", ""), _number(row.get("length"), "", "d")]
+        for row in shown
+    ]  # fmt: skip
+    texts = [_folded(row["completion"]) for row in shown]
+    heads = ("reward", "advantage", "baseline", "norm&sup2;", "tokens")
+    if max(len(row["completion"]) for row in shown) <= NARROW:
+        cells = [[told, *line] for told, line in zip(texts, figures, strict=True)]
+        body = html.table(("completion", *heads), cells, range(1, 6))
+    else:
+        named = [" · ".join(map(" ".join, zip(heads, line, strict=True))) for line in figures]
+        body = "".join(
+            f"<div class=text><small>{line}</small><div>{told}</div></div>"
+            for told, line in zip(texts, named, strict=True)
+        )
+    more = f"<small>{len(rows) - COMPLETIONS} more</small>" if len(rows) > COMPLETIONS else ""
+    prompt, answer = rows[0]["prompt"], str(rows[0].get("answer", ""))
+    wanted = f"<br><small>answer</small> {_folded(answer)}" if answer and answer not in prompt else ""
+    return f"<div class=group><small>prompt</small> {_folded(prompt)}{wanted}{body}{more}</div>"
+
+
+def _folded(plain: str) -> str:
+    """The text; of a long one the beginning, which opens."""
+    if not plain.strip():
+        return f"<small>{'only white space' if plain else 'empty'}</small>"
+    if len(plain) <= LONG:
+        return f"<code>{text(plain)}</code>"
+    head = f"<code>{text(plain[:LONG])} …</code> <small>{len(plain)} characters</small>"
+    return f"<details><summary>{head}</summary><div class=long><code>{text(plain)}</code></div></details>"
+
+
+def _advantage(value: float | None) -> str:
+    kind = "up" if (value or 0) > 0 else "down"
+    return f"<span class={kind}>{_number(value, 'none', '+.3f')}</span>"
+
+
+def _number(value: float | None, missing: str, form: str) -> str:
+    if value is None:
+        return missing
+    return format(value, form) if form else short(value)
+
+
+def norm_against_reward(record: Record) -> list[str]:
+    """Squared score norm of each completion against its reward, before and after; none where none was taken."""
+    kept = _first_and_last(record, "score_norm2/mean")
+    pairs = {
+        step: [(row["reward"], row["score_norm2"]) for row in rows
+               if row.get("score_norm2") and row["reward"] is not None][:POINTS]
+        for step, rows in kept.items()
+    }  # fmt: skip
+    pairs = {step: found for step, found in pairs.items() if found}
+    if not pairs:
+        return []
+    rewards = sorted({reward for found in pairs.values() for reward, _ in found})
+    discrete = len(rewards) <= DISCRETE
+
+    def draw(axes: Axes) -> None:
+        axes.set_yscale("log")
+        if discrete:
+            _columns(axes, pairs, rewards)
+        else:
+            for number, (step, found) in enumerate(pairs.items()):
+                x, y = zip(*found, strict=True)
+                axes.plot(x, y, ".", color=_color(number), alpha=0.5, markersize=5, label=f"step {step}")
+        legend(axes)
+
+    medians = ", bars at the medians" if discrete else ""
+    note = f"Each completion of a step{medians}. The optimal baseline weighs rewards by this norm."
+    return [drawing("Score norm against reward", "reward", draw, ylabel="‖∇ log π‖²", note=note)]
+
+
+def _columns(axes: Axes, pairs: Mapping[int, Sequence[tuple[float, float]]], rewards: Sequence[float]) -> None:
+    """A column of points a reward and step, side by side, and its median."""
+    rng, width = random.Random(0), 0.8 / len(pairs)
+    for number, (step, found) in enumerate(pairs.items()):
+        for place, reward in enumerate(rewards):
+            norms = sorted(norm for own, norm in found if own == reward)
+            if not norms:
+                continue
+            left = place - 0.4 + number * width
+            x = [left + width * (0.1 + 0.8 * rng.random()) for _ in norms]
+            label = f"step {step}" if place == min(rewards.index(own) for own, _ in found) else None
+            axes.plot(x, norms, ".", color=_color(number), alpha=0.4, markersize=4, label=label)
+            axes.plot([left, left + width], [norms[len(norms) // 2]] * 2, color=_color(number), linewidth=3)
+    axes.set_xticks(range(len(rewards)), [short(reward) for reward in rewards])
+
+
+def lengths(record: Record) -> list[str]:
+    """How lengths are spread, before and after."""
+    kept = {
+        step: [row["length"] for row in rows if row.get("length")]
+        for step, rows in _first_and_last(record, "reward").items()
+    }
+    kept = {step: found for step, found in kept.items() if found}
+    if not kept:
+        return []
+    low, high = min(map(min, kept.values())), max(map(max, kept.values()))
+    width = max(1, -(-(high - low + 1) // 30))
+    edges = [low - 0.5 + width * place for place in range((high - low) // width + 2)]
+
+    def draw(axes: Axes) -> None:
+        for number, (step, found) in enumerate(kept.items()):
+            axes.hist(found, edges, weights=[1 / len(found)] * len(found), histtype="stepfilled", alpha=0.35,
+                      color=_color(number), label=f"step {step}")  # fmt: skip
+        axes.set_ylim(bottom=0)
+        legend(axes)
+
+    return [
+        drawing(
+            "Spread of completion lengths",
+            "tokens",
+            draw,
+            ylabel="share of completions",
+            note="Of all completions of a step.",
+        )
+    ]
+
+
+def _color(number: int) -> str:
+    return look(1 - number)[0]  # the last in the colour of the run's own curves
+
+
+def _first_and_last(record: Record, key: str) -> dict[int, Rows]:
+    """Completions of the first and of the last step that have the metric and whose completions are still there."""
+    steps = [row["step"] for row in record.steps if row.get(key) is not None]
+    kept: dict[int, Rows] = {}
+    for order in (steps, steps[::-1]):
+        for step in order:
+            if step in kept:
+                break
+            if rows := record.completions(step):
+                kept[step] = rows
+                break
+    return kept
+
+
+def _by_prompt(rows: Rows) -> dict[str, Rows]:
+    groups: dict[str, Rows] = defaultdict(list)
+    for row in rows:
+        groups[row["prompt"]].append(row)
+    return groups
+
+
+def _is_flat(rows: Rows) -> bool:
+    return len({row["reward"] for row in rows if row["reward"] is not None}) < 2

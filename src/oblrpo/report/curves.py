@@ -1,0 +1,195 @@
+"""What a run's metrics say, step by step."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from oblrpo.intervals import Z95, around, smooth
+from oblrpo.report.charts import Level, Line, chart
+from oblrpo.report.record import Record
+from oblrpo.runs import Metrics
+
+WINDOW = 9
+"""Steps in the moving averages of batches."""
+
+WIDE = 20.0
+"""Greatest over least from which on an axis is logarithmic."""
+
+SHOWN_WIDER = 10.0
+"""An open end of an interval of the critical batch is drawn at so many times all else."""
+
+
+def learning(record: Record) -> list[str]:
+    """Reward and held-out accuracy; prompts that taught nothing."""
+    note = (
+        f"Dots: each batch. Line: mean of the {WINDOW} steps around. Bands: 95 %, over prompts. Held-out prompts are "
+        "never trained on: what the reward has above them is learned by heart."
+    )
+    lines = [reward_line(record.steps), _accuracy_line(record.measured)]
+    drawn = [chart("Reward and held-out accuracy", lines, ylabel="mean reward", note=note)]
+    flat = _line("share of prompts", "frac_reward_zero_std", record.steps)
+    if any(value is not None for value in flat.y):
+        note = (
+            "All completions of the prompt earned the same. Near 1: prompts are too easy or too hard, or the reward "
+            "cannot tell completions apart."
+        )
+        drawn.append(chart("Prompts that taught nothing", [_averaged(flat)], ylabel="share of prompts", note=note))
+    return drawn
+
+
+def noise(record: Record) -> list[str]:
+    """Signal to noise, the rate that follows from it, and the batch that it asks for."""
+    steps, prompts = record.steps, record.prompts
+    rate = _line("learning rate", "learning_rate", steps)
+    eta_0, fixed = record.number("learning_rate"), record.schedule == "off"
+    followed = "where it starts" if record.schedule == "auto" else "eta_0"
+    return [
+        chart(
+            "Signal to noise of the batch gradient", [_snr_line(steps, prompts)], ylabel="N SNR",
+            note="N SNR with its 95 % interval. At 1, signal and noise are equal; a gradient of noise alone has 0.",
+            levels=[Level(1, "signal = noise")],
+        ),
+        chart(
+            "Learning rate" if fixed else "Learning rate it chose", [rate], ylabel="learning rate",
+            logarithmic=_wide([*rate.y, eta_0]),
+            note="Fixed: the schedule is off." if fixed else f"Of each step, by the schedule {record.schedule}.",
+            levels=[Level(eta_0, followed)] if eta_0 > 0 and not fixed else [],
+        ),
+        _critical(steps, prompts),
+    ]  # fmt: skip
+
+
+def _snr_line(steps: Sequence[Metrics], prompts: int) -> Line:
+    def times(key: str) -> list[float | None]:
+        return [None if row.get(key) is None else prompts * row[key] for row in steps]
+
+    return Line("N SNR", _x(steps), [row.get("n_snr") for row in steps], times("snr_low"), times("snr_high"))
+
+
+def _critical(steps: Sequence[Metrics], prompts: int) -> str:
+    """1 / SNR; where the interval of SNR reaches 0 the critical batch has no upper end."""
+    line = _line("critical batch size", "critical_batch_size", steps)
+    known = [value for value in line.y if value]
+    top = SHOWN_WIDER * max([*known, prompts or 1])
+    low = [1 / row["snr_high"] if row.get("snr_high") else None for row in steps]
+    high = [None if row.get("snr_low") is None else 1 / max(row["snr_low"], 1 / top) for row in steps]
+    if not known:
+        low, high = [None] * len(low), [None] * len(high)
+    note = (
+        "Prompts at which noise equals signal (1 / SNR), with its 95 % interval. A batch far below it wanders; far "
+        "above it, prompts are spent for little."
+    )
+    return chart(
+        "Critical batch size, and the batch used", [Line(line.label, line.x, line.y, low, high)], logarithmic=True,
+        ylabel="prompts", note=note, levels=[Level(prompts, f"batch used: {prompts}")] if prompts else [],
+    )  # fmt: skip
+
+
+def norms(record: Record) -> list[str]:
+    """Score norms over the run, and how they go with the reward; none where they were not taken."""
+    taken = [row for row in record.steps if row.get("score_norm2/mean") is not None]
+    if not taken:
+        return []
+    mean = _averaged(_line("mean", "score_norm2/mean", taken))
+    kappa = _averaged(_line("kappa", "score_norm2/kappa", taken))
+    return [
+        chart("Squared score norm", [mean], logarithmic=_wide([*mean.y, *(mean.dots or [])]), ylabel="‖∇ log π‖²",
+              note=f"Mean over the completions of a step (dots) and of the {WINDOW} steps around (line)."),
+        chart("Score norm of well over badly rewarded", [kappa], logarithmic=_wide(kappa.dots or []), ylabel="kappa",
+              note="Ratio of mean squared norms. Far from 1 the optimal baseline leaves the mean reward.",
+              levels=[Level(1, "no matter")]),
+    ]  # fmt: skip
+
+
+def lengths(record: Record) -> list[str]:
+    """Completion lengths over the run; the share that was cut, if any was."""
+    mean = _averaged(_line("mean length", "completions/mean_length", record.steps))
+    limit = record.whole("max_completion_length")
+    near = limit and any(value and value > limit / 2 for value in mean.y)
+    cut = _line("cut", "completions/clipped_ratio", record.steps)
+    note = f"Mean over the completions of a step (dots) and of the {WINDOW} steps around (line), end token included."
+    drawn = [
+        chart("Completion length", [mean], ylabel="tokens", note=note, levels=[Level(limit, "limit")] if near else [])
+    ]
+    if any(cut.y):
+        note = "Completions cut at max_completion_length and judged as they stand: raise it if the share grows."
+        drawn.append(chart("Completions cut", [_averaged(cut)], ylabel="share of completions", note=note))
+    return drawn
+
+
+def further(record: Record) -> list[str]:
+    """The rest, where it is there."""
+    steps = record.steps
+    kinds = (
+        ("Entropy", "entropy", "nats a token", "Of the sampling distribution. At 0 there is nothing left to explore."),
+        ("Movement of the policy", "step_kl", "nats a step", "KL divergence from the policy before the step."),
+        ("Gradient norm", "grad_norm", "‖g‖", "Of the batch, before clipping."),
+        ("Mismatch of the sampler", "sampling/sequence_logp_difference/mean", "nats a completion",
+         "|log π - log sampler|, mean over completions."),
+        ("Completions without a reward", "completions/masked_ratio", "share", "Left out of all that rewards enter."),
+        ("Time", "step_time", "seconds a step", "Sampling, gradient, update, and evaluation where there was one."),
+    )  # fmt: skip
+    drawn = []
+    for title, key, unit, note in kinds:
+        line = _line(title, key, steps)
+        if any(value for value in line.y):
+            drawn.append(chart(title, [line], logarithmic=_wide(line.y), ylabel=unit, note=note))
+    return drawn
+
+
+def reward_line(steps: Sequence[Metrics]) -> Line:
+    """Moving average of the batches' rewards; its interval from their standard errors over prompts."""
+    known = [row for row in steps if row.get("reward") is not None]
+    errors = [row.get("reward_stderr") for row in known]
+    line = _averaged(Line("reward of the batch", _x(known), [row["reward"] for row in known]))
+    margins: list[float | None] = []
+    for part in around(len(known), WINDOW):
+        squares = [error**2 for error in errors[part] if error is not None]
+        whole = len(squares) == part.stop - part.start
+        margins.append(Z95 * math.sqrt(statistics.fmean(squares) / len(squares)) if whole else None)
+    return Line(line.label, line.x, line.y, *_ends(line.y, margins), line.dots)
+
+
+def _accuracy_line(measured: Sequence[Metrics]) -> Line:
+    y = [row["eval/accuracy"] for row in measured]
+    errors = [row.get("eval/accuracy_stderr") for row in measured]
+    margins = [None if error is None else Z95 * error for error in errors]
+    return Line("held-out accuracy", _x(measured), y, *_ends(y, margins))
+
+
+def _ends(y: Sequence[float | None], margins: Sequence[float | None]) -> tuple[list[float | None], list[float | None]]:
+    pairs = list(zip(y, margins, strict=True))
+    return (
+        [None if a is None or b is None else a - b for a, b in pairs],
+        [None if a is None or b is None else a + b for a, b in pairs],
+    )
+
+
+def _x(rows: Sequence[Metrics]) -> list[float]:
+    return [row["step"] for row in rows]
+
+
+def _line(label: str, key: str, rows: Sequence[Metrics]) -> Line:
+    known = [row for row in rows if key in row]
+    return Line(label, _x(known), [row[key] for row in known])
+
+
+def _averaged(line: Line) -> Line:
+    """The moving average, the values themselves as dots; values that are not there are left out."""
+    known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
+    values = [y for _, y in known]
+    return Line(line.label, [x for x, _ in known], _whole(smooth(values, WINDOW)), dots=values)
+
+
+def _whole(averages: Sequence[float]) -> list[float | None]:
+    """Averages of whole windows only, where there are some: those at the ends are of fewer steps, and jump."""
+    half = WINDOW // 2
+    last = len(averages) - half if len(averages) > WINDOW else len(averages)
+    return [value if len(averages) - last <= place < last else None for place, value in enumerate(averages)]
+
+
+def _wide(values: Sequence[float | None]) -> bool:
+    known = [value for value in values if value]
+    return bool(known) and min(known) > 0 and max(known) > WIDE * min(known)

@@ -1,0 +1,64 @@
+"""`oblrpo report --follow`: the page again and again while the run goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from oblrpo.errors import InputError
+from oblrpo.report.page import write_record
+from oblrpo.report.record import Record, read_run
+
+Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+def follow(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -> Path | None:
+    """Write the page whenever the run has moved, until it has done its last step or Ctrl-C; None: it never began.
+
+    A run may be stopped, and resumed from an earlier step, meanwhile: the page shows what is there. A page of a run
+    that goes on asks the browser to read it anew; the last one written does not.
+
+    Raises:
+        InputError: there is no such folder, or no more, or a file is damaged.
+    """
+    record, seen = None, None
+    tell(f"following {run}; Ctrl-C ends it")
+    try:
+        while True:
+            if not run.is_dir():
+                raise InputError(f"{run} is no folder; give the folder of a run that has been started.")
+            now = _signature(run)
+            if now != seen:
+                record, seen = _render(run, output, seconds, tell) or record, now
+            if record is not None and record.finished:
+                return output
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return write_record(record, output) if record is not None else None
+
+
+def _render(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -> Record | None:
+    record = read_run(run)
+    if record is None:
+        tell("no finished step yet")
+        return None
+    write_record(record, output, 0 if record.finished else seconds)
+    reward = record.steps[-1]["reward"] if record.steps else None
+    told = "" if reward is None else f", reward {reward:.3f}"
+    tell(f"step {record.done} of {record.settings.get('steps')}{told}")
+    return record
+
+
+def _signature(run: Path) -> Signature:
+    """Changes whenever metrics or settings do: file, size, time of the last write."""
+
+    def of(path: Path) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    return of(run / "metrics.jsonl"), of(run / "config.yaml")

@@ -1,0 +1,87 @@
+"""The variance ledger of a run: the gradient's variance under every baseline, on the run's own batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from oblrpo.intervals import Mean, mean
+from oblrpo.report.charts import INK, Level, Line, chart, drawing, look, short
+from oblrpo.report.record import Record
+from oblrpo.runs import Metrics
+
+UNBIASED = ("none", "js", "oblr", "oblr_shrunk", "oblr_crossfit")
+"""Baselines of the ledger to be compared by variance, beside RLOO at 1: that of biased ones is small for their
+shrinkage."""
+
+
+def log_ratio(row: Metrics, baseline: str) -> float | None:
+    """Log of a step's variance under a baseline over that under RLOO; None where there is none."""
+    own, rloo = row.get(f"variance/{baseline}") or 0.0, row.get("variance/rloo") or 0.0
+    return math.log(own / rloo) if own > 0 and rloo > 0 else None
+
+
+def log_ratios(rows: Sequence[Metrics], baseline: str) -> list[float]:
+    """`log_ratio` of all steps that have one."""
+    return [ratio for ratio in (log_ratio(row, baseline) for row in rows) if ratio is not None]
+
+
+def charts(record: Record) -> list[str]:
+    """Mean ratio under every baseline, and its course; none where the run kept no ledger."""
+    rows = [row for row in record.steps if row.get("variance/rloo")]
+    names = list(dict.fromkeys(key.removeprefix("variance/") for row in rows for key in row if key[:9] == "variance/"))
+    ratios = {name: mean(logs) for name in names if (logs := log_ratios(rows, name))}
+    if not ratios:
+        return []
+    height = 1.2 + 0.27 * len(ratios)
+    known = [name for name in UNBIASED if name in ratios]
+    return [_means(ratios, record.baseline, len(rows), height), _course(rows, known, height)]
+
+
+def _means(ratios: dict[str, Mean], used: str, steps: int, height: float) -> str:
+    """A dot and an interval a baseline: unbiased ones first, each kind by variance."""
+
+    def draw(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.axvline(1, color=INK, linewidth=1, linestyle=":")
+        for place, name in enumerate(order):
+            ratio, unbiased = ratios[name], name in fair
+            color = look(0 if unbiased else 8)[0]
+            bar = [[math.exp(ratio.value) * (1 - math.exp(-(ratio.margin or 0)))],
+                   [math.exp(ratio.value) * (math.exp(ratio.margin or 0) - 1)]]  # fmt: skip
+            axes.errorbar([math.exp(ratio.value)], [-place], xerr=bar, color=color, marker="o", markersize=6,
+                          capsize=2, markerfacecolor=color if unbiased else "none")  # fmt: skip
+            axes.text(1.02, -place, short(math.exp(ratio.value)), transform=axes.get_yaxis_transform(), va="center")
+        axes.set_yticks([-place for place in range(len(order))], order)
+        for tick, name in zip(axes.get_yticklabels(), order, strict=True):
+            tick.set_fontweight("bold" if name == used else "normal")
+        axes.set_ylim(-len(order) + 0.4, 0.9)
+        low, high = axes.get_xlim()
+        marks = [mark for mark in (0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 100, 1000) if low <= mark <= high]
+        axes.xaxis.set_major_locator(FixedLocator(marks))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(marks, [short(mark) for mark in marks])
+
+    fair = {"rloo", *UNBIASED}
+    order = sorted(ratios, key=lambda name: (name not in fair, ratios[name].value))
+    note = (
+        f"Geometric mean of {steps} steps, 95 % over them; left of the line is less than RLOO's. Filled: unbiased. "
+        "Hollow: biased, the gradient shrinks or is scaled as well, so that less variance is no gain by itself."
+    ) + (" Bold: this run's." if used in ratios else "")
+    return drawing("Gradient variance under each baseline", "variance / RLOO's", draw, height, note=note)
+
+
+def _course(rows: list[Metrics], names: list[str], height: float) -> str:
+    lines = []
+    for name in names:
+        logs = [log_ratio(row, name) for row in rows]
+        ratios = [None if log is None else math.exp(log) for log in logs]
+        lines.append(Line(name, [row["step"] for row in rows], ratios))
+    return chart(
+        "Variance of unbiased baselines over the run", lines, ylabel="variance / RLOO's",
+        note="On the same batch. A single step is a noisy estimate.", levels=[Level(1, "RLOO")],
+        height=height,
+    )  # fmt: skip

@@ -1,0 +1,119 @@
+"""A run as it stands on the disk, finished or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oblrpo.algorithms import ALGORITHMS
+from oblrpo.errors import InputError
+from oblrpo.runs import Metrics, RunFolder
+from oblrpo.yaml_files import read_yaml_file
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run has left so far."""
+
+    folder: RunFolder
+    settings: dict[str, Any]
+    """`config.yaml`, flat."""
+    rows: list[Metrics]
+    """`metrics.jsonl`; step 0 holds the held-out accuracy alone."""
+
+    @property
+    def steps(self) -> list[Metrics]:
+        """Rows of RL steps."""
+        return [row for row in self.rows if "reward" in row]
+
+    @property
+    def measured(self) -> list[Metrics]:
+        """Rows with a held-out accuracy."""
+        return [row for row in self.rows if row.get("eval/accuracy") is not None]
+
+    @property
+    def done(self) -> int:
+        """The last step."""
+        return int(self.rows[-1]["step"])
+
+    @property
+    def finished(self) -> bool:
+        """No step is left to do."""
+        return self.done >= self.whole("steps")
+
+    @property
+    def prompts(self) -> int:
+        """Prompts a step (P)."""
+        return self.whole("prompts_per_step")
+
+    def number(self, key: str) -> float:
+        """A setting that is a number; 0 if it is not there.
+
+        Raises:
+            InputError: it is something else.
+        """
+        value = self.settings.get(key, 0.0)
+        if not isinstance(value, (int, float)):
+            raise InputError(f"{self.folder.config_file}: {key} is {value!r}, but it must be a number.")
+        return float(value)
+
+    def whole(self, key: str) -> int:
+        """A setting that is a whole number; 0 if it is not there.
+
+        Raises:
+            InputError: it is something else.
+        """
+        value = self.settings.get(key, 0)
+        if not isinstance(value, int):
+            raise InputError(f"{self.folder.config_file}: {key} is {value!r}, but it must be a whole number.")
+        return value
+
+    @property
+    def baseline(self) -> str:
+        """The baseline it trains with; empty if nobody can tell."""
+        return str(self.settings.get("baseline") or self._algorithm("baseline"))
+
+    @property
+    def schedule(self) -> str:
+        """The schedule of its learning rate."""
+        return str(self.settings.get("schedule") or self._algorithm("schedule"))
+
+    def completions(self, step: int) -> list[dict[str, Any]]:
+        """The completions of a step; none if they are not there.
+
+        Raises:
+            InputError: they are damaged.
+        """
+        rows, file = self.folder.read_completions(step), self.folder.completions / f"step_{step}.jsonl"
+        needed = {"prompt", "completion", "reward", "baseline", "advantage"}
+        for number, row in enumerate(rows, start=1):
+            if missing := needed - row.keys():
+                raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
+        return rows
+
+    def _algorithm(self, part: str) -> str:
+        row = ALGORITHMS.get(str(self.settings.get("algorithm")))
+        return str(getattr(row, part)) if row else ""
+
+
+def read_run(run: Path) -> Record | None:
+    """The run in a folder; None if it has not finished a step yet, not even the one before RL.
+
+    Lines that are still being written are left out.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    folder = RunFolder(run)
+    if not folder.config_file.is_file():
+        return None
+    try:
+        rows = folder.read_metrics()
+    except OSError as error:
+        raise InputError(f"{folder.metrics_file} cannot be read ({error.strerror}).") from None
+    if not rows:
+        return None
+    if bad := next((number for number, row in enumerate(rows, start=1) if not isinstance(row.get("step"), int)), 0):
+        raise InputError(f"{folder.metrics_file} line {bad} has no step; remove that line.")
+    return Record(folder, read_yaml_file(folder.config_file), rows)

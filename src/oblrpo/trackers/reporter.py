@@ -1,0 +1,140 @@
+"""What metrics.jsonl holds, sent to every library once."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from oblrpo.errors import InputError
+from oblrpo.runs import Metrics, RunFolder, write_atomically
+from oblrpo.trackers.libraries import TRACKERS, Opening, Tracker, Values
+
+NOTE = "trackers.json"
+"""In the run's folder: by library the run's name and identity there, and the last step sent."""
+
+
+class Reporter:
+    """Feeds the libraries of `report_to`.
+
+    A resumed run does some steps again, with the same result: those that a library has are not sent a second time. One
+    that comes later, or lacks some, is sent the earlier steps first. One that fails is given up with a warning, for the
+    training matters more; the steps it missed are sent when the run is resumed.
+
+    Args:
+        names: of `TRACKERS`.
+        folder: of the run.
+        settings: all of the run's, by flag.
+        warn: told of a library that fails.
+
+    Raises:
+        InputError: when entered, a library cannot be started, or the note of what was sent is damaged.
+    """
+
+    def __init__(
+        self, names: Sequence[str], folder: RunFolder, settings: dict[str, Any], warn: Callable[[str], None]
+    ) -> None:
+        self._names, self._folder, self._settings, self._warn = names, folder, settings, warn
+        self._note: dict[str, dict[str, Any]] = {}
+        self._open: dict[str, Tracker] = {}
+
+    def __enter__(self) -> Reporter:
+        if not self._names:
+            return self
+        self._note = self._read_note()
+        rows = self._folder.read_metrics()
+        try:
+            for name in self._names:
+                self._start(name)
+                for row in rows:
+                    self._send(name, row)
+        except BaseException:
+            self._close(failed=True)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(failed=kind is not None and not issubclass(kind, KeyboardInterrupt))
+
+    def log(self, row: Metrics) -> None:
+        """Send a step's metrics to whoever has not had them."""
+        for name in list(self._open):
+            self._send(name, row)
+
+    def _start(self, name: str) -> None:
+        fresh = {"name": str(self._folder.path), "id": secrets.token_hex(4), "step": -1}
+        entry = self._note.setdefault(name, fresh)
+        project = str(self._settings["project"])
+        opening = Opening(self._folder.path, entry["name"], entry["id"], project, self._settings, entry["step"])
+        try:
+            self._open[name] = TRACKERS[name](opening)
+        except Exception as error:
+            raise InputError(
+                f"{name} cannot be started ({_brief(error)}); mend that, or leave it out of report_to."
+            ) from error
+        self._write_note()
+
+    def _send(self, name: str, row: Metrics) -> None:
+        step = row["step"]
+        if name not in self._open or step < self._open[name].lacks:
+            return
+        try:
+            self._open[name].log(step, values_of(row))
+        except Exception as error:
+            self._warn(
+                f"{name} failed at step {step} and gets no more of this run ({_brief(error)}); --resume tries again."
+            )
+            self._give_up(name)
+            return
+        self._open[name].lacks = step + 1
+        self._note[name]["step"] = step
+        self._write_note()
+
+    def _give_up(self, name: str) -> None:
+        tracker = self._open.pop(name)
+        try:
+            tracker.close(failed=True)
+        except Exception as error:
+            self._warn(f"{name} did not close ({_brief(error)}).")
+
+    def _close(self, failed: bool) -> None:
+        for name, tracker in list(self._open.items()):
+            try:
+                tracker.close(failed)
+            except Exception as error:
+                self._warn(f"{name} did not close, its last steps may be missing ({_brief(error)}).")
+        self._open.clear()
+
+    def _read_note(self) -> dict[str, dict[str, Any]]:
+        path = self._folder.path / NOTE
+        if not path.is_file():
+            return {}
+        try:
+            note = json.loads(path.read_text("utf-8"))
+            return {
+                str(library): {"name": str(entry["name"]), "id": str(entry["id"]), "step": int(entry["step"])}
+                for library, entry in note.items()
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            raise InputError(
+                f"{path} is damaged; remove it, and the libraries are sent the run from its start."
+            ) from None
+
+    def _write_note(self) -> None:
+        write_atomically(self._folder.path / NOTE, json.dumps(self._note, indent=1) + "\n")
+
+
+def values_of(row: Metrics) -> Values:
+    """A step's metrics as libraries take them: numbers, and warnings as one text; what has no value is left out."""
+    values: Values = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "step"}
+    if row.get("warnings"):
+        values["warnings"] = "\n\n".join(row["warnings"])
+    return values
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,186 @@
+"""The page of a run: what is on it, and that it says what the run's files say."""
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from oblrpo.errors import InputError
+from oblrpo.estimators import BASELINES
+from oblrpo.report import write_report
+from oblrpo.report.charts import short
+from oblrpo.report.completions import samples
+from oblrpo.report.curves import WINDOW, noise, reward_line
+from oblrpo.report.ledger import UNBIASED, log_ratios
+from oblrpo.report.record import read_run
+from tests.report.conftest import completions, row
+
+BEFORE = {"step": 0, "eval/accuracy": 0.25, "eval/accuracy_stderr": 0.02}
+LEDGER = {f"variance/{name}": 2.0 + place for place, name in enumerate(BASELINES)}
+
+
+@pytest.fixture
+def whole(write_run):
+    rows = [BEFORE, *(row(step) for step in range(1, 11))]
+    rows[1] |= LEDGER
+    rows[10] |= LEDGER | {"eval/accuracy": 0.5, "eval/accuracy_stderr": 0.03, "warnings": ["too < flat: do this."]}
+    return write_run(rows, {1: completions(), 10: completions()})
+
+
+def test_everything_is_on_the_page(whole):
+    page = write_report(whole).read_text()
+    titles = re.findall(r"<figcaption><b>(.*?)</b>", page)
+    assert titles == [
+        "Reward and held-out accuracy", "Prompts that taught nothing", "Signal to noise of the batch gradient",
+        "Learning rate it chose", "Critical batch size, and the batch used", "Gradient variance under each baseline",
+        "Variance of unbiased baselines over the run", "Squared score norm", "Score norm of well over badly rewarded",
+        "Score norm against reward", "Completion length", "Spread of completion lengths", "Entropy", "Gradient norm",
+        "Time",
+    ]  # fmt: skip
+    assert "0.250 &plusmn; 0.039 to 0.500 &plusmn; 0.059" in page
+    assert "20 prompts" in page
+    assert "batch used: 4" in page
+    assert "<b>Step 10</b>: too &lt; flat: do this." in page
+    assert "finished, 10 steps" in page
+    for name in BASELINES:
+        assert f">{name}</text>" in page
+    assert "prefers-color-scheme: dark" in page
+    assert 'name="viewport"' in page
+
+
+def test_it_needs_nothing_from_anywhere(whole):
+    page = write_report(whole).read_text()
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")
+    assert "<script" not in page
+    assert "http-equiv" not in page
+    assert not re.search(r"(src|href)=\"(?!#)", page.replace('xlink:href="#', 'href="#'))
+
+
+def test_text_of_a_run_is_never_markup(whole):
+    page = write_report(whole).read_text()
+    assert "<b>text" not in page
+    assert "&lt;b&gt;text 0&lt;/b&gt;" in page
+
+
+def test_drawings_are_well_formed_and_ids_are_of_one_element(whole):
+    page = write_report(whole).read_text()
+    for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(drawing)
+    for link in re.findall(r'href="#([\w-]+)"', page.split("</nav>")[0]):
+        assert page.count(f"<h2 id={link}>") == 1
+
+
+def test_a_run_of_little_has_a_page_of_little(write_run):
+    for rows in ([BEFORE], [BEFORE, row(1)], [{"step": 0, "eval/accuracy": 0.1, "eval/accuracy_stderr": None}]):
+        page = write_report(write_run(rows)).read_text()
+        assert f"step {rows[-1]['step']} of 10" in page
+        assert "No warnings" in page
+        assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).lower().replace("finan", "")
+
+
+def test_steps_without_an_update_or_rewards_have_no_values(write_run):
+    nothing = dict.fromkeys(row(1), None) | {"step": 2, "learning_rate": 0.0, "completions/masked_ratio": 1.0}
+    page = write_report(write_run([BEFORE, row(1), nothing, row(3)])).read_text()
+    assert "Completions without a reward" in page
+    only = write_report(write_run([BEFORE, nothing | {"step": 1}], name="only")).read_text()
+    assert "Reward and held-out accuracy" in only
+
+
+def test_the_interval_of_the_averaged_reward(write_run):
+    """Nine steps of standard error 0.05 each: 1.96 x 0.05 / 3; the ends, of fewer steps, are left out."""
+    line = reward_line(read_run(write_run([row(step) for step in range(1, 21)])).steps)
+    half = WINDOW // 2
+    assert line.y[:half] == [None] * half
+    assert line.y[-half:] == [None] * half
+    assert line.y[half] == pytest.approx(0.25)
+    assert line.high[half] - line.y[half] == pytest.approx(1.959964 * 0.05 / 3, rel=1e-6)
+    assert line.low[0] is None
+    old = reward_line([{k: v for k, v in row(step).items() if k != "reward_stderr"} for step in range(1, 21)])
+    assert set(old.low) == {None}  # runs of before it was measured
+
+
+def test_the_batch_used_and_the_interval_of_the_critical_one(write_run, monkeypatch):
+    drawn = {}
+
+    def note(title, lines, **further):
+        drawn[title] = (lines, further)
+        return ""
+
+    monkeypatch.setattr("oblrpo.report.curves.chart", note)
+    noise(read_run(write_run([row(1, snr_low=0.04), row(2)])))
+    lines, further = drawn["Critical batch size, and the batch used"]
+    assert lines[0].low == [pytest.approx(10), pytest.approx(10)]
+    assert lines[0].high == [pytest.approx(25), pytest.approx(200)]  # open: SNR may be 0
+    assert further["levels"][0].y == 4
+    lines, _ = drawn["Signal to noise of the batch gradient"]
+    assert lines[0].high == [pytest.approx(0.4), pytest.approx(0.4)]  # N times snr_high
+
+
+def test_variance_ratios_are_geometric_means(write_run):
+    rows = [
+        row(1, **{"variance/rloo": 2.0, "variance/js": 1.0}),
+        row(2),
+        row(3, **{"variance/rloo": 1.0, "variance/js": 2.0}),
+    ]
+    assert sum(log_ratios(rows, "js")) == pytest.approx(0)
+    assert log_ratios(rows, "oblr") == []
+
+
+def test_the_unbiased_are_those_of_the_table():
+    assert {"rloo", *UNBIASED} == {name for name, baseline in BASELINES.items() if baseline.unbiased}
+
+
+def test_samples_show_prompts_that_taught_something_first(write_run):
+    def reward(number):
+        return float(number in {4, 6})  # prompt 2 and 3 differ within themselves
+
+    page = samples(read_run(write_run([row(1), row(2)], {1: completions(reward), 2: completions(reward)})))
+    assert page.count("<h3>") == 2
+    before, after = page.split("<h3>")[1:]
+    assert before.startswith("Step 1, before")
+    assert after.startswith("Step 2, after")
+    assert before.index("prompt 2") < before.index("prompt 3") < before.index("prompt 0")
+    assert "+0.750" in before
+    assert "-0.250" in before
+
+
+def test_long_texts_are_folded_and_masked_ones_named(write_run):
+    texts = completions(lambda number: 0.0)
+    texts[0] |= {"completion": "x" * 5000, "reward": None, "baseline": None, "advantage": None}
+    del texts[1]["score_norm2"]
+    page = samples(read_run(write_run([row(1)], {1: texts})))
+    assert "<summary><code>" + "x" * 240 + " …</code> <small>5000 characters" in page
+    assert "masked" in page
+    assert "not taken" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(3e-4, "3e-4"), (0.25, "0.25"), (188.4, "188"), (1664.2, "1664"), (12345, "12.3k"), (3.4e6, "3.4M"), (0, "0"),
+     (-12345, "-12.3k"), (2.5e-5, "2.5e-5"), (5e12, "5.0e+12")],
+)  # fmt: skip
+def test_short_numbers(value, told):
+    assert short(value) == told
+
+
+def test_damaged_files_are_named(whole):
+    (whole / "completions" / "step_10.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(InputError, match=r"step_10.jsonl line 1 has no advantage"):
+        write_report(whole)
+    (whole / "metrics.jsonl").write_text('{"reward": 1}\n')
+    with pytest.raises(InputError, match=r"metrics.jsonl line 1 has no step"):
+        write_report(whole)
+    (whole / "metrics.jsonl").write_text('{"step": 1, "reward": 1}\n')
+    (whole / "config.yaml").write_text("steps: many\n")
+    with pytest.raises(InputError, match="steps is 'many'"):
+        write_report(whole)
+
+
+def test_a_page_needs_no_torch(whole):
+    code = (
+        "import sys, pathlib; from oblrpo.report import write_report; "
+        f"write_report(pathlib.Path({str(whole)!r})); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,121 @@
+"""What is sent to a library, once, through kills, resumes and failures; with a library of our own."""
+
+import json
+
+import pytest
+
+from oblrpo.errors import InputError
+from oblrpo.runs import RunFolder
+from oblrpo.trackers import Reporter, check_trackers
+from oblrpo.trackers import reporter as reporting
+from oblrpo.trackers.libraries import TRACKERS
+from oblrpo.trackers.reporter import NOTE, values_of
+
+SETTINGS = {"project": "tests", "steps": 9}
+
+
+class Fake:
+    """Remembers what it was told; `fail_at` a step."""
+
+    fail_at = None
+
+    def __init__(self, opening):
+        self.opening, self.lacks, self.steps, self.closed = opening, opening.sent + 1, [], None
+        Fake.latest = self
+
+    def log(self, step, values):
+        if step == self.fail_at:
+            raise OSError("disk full")
+        self.steps.append(step)
+
+    def close(self, failed):
+        self.closed = failed
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setitem(TRACKERS, "fake", Fake)
+    monkeypatch.setattr(Fake, "fail_at", None)
+    return RunFolder(tmp_path)
+
+
+def leg(folder, steps, warn=print, names=("fake",), stop=None):
+    """One start of the run: writes and sends each step, as the trainer does."""
+    with Reporter(names, folder, SETTINGS, warn) as reporter:
+        for step in steps:
+            reporter.log(folder.write_metrics({"step": step, "reward": 0.5}))
+        if stop:
+            raise stop
+    return getattr(Fake, "latest", None)
+
+
+def test_every_step_once_with_a_resume_from_an_earlier_checkpoint(folder):
+    first = leg(folder, range(6))
+    assert first.steps == [0, 1, 2, 3, 4, 5]
+    assert (first.closed, first.opening.sent, first.opening.project) == (False, -1, "tests")
+    folder.drop_metrics_after(3)
+    second = leg(folder, range(4, 9))
+    assert second.steps == [6, 7, 8]
+    assert (second.opening.name, second.opening.identity) == (first.opening.name, first.opening.identity)
+    assert json.loads((folder.path / NOTE).read_text())["fake"]["step"] == 8
+
+
+def test_a_library_that_comes_later_gets_all(folder):
+    leg(folder, range(4), names=())
+    assert not (folder.path / NOTE).exists()
+    assert leg(folder, range(4, 6)).steps == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_library_that_fails_is_given_up_and_makes_up_for_it(folder, monkeypatch):
+    told = []
+    monkeypatch.setattr(Fake, "fail_at", 3)
+    first = leg(folder, range(6), told.append)
+    assert first.steps == [0, 1, 2]
+    assert first.closed is True
+    assert len(told) == 1
+    assert "fake failed at step 3" in told[0]
+    assert "OSError: disk full" in told[0]
+    monkeypatch.setattr(Fake, "fail_at", None)
+    assert leg(folder, range(6, 8)).steps == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("stop", "failed"), [(ValueError("fault"), True), (KeyboardInterrupt("stopped"), False)])
+def test_a_run_that_ends_badly_is_closed_as_such(folder, stop, failed):
+    with pytest.raises(type(stop)):
+        leg(folder, range(2), stop=stop)
+    assert Fake.latest.closed is failed
+
+
+def test_a_library_that_cannot_start_is_an_input_error(folder, monkeypatch):
+    def refuse(opening):
+        raise RuntimeError("no\nkey")
+
+    monkeypatch.setitem(reporting.TRACKERS, "second", refuse)
+    with pytest.raises(InputError, match=r"second cannot be started \(RuntimeError: no key\)"):
+        leg(folder, range(2), names=("fake", "second"))
+    assert Fake.latest.closed is True
+
+
+def test_a_damaged_note(folder):
+    leg(folder, range(2))
+    for damage in ("[", "[]", '{"fake": 3}'):
+        (folder.path / NOTE).write_text(damage)
+        with pytest.raises(InputError, match=r"trackers.json is damaged"):
+            leg(folder, range(2, 3))
+
+
+def test_values_are_numbers_under_their_own_keys_and_warnings():
+    row = {"step": 3, "reward": 0.5, "snr": None, "eval/accuracy": 1, "warnings": ["a", "b"]}
+    assert values_of(row) == {"reward": 0.5, "eval/accuracy": 1, "warnings": "a\n\nb"}
+
+
+def test_names_are_checked(monkeypatch):
+    monkeypatch.setattr("oblrpo.trackers.libraries.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'oblrpo\[trackio\]'"):
+        check_trackers(["trackio"])
+    with pytest.raises(InputError, match=r"unknown report_to 'wand'.*Did you mean 'wandb'"):
+        check_trackers(["wand"])
+    monkeypatch.setattr("oblrpo.trackers.libraries.find_spec", lambda name: True)
+    with pytest.raises(InputError, match="wandb twice"):
+        check_trackers(["wandb", "wandb"])
+    check_trackers(list(TRACKERS))
