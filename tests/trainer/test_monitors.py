@@ -8,6 +8,7 @@ from oblrpo.trainer.monitors import PATIENCE, Monitors
 
 FINE = {
     "reward": 0.5,
+    "reward_std": 0.4,
     "frac_reward_zero_std": 0.2,
     "lr_factor": 0.5,
     "critical_batch_size": 40.0,
@@ -48,6 +49,16 @@ def test_exploding_baselines_are_told_at_once():
     assert not said[PATIENCE + 1]
     assert not any(told([FINE] * PATIENCE + [FINE | {"baseline/spread": 2.9}]))
     assert not any(told([FINE | {"baseline/spread": 100.0 * step} for step in range(PATIENCE)]))  # too early to say
+    near_zero = FINE | {"baseline/spread": 0.002}
+    assert not any(told([near_zero] * PATIENCE + [near_zero | {"baseline/spread": 0.03}]))  # rewards vary by more
+
+
+def test_who_shrinks_is_not_told_to():
+    rows = [FINE] * PATIENCE + [FINE | {"baseline/spread": 3.1}]
+    for baseline, advised in (("oblr", True), ("oblr_shrunk", False)):
+        monitors = Monitors(baseline=baseline)
+        said = [monitors.observe(row) for row in rows][-1][0]
+        assert ("take the baseline oblr_shrunk" in said) is advised
 
 
 def test_values_read_back_from_the_disk_may_be_missing():

@@ -29,10 +29,11 @@ class Monitors:
 
     Args:
         correction: `sampler_correction` of the run.
+        baseline: of the run.
     """
 
-    def __init__(self, correction: str = "truncated") -> None:
-        self._correction = correction
+    def __init__(self, correction: str = "truncated", baseline: str = "oblr") -> None:
+        self._correction, self._baseline = correction, baseline
         self._told: set[str] = set()
         self._highest = 0.0
         self._collapsed = self._flat = 0
@@ -116,8 +117,10 @@ class Monitors:
         self._spreads.append(spread)
         if usual == 0 or spread <= EXPLODED * usual:  # 0: most steps so far paid nothing, which is no scale
             return ""
+        if spread <= (metrics.get("reward_std") or 0.0):  # wide for baselines near 0, and yet within what rewards do
+            return ""
+        shrink = "" if self._baseline == "oblr_shrunk" else ", or take the baseline oblr_shrunk"
         return (
             f"baselines of this step's prompts spread {spread / usual:.0f} times as wide as usual "
-            f"({spread:.3g} against {usual:.3g}): look at the rewards in completions/ for outliers, clip them, or take "
-            "the baseline oblr_shrunk."
+            f"({spread:.3g} against {usual:.3g}): look at the rewards in completions/ for outliers, clip them{shrink}."
         )
