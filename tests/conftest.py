@@ -1,6 +1,7 @@
 """Shared by all tests: one torch thread (two spin against each other on small tensors), and a tiny policy."""
 
 import importlib.util
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from oblrpo.config import PolicyConfig
 from oblrpo.policy import Policy, make_policy
 
 torch.set_num_threads(1)
+
+# Started in the background by a shell they would ignore Ctrl-C, and so would whatever they start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header():

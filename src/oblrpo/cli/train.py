@@ -51,8 +51,9 @@ def run(argv: list[str]) -> None:
     from oblrpo.trainer.unused import refuse_unused
 
     check(command.config)
-    if recipe.recipe:
-        refuse_unused({name: f"{recipe.recipe}: {name}" for name in recipe_settings(recipe.recipe)}, recipe)
+    said = recipe_settings(recipe.recipe) if recipe.recipe else {}
+    if "recipe" not in said:  # the config.yaml of a run names its recipe, and says everything
+        refuse_unused({name: f"{recipe.recipe}: {name}" for name in said}, recipe)
     refuse_unused(flags_in(argv), command.config)
     transformers_logging.disable_progress_bar()
     console = Console(soft_wrap=True, markup=False)

@@ -158,7 +158,8 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
     try:
         return load_policy(str(checkpoint), config.policy)
     except InputError as error:
-        raise InputError(f"{error} If its files are damaged, remove it to resume from the checkpoint before.") from None
+        mend = "If its files are damaged, remove that folder to resume from the checkpoint before it."
+        raise InputError(f"{error} {mend}") from None
 
 
 def make_learner(policy: Policy, config: TrainConfig, algorithm: Algorithm) -> Learner:
