@@ -93,13 +93,14 @@ def test_the_best_rate(world, N, c):
 @few
 @given(st.integers(0, 10**6), st.sampled_from(["bandit", "linear bandit"]))
 def test_expansions_in_the_size_of_the_group(seed, kind):
-    """Where the weights' spread is small beside the groups, as the expansion in 1/G needs."""
+    """Where the weights' spread is small beside the groups, and no output rare in them, as the expansion in 1/G needs."""
     world = FAMILIES[kind](seed, Q=1, O=3)
     assume(identities.spread(world) < 3)
+    assume(float(world.pi_QO.min()) > 0.05)
     assume(float(identities.limit_of_bias(world).norm()) > 1e-3 * float(world.gradient_D.norm()))
     assert identities.in_sample_is_biased(world).holds
     prompt = leave_one_out.Prompt.of(world)
-    assume(abs(leave_one_out.second_coefficient(prompt)) > 1e-2 * float(prompt.weight))
+    assume(abs(leave_one_out.second_coefficient(prompt)) > 0.1 * float(prompt.weight))
     assume(float(prompt.covariance.square() / prompt.weight) > 1e-2 * float(prompt.weight))
     assert all(claim.holds for claim in leave_one_out.coefficients(world, rounds=3))
 
