@@ -93,7 +93,7 @@ def test_the_best_rate(world, N, c):
 @few
 @given(st.integers(0, 10**6), st.sampled_from(["bandit", "linear bandit"]))
 def test_expansions_in_the_size_of_the_group(seed, kind):
-    """Where the weights' spread is small beside the groups, and no output rare in them, as the expansion in 1/G needs."""
+    """Where the weights' spread is small and no output rare in the groups, as the expansion in 1/G needs."""
     world = FAMILIES[kind](seed, Q=1, O=3)
     assume(identities.spread(world) < 3)
     assume(float(world.pi_QO.min()) > 0.05)

@@ -24,6 +24,9 @@ DASHES = ("-", "--", ":", "-.")
 HEIGHT = 2.8
 """Of a chart 5 inches wide."""
 
+LETTERS = 66
+"""Of legends that fit across a chart."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -152,7 +155,8 @@ def draw_line(axes: Axes, line: Line, number: int) -> None:
 def legend(axes: Axes) -> None:
     """The names above the axes, where they hide nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    axes.figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=10)
+    columns = max(1, min(3, LETTERS // (7 + max(map(len, labels)))))  # 7: line and gap
+    axes.figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=10)
 
 
 def _floats(values: Sequence[float | None]) -> list[float]:

@@ -61,7 +61,7 @@ def write_page(findings: Findings, path: Path, seconds: float) -> None:
         charts(_decay(findings)),
         _reached(findings),
         "<h2>Theorem 3, step by step: improvement predicted by the bound, and realised</h2>",
-        charts(_improvement(findings), large=True),
+        charts(_improvement(findings)),
         "<h2>Measured, nothing claimed</h2>",
         _measured(findings.measurements),
         f"<p>{len(findings.claims)} statements in {seconds:.0f} s.</p>",
