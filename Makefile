@@ -1,5 +1,6 @@
 # make demo  environment + the main job (runs/demo)
 # make test  environment + lint + every test but those of the verl adapter
+# make docs  the site of docs/, into site/
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ VERL_VENV := .venv-verl
 VERL_BIN := $(VERL_VENV)/bin
 VERL_STAMP := $(VERL_VENV)/.installed
 
-.PHONY: env demo test test-verl env-verl lint format constraints constraints-verl clean
+.PHONY: env demo docs test test-verl env-verl lint format constraints constraints-verl clean
 
 env: $(STAMP)
 
@@ -22,6 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/oblrpo train demo --output runs/demo
+
+docs: $(STAMP)
+	$(BIN)/zensical build --strict --clean
 
 test: lint
 	$(BIN)/pytest -n auto
@@ -56,4 +60,4 @@ constraints-verl: $(VERL_STAMP)
 	$(VERL_BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' -e '/^torch==/!s/$$/ ; python_version >= "3.11"/' > constraints-verl.txt
 
 clean:
-	rm -rf $(VENV) $(VERL_VENV) runs
+	rm -rf $(VENV) $(VERL_VENV) runs site .cache

@@ -1,7 +1,12 @@
 """The code in the documents runs, and their links lead somewhere."""
 
+import doctest
+import importlib
 import inspect
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +19,9 @@ from oblrpo.trainer import mismatch
 from oblrpo.trainer.metrics import step_metrics
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCE = ROOT / "src" / "oblrpo"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = [file for file in sorted(SOURCE.rglob("*.py")) if ">>> " in file.read_text()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -29,6 +36,45 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", page.read_text()):
         if target and not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_examples_of_docstrings(file):
+    name = ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+    failed, attempted = doctest.testmod(importlib.import_module(name))
+    assert attempted
+    assert not failed
+
+
+def test_the_site_builds_and_all_links_and_anchors_exist(tmp_path):
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    command = [Path(sys.executable).parent / "zensical", "build", "--strict"]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stdout
+    assert (tmp_path / "site" / "reference" / "estimators.html").exists()
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert re.search(rf"[ ]{page.relative_to(ROOT / 'docs')}$", navigation, re.MULTILINE), page
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_page_of_an_algorithm_says_what_the_table_says(name):
+    row, page = ALGORITHMS[name], (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
+    said = dict(re.findall(r"^\| (baseline|normalisation|loss weighting|schedule) \| `(\w+)`", page, re.MULTILINE))
+    assert said == {
+        "baseline": row.baseline,
+        "normalisation": row.normalisation,
+        "loss weighting": row.weighting,
+        "schedule": row.schedule,
+    }
+    claim = re.search(r"^\| baseline \| `\w+`: (unbiased|in-sample)", page, re.MULTILINE)
+    assert claim
+    assert (claim[1] == "unbiased") == BASELINES[row.baseline].unbiased
 
 
 def test_every_metric_is_in_the_glossary():

@@ -223,6 +223,13 @@ def baseline(
     Raises:
         ValueError: an unknown name, a missing, unknown, misshapen, non-finite or negative input, or too few outputs a
             prompt.
+
+    Examples:
+        >>> rewards_PG = torch.tensor([[1.0, 0.0, 0.0]])
+        >>> baseline("rloo", rewards_PG)
+        tensor([[0.0000, 0.5000, 0.5000]])
+        >>> baseline("oblr", rewards_PG, norm2_PG=torch.tensor([[1.0, 4.0, 4.0]]))  # the success has a short score
+        tensor([[0.0000, 0.2000, 0.2000]])
     """
     entry = _entry(name, rewards_PG, inputs)
     valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG.bool()
@@ -305,6 +312,10 @@ def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, bet
         logps_PG: log pi(o|q), nats, of the policy.
         ref_logps_PG: of the reference.
         beta: reward a nat.
+
+    Examples:
+        >>> kl_in_reward(torch.tensor([[1.0, 0.0]]), torch.tensor([[-2.0, -3.0]]), torch.tensor([[-4.0, -3.0]]), 0.1)
+        tensor([[0.8000, 0.0000]])
     """
     return rewards_PG - beta * (logps_PG.detach() - ref_logps_PG.detach())
 

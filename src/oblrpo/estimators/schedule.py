@@ -58,6 +58,13 @@ class SNRSchedule:
 
     Raises:
         ValueError: an unknown mode or a value out of range.
+
+    Examples:
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-2)
+        >>> schedule = SNRSchedule(optimizer)
+        >>> factor = schedule.step(Moments(signal2=1.0, trace_cov=24.0, n=8))  # N SNR = 1/3
+        >>> f"{factor:.2f} {optimizer.param_groups[0]['lr']:.4f}"
+        '0.25 0.0025'
     """
 
     def __init__(

@@ -23,6 +23,12 @@ def make_task(name: str, seed: int = 0, /, **parameters: object) -> Demonstrator
 
     Raises:
         InputError: no such task, no such parameter of it, or a parameter out of range.
+
+    Examples:
+        >>> task = make_task("addition", 0, max_terms=3)
+        >>> [problem] = task.train_batch(step=1, size=1)
+        >>> problem.prompt, task.rewards([problem], ["1+1=2,2+6=8"])
+        ('1+1+6=', [1.0])
     """
     if name.startswith(PREFIX):
         return ReasoningGymTask(name.removeprefix(PREFIX), seed, **parameters)  # type: ignore[arg-type]

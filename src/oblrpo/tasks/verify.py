@@ -19,7 +19,12 @@ def exact(gold: str, completion: str) -> float:
 
 
 def numeric(gold: str, completion: str) -> float:
-    """Return 1.0 if the last numbers of both texts are equal (`#### 1,234` and `$1234.00.`), otherwise 0.0."""
+    """Return 1.0 if the last numbers of both texts are equal, otherwise 0.0.
+
+    Examples:
+        >>> numeric("#### 1,234", "That makes $1234.00.")
+        1.0
+    """
     wanted = last_number(gold)
     return float(wanted is not None and wanted == last_number(completion))
 
