@@ -115,6 +115,17 @@ def test_a_diverged_run_counts_as_zero_in_the_choice(filled):
     assert outcome.by_rate[1e-3] == [0.0, 0.66, 0.60]
 
 
+def test_seeds_that_ended_below_their_start_are_counted(write_spec, tmp_path):
+    plan = plan_of(write_spec(variants={"a": None, "b": {}}, seeds=3, base={"warm_start_steps": 0}), tmp_path / "out")
+    a, b = (plan.search(variant) for variant in plan.spec.variants)
+    for run, final in zip([*a, *b[:2]], (0.3, 0.1, 0.2, 0.3, 0.05), strict=True):
+        pretend(run, [0.2, 0.2, 0.4, 0.4, final])
+    b[2].note_failure("diverged", "lower learning_rate")
+    outcomes = summarise(plan).outcomes
+    assert [outcome.fallen for outcome in outcomes] == [1, 2]
+    assert [line[4] for line in lines(summarise(plan))] == ["0.100 (1 fell)", "0.000 (2 fell)"]
+
+
 def test_runs_that_never_reach_the_target_count_as_such(write_spec, tmp_path):
     spec = write_spec(variants={"a": None, "b": {}}, seeds=3, target={"accuracy": 0.5}, base={"warm_start_steps": 0})
     plan = plan_of(spec, tmp_path / "out")

@@ -87,6 +87,12 @@ class Outcome:
         return {result.seed: result.final for result in self.best if result.final is not None}
 
     @property
+    def fallen(self) -> int:
+        """How many seeds at the best rate ended below where they began."""
+        begun = {result.seed: result.accuracy()[0][1] for result in self.best if result.accuracy()}
+        return sum(final < begun.get(seed, math.inf) for seed, final in self.finals.items())  # inf: it diverged at once
+
+    @property
     def median_completions(self) -> float | None:
         """Over seeds; infinite if that of the middle seed never arrives."""
         return statistics.median(self.completions.values()) if self.completions else None

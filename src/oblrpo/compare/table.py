@@ -56,20 +56,19 @@ def lines(summary: Summary) -> list[list[str]]:
 
 def _line(summary: Summary, outcome: Outcome) -> list[str]:
     name, test = outcome.variant.name, summary.tests.get(outcome.variant.name)
-    finals = list(outcome.finals.values())
     own = name == summary.spec.reference
     return [
         name,
         "" if outcome.rate is None else f"{outcome.rate:g}",
         interval(outcome.before),
         interval(outcome.final),
-        f"{min(finals):.3f}" if finals else "",
+        lowest(outcome),
         "reference" if own else difference(test),
         "" if own or test is None else p_value(test.p),
         "" if own or test is None else p_value(summary.adjusted[name]),
         reached(outcome),
         window(outcome.window),
-        f"{len(finals)}/{len(summary.spec.seeds)}",
+        f"{len(outcome.finals)}/{len(summary.spec.seeds)}",
     ]
 
 
@@ -107,6 +106,12 @@ def interval(found: Mean | None) -> str:
     if found is None:
         return ""
     return f"{found.value:.3f}" + ("" if found.margin is None else f" ± {found.margin:.3f}")
+
+
+def lowest(outcome: Outcome) -> str:
+    """Of the seeds, and how many of them ended below where they began."""
+    fell = f" ({outcome.fallen} fell)" if outcome.fallen else ""
+    return f"{min(outcome.finals.values()):.3f}{fell}" if outcome.finals else ""
 
 
 def difference(test: Paired | None) -> str:
