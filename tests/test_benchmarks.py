@@ -1,6 +1,7 @@
 """The scripts behind docs/results.md still run: each on a policy of a few thousand parameters, with a few outputs."""
 
 import importlib
+import json
 
 import pytest
 import torch
@@ -53,6 +54,78 @@ def test_statistics_of_one_policy(name, sizes, said, model, monkeypatch, capsys)
     assert not [line for line in printed.splitlines() if " nan" in line]
 
 
-@pytest.mark.parametrize("name", ["exactness", "learning_rates", "proxies", "splits"])
+@pytest.mark.parametrize("name", ["against_trl", "exactness", "learning_rates", "proxies", "splits", "trl_run"])
 def test_the_others_can_be_imported(name):
     assert callable(importlib.import_module(f"benchmarks.{name}").main)
+
+
+def clock_rows(seconds, accuracies, every=10):
+    return [
+        {"step": n * every, "samples": n * every * 256, "seconds": n * seconds, "cpu_seconds": n * seconds / 2}
+        | {"accuracy": accuracy}
+        for n, accuracy in enumerate(accuracies)
+    ]
+
+
+def test_the_comparison_with_trl_reads_finished_runs(tmp_path, monkeypatch, capsys):
+    for name, seconds, accuracies in [("trl-grpo", 8.0, [0.2, 0.3, 0.4]), ("grpo", 4.0, [0.2, 0.5, 0.6])]:
+        for seed in range(2):
+            folder = tmp_path / f"{name}_{seed}"
+            folder.mkdir()
+            (folder / "clock.json").write_text(json.dumps(clock_rows(seconds, accuracies)))
+    (tmp_path / "rloo_0").mkdir()
+    (tmp_path / "rloo_0" / "clock.json").write_text(json.dumps(clock_rows(4.0, [0.2, 0.5])))  # stopped halfway
+    settings = ["--folder", tmp_path, "--seeds", 2, "--steps", 20, "--seconds", 6, 10, "--only-report"]
+    printed = printed_by("against_trl", settings, monkeypatch, capsys)
+    # 10 steps in 4 s against 10 in 8 s; half as much of CPU time
+    assert "| grpo | 2.500 +- 0.000 | 2.000 +- 0.000 | 0.200 | 2.000 +- 0.000 |" in printed
+    assert "| grpo | 0.200 +- 0.000 | 0.500 +- 0.000 | 0.600 +- 0.000 |" in printed
+    assert "| trl-grpo | 0.275 +- 0.000 | 0.325 +- 0.000 | 16 |" in printed
+    assert "| grpo | 0.550 +- 0.000 |  | 8 |" in printed  # its runs are over after 8 s
+    assert "rloo" not in printed.replace("trl-rloo", "")
+
+
+def test_the_comparison_with_trl_says_how_to_get_it(tmp_path, monkeypatch, capsys):
+    from benchmarks import against_trl
+
+    monkeypatch.setattr(against_trl, "_is_there", lambda name: False)
+    with pytest.raises(SystemExit) as stopped:
+        printed_by("against_trl", ["--folder", tmp_path / "new"], monkeypatch, capsys)
+    assert stopped.value.code == 2
+    assert "pip install 'trl" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_of_ours_beside_trl(model, tmp_path, monkeypatch):
+    from benchmarks import trl_run
+
+    from oblrpo.trainer import loop, progress
+
+    monkeypatch.setattr(loop, "heldout_accuracy", loop.heldout_accuracy)  # put back what the run replaces
+    monkeypatch.setattr(progress.Progress, "step", progress.Progress.step)
+    sizes = ["--steps", "2", "--every", "1", "--eval-prompts", "4"]
+    monkeypatch.setattr("sys.argv", ["trl_run", "rloo", str(model), str(tmp_path / "run"), *sizes])
+    trl_run.main()
+    rows = json.loads((tmp_path / "run" / "clock.json").read_text())
+    assert [row["samples"] for row in rows] == [0, 256, 512]
+    assert 0 <= rows[0]["seconds"] < rows[1]["seconds"] < rows[2]["seconds"]
+
+
+def test_the_clock_stands_still_while_accuracy_is_measured(monkeypatch):
+    from types import SimpleNamespace
+
+    from benchmarks import trl_run
+
+    hands = [0.0, 0.0]
+    monkeypatch.setattr(trl_run, "_now", lambda: list(hands))
+    clock = trl_run.Clock()
+
+    def evaluate():
+        hands[:] = [hands[0] + 100, hands[1] + 50]
+        return SimpleNamespace(value=0.5)
+
+    for step in range(3):
+        clock.aside(evaluate)()
+        clock.after(step)
+        hands[:] = [hands[0] + 2, hands[1] + 1]
+    assert [(row["seconds"], row["cpu_seconds"]) for row in clock.rows] == [(0, 0), (2, 1), (4, 2)]
