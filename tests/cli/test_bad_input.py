@@ -182,9 +182,7 @@ def test_resume_needs_a_run_and_the_same_settings(small_run, oblrpo, tmp_path):
     assert snapshot(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize(
-    "file", ["model.safetensors", "trainer_state.safetensors", "trainer_state.json", "config.json"]
-)
+@pytest.mark.parametrize("file", ["model.safetensors", "oblrpo_state.safetensors", "oblrpo_state.json", "config.json"])
 @pytest.mark.parametrize("damage", ["truncated", "missing", "garbage"])
 def test_a_broken_checkpoint(small_run, oblrpo, tmp_path, file, damage):
     assert small_run(steps=2)[0] == 0
@@ -260,7 +258,7 @@ def test_files_that_are_no_text_or_no_rows(small_run, oblrpo, tmp_path):
     metrics.write_text(kept)
     complained(oblrpo("train", "--resume", "--output", run, "--steps", 1), "is at step 2 already")
     assert "steps: 2\n" in (run / "config.yaml").read_text()
-    (run / "checkpoints" / "step_2" / "trainer_state.json").write_text("[]")
+    (run / "checkpoints" / "step_2" / "oblrpo_state.json").write_text("[]")
     complained(oblrpo("train", "--resume", "--output", run), "step_2", "cannot be read")
     (run / "config.yaml").unlink()
     complained(oblrpo("report", run), "holds no config.yaml")

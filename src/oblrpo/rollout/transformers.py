@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.cache_utils import DynamicLayer
 
 from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
@@ -65,7 +66,8 @@ def sample(
         RuntimeError: as `generate` raises.
     """
     rows = policy.encode(prompts, room=max_completion_length)
-    prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in policy.pad_prompts(rows))
+    prompt_PQ, mask_PQ = policy.pad_prompts(rows)
+    prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
     settings = GenerationConfig(
         **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p} if temperature else {}),
         max_new_tokens=max_completion_length,
@@ -73,8 +75,10 @@ def sample(
         pad_token_id=policy.tokenizer.pad_token_id,
     )
     record = _Record(temperature)
-    further = {"logits_processor": LogitsProcessorList([record])} if logps else {}
+    further: dict[str, Any] = {"logits_processor": LogitsProcessorList([record])} if logps else {}
     with _own_settings_only(policy.model), policy.arithmetic():
+        if num_generations > 1:
+            further["past_key_values"] = _read_once(policy.model, prompt_PQ, mask_PQ, num_generations)
         try:
             ids_ST = policy.model.generate(
                 input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings, **further
@@ -89,6 +93,30 @@ def sample(
     texts = texts_of(policy, completion_SC, mask_SC)
     logps_SC = record.logps(completion_SC) if logps else None
     return Rollouts(Sequences(prompt_SQ, mask_SQ, completion_SC, mask_SC), texts, ~ended_SC.any(1), logps_SC)
+
+
+def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int) -> DynamicCache | None:
+    """Keys and values of every prompt but its last token, read once for its G outputs, (S, ...).
+
+    None where a layer keeps anything else (a window, a state): `generate` then reads the prompts of all outputs itself.
+    """
+    if prompt_PQ.shape[1] == 1 or not _is_plain(DynamicCache(config=model.config)):
+        return None
+    settings = GenerationConfig(
+        max_new_tokens=1, eos_token_id=None, pad_token_id=int(prompt_PQ[0, 0]), return_dict_in_generate=True
+    )  # it knows best what the model wants beside the tokens; the token it adds is thrown away
+    cache = model.generate(input_ids=prompt_PQ, attention_mask=mask_PQ, generation_config=settings).past_key_values
+    if not _is_plain(cache):
+        return None
+    cache.crop(-1)  # the last token is read with the first draw
+    cache.batch_repeat_interleave(num_generations)
+    return cache
+
+
+def _is_plain(cache: Any) -> bool:
+    """Whether every layer keeps the keys and values of all tokens, and nothing else."""
+    layers = cache.layers if type(cache) is DynamicCache else []
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 class _Record(LogitsProcessor):  # type: ignore[misc]

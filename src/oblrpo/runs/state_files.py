@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oblrpo.errors import InputError
 
-TENSORS, STATE = "trainer_state.safetensors", "trainer_state.json"
+TENSORS, STATE = "oblrpo_state.safetensors", "oblrpo_state.json"
 _TENSOR = "__tensor__"
 
 

@@ -50,7 +50,7 @@ class Learner:
         self.baseline = BASELINES[algorithm.baseline]
         self.clip_max = clip_max_of(rollout)
         self.scores = scores or ScoresConfig()
-        self.weights = Weights(self.scores)
+        self.weights = Weights(self.scores, "norm2_PG" in self.baseline.needs)
         self.prior = estimators.Prior(
             config.prior_strength if config.prior_strength >= 0 else None, config.prior_memory
         )

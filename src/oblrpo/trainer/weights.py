@@ -15,10 +15,16 @@ WEIGHTS = ("exact", *PROXIES, "calibrated")
 
 
 class Weights:
-    """Chooses the weights of a batch, and follows how well every proxy would have done."""
+    """Chooses the weights of a batch, and follows how well every proxy would have done.
 
-    def __init__(self, config: ScoresConfig) -> None:
+    Args:
+        config: which weights, and how often they are compared with exact norms.
+        weighted: whether the baseline takes weights; if not, norms are for looking at only.
+    """
+
+    def __init__(self, config: ScoresConfig, weighted: bool) -> None:
         self.name, self.every = config.weights, config.calibration_steps
+        self.always = weighted and self.name == "exact"
         self.calibrated = CalibratedProxy()
 
     def compares(self, step: int) -> bool:
@@ -27,7 +33,7 @@ class Weights:
 
     def needs_norms(self, step: int) -> bool:
         """Whether exact norms are taken in this step."""
-        return self.name == "exact" or self.compares(step)
+        return self.always or self.compares(step)
 
     def needs_features(self, step: int) -> bool:
         """Whether the forward must tell what proxies go by."""
