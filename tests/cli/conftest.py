@@ -62,6 +62,12 @@ def start(output, stderr=subprocess.DEVNULL, **settings):
 
 
 @pytest.fixture
+def no_page(monkeypatch):
+    """Leave out the page that a run ends with: two seconds of drawing, where a test is of something else."""
+    monkeypatch.setattr("oblrpo.report.page.write_report", lambda run, output=None: run)
+
+
+@pytest.fixture
 def small_run(oblrpo, tmp_path):
     """Train a very small policy, or `model`; keywords replace or add flags. Returns (code, stdout, stderr)."""
 

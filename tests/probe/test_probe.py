@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from oblrpo.probe import Effort, curvature, probe_run
-from tests.cli.conftest import dense_reward, metrics_of, oblrpo, small_run  # noqa: F401
+from tests.cli.conftest import dense_reward, metrics_of, no_page, oblrpo, small_run  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("no_page")
 
 EFFORT = ["--prompts", 6, "--outputs", 3, "--iterations", 3]
 
