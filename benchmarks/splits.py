@@ -3,16 +3,19 @@
     python -m benchmarks.splits --folder runs/splits [--tasks path ...] [--seeds 5] [--steps 120] [--processes 2]
 
 Each task's policy is warm-started once a seed; every run goes on from there with AdamW at a fixed rate of 3e-4. Prints,
-as mean over seeds with a 95 % interval, the mean reward of the last 20 steps and held-out accuracy after the last.
+as mean over seeds with a 95 % interval, the mean reward of the last 20 steps and held-out accuracy after the last, and
+by how much the shrunk baseline with 64 prompts of 4 differs, seed by seed.
 Finished runs are not repeated: the command can be interrupted and called again.
 """
 
 import argparse
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.runs import mean_interval, rows, run_all, task_settings, warm_starts, write_csv
 
+OURS = "oblr_shrunk"
 SPLITS = ((128, 2), (64, 4), (32, 8))
 GROUP_SIZES = {
     # at which splits each baseline runs; the paper's form is RLOO at G = 2
@@ -45,28 +48,38 @@ def last_20(metrics: list[dict]) -> float:
     return statistics.mean(row["reward"] for row in metrics[-20:])
 
 
+def by_seed(arguments: argparse.Namespace, runs: dict, cell: tuple[str, str, str], value: Callable) -> dict[int, float]:
+    """What every finished run of a task, split and baseline says."""
+    keys = {seed: (*cell, seed) for seed in range(arguments.seeds)}
+    found = {seed: rows(runs[key][0], arguments.steps) for seed, key in keys.items() if key in runs}
+    return {seed: value(metrics) for seed, metrics in found.items() if metrics}
+
+
 def report(arguments: argparse.Namespace, runs: dict) -> None:
     names = [f"{P}x{G}" for P, G in SPLITS]
+    head = f"| baseline | {' | '.join(names)} |\n|---|{'---|' * len(names)}"
     for title, value in (
         ("reward of the last 20 steps", last_20),
         ("accuracy after", lambda m: m[-1]["eval/accuracy"]),
     ):
         for task in arguments.tasks:
-            before = [rows(runs[task, "32x8", "rloo", seed][0], arguments.steps) for seed in range(arguments.seeds)]
-            start = [metrics[0]["eval/accuracy"] for metrics in before if metrics]
-            print(f"\n{task} ({mean_interval(start)} before): {title}\n\n| baseline | {' | '.join(names)} |")
-            print(f"|---|{'---|' * len(names)}")
-            for baseline in arguments.baselines:
-                cells = []
-                for split in names:
-                    found = [
-                        rows(runs[task, split, baseline, seed][0], arguments.steps)
-                        for seed in range(arguments.seeds)
-                        if (task, split, baseline, seed) in runs
-                    ]
-                    values = [value(metrics) for metrics in found if metrics]
-                    cells.append(mean_interval(values) + (f" ({len(values)})" if len(values) < arguments.seeds else ""))
-                print(f"| {baseline} | {' | '.join(cells)} |")
+            cells = {
+                (split, name): by_seed(arguments, runs, (task, split, name), value)
+                for split in names
+                for name in arguments.baselines
+            }
+            start = by_seed(arguments, runs, (task, "32x8", "rloo"), lambda m: m[0]["eval/accuracy"])
+            print(f"\n{task} ({mean_interval(list(start.values()))} before): {title}\n\n{head}")
+            for name in arguments.baselines:
+                shown = [list(cells[split, name].values()) for split in names]
+                few = [f" ({len(each)})" if 0 < len(each) < arguments.seeds else "" for each in shown]
+                print(f"| {name} | {' | '.join(mean_interval(e) + f for e, f in zip(shown, few, strict=True))} |")
+            print(f"\n{OURS} at 64x4 less each, seed by seed\n\n{head}")
+            ours = cells["64x4", OURS] if OURS in arguments.baselines else {}
+            for name in arguments.baselines:
+                others = [cells[split, name] for split in names]
+                gains = [[ours[seed] - other[seed] for seed in ours.keys() & other.keys()] for other in others]
+                print(f"| {name} | {' | '.join(map(mean_interval, gains))} |")
     if arguments.csv:
         header = ["task", "split", "baseline", "seed", "accuracy before", "after", "reward of the last 20 steps"]
         write_csv(
