@@ -190,8 +190,8 @@ class ScoresConfig:
     """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length, length16,
     logit, calibrated (a regression on exact norms of earlier steps)."""
     calibration_steps: int = 10
-    """Every so many steps exact norms and proxies are both taken: proxies' agreement is logged, `calibrated` learns, and
-    a baseline without weights shows its norms. 0: never."""
+    """Every so many steps exact norms and proxies are both taken: their agreement is logged, `calibrated` learns, and a
+    baseline without weights shows its norms. 0: never."""
     ledger: Literal["projected", "exact", "off"] = "projected"
     """The variance ledger: the gradient's variance under every baseline, from random projections or exactly."""
     ledger_steps: int = 50
