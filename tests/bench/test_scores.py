@@ -17,6 +17,7 @@ TINY = replace(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_row_is_measured_and_right():
     names = [name for name in scores.METHODS if not name.startswith("Opacus")]  # hooks and warnings: test_rivals
     seconds, peak, rows = scores.measure(TINY, names, 2, "cpu", torch.float32)
@@ -49,6 +50,7 @@ def table(**changes):
     print_tables(BenchConfig(**{"shape": ("short",), "methods": ("exact (auto)",), "rounds": 1} | changes))
 
 
+@pytest.mark.slow
 def test_tables_can_be_pasted(capsys, monkeypatch):
     monkeypatch.setitem(SHAPES, "short", TINY)
     monkeypatch.setattr(scores, "keep_freed_memory", lambda: None)

@@ -270,5 +270,6 @@ def test_names_are_not_taken_for_markup(small_run, tmp_path):
     assert "run[/x][a]" in out
 
 
+@pytest.mark.slow
 def test_out_of_memory(small_run):
     complained(small_run(hidden_size=2**22, num_attention_heads=2), "out of memory", "prompts_per_micro_batch")

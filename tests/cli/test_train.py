@@ -60,6 +60,7 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
 
 
 @pytest.mark.usefixtures("dense_reward")
+@pytest.mark.usefixtures("no_page")
 def test_one_seed_one_result(small_run, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         assert small_run(output=tmp_path / name, seed=seed, warm_start_steps=2, warm_start_batch=4)[0] == 0
@@ -69,6 +70,7 @@ def test_one_seed_one_result(small_run, tmp_path):
     assert metrics_of(tmp_path / "a") != metrics_of(tmp_path / "c")
 
 
+@pytest.mark.usefixtures("no_page")
 def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp_path, dense_reward):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert small_run(output=parts, steps=3, eval_steps=0)[0] == 0
@@ -99,6 +101,7 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
         {"algorithm": "otb", "schedule": "plugin"},
     ],
 )
+@pytest.mark.usefixtures("no_page")
 def test_resuming_forgets_the_step_no_checkpoint_holds(small_run, oblrpo, tmp_path, settings, dense_reward):
     """As if killed after writing the metrics of step 4 and half a line more, while writing its checkpoint."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -115,6 +118,7 @@ def test_resuming_forgets_the_step_no_checkpoint_holds(small_run, oblrpo, tmp_pa
     assert not list((parts / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_run(small_run, oblrpo, tmp_path, dense_reward):
     """SIGKILL at an arbitrary moment; nothing but the step in progress is lost."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -149,6 +153,7 @@ def test_ctrl_c_finishes_the_step_and_saves(tmp_path):
 
 
 @pytest.mark.usefixtures("dense_reward")
+@pytest.mark.usefixtures("no_page")
 def test_micro_batches_train_alike(small_run, tmp_path):
     for name, size in (("whole", 0), ("split", 1)):
         assert small_run(output=tmp_path / name, prompts_per_micro_batch=size, optimizer="SGD")[0] == 0
@@ -215,6 +220,7 @@ def test_a_recipe_file_and_flags_over_it(oblrpo, tmp_path):
 
 @pytest.mark.usefixtures("dense_reward")
 @pytest.mark.parametrize("baseline", ["oblr", "oblr_crossfit"])
+@pytest.mark.usefixtures("no_page")
 def test_every_exact_way_trains_alike(small_run, tmp_path, baseline):
     ways = {"auto": {}, "gram": {}, "two_pass": {}, "budget": {"score_method": "auto", "score_memory_mb": 100}}
     if baseline == "oblr_crossfit":

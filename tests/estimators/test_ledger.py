@@ -243,6 +243,7 @@ def test_groups_of_different_sizes_are_those_without_the_outputs_that_do_not_cou
     assert found.between == pytest.approx(account.variance - account.within, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_two_independent_estimates_leave_the_effective_dimension_unbiased():
     """tr H^2 from products of two noisy estimates; from one of them squared it would be far too large."""
     rewards_PG, score_SD, gram_SS = random_batch(6)

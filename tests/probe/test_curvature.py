@@ -58,6 +58,7 @@ def test_improvement_is_first_order_right_and_zero_at_home(policy, samples):
     assert realised.stderr > 0
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_the_mean(policy):
     """Of improvement and of curvature: the spread over 60 independent batches against what each says of itself."""
     task, rollout, found = Varied(), RolloutConfig(num_generations=G, max_completion_length=5), []

@@ -216,6 +216,7 @@ def test_chunked_logps_wants_a_linear_head():
         chunked_logps(torch.nn.Conv1d(1, 1, 1), torch.ones(1, 1, 1), torch.zeros(1, 1, dtype=torch.long))
 
 
+@pytest.mark.slow
 def test_projected_norms_are_unbiased_and_know_their_error():
     torch.manual_seed(28)
     model = build("qwen3-tied-gqa")

@@ -11,6 +11,8 @@ from oblrpo.theory.claims import Claim
 from oblrpo.theory.suite import Findings
 from tests.cli.conftest import oblrpo  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 FALSE = {
     "A1: the other baselines do too",
     "A2: one L for all parameters of a network",
