@@ -237,6 +237,17 @@ def test_every_exact_way_trains_alike(small_run, tmp_path, baseline):
                 assert row[key] == (value if value is None else pytest.approx(value, rel=2e-3, abs=1e-5)), key
 
 
+@pytest.mark.usefixtures("dense_reward", "no_page")
+def test_norms_that_nothing_is_weighed_by_are_taken_now_and_then_and_change_nothing(small_run, tmp_path):
+    for name, every in (("seldom", 2), ("always", 1)):
+        assert small_run(output=tmp_path / name, algorithm="rloo", calibration_steps=every)[0] == 0
+    seldom, always = metrics_of(tmp_path / "seldom"), metrics_of(tmp_path / "always")
+    assert ["score_norm2/mean" in row for row in seldom] == [False, False, True, False, True]
+    assert all("score_norm2/mean" in row for row in always[1:])
+    assert [row["reward"] for row in seldom[1:]] == [row["reward"] for row in always[1:]]
+    assert [row["grad_norm"] for row in seldom[1:]] == [row["grad_norm"] for row in always[1:]]
+
+
 @pytest.mark.usefixtures("dense_reward")
 @pytest.mark.parametrize("weights", ["length", "length16", "logit", "calibrated"])
 def test_weights_by_proxy(small_run, oblrpo, tmp_path, weights):

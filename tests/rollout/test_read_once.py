@@ -22,7 +22,7 @@ def test_greedy_outputs_of_padded_prompts(family):
     settings = GenerationConfig(max_new_tokens=LONGEST, min_new_tokens=LONGEST, pad_token_id=0, eos_token_id=1,
                                 output_logits=True, return_dict_in_generate=True)  # fmt: skip
     inputs = {"input_ids": prompt_PQ.repeat_interleave(G, 0), "attention_mask": mask_PQ.repeat_interleave(G, 0)}
-    cache = _read_once(model, prompt_PQ, mask_PQ, G)
+    cache = _read_once(model, prompt_PQ, mask_PQ, G, 0)
     assert cache is not None or "window" in family or family.startswith("gemma")  # those have sliding windows
     if cache is not None:
         plain = model.generate(**inputs, generation_config=settings)

@@ -78,7 +78,9 @@ def sample(
     further: dict[str, Any] = {"logits_processor": LogitsProcessorList([record])} if logps else {}
     with _own_settings_only(policy.model), policy.arithmetic():
         if num_generations > 1:
-            further["past_key_values"] = _read_once(policy.model, prompt_PQ, mask_PQ, num_generations)
+            further["past_key_values"] = _read_once(
+                policy.model, prompt_PQ, mask_PQ, num_generations, settings.pad_token_id
+            )
         try:
             ids_ST = policy.model.generate(
                 input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings, **further
@@ -95,7 +97,7 @@ def sample(
     return Rollouts(Sequences(prompt_SQ, mask_SQ, completion_SC, mask_SC), texts, ~ended_SC.any(1), logps_SC)
 
 
-def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int) -> DynamicCache | None:
+def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, pad: int) -> DynamicCache | None:
     """Keys and values of every prompt but its last token, read once for its G outputs, (S, ...).
 
     None where a layer keeps anything else (a window, a state): `generate` then reads the prompts of all outputs itself.
@@ -103,7 +105,7 @@ def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: 
     if prompt_PQ.shape[1] == 1 or not _is_plain(DynamicCache(config=model.config)):
         return None
     settings = GenerationConfig(
-        max_new_tokens=1, eos_token_id=None, pad_token_id=int(prompt_PQ[0, 0]), return_dict_in_generate=True
+        max_new_tokens=1, eos_token_id=None, pad_token_id=pad, return_dict_in_generate=True
     )  # it knows best what the model wants beside the tokens; the token it adds is thrown away
     cache = model.generate(input_ids=prompt_PQ, attention_mask=mask_PQ, generation_config=settings).past_key_values
     if not _is_plain(cache):
