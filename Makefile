@@ -1,6 +1,6 @@
 # make demo  environment + the main job (runs/demo)
 # make test  environment + lint + every test but those of the verl adapter
-# make quick  lint + the tests that take less than twenty seconds each, in about half the time
+# make quick  lint + the tests that take less than twenty seconds each
 # make docs  the site of docs/, into site/
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
 PYTHON ?= python3
