@@ -2,35 +2,109 @@
 
 import csv
 import json
-import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
-"""97.5 % quantile, by number of seeds."""
+from oblrpo.compare.conductor import request
+from oblrpo.compare.pool import Worker
+from oblrpo.config import TrainConfig
+from oblrpo.intervals import mean
+from oblrpo.settings import flatten, load_recipe, with_settings
+
+ADDITION = {"task": "addition", "task_args": {"max_terms": 4}, "max_completion_length": 24}
 
 STARTS = {
     # a task at a level of skill: settings of the supervised warm start, and of the task
-    "path": ["--warm-start-steps", "200"],
-    "addition": ["--task", "addition", "--task-args", "{max_terms: 4}", "--max-completion-length", "24",
-                 "--warm-start-steps", "300", "--warm-start-noise", "0.05"],
-    "addition-high": ["--task", "addition", "--task-args", "{max_terms: 4}", "--max-completion-length", "24",
-                      "--warm-start-steps", "500", "--warm-start-noise", "0.02"],
-    "countdown": ["--task", "countdown", "--max-completion-length", "24", "--warm-start-steps", "800",
-                  "--warm-start-noise", "0.05"],
+    "path": {"warm_start_steps": 200},
+    "addition": ADDITION | {"warm_start_steps": 300, "warm_start_noise": 0.05},
+    "addition-high": ADDITION | {"warm_start_steps": 500, "warm_start_noise": 0.02},
+    "countdown": {
+        "task": "countdown", "max_completion_length": 24, "warm_start_steps": 800, "warm_start_noise": 0.05,
+    },
 }  # fmt: skip
 
+Key = tuple[Any, ...]
+Runs = Mapping[Key, tuple[Path, dict]]
+"""Key -> (folder, settings over the demo's)."""
 
-def train(output: Path, *settings: object) -> None:
-    """One run in a process of its own, or what is left of it."""
-    resume = ["--resume"] if (output / "config.yaml").is_file() else []
-    command = [sys.executable, "-c", "from oblrpo.cli import main; main()", "train", "demo", "--output", str(output)]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with (output.parent / f"{output.name}.log").open("a") as log:
-        subprocess.run([*command, *map(str, settings), *resume], stdout=log, stderr=log, check=True)
+
+def train_all(runs: Runs, processes: int, tell: Callable[[Key], None] = lambda key: None) -> None:
+    """Every run, or what is left of it, by so many worker processes; calls `tell` as each ends."""
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    workers = [Worker() for _ in range(min(processes, len(runs)))]
+
+    def one(key: Key) -> None:
+        worker = idle.get()
+        try:
+            train(worker, *runs[key], len(workers))
+            tell(key)
+        finally:
+            idle.put(worker)
+
+    try:
+        for worker in workers:
+            idle.put(worker)
+        with ThreadPoolExecutor(max(1, len(workers))) as pool:
+            list(pool.map(one, runs))
+    finally:
+        for worker in workers:
+            worker.dismiss()
+            worker.process.kill()
+            worker.close()
+
+
+def train(worker: Worker, output: Path, settings: dict, processes: int = 1) -> None:
+    """One run, or what is left of it, in a worker process.
+
+    Raises:
+        RuntimeError: the run failed, or the worker did.
+    """
+    config = with_settings(load_recipe("demo", TrainConfig()), settings | {"output": str(output)}, output.name)
+    log = output.with_name(f"{output.name}.log")
+    worker.send(request("train", processes, settings=flatten(config), log=str(log)))
+    while True:
+        for event in worker.read():
+            if event["event"] == "done":
+                return
+            if event["event"] in {"failed", "died", "stopped"}:
+                raise RuntimeError(f"{output}: {event.get('message', 'stopped')}; its log: {log}")
+
+
+class Results:
+    """What finished runs came to, in a CSV of one line a run: the parts of its key, then the numbers of interest.
+
+    Lines that are in the file already stay, unless their run is there to be read.
+    """
+
+    def __init__(self, file: Path, key: Sequence[str], numbers: Mapping[str, Callable[[list[dict]], float]]) -> None:
+        self.file, self.key, self.numbers = file, key, numbers
+        self.lines: dict[tuple[str, ...], dict[str, float]] = {}
+        if file.is_file():
+            with file.open(newline="") as lines:
+                for line in csv.DictReader(lines):
+                    self.lines[tuple(line[part] for part in key)] = {name: float(line[name]) for name in numbers}
+
+    def of(self, *key: object) -> dict[str, float] | None:
+        """The numbers of a run, None of one that has not finished."""
+        return self.lines.get(tuple(map(str, key)))
+
+    def by_seed(self, *key: object, number: str, seeds: int) -> dict[int, float]:
+        """A number of every finished run that has this key but for the seed, its last part."""
+        found = {seed: self.of(*key, seed) for seed in range(seeds)}
+        return {seed: numbers[number] for seed, numbers in found.items() if numbers}
+
+    def add(self, key: Key, metrics: list[dict]) -> None:
+        """A finished run; the file is written anew."""
+        self.lines[tuple(map(str, key))] = {name: round(of(metrics), 4) for name, of in self.numbers.items()}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*self.key, *self.numbers])
+            writer.writerows([*parts, *(f"{n:.4f}" for n in numbers.values())] for parts, numbers in self.lines.items())
 
 
 def rows(output: Path, steps: int) -> list[dict] | None:
@@ -43,55 +117,39 @@ def rows(output: Path, steps: int) -> list[dict] | None:
 def warm_starts(folder: Path, names: Iterable[str], seeds: int, processes: int) -> dict[tuple[str, int], Path]:
     """A warm-started policy for each task and seed, trained once."""
     starts = {(name, seed): folder / f"warm_{name}_{seed}" for seed in range(seeds) for name in names}
-
-    def one(key: tuple[str, int]) -> None:
-        name, seed = key
-        if rows(starts[key], 0) is None:
-            train(starts[key], "--steps", 0, "--seed", seed, *STARTS[name])
-
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(one, starts))
+    missing = {
+        (name, seed): (path, STARTS[name] | {"steps": 0, "seed": seed})
+        for (name, seed), path in starts.items()
+        if rows(path, 0) is None
+    }
+    train_all(missing, processes)
     return {key: path / "checkpoints" / "step_0" for key, path in starts.items()}
 
 
-def task_settings(name: str) -> list[str]:
-    """What a run on the task needs, without its warm start."""
-    settings = STARTS[name]
-    cut = settings.index("--warm-start-steps")
-    return [*settings[:cut], "--warm-start-steps", "0"]
+def after_start(name: str, policy: Path) -> dict:
+    """Settings of a run that goes on from a task's warm start."""
+    return STARTS[name] | {"warm_start_steps": 0, "model": str(policy)}
 
 
-def run_all(runs: Mapping[tuple, tuple[Path, list]], steps: int, processes: int) -> None:
-    """Every run that is not finished, some at a time; prints each as it ends."""
+def run_all(runs: Runs, steps: int, processes: int, results: Results) -> None:
+    """Every run that is not finished, some at a time; keeps what each comes to, and prints its final accuracy."""
+    begun = time.monotonic()
 
-    def one(key: tuple) -> None:
-        output, settings = runs[key]
-        if rows(output, steps) is None:
-            train(output, *settings, "--steps", steps)
-            print(*key, f"{rows(output, steps)[-1]['eval/accuracy']:.3f}", flush=True)
+    def tell(key: Key) -> None:
+        metrics = rows(runs[key][0], steps)
+        results.add(key, metrics)
+        print(*key, f"{metrics[-1]['eval/accuracy']:.3f}  ({(time.monotonic() - begun) / 60:.1f} min)", flush=True)
 
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(one, runs))
+    finished = {key: metrics for key, (path, _) in runs.items() if (metrics := rows(path, steps))}
+    for key, metrics in finished.items():
+        results.add(key, metrics)
+    missing = {key: (path, given | {"steps": steps}) for key, (path, given) in runs.items() if key not in finished}
+    train_all(missing, processes, tell)
 
 
 def mean_interval(values: list[float]) -> str:
-    """Mean over seeds with a 95 % interval by Student's t."""
-    if len(values) < 2:
-        return f"{values[0]:.3f}" if values else ""
-    margin = STUDENT_T[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):.3f} +- {margin:.3f}"
-
-
-def write_csv(
-    path: Path, names: list[str], runs: Mapping[tuple, tuple[Path, list]], steps: int, value: Callable
-) -> None:
-    """A line a finished run: its key and what `value` makes of its metrics."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        for index, (key, (output, _)) in enumerate(runs.items()):
-            metrics = rows(output, steps)
-            if index == 0:
-                writer.writerow(names)
-            if metrics is not None:
-                writer.writerow([*key, *value(metrics)])
+    """Mean over seeds with a 95 % interval by Student's t, which says nothing of two seeds."""
+    if not values:
+        return ""
+    found = mean(values)
+    return f"{found.value:.3f}" + (f" +- {found.margin:.3f}" if found.n > 2 else "")

@@ -78,10 +78,10 @@ def test_the_comparison_with_trl_reads_finished_runs(tmp_path, monkeypatch, caps
     settings = ["--folder", tmp_path, "--seeds", 2, "--steps", 20, "--seconds", 6, 10, "--only-report"]
     printed = printed_by("against_trl", settings, monkeypatch, capsys)
     # 10 steps in 4 s against 10 in 8 s; half as much of CPU time
-    assert "| grpo | 2.500 +- 0.000 | 2.000 +- 0.000 | 0.200 | 2.000 +- 0.000 |" in printed
-    assert "| grpo | 0.200 +- 0.000 | 0.500 +- 0.000 | 0.600 +- 0.000 |" in printed
-    assert "| trl-grpo | 0.275 +- 0.000 | 0.325 +- 0.000 | 16 |" in printed
-    assert "| grpo | 0.550 +- 0.000 |  | 8 |" in printed  # its runs are over after 8 s
+    assert "| grpo | 2.500 | 2.000 | 0.200 | 2.000 |" in printed
+    assert "| grpo | 0.200 | 0.500 | 0.600 |" in printed
+    assert "| trl-grpo | 0.275 | 0.325 | 16 |" in printed
+    assert "| grpo | 0.550 |  | 8 |" in printed  # its runs are over after 8 s
     assert "rloo" not in printed.replace("trl-rloo", "")
 
 
@@ -129,3 +129,63 @@ def test_the_clock_stands_still_while_accuracy_is_measured(monkeypatch):
         clock.after(step)
         hands[:] = [hands[0] + 2, hands[1] + 1]
     assert [(row["seconds"], row["cpu_seconds"]) for row in clock.rows] == [(0, 0), (2, 1), (4, 2)]
+
+
+def test_runs_are_trained_once_and_kept_in_a_csv(tmp_path, monkeypatch, capsys):
+    from benchmarks import runs
+
+    small = {"warm_start_steps": 1, "hidden_size": 16, "num_hidden_layers": 1}
+    monkeypatch.setitem(runs.STARTS, "path", small)
+    file = tmp_path / "runs.csv"
+    line = "path,64x4,oblr_shrunk,1,0.1000,0.2000,0.3000"
+    file.write_text(f"task,split,baseline,seed,accuracy before,after,reward of the last 20 steps\n{line}\n")
+    words = ["--folder", tmp_path, "--tasks", "path", "--baselines", "oblr", "--seeds", 1, "--steps", 1, "--csv", file]
+    printed = printed_by("splits", [*words, "--processes", 1], monkeypatch, capsys)
+    assert printed.startswith("path 64x4 oblr 0 ")
+    kept, made = file.read_text().splitlines()[1:]
+    assert kept == line
+    assert made.startswith("path,64x4,oblr,0,0.")
+    monkeypatch.setattr(runs, "Worker", None)  # nothing is left to train
+    assert "path 64x4" not in printed_by("splits", words, monkeypatch, capsys)
+
+
+def test_a_failed_run_is_named(tmp_path):
+    from benchmarks.runs import train_all
+
+    runs = {("one",): (tmp_path / "one", {"steps": 1, "task_args": {"nodes": -1}})}
+    with pytest.raises(RuntimeError, match=r"one: .*; its log: .*one\.log"):
+        train_all(runs, 2)
+
+
+def write_lines(file, head, lines):
+    file.write_text("\n".join([head, *lines]) + "\n")
+
+
+def test_tables_of_splits(tmp_path, monkeypatch, capsys):
+    lines = [f"path,64x4,oblr_shrunk,{s},0.1,{0.5 + s / 10:.1f},0.6" for s in range(3)]
+    lines += [f"path,32x8,rloo,{s},0.1,0.5,0.{3 + s}" for s in range(2)]
+    file = tmp_path / "runs.csv"
+    write_lines(file, "task,split,baseline,seed,accuracy before,after,reward of the last 20 steps", lines)
+    words = ["--only-report", "--csv", file, "--tasks", "path", "--seeds", 3, "--baselines", "oblr_shrunk", "rloo"]
+    printed = printed_by("splits", words, monkeypatch, capsys)
+    assert "path (0.100 before)" in printed
+    assert "| oblr_shrunk |  | 0.600 +- 0.248 |  |" in printed  # 0.5, 0.6, 0.7: 4.303 * 0.1 / sqrt(3)
+    assert "| rloo |  |  | 0.350 (2) |" in printed
+    assert "| rloo |  |  | 0.250 |" in printed  # less each, seed by seed: 0.6 - (0.3, 0.4)
+
+
+def test_tables_of_learning_rates(tmp_path, monkeypatch, capsys):
+    finals = {"off": {1e-4: (0.5, 0.5), 2e-4: (0.6, 0.8), 4e-4: (0.0, 0.0)}, "auto": {1e-7: (0.5, 0.9)}}
+    lines = [
+        f"path,{name},{rate},{seed},0.1,{final}"
+        for name, by_rate in finals.items()
+        for rate, both in by_rate.items()
+        for seed, final in enumerate(both)
+    ]
+    file = tmp_path / "runs.csv"
+    write_lines(file, "task,schedule,rate,seed,accuracy before,after", lines)
+    printed = printed_by("learning_rates", ["--only-report", "--csv", file, "--tasks", "path"], monkeypatch, capsys)
+    assert "| off | 0.0002 | 0.700 | 0.600 | 2 |" in printed
+    # nine tenths of 0.7 are 0.63: 0.65 of the way up from 1e-4, 0.1 of the way down to 4e-4, in octaves
+    assert "off: usable from 0.00016 to 0.00021, a factor of 1.4" in printed
+    assert "auto from 1e-07 over its best, 0.0002: 1.000, difference 0.000" in printed
