@@ -67,9 +67,9 @@ class Grid:
         return {rate: statistics.mean(after[s] for s in seeds) for rate, after in found.items() if {*seeds} <= {*after}}
 
     def best(self, task: str, schedule: str) -> float:
-        """The rate that the tuning seeds choose."""
+        """The rate that the tuning seeds choose, of equally good ones the lowest."""
         means = self.tuned(task, schedule)
-        return max(means, key=means.__getitem__)
+        return max(means, key=lambda rate: (round(means[rate], 6), -rate))
 
 
 def report(grid: Grid) -> None:
