@@ -19,7 +19,7 @@ OURS = "oblr_shrunk"
 SPLITS = ((128, 2), (64, 4), (32, 8), (16, 16))
 GROUP_SIZES = {
     # at which splits each baseline runs; the paper's form is RLOO at G = 2
-    "oblr_shrunk": (2, 4, 8, 16), "rloo": (2, 4, 8, 16), "grpo": (2, 4, 8, 16), "oblr": (4,), "js": (2,), "none": (2, 8),
+    "oblr_shrunk": (2, 4, 8), "rloo": (2, 4, 8, 16), "grpo": (2, 4, 8, 16), "oblr": (4,), "js": (2,), "none": (2, 8),
 }  # fmt: skip
 
 
