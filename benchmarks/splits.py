@@ -4,7 +4,7 @@
 
 Each task's policy is warm-started once a seed; every run goes on from there with AdamW at a fixed rate of 3e-4. Prints,
 as mean over seeds with a 95 % interval, the mean reward of the last 20 steps and held-out accuracy after the last, and
-by how much the shrunk baseline with 64 prompts of 4 differs, seed by seed.
+by how much the shrunk baseline with 64 prompts of 4, and at the same split, differs, seed by seed.
 Finished runs are not repeated: the command can be interrupted and called again. Tables are drawn from a CSV, with
 --only-report from it alone.
 """
@@ -65,11 +65,12 @@ def report_number(arguments: argparse.Namespace, results: Results, task: str, nu
         shown = [cells[name, split].values() for split in names]
         few = [f" ({len(each)})" if 0 < len(each) < arguments.seeds else "" for each in shown]
         print(f"| {name} | {' | '.join(mean_interval([*e]) + f for e, f in zip(shown, few, strict=True))} |")
-    print(f"\n{OURS} at 64x4 less each, seed by seed\n\n{head}")
-    ours = cells[OURS, "64x4"]
-    for name in arguments.baselines:
-        gains = [[ours[s] - other[s] for s in ours.keys() & other.keys()] for other in (cells[name, x] for x in names)]
-        print(f"| {name} | {' | '.join(map(mean_interval, gains))} |")
+    for title, mine in (("at 64x4", ["64x4"] * len(names)), ("at the same split", names)):
+        print(f"\n{OURS} {title} less each, seed by seed\n\n{head}")
+        for name in arguments.baselines:
+            pairs = [(cells[OURS, own], cells[name, split]) for own, split in zip(mine, names, strict=True)]
+            gains = [[ours[seed] - other[seed] for seed in ours.keys() & other.keys()] for ours, other in pairs]
+            print(f"| {name} | {' | '.join(map(mean_interval, gains))} |")
 
 
 def main() -> None:

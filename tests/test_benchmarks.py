@@ -163,15 +163,16 @@ def write_lines(file, head, lines):
 
 def test_tables_of_splits(tmp_path, monkeypatch, capsys):
     lines = [f"path,64x4,oblr_shrunk,{s},0.1,{0.5 + s / 10:.1f},0.6" for s in range(3)]
-    lines += [f"path,32x8,rloo,{s},0.1,0.5,0.{3 + s}" for s in range(2)]
+    lines += [f"path,{split},rloo,{s},0.1,0.5,0.{3 + s}" for s in range(2) for split in ("64x4", "32x8")]
     file = tmp_path / "runs.csv"
     write_lines(file, "task,split,baseline,seed,accuracy before,after,reward of the last 20 steps", lines)
     words = ["--only-report", "--csv", file, "--tasks", "path", "--seeds", 3, "--baselines", "oblr_shrunk", "rloo"]
     printed = printed_by("splits", words, monkeypatch, capsys)
     assert "path (0.100 before)" in printed
     assert "| oblr_shrunk |  | 0.600 +- 0.248 |  |" in printed  # 0.5, 0.6, 0.7: 4.303 * 0.1 / sqrt(3)
-    assert "| rloo |  |  | 0.350 (2) |" in printed
-    assert "| rloo |  |  | 0.250 |" in printed  # less each, seed by seed: 0.6 - (0.3, 0.4)
+    assert "| rloo |  | 0.350 (2) | 0.350 (2) |" in printed
+    assert "| rloo |  | 0.250 | 0.250 |" in printed  # 0.6 - (0.3, 0.4), seed by seed
+    assert "| rloo |  | 0.250 |  |" in printed  # of the same split
 
 
 def test_tables_of_learning_rates(tmp_path, monkeypatch, capsys):
