@@ -12,6 +12,7 @@ from oblrpo.compare.pool import Event, Pool, Worker
 from oblrpo.compare.spec import Variant
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
+from oblrpo.runs import held
 from oblrpo.settings import flatten
 
 
@@ -34,7 +35,8 @@ class Conductor:
         """Run all that is not settled.
 
         Raises:
-            InputError: a folder holds a run of other settings, or a config cannot work; nothing has started then.
+            InputError: a folder holds a run of other settings, a config cannot work, or another process is at it;
+                nothing has started then.
             KeyboardInterrupt: stopped; the runs in progress have saved what there is.
         """
         for run in self.plan.all_known():
@@ -46,7 +48,9 @@ class Conductor:
         try:
             if len(self.settled) < self.plan.count():
                 check(self.plan, self.pool)
-                self._go_on()
+                self.plan.output.mkdir(parents=True, exist_ok=True)
+                with held(self.plan.output):
+                    self._go_on()
         except KeyboardInterrupt:
             self._stop()
             there = sum(run.config.run.output in self.settled for run in self.plan.all_known())

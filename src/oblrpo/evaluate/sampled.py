@@ -16,9 +16,10 @@ from oblrpo import __version__
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.rollout import sample
-from oblrpo.runs import read_rows, write_atomically
+from oblrpo.runs import held, read_rows, write_atomically
 from oblrpo.seeds import seed_of
 from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
+from oblrpo.tasks.task import Problem
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,22 @@ def collect(
     Batches have seeds of their own: an evaluation that was stopped and gone on with gives what it would have given.
 
     Raises:
-        InputError: a prompt does not fit, or the folder holds another evaluation.
+        InputError: a prompt does not fit, the folder holds another evaluation, or another process is at this one.
     """
     asked = to_train_on(problems, template)
     policy.encode([problem.prompt for problem in asked], sampling.max_completion_length)
     saved.open(settings_of(policy, asked[0].prompt, problems, template, sampling))
+    with held(saved.file):
+        return _collect(policy, asked, sampling, saved, progress)
+
+
+def _collect(
+    policy: Policy,
+    asked: Sequence[Problem],
+    sampling: Sampling,
+    saved: SavedCompletions,
+    progress: Callable[[int, int], None],
+) -> list[dict[str, Any]]:
     size = sampling.problems_per_batch
     starts = range(0, len(asked), size)
     rows = saved.rows()

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from oblrpo.runs.atomic import check_writable, write_atomically
 from oblrpo.runs.folder import Metrics, RunFolder, read_rows
+from oblrpo.runs.held import held
 
 if TYPE_CHECKING:
     from oblrpo.runs.state_files import load_state
 
-__all__ = ["Metrics", "RunFolder", "check_writable", "load_state", "read_rows", "write_atomically"]
+__all__ = ["Metrics", "RunFolder", "check_writable", "held", "load_state", "read_rows", "write_atomically"]
 
 
 def __getattr__(name: str) -> Any:

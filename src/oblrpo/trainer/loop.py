@@ -25,7 +25,7 @@ from oblrpo.evaluate import heldout_accuracy
 from oblrpo.policy import Prompt, make_policy, warm_start
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import make_sampler
-from oblrpo.runs import RunFolder, load_state
+from oblrpo.runs import RunFolder, held, load_state
 from oblrpo.seeds import seed_of
 from oblrpo.settings import flatten
 from oblrpo.tasks import Demonstrator
@@ -73,13 +73,18 @@ class Trainer:
         """Train to the configured step, from the latest checkpoint if resuming.
 
         Raises:
+            InputError: the folder holds another run, or another process is at this one.
             KeyboardInterrupt: stopped by a signal, after the step in progress and its checkpoint.
         """
-        if self.resume:
-            self.folder.clean_up()
-            self.folder.write_config(self.config)
-        else:
+        if not self.resume:
             self.folder.create(self.config)
+        with held(self.folder.path):
+            if self.resume:
+                self.folder.clean_up()
+                self.folder.write_config(self.config)
+            self._run(progress)
+
+    def _run(self, progress: Progress) -> None:
         self.folder.drop_metrics_after(-1 if self.done is None else self.done)
         for row in self.folder.read_metrics():
             self.monitors.observe(row)

@@ -1,0 +1,74 @@
+"""Two processes never write one output; one that dies, however, does not keep others from it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from oblrpo.errors import InputError
+from oblrpo.evaluate.sampled import Sampling, SavedCompletions, collect
+from oblrpo.runs import held
+from oblrpo.tasks.benchmarks import BenchmarkProblem
+from tests.cli.conftest import metrics_of
+from tests.cli.test_bad_input import complained
+
+HOLD = "import sys, time; from pathlib import Path; from oblrpo.runs import held\n"
+HOLD += "with held(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def elsewhere():
+    """Hold a folder or file in another process, which is then returned."""
+    processes = []
+
+    def hold(path):
+        process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield hold
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_one_at_a_time(tmp_path):
+    for path in (tmp_path, tmp_path / "file"):
+        with held(path), pytest.raises(InputError, match="another process is writing"), held(path):
+            pass
+        with held(path):
+            pass
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_run_that_another_process_writes_is_left_alone(small_run, oblrpo, elsewhere, tmp_path):
+    run = tmp_path / "run"
+    assert small_run(output=run)[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    other = elsewhere(run)
+    complained(oblrpo("train", "--resume", "--output", run, "--steps", 5), "another process is writing", str(run))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    other.kill()
+    other.wait()
+    assert oblrpo("train", "--resume", "--output", run, "--steps", 5)[0] == 0
+    assert [row["step"] for row in metrics_of(run)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_comparison_that_another_process_makes_is_left_alone(oblrpo, elsewhere, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    elsewhere(out)
+    result = oblrpo("compare", "against-rloo", "--output", out, "--set", "{steps: 1, warm_start_steps: 0}")
+    complained(result, "another process is writing", str(out))
+    assert not (out / "runs").exists()
+
+
+def test_an_evaluation_that_another_process_draws_is_left_alone(elsewhere, tmp_path, tiny_policy):
+    problems = [BenchmarkProblem(0, "1 + 1", ("2",))]
+    given = tiny_policy, problems, "{prompt}", Sampling(1, 1.0, 1.0, 2, 1, 0), SavedCompletions(tmp_path, "mine")
+    assert len(collect(*given)) == 1
+    elsewhere(tmp_path / "mine.jsonl")
+    elsewhere(tmp_path / "others.jsonl")
+    with pytest.raises(InputError, match="another process is writing"):
+        collect(*given)
