@@ -35,6 +35,7 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
         "completions",
         "checkpoints",
         "report.html",
+        ".lock",
     }
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
