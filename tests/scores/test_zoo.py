@@ -102,7 +102,7 @@ def test_a_gain_near_zero_loses_no_digits(name, gain):
 def test_bfloat16_agrees_as_far_as_it_goes(name, experts):
     """Loop autograd rounds every score to 8 bits, and every implementation of the experts rounds differently.
 
-    All experts are chosen: where two are nearly tied, a batch and a loop may round to different ones (with AMX they do).
+    All experts are chosen: where two are nearly tied, a batch and a loop may round to different ones (with AMX, say).
     """
     torch.manual_seed(6)
     every = {"qwen3-moe-normalised": 5, "mixtral-untied": 4}
