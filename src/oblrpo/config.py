@@ -195,7 +195,7 @@ class ScoresConfig:
     ledger: Literal["projected", "exact", "off"] = "projected"
     """The variance ledger: the gradient's variance under every baseline, from random projections or exactly."""
     ledger_steps: int = 50
-    """Take the ledger in step 1 and every so many steps; it costs about three gradients."""
+    """Take the ledger in step 1 and every so many steps; it costs about four gradients."""
 
 
 @dataclass(frozen=True)

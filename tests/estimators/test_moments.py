@@ -209,27 +209,27 @@ def test_an_optimizer_without_squared_gradients_has_no_metric(name):
     }[name]([parameter])
     assert estimators.inverse_preconditioner(optimizer) is None
     run(optimizer, [parameter], 1)
-    with pytest.raises(ValueError, match=f"(?i){name} keeps no squared gradients"):
+    with pytest.raises(ValueError, match=f"(?i){name} does not divide by a root"):
         estimators.inverse_preconditioner(optimizer)
 
 
-@pytest.mark.parametrize("name", ["amsgrad", "centred rmsprop"])
-def test_an_update_that_divides_by_something_else_is_followed_or_refused(name):
+def test_amsgrads_update_is_followed():
     parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
-    optimizer = (
-        torch.optim.Adam([parameter], lr=0.1, betas=(0.0, 0.5), eps=0.3, amsgrad=True)
-        if name == "amsgrad"
-        else torch.optim.RMSprop([parameter], lr=0.1, alpha=0.5, eps=0.3, centered=True)
-    )
+    optimizer = torch.optim.Adam([parameter], lr=0.1, betas=(0.0, 0.5), eps=0.3, amsgrad=True)
     parameter.grad = torch.full((4,), 10.0, dtype=torch.float64)
     optimizer.step()
     before = parameter.detach().clone()
     (gradient,) = run(optimizer, [parameter], 1)
-    try:
-        metric = estimators.inverse_preconditioner(optimizer)
-    except ValueError:
-        return
+    metric = estimators.inverse_preconditioner(optimizer)
     torch.testing.assert_close(parameter.detach() - before, -0.1 * metric[parameter] * gradient)
+
+
+def test_an_update_that_divides_by_something_else_is_refused():
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+    optimizer = torch.optim.RMSprop([parameter], centered=True)
+    run(optimizer, [parameter], 1)
+    with pytest.raises(ValueError, match="RMSprop does not divide by a root of averaged squared gradients"):
+        estimators.inverse_preconditioner(optimizer)
 
 
 def test_moments_in_a_metric_are_those_of_scaled_gradients():

@@ -24,7 +24,7 @@ def told(rows):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"lr_factor": 1e-4}, "learning rate has been below 1% of its highest for 10 steps.*about 40 prompts"),
+        ({"lr_factor": 1e-4}, "learning rate has been at most 1% of its highest for 10 steps.*about 40 prompts"),
         ({"lr_factor": 0.0, "critical_batch_size": math.inf}, "lost in its noise. Raise prompts_per_step"),
         ({"frac_reward_zero_std": 0.95, "reward": 0.01}, "taught nothing .*choose easier prompts"),
         ({"frac_reward_zero_std": 1.0, "reward": 0.99}, "choose harder prompts"),
@@ -41,6 +41,29 @@ def test_a_lasting_failure_is_told_once(change, word):
 def test_a_passing_failure_is_not_told():
     rows = [FINE | {"lr_factor": 1e-9, "frac_reward_zero_std": 1.0}] * (PATIENCE - 1)
     assert not any(told([FINE, *rows, FINE, *rows]))
+
+
+def test_a_factor_that_was_never_above_zero_has_collapsed():
+    said = told([FINE | {"lr_factor": 0.0, "critical_batch_size": math.inf}] * (PATIENCE + 5))
+    assert [bool(messages) for messages in said] == [False] * (PATIENCE - 1) + [True] + [False] * 5
+
+
+def test_the_measured_rate_has_collapsed_when_the_signals_share_has():
+    """Its factor is of an arbitrary start, and stops falling at the share that it may always spend."""
+    steps = [(0.4, 1.0)] * 3 + [(0.0039, 0.032)] * PATIENCE
+    monitors = Monitors(schedule="auto")
+    said = [monitors.observe(FINE | {"n_snr": n_snr, "lr_factor": factor}) for n_snr, factor in steps]
+    assert not any(said)  # 0.0039 / 1.0039 is above a hundredth of 0.4 / 1.4
+    said = [monitors.observe(FINE | {"n_snr": 0.0, "lr_factor": 0.032}) for _ in range(PATIENCE)]
+    assert not any(said[:-1])
+    assert "signal's share of the gradient" in said[-1][0]
+    unknown = FINE | {"n_snr": None, "lr_factor": 1e-9}
+    assert not any(Monitors(schedule="auto").observe(unknown) for _ in range(3 * PATIENCE))
+
+
+def test_baselines_that_grow_slowly_explode_in_the_end():
+    """2 % a step: the median of all steps so far falls behind."""
+    assert sum(map(bool, told([FINE | {"baseline/spread": 0.3 * 1.02**step} for step in range(300)]))) == 1
 
 
 def test_exploding_baselines_are_told_at_once():

@@ -20,7 +20,8 @@ class Account:
     """What the batch gradient's noise and signal are with one baseline. Units: squared gradient norm."""
 
     variance: float
-    """Unbiased estimate of tr Cov of the batch gradient, (1 / (P (P - 1))) sum_i ||g_i - g||^2."""
+    """Estimate of tr Cov of the batch gradient, (1 / (P (P - 1))) sum_i ||g_i - g||^2: unbiased for a baseline that
+    looks at its own prompt alone; for one that looks at others, off by order 1 / P of itself (tests/estimators/test_ledger.py)."""
     signal2: float
     """Unbiased estimate of the squared norm of its mean, sum_{i != k} M_ik / (P (P - 1)); negative by chance."""
     within: float
@@ -56,8 +57,8 @@ def ledger(
     """Accounts of several advantages on one batch of P prompts with G outputs each.
 
     H = Cov(g_i) is the covariance of one prompt's gradient; prompts are independent, so that the sample covariance of
-    the g_i is unbiased whatever the baseline does within a prompt (one that looks at other prompts brings a
-    dependence of order 1 / P^2). Given the prompt, the mean gradient mu_q of every unbiased baseline is the same;
+    the g_i is unbiased whatever the baseline does within a prompt (one that looks at other prompts makes them depend on
+    each other, which leaves an error of order 1 / P of the variance). Given the prompt, the mean gradient mu_q of every unbiased baseline is the same;
     ||mu_q||^2 is estimated from pairs of outputs (j, k) with the mean reward of the rest for a baseline, so that
     neither sees itself, and E ||g_i||^2 - E ||mu_q||^2 is what sampling outputs brings.
 

@@ -185,7 +185,10 @@ def inverse_preconditioner(optimizer: Optimizer) -> dict[torch.nn.Parameter, Ten
             state = optimizer.state.get(p, {})
             key = next((key for key in known if key in state), None)
             if state and (key is None or group.get("centered") or "acc_delta" in state):
-                raise ValueError(f"{type(optimizer).__name__} keeps no squared gradients to take a metric from.")
+                raise ValueError(
+                    f"{type(optimizer).__name__} does not divide by a root of averaged squared gradients as it is set: "
+                    "there is no metric to take from it."
+                )
             if key is None or float(state["step"]) == 0:
                 metric[p] = torch.zeros_like(p)
                 continue

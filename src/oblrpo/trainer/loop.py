@@ -55,7 +55,7 @@ class Trainer:
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
         self.tokens = 0
-        self.monitors = Monitors(config.rollout.sampler_correction, self.algorithm.baseline)
+        self.monitors = Monitors(config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule)
         torch.manual_seed(config.run.seed)
         checkpoint = self._checkpoint() if resume else None
         self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)

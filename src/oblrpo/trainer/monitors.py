@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-import statistics
-from collections import deque
 from typing import Any
 
 PATIENCE = 10
 """Steps in a row before a state counts as lasting."""
 
 COLLAPSED = 0.01
-"""Share of the schedule's highest factor so far below which the rate has collapsed."""
+"""Share of the schedule's highest factor so far, or of the signal's highest share, at which the rate has collapsed."""
 
 EXPLODED = 10.0
 """Times its median over earlier steps at which the spread of baselines has exploded."""
@@ -30,14 +29,15 @@ class Monitors:
     Args:
         correction: `sampler_correction` of the run.
         baseline: of the run.
+        schedule: of the run.
     """
 
-    def __init__(self, correction: str = "truncated", baseline: str = "oblr") -> None:
-        self._correction, self._baseline = correction, baseline
+    def __init__(self, correction: str = "truncated", baseline: str = "oblr", schedule: str = "debiased") -> None:
+        self._correction, self._baseline, self._schedule = correction, baseline, schedule
         self._told: set[str] = set()
         self._highest = 0.0
         self._collapsed = self._flat = 0
-        self._spreads: deque[float] = deque(maxlen=100)
+        self._spreads: list[float] = []  # in order
 
     def observe(self, metrics: dict[str, Any]) -> list[str]:
         """What is new to tell after a step; a resumed run shows its earlier steps again to stay quiet about them."""
@@ -96,15 +96,23 @@ class Monitors:
         )
 
     def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
-        factor = metrics["lr_factor"]  # not the rate, which a cosine brings down too
+        factor, name = (
+            metrics["lr_factor"],
+            "schedule's factor on the learning rate",
+        )  # not the rate: a cosine lowers it too
+        if self._schedule == "auto":  # its factor is to an arbitrary start, and never falls below that of `LEAST`
+            n_snr, name = metrics["n_snr"], "signal's share of the gradient, which the learning rate follows,"
+            if n_snr is None or not math.isfinite(n_snr):
+                return ""
+            factor = n_snr / (1 + n_snr)
         self._highest = max(self._highest, factor)
-        self._collapsed = self._collapsed + 1 if factor < COLLAPSED * self._highest else 0
+        self._collapsed = self._collapsed + 1 if factor <= COLLAPSED * self._highest else 0
         if self._collapsed < PATIENCE:
             return ""
         critical = metrics["critical_batch_size"]
         known = "" if critical is None or math.isinf(critical) else f" (critical batch about {critical:.0f} prompts)"
         return (
-            f"the schedule's factor on the learning rate has been below {COLLAPSED:.0%} of its highest for {PATIENCE} "
+            f"the {name} has been at most {COLLAPSED:.0%} of its highest for {PATIENCE} "
             f"steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, or set "
             "schedule_floor to go on regardless."
         )
@@ -113,8 +121,8 @@ class Monitors:
         spread = metrics["baseline/spread"]
         if spread is None or math.isnan(spread):
             return ""
-        usual = statistics.median(self._spreads) if len(self._spreads) >= PATIENCE else math.inf
-        self._spreads.append(spread)
+        usual = self._spreads[len(self._spreads) // 2] if len(self._spreads) >= PATIENCE else math.inf
+        bisect.insort(self._spreads, spread)
         if usual == 0 or spread <= EXPLODED * usual:  # 0: most steps so far paid nothing, which is no scale
             return ""
         if spread <= (metrics.get("reward_std") or 0.0):  # wide for baselines near 0, and yet within what rewards do
