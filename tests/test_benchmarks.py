@@ -2,12 +2,18 @@
 
 import importlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
+from tests.cli.conftest import oblrpo
+
+__all__ = ["oblrpo"]
+
+COMPARISONS = sorted((Path(__file__).parents[1] / "benchmarks" / "comparisons").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +196,10 @@ def test_tables_of_learning_rates(tmp_path, monkeypatch, capsys):
     # nine tenths of 0.7 are 0.63: 0.65 of the way up from 1e-4, 0.1 of the way down to 4e-4, in octaves
     assert "off: usable from 0.00016 to 0.00021, a factor of 1.4" in printed
     assert "auto from 1e-07 over its best, 0.0002: 1.000, difference 0.000" in printed
+
+
+@pytest.mark.parametrize("spec", COMPARISONS, ids=lambda path: path.stem)
+def test_the_comparisons_of_the_results_page_can_be_run(spec, tmp_path, oblrpo):
+    code, out, err = oblrpo("compare", spec, "--output", tmp_path / "out", "--dry-run")
+    assert code == 0, err
+    assert "seed 0" in out

@@ -128,9 +128,9 @@ class TaskConfig:
 class RolloutConfig:
     """Sampling. The policy is sampled as it is: no top-k, no top-p, so that log-probabilities are the sampler's."""
 
-    prompts_per_step: int = 32
+    prompts_per_step: int = 64
     """Prompts a step (P). Completions a step are P x G."""
-    num_generations: int = 8
+    num_generations: int = 4
     """Completions a prompt (G)."""
     max_completion_length: int = 512
     """Longest completion, in tokens; longer ones are cut and judged as they stand."""
@@ -161,7 +161,7 @@ class RolloutConfig:
 class AlgorithmConfig:
     """The gradient estimator. `algorithm` names a row of the table; the three below replace one of its entries."""
 
-    algorithm: str = "oblrpo"
+    algorithm: str = "oblrpo_shrunk"
     """oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, otb, vcpo or js."""
     baseline: str = ""
     """none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal, leave-one-out), oblr_shrunk (the same,

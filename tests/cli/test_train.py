@@ -154,6 +154,20 @@ def test_ctrl_c_finishes_the_step_and_saves(tmp_path):
 
 
 @pytest.mark.usefixtures("dense_reward")
+def test_what_ended_a_run_is_on_its_page_until_it_goes_on(small_run, oblrpo, tmp_path):
+    run = tmp_path / "run"
+    assert small_run(steps=2, save_steps=1)[0] == 0
+    code, _, err = small_run(output=tmp_path / "wild", schedule="off", optimizer="SGD", learning_rate=1e30)
+    assert code == 2
+    assert "training has diverged" in err
+    assert "training has diverged" in (tmp_path / "wild" / "report.html").read_text()
+    (run / "failure.txt").write_text("training has diverged: not really.\n")
+    assert oblrpo("train", "--resume", "--output", run, "--steps", "3")[0] == 0
+    assert not (run / "failure.txt").exists()
+    assert "diverged" not in (run / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("dense_reward")
 @pytest.mark.usefixtures("no_page")
 def test_micro_batches_train_alike(small_run, tmp_path):
     for name, size in (("whole", 0), ("split", 1)):

@@ -7,7 +7,7 @@ import pytest
 
 from oblrpo.compare.page import write_page
 from oblrpo.compare.summary import band, summarise
-from oblrpo.compare.table import lines, notes, window, write_table
+from oblrpo.compare.table import HEADS, lines, notes, window, write_table
 from oblrpo.errors import InputError
 from tests.compare.conftest import plan_of, pretend
 
@@ -18,6 +18,11 @@ FINALS = {
     ("rloo", 1e-4): (0.30, 0.32, 0.31), ("rloo", 1e-3): (0.50, 0.54, 0.52), ("rloo", 1e-2): (0.10, 0.10, 0.10),
     ("ours", 1e-4): (0.40, 0.42, 0.41), ("ours", 1e-3): (0.60, 0.66, 0.60), ("ours", 1e-2): (0.59, 0.62, 0.62),
 }  # fmt: skip
+
+
+def column(summary, name):
+    """The cells of a column, a variant each."""
+    return [line[HEADS.index(name)] for line in lines(summary)]
 
 
 @pytest.fixture
@@ -51,9 +56,10 @@ def test_the_best_rate_its_accuracy_and_the_paired_test(filled):
     t = 0.1 / (0.02 / math.sqrt(3))
     assert test.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
     assert summary.adjusted["ours"] == test.p
-    line = lines(summary)[1]
-    assert line[:4] == ["ours", "0.001", "0.200 ± 0.000", "0.620 ± 0.086"]
-    assert line[-1] == "3/3"
+    line = dict(zip(HEADS, lines(summary)[1], strict=True))
+    assert [line[name] for name in ("variant", "rate", "before", "accuracy after", "seeds")] == [
+        "ours", "0.001", "0.200 ± 0.000", "0.620 ± 0.086", "3/3",
+    ]  # fmt: skip
 
 
 def test_rollouts_to_the_target(filled):
@@ -64,6 +70,22 @@ def test_rollouts_to_the_target(filled):
     for seed, final in enumerate(FINALS["ours", 1e-3]):
         assert ours.completions[seed] == pytest.approx(48 * (0.496 - 0.2) / (final - 0.2))
     assert rloo.median_completions == pytest.approx(48 * (0.496 - 0.2) / (0.52 - 0.2))
+    assert column(summary, "completions to target")[1] == "36 (31 to 36)"
+    assert "the seeds' range, which holds the median of all seeds with 75%" in "\n".join(notes(summary))
+
+
+def test_what_was_measured_at_its_ends_alone_has_no_rollouts_to_a_target(write_spec, tmp_path):
+    """A line between two points is no curve."""
+    spec = write_spec(variants={"a": None, "b": {}}, seeds=3, target={"accuracy": 0.5}, base={"warm_start_steps": 0})
+    plan = plan_of(spec, tmp_path / "out")
+    for variant in plan.spec.variants:
+        for run in plan.search(variant):
+            pretend(run, [0.2, 0.7], every=4)
+    summary = summarise(plan)
+    assert column(summary, "completions to target") == ["", ""]
+    assert "accuracy was taken at the ends of runs alone; set eval_steps" in "\n".join(notes(summary))
+    rows = csv.DictReader(write_table(summary, tmp_path).read_text().splitlines())
+    assert {row["completions_to_target"] for row in rows} == {""}
 
 
 def test_the_windows_of_usable_rates(filled):
@@ -123,7 +145,7 @@ def test_seeds_that_ended_below_their_start_are_counted(write_spec, tmp_path):
     b[2].note_failure("diverged", "lower learning_rate")
     outcomes = summarise(plan).outcomes
     assert [outcome.fallen for outcome in outcomes] == [1, 2]
-    assert [line[4] for line in lines(summarise(plan))] == ["0.100 (1 fell)", "0.000 (2 fell)"]
+    assert column(summarise(plan), "lowest") == ["0.100 (1 fell)", "0.000 (2 fell)"]
 
 
 def test_runs_that_never_reach_the_target_count_as_such(write_spec, tmp_path):
@@ -136,8 +158,8 @@ def test_runs_that_never_reach_the_target_count_as_such(write_spec, tmp_path):
     a, b = summarise(plan).outcomes
     assert math.isfinite(a.median_completions)
     assert b.median_completions == math.inf
-    cells = [line[8] for line in lines(summarise(plan))]
-    assert cells[0].endswith("(2 of 3 reached it)")
+    cells = column(summarise(plan), "completions to target")
+    assert cells[0].endswith(" to never, 2 of 3 reached it)")
     assert cells[1] == "not reached (1 of 3 reached it)"
     rows = list(csv.DictReader(write_table(summarise(plan), tmp_path).read_text().splitlines()))
     assert [row["completions_to_target"] for row in rows if row["variant"] == "b"][:2] == ["not reached"] * 2
@@ -177,7 +199,7 @@ def test_a_page_of_one_run(write_spec, tmp_path):
     pretend(plan.search(plan.spec.variants[0])[0], [0.1, 0.2, 0.3, 0.3, 0.4])
     summary = summarise(plan)
     assert write_page(summary, tmp_path).read_text().count("<svg") == 3
-    assert lines(summary)[0][3] == "0.400"
+    assert column(summary, "accuracy after") == ["0.400"]
 
 
 def test_while_runs_are_missing_the_foremost_rate_is_shown(plan):

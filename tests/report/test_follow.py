@@ -74,6 +74,16 @@ def test_a_run_from_its_beginning_to_its_end(write_run, monkeypatch):
     assert "finished, 3 steps" in page.read_text()
 
 
+def test_a_failure_ends_it(write_run, monkeypatch):
+    run = write_run([BEFORE, row(1)])
+    Story(monkeypatch, [lambda: (run / "failure.txt").write_text("training has diverged: a norm is NaN.\n")])
+    assert follow(run, run / "page.html", 3, lambda _: None) == run / "page.html"
+    page = (run / "page.html").read_text()
+    assert "<b>Step 2</b>: the run ended here: training has diverged: a norm is NaN." in page
+    assert "No warnings" not in page
+    assert "http-equiv" not in page
+
+
 def test_a_page_is_written_only_when_something_moved(write_run, monkeypatch):
     run = write_run([BEFORE, row(1)])
     written = []

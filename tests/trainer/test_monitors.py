@@ -12,6 +12,7 @@ FINE = {
     "frac_reward_zero_std": 0.2,
     "lr_factor": 0.5,
     "critical_batch_size": 40.0,
+    "n_snr": 0.4,
     "baseline/spread": 0.3,
 }
 
@@ -26,7 +27,7 @@ def told(rows):
     [
         ({"lr_factor": 1e-4}, "learning rate has been at most 1% of its highest for 10 steps.*about 40 prompts"),
         ({"lr_factor": 0.0, "critical_batch_size": math.inf}, "lost in its noise. Raise prompts_per_step"),
-        ({"frac_reward_zero_std": 0.95, "reward": 0.01}, "taught nothing .*choose easier prompts"),
+        ({"frac_reward_zero_std": 0.95, "reward": 0.3}, "taught nothing .*choose easier prompts"),
         ({"frac_reward_zero_std": 1.0, "reward": 0.99}, "choose harder prompts"),
     ],
 )
@@ -36,6 +37,28 @@ def test_a_lasting_failure_is_told_once(change, word):
     ((message,),) = [messages for messages in said if messages]
     assert re.search(word, message)
     assert said[3 + PATIENCE - 1] == [message]
+
+
+def test_a_fallen_policy_is_told_once_and_not_sent_to_easier_prompts():
+    """Its rewards become flat, too; that is not what is to be mended."""
+    rows = [FINE] * 15 + [FINE | {"reward": 0.01, "frac_reward_zero_std": 0.99}] * 30
+    for schedule, mend in (("off", "a third of learning_rate, or schedule auto"), ("auto", "lower schedule_kl")):
+        monitors = Monitors(schedule=schedule)
+        ((message,),) = [said for said in map(monitors.observe, rows) if said]
+        assert re.search(f"mean reward of the last 10 steps is 0.2.*was 0.500 at its best.*{mend}", message)
+
+
+def test_what_noise_can_do_is_no_fall():
+    """Half of the best is lost: of 40 completions that is chance, of 4,000 it is not."""
+    for stderr, told_times in ((0.05, 0), (0.005, 1)):
+        rows = [FINE | {"reward": 0.1, "reward_stderr": stderr}] * 10
+        rows += [FINE | {"reward": 0.02, "reward_stderr": stderr}] * 15
+        assert sum(map(bool, told(rows))) == told_times
+
+
+def test_negative_rewards_fall_by_their_own_scale():
+    assert not any(told([FINE | {"reward": reward} for reward in (-0.4, -0.5) for _ in range(12)]))
+    assert sum(map(bool, told([FINE | {"reward": reward} for reward in (-0.4, -0.9) for _ in range(12)]))) == 1
 
 
 def test_a_passing_failure_is_not_told():

@@ -30,7 +30,11 @@ class TrainCommand:
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo train`."""
+    """`oblrpo train`.
+
+    Raises:
+        InputError: anything the user can mend; the page tells what ended a run that had begun.
+    """
     command, recipe = _parse(argv, TrainConfig()), TrainConfig()
     # What the flags override comes from the recipe, or from the run to be resumed; then the flags are read again.
     if command.config.recipe:
@@ -61,8 +65,13 @@ def run(argv: list[str]) -> None:
     if command.dry_run:
         print(yaml.safe_dump(flatten(command.config), sort_keys=False) + "\n" + trainer.describe())
         return
-    with Progress(console) as progress:
-        trainer.run(progress)
+    try:
+        with Progress(console) as progress:
+            trainer.run(progress)
+    except InputError:
+        if trainer.folder.failure() and trainer.folder.read_metrics():
+            write_report(trainer.folder.path)
+        raise
     write_report(trainer.folder.path)
     rows, config = trainer.folder.read_metrics(), command.config
     print(summary(rows, config.run.output, config.rollout.prompts_per_step))

@@ -11,11 +11,13 @@ from matplotlib.ticker import NullLocator
 
 from oblrpo.compare.summary import Curve, Outcome, Result, Summary, band
 from oblrpo.intervals import smooth
-from oblrpo.report.charts import INK, drawing, look
+from oblrpo.report.charts import HEIGHT, INK, drawing, legend, look
 from oblrpo.report.ledger import UNBIASED
 
 REWARD_WINDOW = 9
 """Steps in the moving average of reward curves."""
+
+ACCURACY = "held-out accuracy"
 
 MOST_TICKS = 10
 """Rates that are written out below an axis."""
@@ -37,12 +39,14 @@ def learning(summary: Summary) -> list[str]:
             axes.axhline(summary.level, color=INK, linewidth=0.8, linestyle=":")
             axes.annotate(" target", (0, summary.level), fontsize=8, va="bottom")
 
+    height = _under_legend(len(summary.outcomes))
     return [
-        drawing("Held-out accuracy at the best rate", "completions", draw_accuracy, ylabel="mean reward"),
+        drawing("Held-out accuracy at the best rate", "completions", draw_accuracy, height, ylabel=ACCURACY),
         drawing(
             f"Reward, mean of {REWARD_WINDOW} steps",
             "completions",
             lambda axes: _curves(axes, summary, smoothed),
+            height,
             ylabel="mean reward",
         ),
     ]
@@ -71,7 +75,12 @@ def _banded(axes: Axes, curves: list[Curve], label: str, color: str, dashes: str
 
 def _legend(axes: Axes) -> None:
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+        legend(axes)
+
+
+def _under_legend(names: int) -> float:
+    """Room for a legend of so many names above the axes, two a row."""
+    return HEIGHT + 0.2 * max(0, (names + 1) // 2 - 2)
 
 
 def rates(summary: Summary) -> list[str]:
@@ -99,7 +108,8 @@ def rates(summary: Summary) -> list[str]:
         axes.set_ylim(low - (len(windows) + 1) * gap, high)
         _legend(axes)
 
-    return [drawing("Final accuracy against learning rate", "learning rate", draw, ylabel="mean reward")]
+    height = _under_legend(len(summary.outcomes))
+    return [drawing("Final accuracy against learning rate", "learning rate", draw, height, ylabel=ACCURACY)]
 
 
 def _by_rate(axes: Axes, outcome: Outcome, color: str, dashes: str) -> None:
@@ -130,9 +140,11 @@ def every_rate(summary: Summary) -> list[str]:
                 _banded(axes, [result.accuracy() for result in runs], f"{rate:g}", *look(number))
             _legend(axes)
 
-        drawings.append(
-            drawing(f"{outcome.variant.name}: held-out accuracy by rate", "completions", draw, ylabel="mean reward")
+        title, height = (
+            f"{outcome.variant.name}: held-out accuracy by rate",
+            _under_legend(len(outcome.variant.learning_rates)),
         )
+        drawings.append(drawing(title, "completions", draw, height, ylabel=ACCURACY))
     return drawings
 
 

@@ -20,7 +20,7 @@ def write_page(summary: Summary, folder: Path) -> Path:
     spec, variances = summary.spec, charts.variances(summary)
     title = spec.name.removesuffix(".yaml")
     body = [f"<h1>{text(title)}</h1>", *([f"<p>{text(spec.about)}</p>"] if spec.about else []), _headline(summary)]
-    cells = [[text(cell).replace(" ", "&nbsp;") for cell in line] for line in lines(summary)]
+    cells = [[text(cell).replace(" ± ", "&nbsp;±&nbsp;") for cell in line] for line in lines(summary)]
     body += [html.table(map(text, HEADS), cells), _notes(summary)]
     differences = [charts.differences(summary)] if summary.tests else []
     learning = [*charts.learning(summary), charts.completions(summary), *differences]

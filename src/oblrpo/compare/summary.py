@@ -50,9 +50,12 @@ class Result:
         return [((row["step"] - 1) * self.per_step, row["reward"]) for row in self.rows if "reward" in row]
 
     def completions_to(self, level: float, target: Target) -> float | None:
-        """Completions until the smoothed curve reaches the level: infinite if it ended below, None if it goes on."""
+        """Completions until the smoothed curve reaches the level: infinite if it ended below, None if it goes on.
+
+        None, too, of a run that was measured at its ends alone.
+        """
         curve = self.accuracy() if target.curve == "accuracy" else self.reward()
-        if not curve:
+        if len(curve) < 3:
             return None if self.state != "diverged" else math.inf
         x, y = zip(*curve, strict=True)
         reached = crossing(x, smooth(y, target.window), level)

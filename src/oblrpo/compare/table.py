@@ -25,8 +25,8 @@ COLUMNS = (
     f"reward_last_{LAST}_steps", "completions_to_target", "seconds_in_steps",
 )  # fmt: skip
 
-HEADS = ("variant", "rate", "before", "accuracy after", "lowest", "difference", "p", "p adjusted",
-         "completions to target", "usable rates", "seeds")  # fmt: skip
+HEADS = ("variant", "accuracy after", "difference", "p", "p adjusted", "completions to target", "rate",
+         "usable rates", "before", "lowest", "seeds")  # fmt: skip
 
 
 NARROW = {"variant": "", "rate": "", "accuracy after": "after", "difference": "", "p adjusted": "p",
@@ -59,15 +59,15 @@ def _line(summary: Summary, outcome: Outcome) -> list[str]:
     own = name == summary.spec.reference
     return [
         name,
-        "" if outcome.rate is None else f"{outcome.rate:g}",
-        interval(outcome.before),
         interval(outcome.final),
-        lowest(outcome),
         "reference" if own else difference(test),
         "" if own or test is None else p_value(test.p),
         "" if own or test is None else p_value(summary.adjusted[name]),
         reached(outcome),
+        "" if outcome.rate is None else f"{outcome.rate:g}",
         window(outcome.window),
+        interval(outcome.before),
+        lowest(outcome),
         f"{len(outcome.finals)}/{len(summary.spec.seeds)}",
     ]
 
@@ -81,7 +81,7 @@ def notes(summary: Summary) -> list[str]:
         "Intervals are 95 % by Student's t over seeds; differences are to the reference, seed by seed, p is of the "
         "paired t test, adjusted for the number of variants by Holm's method.",
         f"Target: {summary.level:.3f}{level}; the median over seeds of the completions until {curve}, averaged over "
-        f"{target.window} points, is there.",
+        f"{target.window} points, is there" + _of_target(summary),
         "Usable rates: those around the best whose final accuracy is at least 90 % of its; an end marked with ~ is the "
         "grid's own, and the window may go on.",
     ]
@@ -99,6 +99,16 @@ def notes(summary: Summary) -> list[str]:
     if missing := summary.plan.count() - len(ended):
         told.append(f"{missing} of {summary.plan.count()} runs have not ended yet; the same command goes on with them.")
     return told
+
+
+def _of_target(summary: Summary) -> str:
+    """What the range of the seeds says about the median, or why there is neither."""
+    if not any(outcome.completions for outcome in summary.outcomes):
+        return ". Not known: accuracy was taken at the ends of runs alone; set eval_steps, or target: {curve: reward}."
+    n = len(summary.spec.seeds)
+    return (
+        f", and the seeds' range, which holds the median of all seeds with {1 - 0.5 ** (n - 1):.0%}." if n > 2 else "."
+    )
 
 
 def interval(found: Mean | None) -> str:
@@ -125,13 +135,20 @@ def p_value(p: float | None) -> str:
 
 
 def reached(outcome: Outcome, brief: bool = False) -> str:
-    """The median; how many seeds arrived if not all did, and how many were there before they began."""
+    """The median; the seeds' range, how many arrived if not all did, and how many were there before they began."""
     middle, values = outcome.median_completions, outcome.completions.values()
     if middle is None:
         return ""
     arrived, begun = sum(map(math.isfinite, values)), sum(value == 0 for value in values)
-    parts = [f"{arrived}/{len(values)}" if brief else f"{arrived} of {len(values)} reached it"]
-    parts = (parts if arrived < len(values) else []) + ([f"{begun} began there"] if begun and not brief else [])
+    some = arrived < len(values)
+    if brief:
+        parts = [f"{arrived}/{len(values)}"] if some else []
+    else:
+        parts = (
+            [f"{min(values):,.0f} to {'never' if some else f'{max(values):,.0f}'}"] if arrived and arrived > 1 else []
+        )
+        parts += [f"{arrived} of {len(values)} reached it"] if some else []
+        parts += [f"{begun} began there"] if begun else []
     return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
 
 

@@ -21,7 +21,7 @@ class Account:
 
     variance: float
     """Estimate of tr Cov of the batch gradient, (1 / (P (P - 1))) sum_i ||g_i - g||^2: unbiased for a baseline that
-    looks at its own prompt alone; for one that looks at others, off by order 1 / P of itself (tests/estimators/test_ledger.py)."""
+    looks at its own prompt alone; for one that looks at others, off by order 1 / P of itself."""
     signal2: float
     """Unbiased estimate of the squared norm of its mean, sum_{i != k} M_ik / (P (P - 1)); negative by chance."""
     within: float
@@ -58,9 +58,9 @@ def ledger(
 
     H = Cov(g_i) is the covariance of one prompt's gradient; prompts are independent, so that the sample covariance of
     the g_i is unbiased whatever the baseline does within a prompt (one that looks at other prompts makes them depend on
-    each other, which leaves an error of order 1 / P of the variance). Given the prompt, the mean gradient mu_q of every unbiased baseline is the same;
-    ||mu_q||^2 is estimated from pairs of outputs (j, k) with the mean reward of the rest for a baseline, so that
-    neither sees itself, and E ||g_i||^2 - E ||mu_q||^2 is what sampling outputs brings.
+    each other: an error of order 1 / P of the variance). Given the prompt, the mean gradient mu_q of every unbiased
+    baseline is the same; ||mu_q||^2 is estimated from pairs of outputs (j, k) with the mean reward of the rest for a
+    baseline, so that neither sees itself, and E ||g_i||^2 - E ||mu_q||^2 is what sampling outputs brings.
 
     Args:
         gram_SS: inner products of scores, S = P G, outputs of a prompt together: exact, (S, S), or two independent

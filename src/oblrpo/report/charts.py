@@ -72,7 +72,7 @@ def chart(
         if logarithmic and any(value and value > 0 for line in lines for value in line.y):
             axes.set_yscale("log")
         if not any(value is not None for line in lines for value in line.y):
-            axes.text(0.5, 0.5, "no values yet", transform=axes.transAxes, ha="center")
+            axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center")
         for level in levels:
             axes.axhline(level.y, color=INK, linewidth=1, linestyle=":", label=level.label)
         if len(lines) + len(levels) > 1:

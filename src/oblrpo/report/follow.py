@@ -15,7 +15,7 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 def follow(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -> Path | None:
-    """Write the page whenever the run has moved, until it has done its last step or Ctrl-C; None: it never began.
+    """Write the page whenever the run has moved, until its last step, its failure or Ctrl-C; None: it never began.
 
     A run may be stopped, and resumed from an earlier step, meanwhile: the page shows what is there. A page of a run
     that goes on asks the browser to read it anew; the last one written does not.
@@ -32,7 +32,7 @@ def follow(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -
             now = _signature(run)
             if now != seen:
                 record, seen = _render(run, output, seconds, tell) or record, now
-            if record is not None and record.finished:
+            if record is not None and record.ended:
                 return output
             time.sleep(seconds)
     except KeyboardInterrupt:
@@ -44,7 +44,7 @@ def _render(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) 
     if record is None:
         tell("no finished step yet")
         return None
-    write_record(record, output, 0 if record.finished else seconds)
+    write_record(record, output, 0 if record.ended else seconds)
     reward = record.steps[-1]["reward"] if record.steps else None
     told = "" if reward is None else f", reward {reward:.3f}"
     tell(f"step {record.done} of {record.settings.get('steps')}{told}")
@@ -52,7 +52,7 @@ def _render(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) 
 
 
 def _signature(run: Path) -> Signature:
-    """Changes whenever metrics or settings do: file, size, time of the last write."""
+    """Changes whenever metrics, settings or a failure do: file, size, time of the last write."""
 
     def of(path: Path) -> tuple[int, int, int] | None:
         try:
@@ -61,4 +61,4 @@ def _signature(run: Path) -> Signature:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
-    return of(run / "metrics.jsonl"), of(run / "config.yaml")
+    return of(run / "metrics.jsonl"), of(run / "config.yaml"), of(run / "failure.txt")

@@ -52,6 +52,7 @@ PAGE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 70rem; margin: 0 auto; padding: 1.5rem 1rem; }}
 h1 {{ margin: 0; overflow-wrap: anywhere; }}
+p, li, dd, .alarm {{ overflow-wrap: anywhere; }}
 h2 {{ margin-top: 2.5rem; }}
 h3 {{ margin: .5rem 0; font-size: 1rem; }}
 small {{ color: var(--soft); font-size: .85rem; }}
@@ -81,6 +82,9 @@ table {{ border-collapse: collapse; font-size: .9rem; }}
 td, th {{ border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }}
 @media (max-width: 34rem) {{ td, th {{ padding: .25rem .3rem; }} body {{ padding: 1rem .7rem; }}
   .group table {{ font-size: .78rem; }} }}
+th:first-child, td:first-child {{ position: sticky; left: 0; background: var(--paper); }}
+.group th:first-child, .group td:first-child {{ background: var(--card); }}
+td:first-child code {{ white-space: nowrap; }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 .up {{ color: var(--up); }}
 .down {{ color: var(--down); }}

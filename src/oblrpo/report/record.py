@@ -43,6 +43,11 @@ class Record:
         return self.done >= self.whole("steps")
 
     @property
+    def ended(self) -> bool:
+        """It will not go on by itself: finished, or failed."""
+        return self.finished or bool(self.folder.failure())
+
+    @property
     def prompts(self) -> int:
         """Prompts a step (P)."""
         return self.whole("prompts_per_step")

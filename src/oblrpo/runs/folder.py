@@ -27,7 +27,10 @@ MAY_CHANGE_ON_RESUME = {
 
 
 class RunFolder:
-    """RUN/: `config.yaml`, `metrics.jsonl`, `completions/step_N.jsonl`, `checkpoints/step_N/`, `report.html`."""
+    """RUN/: `config.yaml`, `metrics.jsonl`, `completions/step_N.jsonl`, `checkpoints/step_N/`, `report.html`.
+
+    And `failure.txt`, while what ended it has not been mended.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,6 +38,7 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         self.completions = path / "completions"
         self.checkpoints = path / "checkpoints"
+        self.failure_file = path / "failure.txt"
 
     def create(self, config: TrainConfig) -> None:
         """Start a new run.
@@ -99,6 +103,17 @@ class RunFolder:
     def read_metrics(self) -> list[Metrics]:
         """All complete lines of metrics.jsonl."""
         return read_rows(self.metrics_file) if self.metrics_file.is_file() else []
+
+    def write_failure(self, message: str) -> None:
+        """Note what ended the run before its last step; nothing: it goes on."""
+        if message:
+            atomic.write_atomically(self.failure_file, message + "\n")
+        else:
+            self.failure_file.unlink(missing_ok=True)
+
+    def failure(self) -> str:
+        """What ended the run before its last step; empty if nothing did, or it was stopped or killed."""
+        return self.failure_file.read_text("utf-8").strip() if self.failure_file.is_file() else ""
 
     def read_completions(self, step: int) -> list[dict[str, Any]]:
         """The completions of a step, none if they are not there."""

@@ -73,7 +73,7 @@ class Trainer:
         """Train to the configured step, from the latest checkpoint if resuming.
 
         Raises:
-            InputError: the folder holds another run, or another process is at this one.
+            InputError: the folder holds another run, or another process is at this one; or what ended it, noted there.
             KeyboardInterrupt: stopped by a signal, after the step in progress and its checkpoint.
         """
         if not self.resume:
@@ -82,7 +82,12 @@ class Trainer:
             if self.resume:
                 self.folder.clean_up()
                 self.folder.write_config(self.config)
-            self._run(progress)
+                self.folder.write_failure("")
+            try:
+                self._run(progress)
+            except Exception as error:
+                self.folder.write_failure(str(error) if isinstance(error, InputError) else repr(error))
+                raise
 
     def _run(self, progress: Progress) -> None:
         self.folder.drop_metrics_after(-1 if self.done is None else self.done)

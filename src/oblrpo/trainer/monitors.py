@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import deque
 from typing import Any
 
 PATIENCE = 10
@@ -15,6 +16,9 @@ COLLAPSED = 0.01
 EXPLODED = 10.0
 """Times its median over earlier steps at which the spread of baselines has exploded."""
 
+FALLEN = 0.5
+"""Share of the best mean reward of `PATIENCE` steps that is lost when the policy has fallen."""
+
 MISMATCHED = {"truncated": 1.0, "none": 0.1}
 """Mean |log pi(o|q) - log sampler(o|q)| of completions, nats, from which on the sampler is not the policy any more:
 where weights make up for it, it costs variance and truncation; where nothing does, it biases."""
@@ -24,7 +28,7 @@ FLAT = 0.9
 
 
 class Monitors:
-    """Watches for learning-rate collapse, flat rewards, exploding baselines, masked batches, a sampler gone astray.
+    """Watches for a fallen policy, learning-rate collapse, flat rewards, exploding baselines, a sampler astray.
 
     Args:
         correction: `sampler_correction` of the run.
@@ -38,6 +42,8 @@ class Monitors:
         self._highest = 0.0
         self._collapsed = self._flat = 0
         self._spreads: list[float] = []  # in order
+        self._rewards: deque[float] = deque(maxlen=PATIENCE)
+        self._best = -math.inf
 
     def observe(self, metrics: dict[str, Any]) -> list[str]:
         """What is new to tell after a step; a resumed run shows its earlier steps again to stay quiet about them."""
@@ -49,11 +55,14 @@ class Monitors:
             self._told |= set(new)
             return list(new.values())
         found = {
+            "fallen": self._policy_has_fallen(metrics),
             "flat": self._rewards_are_flat(metrics),
             "collapse": self._rate_collapsed(metrics),
             "baselines": self._baselines_exploded(metrics),
             "mismatch": self._sampler_astray(metrics),
         }
+        if found["fallen"] or "fallen" in self._told:
+            found["flat"] = ""  # not for want of easier prompts
         new = {key: text for key, text in found.items() if text and key not in self._told}
         self._told |= set(new)
         return list(new.values())
@@ -93,6 +102,20 @@ class Monitors:
             f"and taught nothing (mean reward {metrics['reward']:.2f}): choose "
             + ("easier" if metrics["reward"] < 0.5 else "harder")
             + " prompts, raise num_generations, or check the reward."
+        )
+
+    def _policy_has_fallen(self, metrics: dict[str, Any]) -> str:
+        self._rewards.append(metrics["reward"])
+        if len(self._rewards) < PATIENCE:
+            return ""
+        now, noise = sum(self._rewards) / PATIENCE, metrics.get("reward_stderr") or 0.0  # of one step: with room
+        self._best = max(self._best, now)
+        if self._best - now <= max(FALLEN * abs(self._best), 3 * noise):
+            return ""
+        mend = "lower schedule_kl" if self._schedule == "auto" else "take a third of learning_rate, or schedule auto"
+        return (
+            f"the policy has fallen: the mean reward of the last {PATIENCE} steps is {now:.3f}, and was "
+            f"{self._best:.3f} at its best. Steps are too long: {mend}, and start again or from an earlier checkpoint."
         )
 
     def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
