@@ -24,6 +24,11 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = [file for file in sorted(SOURCE.rglob("*.py")) if ">>> " in file.read_text()]
 
 
+def slug(heading):
+    """The anchor of a heading, on GitHub and on the site."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page, capsys):
     torch.manual_seed(0)
@@ -33,9 +38,14 @@ def test_python_blocks_run(page, capsys):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", page.read_text()):
-        if target and not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        led = page.parent / target if target else page
+        assert led.exists(), target
+        if anchor and led.suffix == ".md":
+            heads = re.findall(r"^#+ (.*)", led.read_text(), re.MULTILINE)
+            assert anchor in {slug(head) for head in heads}, f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

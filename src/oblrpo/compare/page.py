@@ -20,10 +20,11 @@ def write_page(summary: Summary, folder: Path) -> Path:
     spec, variances = summary.spec, charts.variances(summary)
     title = spec.name.removesuffix(".yaml")
     body = [f"<h1>{text(title)}</h1>", *([f"<p>{text(spec.about)}</p>"] if spec.about else []), _headline(summary)]
-    cells = [[text(cell).replace(" ± ", "&nbsp;±&nbsp;") for cell in line] for line in lines(summary)]
+    cells = [[_unbroken(cell) for cell in line] for line in lines(summary)]
     body += [html.table(map(text, HEADS), cells), _notes(summary)]
+    arrived = [charts.completions(summary)] if any(outcome.completions for outcome in summary.outcomes) else []
     differences = [charts.differences(summary)] if summary.tests else []
-    learning = [*charts.learning(summary), charts.completions(summary), *differences]
+    learning = [*charts.learning(summary), *arrived, *differences]
     body += ["<h2>Learning</h2>", html.charts(learning, large=True)]
     if rates := [*charts.rates(summary), *charts.every_rate(summary)]:
         body += ["<h2>Learning rates</h2>", html.charts(rates, large=True)]
@@ -33,6 +34,11 @@ def write_page(summary: Summary, folder: Path) -> Path:
     path = folder / "compare.html"
     write_atomically(path, html.page(title, body))
     return path
+
+
+def _unbroken(cell: str) -> str:
+    """Figures break before what stands in brackets, and between its parts."""
+    return text(cell).replace(" ", "&nbsp;").replace("&nbsp;(", " (").replace(",&nbsp;", ", ")
 
 
 def _headline(summary: Summary) -> str:

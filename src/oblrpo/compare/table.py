@@ -157,7 +157,7 @@ def window(found: Window | None) -> str:
     if found is None:
         return ""
     low, high = ("~" * found.open_low) + f"{found.low:.2g}", f"{found.high:.2g}" + "~" * found.open_high
-    return f"{low} - {high} (x{found.ratio:.2g})"
+    return f"{low} to {high} (x{found.ratio:.2g})"
 
 
 def ratio(found: Window | None) -> str:

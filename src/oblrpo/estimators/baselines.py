@@ -22,12 +22,12 @@ from oblrpo.estimators.prior import Prior, mean_of_others, shrunk, sum_of_others
 
 
 def none(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """B = 0. Unbiased. Williams 1992 (REINFORCE)."""
+    """b_j = 0. Unbiased. Williams 1992 (REINFORCE)."""
     return torch.zeros_like(rewards_PG)
 
 
 def mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """B = mean_i F_i, the output itself included: (G - 1) / G times RLOO's gradient. Biased in scale.
+    """b_j = mean_i F_i, the output itself included: (G - 1) / G times RLOO's gradient. Biased in scale.
 
     Shao et al. 2024 (GRPO), arXiv 2402.03300; without its normalisations Liu et al. 2025 (Dr. GRPO), arXiv 2503.20783.
     """
@@ -35,7 +35,7 @@ def mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
 
 
 def batch_mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """B = mean of all rewards of the batch. Biased in scale. Hu et al. 2025 (REINFORCE++), arXiv 2501.03262."""
+    """b_j = mean of all rewards of the batch. Biased in scale. Hu et al. 2025 (REINFORCE++), arXiv 2501.03262."""
     return (rewards_PG * valid_PG).sum() / valid_PG.sum().clamp(min=1) * torch.ones_like(rewards_PG)
 
 
@@ -78,8 +78,8 @@ def oblr(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
     It estimates b* = E[w F] / E[w], which minimises the trace of the gradient's covariance (OBLR-PO, theorem 7), from
     the outputs other than j; w are squared score norms || grad log pi(o|q) ||^2. In leverage form,
     F_j - b_j = (F_j - b) / (1 - h_j) with b = sum w F / sum w and h_j = w_j / sum w; here 1 - h_j is summed from the
-    others, so that a dominant w_j loses no digits. Where all other outputs have w = 0 the baseline is the limit for
-    equal weights, RLOO's.
+    others, so that a dominant w_j loses no digits. Where all other outputs have w = 0 nothing tells them
+    apart, and the baseline is RLOO's.
     """
     weights_PG = norm2_PG * valid_PG
     others_PG = sum_of_others(weights_PG)
@@ -115,12 +115,12 @@ def oblr_crossfit(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Ten
 
 
 def opo(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
-    """B = sum T F / sum T, lengths T for w, in-sample. Biased. Hao et al. 2025, arXiv 2505.23585; verl's `opo`."""
+    """b_j = sum T F / sum T, lengths T for w, in-sample. Biased. Hao et al. 2025, arXiv 2505.23585; verl's `opo`."""
     return _weighted_mean(rewards_PG, valid_PG, length_PG)
 
 
 def length16(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
-    """B = sum T^1.6 F / sum T^1.6, in-sample. Biased. ||grad log pi||^2 grew as T^1.6 where it was measured."""
+    """b_j = sum T^1.6 F / sum T^1.6, in-sample. Biased. OPO's with the exponent of a fit of ||grad log pi||^2 to T."""
     return _weighted_mean(rewards_PG, valid_PG, length_PG**1.6)
 
 
@@ -139,12 +139,12 @@ def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mas
 
 
 def eob(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """B = sum w F / sum w with exact w, in-sample. Biased. The "exact optimal baseline" of a fork of verl."""
+    """b_j = sum w F / sum w with exact w, in-sample. Biased. The "exact optimal baseline" of a fork of verl."""
     return _weighted_mean(rewards_PG, valid_PG, norm2_PG)
 
 
 def vcpo(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """B = sum rho^2 w F / sum rho^2 w, in-sample. Biased. VCPO, arXiv 2602.17616.
+    """b_j = sum rho^2 w F / sum rho^2 w, in-sample. Biased. VCPO, arXiv 2602.17616.
 
     On-policy it is `eob`. It comes with the rate eta_0 sqrt(ESS / B): `SNRSchedule(mode="ess")`.
     """
