@@ -6,7 +6,8 @@ needs TRL (`pip install 'trl>=1.16,<1.17'`). One warm-started policy a seed; fro
 the same prompts, one process at a time, on one thread (`benchmarks.trl_run` says how, and what the clock counts). The
 contenders take turns within a seed, each seed beginning with another, so that other work on the machine hits all alike.
 TRL draws its own completions; with --same-draws it is seeded as ours, and the same algorithm has the same curve.
-Finished runs are not repeated: the command can be interrupted and called again.
+Finished runs are not repeated: the command can be interrupted and called again. Tables are drawn from a CSV, with
+--only-report from it alone.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Found = dict[tuple[str, int], Rows]
 
 
 def finished(arguments: argparse.Namespace) -> Found:
-    """The runs that are there, with as many steps."""
-    found: Found = {}
+    """The runs that are there, or in the CSV, with as many steps."""
+    found = {key: rows for key, rows in read_csv(arguments.csv).items() if rows[-1]["step"] == arguments.steps}
     for seed in range(arguments.seeds):
         for contender in arguments.contenders:
             file = arguments.folder / f"{contender}_{seed}" / "clock.json"
@@ -65,7 +66,7 @@ def run_missing(arguments: argparse.Namespace) -> None:
                     stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
                 )  # fmt: skip
             print(contender, seed, *(f"{row['accuracy']:.3f}" for row in finished(arguments)[contender, seed]))
-            write_csv(arguments.folder / "runs.csv", finished(arguments))
+            write_csv(arguments.csv, finished(arguments))
 
 
 def write_csv(path: Path, found: Found) -> None:
@@ -75,6 +76,17 @@ def write_csv(path: Path, found: Found) -> None:
         writer.writeheader()
         for (contender, seed), rows in found.items():
             writer.writerows({"contender": contender, "seed": seed} | row for row in rows)
+
+
+def read_csv(path: Path) -> Found:
+    """What `write_csv` has written; nothing if it has not."""
+    found: Found = {}
+    if path.is_file():
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                numbers = {name: float(row[name]) for name in COLUMNS[2:]}
+                found.setdefault((row["contender"], int(row["seed"])), []).append(numbers)
+    return found
 
 
 def of(found: Found, contender: str) -> dict[int, Rows]:
@@ -150,8 +162,10 @@ def main() -> None:
     parser.add_argument("--eval-prompts", type=int, default=512)
     parser.add_argument("--seconds", nargs="+", type=float, default=[15, 30, 45, 60], help="marks of the last table")
     parser.add_argument("--same-draws", action="store_true", help="TRL samples with the random numbers of ours")
+    parser.add_argument("--csv", type=Path)
     parser.add_argument("--only-report", action="store_true", help="print what is there")
     arguments = parser.parse_args()
+    arguments.csv = arguments.csv or arguments.folder / "runs.csv"
     if not arguments.only_report:
         if not _is_there("trl") and {*TRL} & {*arguments.contenders}:
             print("TRL is not installed; install it with: pip install 'trl>=1.16,<1.17'", file=sys.stderr)

@@ -48,7 +48,7 @@ class Prior:
 
     @property
     def current_strength(self) -> float:
-        """Outputs that the prior counts for, c: the fixed one, or that of least discounted risk on earlier steps; `FIRST` before any."""
+        """Outputs that the prior counts for, c: fixed, or of least discounted risk on earlier steps."""
         if self.strength is not None:
             return self.strength
         return STRENGTHS[int(self._risk_C.argmin())] if bool(self._risk_C.any()) else self.FIRST
