@@ -97,6 +97,29 @@ def test_it_settles_where_the_policy_moves_by_delta_times_the_share_of_signal(ma
     assert max(run.kls) <= 0.02 * (1 + 2e-6)
 
 
+@pytest.mark.parametrize("name", ["Adam", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("start", [1e-7, 1e3])
+def test_other_optimizers_settle_there_too(name, start):
+    """Adagrad's update shrinks all the while, RAdam's grows: kappa is an average and lags behind."""
+    run = Slope(lambda parameters: getattr(torch.optim, name)(parameters, lr=start), kl=0.02)
+    for _ in range(100):
+        run.step()
+    assert run.kls[-1] == pytest.approx(0.02 * SHARE, rel=0.1)
+    assert max(run.kls) <= 0.02 * (1 + 2e-6)
+
+
+def test_muon_settles_there_too():
+    parameter = torch.nn.Parameter(torch.zeros(3, 1, dtype=torch.float64))
+    schedule = SNRSchedule(torch.optim.Muon([parameter], lr=1e-6, weight_decay=0.0), "auto", kl=0.02)
+    for _ in range(40):
+        parameter.grad = -SLOPE[:, None].clone()
+        schedule.step(BATCH)
+        before = parameter.detach().clone()
+        schedule.optimizer.step()
+        taken = schedule.confine(lambda before=before: (SIGNS_SD @ (parameter.detach() - before))[:, 0])
+    assert taken.kl == pytest.approx(0.02 * SHARE, rel=0.1)  # its directions are of bfloat16
+
+
 def test_the_share_is_averaged():
     """S and T apart, the ratio last: two batches with decay 0.5 weigh 1/3 and 2/3. The default is 0.97."""
     run = Slope(sgd(0.5), kl=0.02, ema=0.5)
