@@ -132,7 +132,9 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with matplotlib.rc_context(STYLE):
         for name, draw in PICTURES.items():
-            draw().savefig(FOLDER / f"{name}.svg", facecolor="white", metadata={"Date": None})
+            draw().savefig(
+                FOLDER / f"{name}.svg", facecolor="white", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.12
+            )
     print(f"b* {best(one_prompt()):.3f}")
 
 
