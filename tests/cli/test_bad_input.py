@@ -36,7 +36,10 @@ def complained(result, *words):
         (["--no-such-flag", "1"], ["unknown argument '--no-such-flag'"]),
         (["--learning-rte", "1"], ["unknown argument '--learning-rte'", "Did you mean '--learning-rate'?"]),
         (["--steps", "many"], ["--steps"]),
-        (["--num-generations", "1"], ["'oblr' compares outputs of a prompt", "at least 2, not 1"]),
+        (
+            ["--algorithm", "oblrpo", "--num-generations", "1"],
+            ["'oblr' compares outputs of a prompt", "at least 2, not 1"],
+        ),
         (["--baseline", "rloo", "--num-generations", "1"], ["'rloo' compares outputs of a prompt"]),
         (["--algorithm", "grpo", "--num-generations", "1"], ["'grpo' compares outputs", "at least 2, not 1"]),
         (
@@ -74,7 +77,7 @@ def complained(result, *words):
         (["--task-args", "{seed: 2}"], ["no parameter 'seed'"]),
         (["--seed", "99999999999999999999"], ["seed is 99999999999999999999"]),
         (["--score-method", "guess"], ["unknown score_method 'guess'; choose one of: auto, gram"]),
-        (["--score-method", "folds"], ["do not give the baseline 'oblr'; choose one of:", "oblr_crossfit"]),
+        (["--score-method", "folds"], ["do not give the baseline 'oblr_shrunk'; choose one of:", "oblr_crossfit"]),
         (["--weights", "guess"], ["unknown weights 'guess'; choose one of: exact, length"]),
         (["--weights", "calibrated", "--calibration-steps", "0"], ["needs calibration_steps of at least 1"]),
         (["--score-memory-mb", "-1"], ["score_memory_mb is -1"]),

@@ -15,7 +15,7 @@ EFFORT = ["--prompts", 6, "--outputs", 3, "--iterations", 3]
 
 @pytest.mark.parametrize("schedule", ["debiased", "auto"])
 def test_along_a_run(oblrpo, small_run, dense_reward, tmp_path, schedule):  # noqa: F811
-    small_run(save_steps=2, steps=4, schedule=schedule)
+    small_run(save_steps=2, steps=4, schedule=schedule, baseline="oblr")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     code, out, err = oblrpo("probe", tmp_path / "run", *EFFORT)
     assert code == 0, err
