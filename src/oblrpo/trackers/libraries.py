@@ -87,7 +87,7 @@ class Wandb:
     def __init__(self, opening: Opening) -> None:
         import wandb
 
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb judges it
         self._run: Any = wandb.init(
             dir=str(opening.folder),
             project=opening.project,
