@@ -35,8 +35,8 @@ Found = dict[tuple[str, int], Rows]
 
 
 def finished(arguments: argparse.Namespace) -> Found:
-    """The runs that are there, or in the CSV, with as many steps."""
-    found = {key: rows for key, rows in read_csv(arguments.csv).items() if rows[-1]["step"] == arguments.steps}
+    """The runs that are there, with as many steps."""
+    found: Found = {}
     for seed in range(arguments.seeds):
         for contender in arguments.contenders:
             file = arguments.folder / f"{contender}_{seed}" / "clock.json"
@@ -66,7 +66,7 @@ def run_missing(arguments: argparse.Namespace) -> None:
                     stdout=log, stderr=log, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
                 )  # fmt: skip
             print(contender, seed, *(f"{row['accuracy']:.3f}" for row in finished(arguments)[contender, seed]))
-            write_csv(arguments.csv, finished(arguments))
+            write_csv(arguments.csv, read_csv(arguments.csv) | finished(arguments))
 
 
 def write_csv(path: Path, found: Found) -> None:
@@ -79,12 +79,12 @@ def write_csv(path: Path, found: Found) -> None:
 
 
 def read_csv(path: Path) -> Found:
-    """What `write_csv` has written; nothing if it has not."""
+    """What `write_csv` has written, with this or other settings; nothing if it has not."""
     found: Found = {}
     if path.is_file():
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                numbers = {name: float(row[name]) for name in COLUMNS[2:]}
+                numbers = {name: (int if name in {"step", "samples"} else float)(row[name]) for name in COLUMNS[2:]}
                 found.setdefault((row["contender"], int(row["seed"])), []).append(numbers)
     return found
 
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--seconds", nargs="+", type=float, default=[15, 30, 45, 60], help="marks of the last table")
     parser.add_argument("--same-draws", action="store_true", help="TRL samples with the random numbers of ours")
     parser.add_argument("--csv", type=Path)
-    parser.add_argument("--only-report", action="store_true", help="print what is there")
+    parser.add_argument("--only-report", action="store_true", help="print what the CSV has")
     arguments = parser.parse_args()
     arguments.csv = arguments.csv or arguments.folder / "runs.csv"
     if not arguments.only_report:
@@ -171,7 +171,7 @@ def main() -> None:
             print("TRL is not installed; install it with: pip install 'trl>=1.16,<1.17'", file=sys.stderr)
             raise SystemExit(2)
         run_missing(arguments)
-    found = finished(arguments)
+    found = read_csv(arguments.csv) if arguments.only_report else finished(arguments)
     there = [name for name in ("trl", "transformers", "torch") if _is_there(name)]
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in there) + ", one thread a process.")
     print("Means over seeds with 95 % intervals (Student's t). Seconds are the wall's, which other work on the machine")

@@ -162,9 +162,23 @@ def test_what_ended_a_run_is_on_its_page_until_it_goes_on(small_run, oblrpo, tmp
     assert "training has diverged" in err
     assert "training has diverged" in (tmp_path / "wild" / "report.html").read_text()
     (run / "failure.txt").write_text("training has diverged: not really.\n")
+    (run / "report.html").write_text("of before")
+    assert small_run(steps=2)[0] == 2  # a new run is refused there, and leaves all as it is
+    assert (run / "report.html").read_text() == "of before"
     assert oblrpo("train", "--resume", "--output", run, "--steps", "3")[0] == 0
     assert not (run / "failure.txt").exists()
     assert "diverged" not in (run / "report.html").read_text()
+
+
+def test_a_fault_has_its_page_too(small_run, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("the card is on fire")
+
+    monkeypatch.setattr("oblrpo.trainer.algorithm1.Learner.update", fail)
+    with pytest.raises(RuntimeError, match="on fire"):
+        small_run()
+    assert (tmp_path / "run" / "failure.txt").read_text() == "the card is on fire\n"
+    assert "The run then failed: the card is on fire" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("dense_reward")

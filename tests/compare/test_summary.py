@@ -1,6 +1,7 @@
 """Figures of a comparison, from runs whose results are known."""
 
 import csv
+import json
 import math
 
 import pytest
@@ -71,16 +72,18 @@ def test_rollouts_to_the_target(filled):
         assert ours.completions[seed] == pytest.approx(48 * (0.496 - 0.2) / (final - 0.2))
     assert rloo.median_completions == pytest.approx(48 * (0.496 - 0.2) / (0.52 - 0.2))
     assert column(summary, "completions to target")[1] == "36 (31 to 36)"
-    assert "the seeds' range, which holds the median of all seeds with 75%" in "\n".join(notes(summary))
+    assert "the range of 3 seeds, a 75% interval for the median" in "\n".join(notes(summary))
 
 
 def test_what_was_measured_at_its_ends_alone_has_no_rollouts_to_a_target(write_spec, tmp_path):
     """A line between two points is no curve."""
-    spec = write_spec(variants={"a": None, "b": {}}, seeds=3, target={"accuracy": 0.5}, base={"warm_start_steps": 0})
+    base = {"warm_start_steps": 0, "eval_steps": 0}
+    spec = write_spec(variants={"a": None, "b": {}}, seeds=3, target={"accuracy": 0.5}, base=base)
     plan = plan_of(spec, tmp_path / "out")
     for variant in plan.spec.variants:
         for run in plan.search(variant):
             pretend(run, [0.2, 0.7], every=4)
+    run.note_failure("diverged", "lower learning_rate")
     summary = summarise(plan)
     assert column(summary, "completions to target") == ["", ""]
     assert "accuracy was taken at the ends of runs alone; set eval_steps" in "\n".join(notes(summary))
@@ -146,6 +149,33 @@ def test_seeds_that_ended_below_their_start_are_counted(write_spec, tmp_path):
     outcomes = summarise(plan).outcomes
     assert [outcome.fallen for outcome in outcomes] == [1, 2]
     assert column(summarise(plan), "lowest") == ["0.100 (1 fell)", "0.000 (2 fell)"]
+
+
+def test_a_run_that_was_there_before_it_diverged_has_been_there(write_spec, tmp_path):
+    spec = write_spec(
+        variants={"a": None}, seeds=1, target={"accuracy": 0.5, "window": 1}, base={"warm_start_steps": 0}
+    )
+    plan = plan_of(spec, tmp_path / "out")
+    (run,) = plan.search(plan.spec.variants[0])
+    pretend(run, [0.2, 0.7], every=2)
+    run.folder.drop_metrics_after(2)
+    run.note_failure("diverged", "lower learning_rate")
+    assert summarise(plan).outcomes[0].completions == {0: pytest.approx(24 * 0.3 / 0.5)}
+
+
+def test_steps_without_a_reward_are_left_out(write_spec, tmp_path):
+    target = {"accuracy": 0.025, "curve": "reward", "window": 1}
+    plan = plan_of(
+        write_spec(variants={"a": None}, seeds=1, target=target, base={"warm_start_steps": 0}), tmp_path / "o"
+    )
+    (run,) = plan.search(plan.spec.variants[0])
+    pretend(run, [0.1] * 5)
+    rows = [row | ({"reward": None} if row["step"] == 2 else {}) for row in run.folder.read_metrics()]
+    run.folder.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = summarise(plan)
+    assert summary.outcomes[0].completions == {0: pytest.approx(18)}
+    (row,) = csv.DictReader(write_table(summary, tmp_path).read_text().splitlines())
+    assert float(row["reward_last_20_steps"]) == pytest.approx((0.01 + 0.03 + 0.04) / 3, rel=1e-5)
 
 
 def test_runs_that_never_reach_the_target_count_as_such(write_spec, tmp_path):

@@ -79,8 +79,24 @@ def test_a_failure_ends_it(write_run, monkeypatch):
     Story(monkeypatch, [lambda: (run / "failure.txt").write_text("training has diverged: a norm is NaN.\n")])
     assert follow(run, run / "page.html", 3, lambda _: None) == run / "page.html"
     page = (run / "page.html").read_text()
-    assert "<b>Step 2</b>: the run ended here: training has diverged: a norm is NaN." in page
+    assert "<b>Step 1</b>: the last that was done. The run then failed: training has diverged: a norm is NaN." in page
     assert "No warnings" not in page
+    assert "http-equiv" not in page
+
+
+def test_a_failure_while_the_page_is_drawn_is_on_the_last_page(write_run, monkeypatch):
+    run = write_run([BEFORE, row(1)])
+    write = following.write_record
+
+    def slowly(record, path, seconds=0):
+        (run / "failure.txt").write_text("the disk is full.\n")
+        return write(record, path, seconds)
+
+    monkeypatch.setattr(following, "write_record", slowly)
+    Story(monkeypatch, [lambda: None])
+    assert follow(run, run / "page.html", 3, lambda _: None) == run / "page.html"
+    page = (run / "page.html").read_text()
+    assert "the disk is full" in page
     assert "http-equiv" not in page
 
 

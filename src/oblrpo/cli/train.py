@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def run(argv: list[str]) -> None:
     """`oblrpo train`.
 
     Raises:
-        InputError: anything the user can mend; the page tells what ended a run that had begun.
+        Exception: whatever ended it, most of all what the user can mend; a run that had begun has its page.
     """
     command, recipe = _parse(argv, TrainConfig()), TrainConfig()
     # What the flags override comes from the recipe, or from the run to be resumed; then the flags are read again.
@@ -68,9 +69,10 @@ def run(argv: list[str]) -> None:
     try:
         with Progress(console) as progress:
             trainer.run(progress)
-    except InputError:
-        if trainer.folder.failure() and trainer.folder.read_metrics():
-            write_report(trainer.folder.path)
+    except Exception:
+        if trainer.done is not None:  # it has begun, and this folder is its own
+            with suppress(Exception):  # what ended it is told, not what that did to the page
+                write_report(trainer.folder.path)
         raise
     write_report(trainer.folder.path)
     rows, config = trainer.folder.read_metrics(), command.config

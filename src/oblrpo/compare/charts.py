@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from oblrpo.compare.summary import Curve, Outcome, Result, Summary, band
 from oblrpo.intervals import smooth
-from oblrpo.report.charts import HEIGHT, INK, drawing, legend, look
+from oblrpo.report.charts import INK, below_legend, drawing, legend, look
 from oblrpo.report.ledger import UNBIASED
 
 REWARD_WINDOW = 9
@@ -39,7 +39,7 @@ def learning(summary: Summary) -> list[str]:
             axes.axhline(summary.level, color=INK, linewidth=0.8, linestyle=":")
             axes.annotate(" target", (0, summary.level), fontsize=8, va="bottom")
 
-    height = _under_legend(len(summary.outcomes))
+    height = below_legend([_label(outcome) for outcome in summary.outcomes])
     return [
         drawing("Held-out accuracy at the best rate", "completions", draw_accuracy, height, ylabel=ACCURACY),
         drawing(
@@ -54,9 +54,12 @@ def learning(summary: Summary) -> list[str]:
 
 def _curves(axes: Axes, summary: Summary, curve: Callable[[Result], Curve]) -> None:
     for number, outcome in enumerate(summary.outcomes):
-        label = outcome.variant.name + ("" if outcome.rate is None else f", {outcome.rate:g}")
-        _banded(axes, [curve(result) for result in ended(outcome.best)], label, *look(number))
+        _banded(axes, [curve(result) for result in ended(outcome.best)], _label(outcome), *look(number))
     _legend(axes)
+
+
+def _label(outcome: Outcome) -> str:
+    return outcome.variant.name + ("" if outcome.rate is None else f", {outcome.rate:g}")
 
 
 def ended(results: list[Result]) -> list[Result]:
@@ -76,11 +79,6 @@ def _banded(axes: Axes, curves: list[Curve], label: str, color: str, dashes: str
 def _legend(axes: Axes) -> None:
     if axes.get_legend_handles_labels()[0]:
         legend(axes)
-
-
-def _under_legend(names: int) -> float:
-    """Room for a legend of so many names above the axes, two a row."""
-    return HEIGHT + 0.2 * max(0, (names + 1) // 2 - 2)
 
 
 def rates(summary: Summary) -> list[str]:
@@ -108,7 +106,7 @@ def rates(summary: Summary) -> list[str]:
         axes.set_ylim(low - (len(windows) + 1) * gap, high)
         _legend(axes)
 
-    height = _under_legend(len(summary.outcomes))
+    height = below_legend([outcome.variant.name for outcome in summary.outcomes])
     return [drawing("Final accuracy against learning rate", "learning rate", draw, height, ylabel=ACCURACY)]
 
 
@@ -140,10 +138,8 @@ def every_rate(summary: Summary) -> list[str]:
                 _banded(axes, [result.accuracy() for result in runs], f"{rate:g}", *look(number))
             _legend(axes)
 
-        title, height = (
-            f"{outcome.variant.name}: held-out accuracy by rate",
-            _under_legend(len(outcome.variant.learning_rates)),
-        )
+        title = f"{outcome.variant.name}: held-out accuracy by rate"
+        height = below_legend([f"{rate:g}" for rate in outcome.variant.learning_rates])
         drawings.append(drawing(title, "completions", draw, height, ylabel=ACCURACY))
     return drawings
 

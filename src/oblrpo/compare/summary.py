@@ -41,21 +41,31 @@ class Result:
         """Completions a step."""
         return self.run.config.rollout.prompts_per_step * self.run.config.rollout.num_generations
 
+    @property
+    def measured_at_its_ends(self) -> bool:
+        """No held-out accuracy but that before the first and after the last step."""
+        run = self.run.config.run
+        return not 0 < run.eval_steps < run.steps
+
     def accuracy(self) -> Curve:
         """Held-out accuracy."""
         return [(row["step"] * self.per_step, row["eval/accuracy"]) for row in self.rows if "eval/accuracy" in row]
 
     def reward(self) -> Curve:
         """Mean reward of the batches; that of step s is of the policy after s - 1 updates."""
-        return [((row["step"] - 1) * self.per_step, row["reward"]) for row in self.rows if "reward" in row]
+        return [
+            ((row["step"] - 1) * self.per_step, row["reward"]) for row in self.rows if row.get("reward") is not None
+        ]
 
     def completions_to(self, level: float, target: Target) -> float | None:
         """Completions until the smoothed curve reaches the level: infinite if it ended below, None if it goes on.
 
-        None, too, of a run that was measured at its ends alone.
+        None, too, where accuracy is measured at the ends of the run alone.
         """
+        if target.curve == "accuracy" and self.measured_at_its_ends:
+            return None
         curve = self.accuracy() if target.curve == "accuracy" else self.reward()
-        if len(curve) < 3:
+        if not curve:
             return None if self.state != "diverged" else math.inf
         x, y = zip(*curve, strict=True)
         reached = crossing(x, smooth(y, target.window), level)

@@ -103,12 +103,10 @@ def notes(summary: Summary) -> list[str]:
 
 def _of_target(summary: Summary) -> str:
     """What the range of the seeds says about the median, or why there is neither."""
-    if not any(outcome.completions for outcome in summary.outcomes):
+    if summary.spec.target.curve == "accuracy" and all(result.measured_at_its_ends for result in summary.results):
         return ". Not known: accuracy was taken at the ends of runs alone; set eval_steps, or target: {curve: reward}."
-    n = len(summary.spec.seeds)
-    return (
-        f", and the seeds' range, which holds the median of all seeds with {1 - 0.5 ** (n - 1):.0%}." if n > 2 else "."
-    )
+    n = max((len(outcome.completions) for outcome in summary.outcomes), default=0)
+    return f", and the range of {n} seeds, a {1 - 0.5 ** (n - 1):.0%} interval for the median." if n > 2 else "."
 
 
 def interval(found: Mean | None) -> str:
@@ -144,9 +142,7 @@ def reached(outcome: Outcome, brief: bool = False) -> str:
     if brief:
         parts = [f"{arrived}/{len(values)}"] if some else []
     else:
-        parts = (
-            [f"{min(values):,.0f} to {'never' if some else f'{max(values):,.0f}'}"] if arrived and arrived > 1 else []
-        )
+        parts = [f"{min(values):,.0f} to {'never' if some else f'{max(values):,.0f}'}"] if arrived > 1 else []
         parts += [f"{arrived} of {len(values)} reached it"] if some else []
         parts += [f"{begun} began there"] if begun else []
     return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
@@ -178,7 +174,7 @@ def write_table(summary: Summary, folder: Path) -> Path:
 
 
 def _record(summary: Summary, result: Result) -> list[object]:
-    accuracy, rewards = result.accuracy(), [row["reward"] for row in result.rows if "reward" in row]
+    accuracy, rewards = result.accuracy(), [value for row in result.rows if (value := row.get("reward")) is not None]
     steps = result.rows[-1]["step"] if result.rows else 0
     completions = result.completions_to(summary.level, summary.spec.target)
     return [

@@ -155,8 +155,17 @@ def draw_line(axes: Axes, line: Line, number: int) -> None:
 def legend(axes: Axes) -> None:
     """The names above the axes, where they hide nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = max(1, min(3, LETTERS // (7 + max(map(len, labels)))))  # 7: line and gap
-    axes.figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=10)
+    axes.figure.legend(handles, labels, loc="outside upper left", ncols=_columns(labels), frameon=False, fontsize=10)
+
+
+def _columns(labels: Sequence[str]) -> int:
+    return max(1, min(3, LETTERS // (7 + max(map(len, labels)))))  # 7: line and gap
+
+
+def below_legend(labels: Sequence[str]) -> float:
+    """Inches that leave `HEIGHT` to the axes, and two rows of it to the legend, however many names it has."""
+    rows = math.ceil(len(labels) / _columns(labels)) if labels else 0
+    return HEIGHT + 0.2 * max(0, rows - 2)
 
 
 def _floats(values: Sequence[float | None]) -> list[float]:

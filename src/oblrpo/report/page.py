@@ -110,8 +110,8 @@ def _of_last(record: Record, last: dict[str, float | None]) -> dict[str, tuple[s
 
 def _warnings(record: Record) -> str:
     found = [(row["step"], told) for row in record.rows for told in row.get("warnings") or ()]
-    if failure := record.folder.failure():
-        found.append((record.done + 1, f"the run ended here: {failure}"))
+    if record.failure:
+        found.append((record.done, f"the last that was done. The run then failed: {record.failure}"))
     if not found:
         return "<p><small>No warnings: rates, rewards, baselines and sampler were watched at every step.</small></p>"
     alarms = "".join(f"<div class=alarm><b>Step {step}</b>: {text(str(told))}</div>" for step, told in found)

@@ -21,6 +21,8 @@ class Record:
     """`config.yaml`, flat."""
     rows: list[Metrics]
     """`metrics.jsonl`; step 0 holds the held-out accuracy alone."""
+    failure: str
+    """What ended it, if it failed."""
 
     @property
     def steps(self) -> list[Metrics]:
@@ -45,7 +47,7 @@ class Record:
     @property
     def ended(self) -> bool:
         """It will not go on by itself: finished, or failed."""
-        return self.finished or bool(self.folder.failure())
+        return self.finished or bool(self.failure)
 
     @property
     def prompts(self) -> int:
@@ -113,6 +115,7 @@ def read_run(run: Path) -> Record | None:
     folder = RunFolder(run)
     if not folder.config_file.is_file():
         return None
+    failure = folder.failure()  # before the rows: one that comes meanwhile is seen the next time
     try:
         rows = folder.read_metrics()
     except OSError as error:
@@ -121,4 +124,4 @@ def read_run(run: Path) -> Record | None:
         return None
     if bad := next((number for number, row in enumerate(rows, start=1) if not isinstance(row.get("step"), int)), 0):
         raise InputError(f"{folder.metrics_file} line {bad} has no step; remove that line.")
-    return Record(folder, read_yaml_file(folder.config_file), rows)
+    return Record(folder, read_yaml_file(folder.config_file), rows, failure)

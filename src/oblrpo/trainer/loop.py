@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,7 +55,10 @@ class Trainer:
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
         self.tokens = 0
-        self.monitors = Monitors(config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule)
+        self.monitors = Monitors(
+            config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule,
+            config.optim.schedule_floor,
+        )  # fmt: skip
         torch.manual_seed(config.run.seed)
         checkpoint = self._checkpoint() if resume else None
         self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
@@ -86,7 +89,8 @@ class Trainer:
             try:
                 self._run(progress)
             except Exception as error:
-                self.folder.write_failure(str(error) if isinstance(error, InputError) else repr(error))
+                with suppress(OSError):  # a full disk may be what ended it
+                    self.folder.write_failure(str(error) or type(error).__name__)
                 raise
 
     def _run(self, progress: Progress) -> None:

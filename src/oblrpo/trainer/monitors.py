@@ -17,7 +17,11 @@ EXPLODED = 10.0
 """Times its median over earlier steps at which the spread of baselines has exploded."""
 
 FALLEN = 0.5
-"""Share of the best mean reward of `PATIENCE` steps that is lost when the policy has fallen."""
+"""Share of the best mean reward of `PATIENCE` steps, or of what was gained until then, that is lost when the policy has
+fallen."""
+
+CERTAIN = 4.5
+"""Standard errors that a fall is more than; many, because the best is the luckiest of many means."""
 
 MISMATCHED = {"truncated": 1.0, "none": 0.1}
 """Mean |log pi(o|q) - log sampler(o|q)| of completions, nats, from which on the sampler is not the policy any more:
@@ -34,16 +38,19 @@ class Monitors:
         correction: `sampler_correction` of the run.
         baseline: of the run.
         schedule: of the run.
+        floor: `schedule_floor` of the run.
     """
 
-    def __init__(self, correction: str = "truncated", baseline: str = "oblr", schedule: str = "debiased") -> None:
-        self._correction, self._baseline, self._schedule = correction, baseline, schedule
+    def __init__(
+        self, correction: str = "truncated", baseline: str = "oblr", schedule: str = "debiased", floor: float = 0.0
+    ) -> None:
+        self._correction, self._baseline, self._schedule, self._floor = correction, baseline, schedule, floor
         self._told: set[str] = set()
         self._highest = 0.0
         self._collapsed = self._flat = 0
         self._spreads: list[float] = []  # in order
-        self._rewards: deque[float] = deque(maxlen=PATIENCE)
-        self._best = -math.inf
+        self._rewards: deque[tuple[float, float]] = deque(maxlen=PATIENCE)
+        self._lowest, self._best = math.inf, (-math.inf, 0.0, 0.0)
 
     def observe(self, metrics: dict[str, Any]) -> list[str]:
         """What is new to tell after a step; a resumed run shows its earlier steps again to stay quiet about them."""
@@ -61,7 +68,7 @@ class Monitors:
             "baselines": self._baselines_exploded(metrics),
             "mismatch": self._sampler_astray(metrics),
         }
-        if found["fallen"] or "fallen" in self._told:
+        if found["fallen"]:
             found["flat"] = ""  # not for want of easier prompts
         new = {key: text for key, text in found.items() if text and key not in self._told}
         self._told |= set(new)
@@ -97,43 +104,53 @@ class Monitors:
         self._flat = self._flat + 1 if share > FLAT else 0
         if self._flat < PATIENCE:
             return ""
+        lost = self._best[0] - metrics["reward"] > FALLEN * abs(self._best[0])
         return (
             f"for {PATIENCE} steps more than {FLAT:.0%} of the prompts earned one reward with all their completions "
             f"and taught nothing (mean reward {metrics['reward']:.2f}): choose "
             + ("easier" if metrics["reward"] < 0.5 else "harder")
             + " prompts, raise num_generations, or check the reward."
+            + (f" The mean of {PATIENCE} steps was {self._best[0]:.2f} at its best: or lower the rate." if lost else "")
         )
 
     def _policy_has_fallen(self, metrics: dict[str, Any]) -> str:
-        self._rewards.append(metrics["reward"])
+        stderr = metrics.get("reward_stderr")
+        self._rewards.append((metrics["reward"], math.nan if stderr is None else stderr))
         if len(self._rewards) < PATIENCE:
             return ""
-        now, noise = sum(self._rewards) / PATIENCE, metrics.get("reward_stderr") or 0.0  # of one step: with room
-        self._best = max(self._best, now)
-        if self._best - now <= max(FALLEN * abs(self._best), 3 * noise):
+        now = sum(reward for reward, _ in self._rewards) / PATIENCE
+        noise = math.hypot(*(stderr for _, stderr in self._rewards)) / PATIENCE
+        self._lowest = min(self._lowest, now)
+        if now > self._best[0]:
+            self._best = now, noise, now - self._lowest
+        best, noise_then, gained = self._best
+        if not best - now > CERTAIN * math.hypot(noise, noise_then):  # nor if the noise is not known, NaN
+            return ""
+        if best - now <= FALLEN * max(abs(best), gained):
             return ""
         mend = "lower schedule_kl" if self._schedule == "auto" else "take a third of learning_rate, or schedule auto"
         return (
             f"the policy has fallen: the mean reward of the last {PATIENCE} steps is {now:.3f}, and was "
-            f"{self._best:.3f} at its best. Steps are too long: {mend}, and start again or from an earlier checkpoint."
+            f"{best:.3f} at its best. Steps are too long: {mend}, and start again or from an earlier checkpoint."
         )
 
     def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
-        factor, name = (
-            metrics["lr_factor"],
-            "schedule's factor on the learning rate",
-        )  # not the rate: a cosine lowers it too
+        factor = metrics["lr_factor"]  # not the rate: a cosine lowers that
+        name = "schedule's factor on the learning rate"
         if self._schedule == "auto":  # its factor is to an arbitrary start, and never falls below that of `LEAST`
-            n_snr, name = metrics["n_snr"], "signal's share of the gradient, which the learning rate follows,"
+            n_snr = metrics["n_snr"]
             if n_snr is None or not math.isfinite(n_snr):
                 return ""
-            factor = n_snr / (1 + n_snr)
+            factor = max(n_snr / (1 + n_snr), self._floor)
+            name = "signal's share of the gradient, which the learning rate follows,"
         self._highest = max(self._highest, factor)
         self._collapsed = self._collapsed + 1 if factor <= COLLAPSED * self._highest else 0
         if self._collapsed < PATIENCE:
             return ""
         critical = metrics["critical_batch_size"]
-        known = "" if critical is None or math.isinf(critical) else f" (critical batch about {critical:.0f} prompts)"
+        known = (
+            "" if critical is None or not math.isfinite(critical) else f" (critical batch about {critical:.0f} prompts)"
+        )
         return (
             f"the {name} has been at most {COLLAPSED:.0%} of its highest for {PATIENCE} "
             f"steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, or set "
