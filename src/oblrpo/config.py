@@ -205,7 +205,7 @@ class OptimConfig:
     optimizer: str = "AdamW"
     """Any class of torch.optim that steps on dense gradients alone, such as SGD or AdamW."""
     learning_rate: float = 1e-6
-    """eta_0, the rate before the schedule's factor."""
+    """eta_0, the rate before the schedule's factor; of schedule auto only where it starts."""
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'."""
     schedule: str = ""

@@ -191,6 +191,9 @@ def test_a_baseline_that_looks_at_other_prompts_is_off_by_order_one_over_the_bat
         true = {name: second[name] - float(mean[name] @ mean[name]) for name in totals}
         assert float(totals["rloo"][0]) == pytest.approx(true["rloo"], rel=1e-10)
         off.append(1 - float(totals["oblr_shrunk"][0]) / true["oblr_shrunk"])
+        assert float(totals["oblr_shrunk"][:2].sum()) == pytest.approx(
+            second["oblr_shrunk"], rel=1e-10
+        )  # signal2 has it
     assert 0.5 > off[0] > off[1] > off[2] > 0.01
 
 

@@ -236,6 +236,25 @@ def test_auto_measures_the_kl_and_shortens_what_went_too_far(tiny_policy, batch,
             torch.testing.assert_close(moved, -update.learning_rate * grads(tiny_policy), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("rounds", [False, True])
+def test_rounding_that_depends_on_the_batch_is_no_movement_where_it_is_to_be_expected(
+    tiny_policy, batch, monkeypatch, rounds
+):
+    """A policy whose log-probabilities depend on how many rows it is given: 12 in training, 3 when it is watched."""
+    rollouts, rewards_PG = batch
+    policy = dataclasses.replace(tiny_policy, bf16=rounds)
+    plain = type(policy).logps
+
+    def rounded(self, sequences, *more, **keywords):
+        out = plain(self, sequences, *more, **keywords)
+        return out._replace(logps_S=out.logps_S + 1e-3 * len(sequences.completion_SC))
+
+    monkeypatch.setattr(type(policy), "logps", rounded)
+    learner = learner_of(policy, Algorithm("rloo", schedule="auto"), torch.optim.SGD, 1e-30)
+    update = learner.learn(rollouts, rewards_PG)[0]
+    assert update.kl == pytest.approx(0.0 if rounds else 0.009**2 / 2, rel=1e-3, abs=1e-12)
+
+
 def test_the_metric_of_the_optimizer_takes_over_after_the_first_step(tiny_policy, batch):
     rollouts, rewards_PG = batch
     learner = learner_of(tiny_policy, "rloo", torch.optim.AdamW, 1e-3, schedule_metric="optimizer")

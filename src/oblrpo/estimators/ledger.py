@@ -23,7 +23,8 @@ class Account:
     """Estimate of tr Cov of the batch gradient, (1 / (P (P - 1))) sum_i ||g_i - g||^2: unbiased for a baseline that
     looks at its own prompt alone; for one that looks at others, off by order 1 / P of itself."""
     signal2: float
-    """Unbiased estimate of the squared norm of its mean, sum_{i != k} M_ik / (P (P - 1)); negative by chance."""
+    """Estimate of the squared norm of its mean, sum_{i != k} M_ik / (P (P - 1)): unbiased where `variance` is, else too
+    high by what that is too low; negative by chance."""
     within: float
     """Part of `variance` from sampling G outputs a prompt; NaN for a biased baseline: one batch cannot tell."""
     stderr: float

@@ -53,6 +53,11 @@ class Policy:
     """Folder or hub name that it was loaded from; of adapters, theirs."""
 
     @property
+    def rounds(self) -> bool:
+        """Whether it computes with fewer digits than float32."""
+        return self.bf16 or any(p.dtype in {torch.bfloat16, torch.float16} for p in self.model.parameters())
+
+    @property
     def device(self) -> torch.device:
         """Where the model is."""
         return self.model.device  # type: ignore[no-any-return]

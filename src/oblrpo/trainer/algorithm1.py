@@ -316,22 +316,27 @@ class Learner:
         learning_rate = self.schedule.learning_rates[0]
         if self.optim.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.optim.max_grad_norm)
+        watched = self._watched(estimate, sequences) if self.algorithm.schedule == "auto" else None
         self.optimizer.step()
         kl = None
-        if self.algorithm.schedule == "auto":
-            kl, share = self.schedule.confine(lambda: self._change(estimate, sequences))
+        if watched is not None:
+            chosen, before_S = watched
+            kl, share = self.schedule.confine(lambda: self._logps_S(chosen) - before_S)
             factor, learning_rate = factor * share, learning_rate * share
         self.scheduler.step()
         return Update(estimate, factor, learning_rate, self.schedule.smoothed, self.schedule.snr_interval(), kl)
 
-    @torch.no_grad()
-    def _change(self, estimate: Estimate, sequences: Sequences) -> Tensor:
-        """Log pi(o|q) now less that before the update, of every so many outputs: one more forward on them."""
+    def _watched(self, estimate: Estimate, sequences: Sequences) -> tuple[Sequences, Tensor]:
+        """Every so many outputs, and their log pi(o|q) before the update."""
         rows = estimate.counted_PG.flatten().nonzero().flatten()[:: self.optim.schedule_kl_every]
-        chosen, old_S = sequences.at(rows), estimate.logps_PG.flatten()[rows]
-        per_block = (self.rollout.prompts_per_micro_batch * estimate.counted_PG.shape[1]) or len(old_S)
-        change = []
-        for start in range(0, len(old_S), per_block):
-            part = chosen.rows(start, min(start + per_block, len(old_S)))
-            change.append(self.policy.logps(part, self.rollout.temperature).logps_S - old_S[start : start + per_block])
-        return torch.cat(change)
+        chosen = sequences.at(rows)
+        # In bfloat16 another batch is rounded in another way, which is not to be taken for a movement of the policy.
+        return chosen, self._logps_S(chosen) if self.policy.rounds else estimate.logps_PG.flatten()[rows]
+
+    @torch.no_grad()
+    def _logps_S(self, chosen: Sequences) -> Tensor:
+        """Their log pi(o|q), as many at a time as in training."""
+        S = len(chosen.completion_SC)
+        per_block = self.rollout.prompts_per_micro_batch * self.rollout.num_generations or S
+        blocks = [chosen.rows(start, min(start + per_block, S)) for start in range(0, S, per_block)]
+        return torch.cat([self.policy.logps(block, self.rollout.temperature).logps_S for block in blocks])

@@ -74,7 +74,7 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
     settings = Settings(**values)
     if settings.schedule == "auto":
         raise InputError(
-            "oblrpo.schedule=auto is not there on verl: it measures every update by one more forward in float32; "
+            "oblrpo.schedule=auto is not there on verl: it measures every update by one more forward; "
             f"choose one of: {', '.join(SCHEDULES)}."
         )
     _check_ranges(settings)
