@@ -6,8 +6,8 @@ needs TRL (`pip install 'trl>=1.16,<1.17'`). One warm-started policy a seed; fro
 the same prompts, one process at a time, on one thread (`benchmarks.trl_run` says how, and what the clock counts). The
 contenders take turns within a seed, each seed beginning with another, so that other work on the machine hits all alike.
 TRL draws its own completions; with --same-draws it is seeded as ours, and the same algorithm has the same curve.
-Finished runs are not repeated: the command can be interrupted and called again. Tables are drawn from a CSV, with
---only-report from it alone.
+Finished runs are not repeated: the command can be interrupted and called again. A CSV is
+kept, from which --only-report takes the runs that are not there.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--seconds", nargs="+", type=float, default=[15, 30, 45, 60], help="marks of the last table")
     parser.add_argument("--same-draws", action="store_true", help="TRL samples with the random numbers of ours")
     parser.add_argument("--csv", type=Path)
-    parser.add_argument("--only-report", action="store_true", help="print what the CSV has")
+    parser.add_argument("--only-report", action="store_true", help="print what is there or in the CSV")
     arguments = parser.parse_args()
     arguments.csv = arguments.csv or arguments.folder / "runs.csv"
     if not arguments.only_report:
@@ -171,7 +171,7 @@ def main() -> None:
             print("TRL is not installed; install it with: pip install 'trl>=1.16,<1.17'", file=sys.stderr)
             raise SystemExit(2)
         run_missing(arguments)
-    found = read_csv(arguments.csv) if arguments.only_report else finished(arguments)
+    found = read_csv(arguments.csv) | finished(arguments) if arguments.only_report else finished(arguments)
     there = [name for name in ("trl", "transformers", "torch") if _is_there(name)]
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in there) + ", one thread a process.")
     print("Means over seeds with 95 % intervals (Student's t). Seconds are the wall's, which other work on the machine")

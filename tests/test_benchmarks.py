@@ -74,6 +74,8 @@ def clock_rows(seconds, accuracies, every=10):
 
 
 def test_the_comparison_with_trl_reads_finished_runs(tmp_path, monkeypatch, capsys):
+    from benchmarks import against_trl
+
     for name, seconds, accuracies in [("trl-grpo", 8.0, [0.2, 0.3, 0.4]), ("grpo", 4.0, [0.2, 0.5, 0.6])]:
         for seed in range(2):
             folder = tmp_path / f"{name}_{seed}"
@@ -89,6 +91,11 @@ def test_the_comparison_with_trl_reads_finished_runs(tmp_path, monkeypatch, caps
     assert "| trl-grpo | 0.275 | 0.325 | 16 |" in printed
     assert "| grpo | 0.550 |  | 8 |" in printed  # its runs are over after 8 s
     assert "rloo" not in printed.replace("trl-rloo", "")
+    found = against_trl.read_csv(tmp_path / "none.csv")
+    assert found == {}
+    kept = {("grpo", 0): clock_rows(4.0, [0.2, 0.5, 0.6]), ("rloo", 7): clock_rows(8.0, [0.2])}
+    against_trl.write_csv(tmp_path / "kept.csv", kept)
+    assert against_trl.read_csv(tmp_path / "kept.csv") == kept
 
 
 def test_the_comparison_with_trl_says_how_to_get_it(tmp_path, monkeypatch, capsys):
