@@ -41,7 +41,6 @@ def test_one_at_a_time(tmp_path):
             pass
 
 
-@pytest.mark.usefixtures("no_page")
 def test_a_run_that_another_process_writes_is_left_alone(small_run, oblrpo, elsewhere, tmp_path):
     run = tmp_path / "run"
     assert small_run(output=run)[0] == 0

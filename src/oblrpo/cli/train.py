@@ -70,7 +70,7 @@ def run(argv: list[str]) -> None:
         with Progress(console) as progress:
             trainer.run(progress)
     except Exception:
-        if trainer.done is not None:  # it has begun, and this folder is its own
+        if trainer.done is not None and trainer.folder.failure():  # it had begun; else the folder may be another's
             with suppress(Exception):  # what ended it is told, not what that did to the page
                 write_report(trainer.folder.path)
         raise
