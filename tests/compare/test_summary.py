@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import statistics
 
 import pytest
 
@@ -72,6 +73,10 @@ def test_rollouts_to_the_target(filled):
         assert ours.completions[seed] == pytest.approx(48 * (0.496 - 0.2) / (final - 0.2))
     assert rloo.median_completions == pytest.approx(48 * (0.496 - 0.2) / (0.52 - 0.2))
     assert column(summary, "completions to target")[1] == "36 (31 to 36)"
+    logs = [math.log((FINALS["rloo", 1e-3][s] - 0.2) / (FINALS["ours", 1e-3][s] - 0.2)) for s in range(3)]
+    middle, margin = statistics.fmean(logs), 4.30265 * statistics.stdev(logs) / math.sqrt(3)
+    expected = [math.exp(middle + sign * margin) for sign in (0, -1, 1)]
+    assert column(summary, "over reference's") == ["", "{:.2f} ({:.2f} to {:.2f})".format(*expected)]
     assert "the range of 3 seeds, a 75% interval for the median" in "\n".join(notes(summary))
 
 
@@ -191,6 +196,7 @@ def test_runs_that_never_reach_the_target_count_as_such(write_spec, tmp_path):
     cells = column(summarise(plan), "completions to target")
     assert cells[0].endswith(" to never, 2 of 3 reached it)")
     assert cells[1] == "not reached (1 of 3 reached it)"
+    assert column(summarise(plan), "over reference's") == ["", ""]  # no mean of the one seed that both bring there
     rows = list(csv.DictReader(write_table(summarise(plan), tmp_path).read_text().splitlines()))
     assert [row["completions_to_target"] for row in rows if row["variant"] == "b"][:2] == ["not reached"] * 2
 

@@ -172,15 +172,13 @@ def differences(summary: Summary) -> str:
 
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=INK, linewidth=0.8)
-        reference = next(o for o in summary.outcomes if o.variant.name == summary.spec.reference)
+        others = summary.reference.finals
         for number, outcome in enumerate(summary.outcomes):
             test = summary.tests.get(outcome.variant.name)
             if test is None:
                 continue
             color, y, mean = look(number)[0], -number, test.difference
-            seeds = [
-                outcome.finals[seed] - reference.finals[seed] for seed in outcome.finals if seed in reference.finals
-            ]
+            seeds = [final - others[seed] for seed, final in outcome.finals.items() if seed in others]
             axes.plot(seeds, [y] * len(seeds), "o", color=color, alpha=0.4, markersize=5)
             axes.errorbar([mean.value], [y], xerr=mean.margin, color=color, marker="|", markersize=14, capsize=3)
         _names(axes, summary)

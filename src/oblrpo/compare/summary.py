@@ -113,10 +113,17 @@ class Outcome:
     def variance_ratio(self, baseline: str) -> Mean | None:
         """Of the runs at the best rate; its mean is geometric over seeds, too, and its margin that of the logarithm."""
         found = [ratio for ratio in (result.variance_ratio(baseline) for result in self.best) if ratio]
-        if not found:
+        return geometric(found) if found else None
+
+    def completions_over(self, other: Outcome) -> Mean | None:
+        """To the target over another's, seed by seed: geometric mean, margin that of the logarithm.
+
+        None where a seed that both have never arrives, or began there: a mean without it would flatter.
+        """
+        both = [(mine, other.completions[seed]) for seed, mine in self.completions.items() if seed in other.completions]
+        if not both or not all(0 < value < math.inf for pair in both for value in pair):
             return None
-        logs = mean([math.log(ratio) for ratio in found])
-        return Mean(math.exp(logs.value), logs.margin, logs.n)
+        return geometric([mine / others for mine, others in both])
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,8 @@ class Summary:
     spec: Spec
     plan: Plan
     outcomes: list[Outcome]
+    reference: Outcome
+    """What the others are compared with."""
     level: float
     """Of the target."""
     tests: dict[str, Paired]
@@ -162,7 +171,7 @@ def summarise(plan: Plan) -> Summary:
         if outcome is not reference and (test := paired(outcome.finals, reference.finals))
     }
     adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
-    return Summary(plan.spec, plan, outcomes, level, tests, adjusted)
+    return Summary(plan.spec, plan, outcomes, reference, level, tests, adjusted)
 
 
 def _outcome(plan: Plan, variant: Variant) -> Outcome:
@@ -196,6 +205,12 @@ def _foremost(results: list[Result]) -> float | None:
 
 def _mean(values: list[float]) -> Mean | None:
     return mean(values) if values else None
+
+
+def geometric(ratios: list[float]) -> Mean:
+    """Geometric mean; its margin is that of the logarithm."""
+    logs = mean([math.log(ratio) for ratio in ratios])
+    return Mean(math.exp(logs.value), logs.margin, logs.n)
 
 
 def _result(run: Run, variant: Variant) -> Result:

@@ -25,8 +25,8 @@ COLUMNS = (
     f"reward_last_{LAST}_steps", "completions_to_target", "seconds_in_steps",
 )  # fmt: skip
 
-HEADS = ("variant", "accuracy after", "difference", "p", "p adjusted", "completions to target", "rate",
-         "usable rates", "before", "lowest", "seeds")  # fmt: skip
+HEADS = ("variant", "accuracy after", "difference", "p", "p adjusted", "completions to target", "over reference's",
+         "rate", "usable rates", "before", "lowest", "seeds")  # fmt: skip
 
 
 NARROW = {"variant": "", "rate": "", "accuracy after": "after", "difference": "", "p adjusted": "p",
@@ -64,6 +64,7 @@ def _line(summary: Summary, outcome: Outcome) -> list[str]:
         "" if own or test is None else p_value(test.p),
         "" if own or test is None else p_value(summary.adjusted[name]),
         reached(outcome),
+        "" if own else factor(outcome.completions_over(summary.reference)),
         "" if outcome.rate is None else f"{outcome.rate:g}",
         window(outcome.window),
         interval(outcome.before),
@@ -146,6 +147,16 @@ def reached(outcome: Outcome, brief: bool = False) -> str:
         parts += [f"{arrived} of {len(values)} reached it"] if some else []
         parts += [f"{begun} began there"] if begun else []
     return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
+
+
+def factor(found: Mean | None) -> str:
+    """A geometric mean and its interval."""
+    if found is None:
+        return ""
+    if found.margin is None:
+        return f"{found.value:.2f}"
+    low, high = (found.value * math.exp(sign * found.margin) for sign in (-1, 1))
+    return f"{found.value:.2f} ({low:.2f} to {high:.2f})"
 
 
 def window(found: Window | None) -> str:
