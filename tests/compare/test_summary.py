@@ -8,6 +8,8 @@ import statistics
 import pytest
 
 from oblrpo.compare.page import write_page
+from oblrpo.compare.plan import Plan
+from oblrpo.compare.spec import read_spec
 from oblrpo.compare.summary import band, summarise
 from oblrpo.compare.table import HEADS, lines, notes, window, write_table
 from oblrpo.errors import InputError
@@ -209,6 +211,25 @@ def test_a_target_by_reward_counts_from_the_policy_before_the_step(write_spec, t
     )
     pretend(plan.run(plan.spec.variants[0], plan.spec.variants[0].learning_rates[0], 0), [0.1, 0.1, 0.1, 0.1, 0.1])
     assert summarise(plan).outcomes[0].completions == {0: pytest.approx(18)}
+
+
+@pytest.mark.parametrize(
+    ("target", "level"),
+    [
+        ({"of_best": 0.5}, 0.5 * 0.62),
+        ({"of_gain": 0.5}, 0.2 + 0.5 * 0.42),
+        ({"accuracy": 0.4, "curve": "reward"}, 0.4),
+        ({"of_best": 0.5, "curve": "reward"}, 0.5 * 0.025),  # of the curve it is a level of, not of accuracy
+        ({"of_gain": 0.5, "curve": "reward"}, 0.01 + 0.5 * 0.015),
+        ({}, 0.8 * 0.62),
+    ],
+)
+def test_the_level_of_a_target(filled, tmp_path, target, level):
+    """`pretend` gives rewards of 0.01, 0.02, 0.03, 0.04."""
+    spec = read_spec(str(tmp_path / "spec.yaml"), {"target": target}, {})
+    summary = summarise(Plan(spec, filled.output))
+    assert summary.level == pytest.approx(level)
+    assert ("of the way from where runs begin" in "\n".join(notes(summary))) == ("of_gain" in target)
 
 
 def test_page_and_table(filled, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +38,8 @@ class CompareCommand:
     """Seeds 0 to N - 1 in place of the comparison's."""
     search_seeds: int = -1
     """The first so many seeds choose each variant's rate, which then runs on all seeds. 0: every rate on every seed."""
+    target: Mapping = field(default_factory=dict)
+    """In place of the comparison's target, such as '{of_gain: 0.8}'; with --only-report, of the runs that are there."""
     processes: int = 0
     """Trainings at a time. 0: the comparison's, or one a CPU core, or one in all for a `model` of your own."""
     dry_run: bool = False
@@ -90,6 +92,8 @@ def _overrides(command: CompareCommand) -> dict[str, Any]:
         given["seeds"] = command.seeds
     if command.search_seeds >= 0:
         given["search_seeds"] = command.search_seeds
+    if command.target:
+        given["target"] = command.target
     if command.processes:
         given["processes"] = command.processes
     return given

@@ -41,12 +41,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Target:
-    """The level that rollouts are counted to: of the best final accuracy a share, or an accuracy."""
+    """The level that completions are counted to, given in one of three ways."""
 
-    of_best: float = 0.8
+    of_best: float | None = None
+    """A share of the best variant's end."""
+    of_gain: float | None = None
+    """A share of the way from where runs begin to the best variant's end."""
     accuracy: float | None = None
+    """The level itself."""
     curve: str = "accuracy"
-    """accuracy (held out) or reward (of the training batches)."""
+    """accuracy (held out) or reward (of the training batches), which the level is of, too."""
     window: int = 3
     """Points of the curve in its centred moving average."""
 
@@ -93,8 +97,6 @@ class Spec:
     def as_mapping(self) -> dict[str, Any]:
         """The resolved spec, as a file would hold it."""
         target = {key: value for key, value in asdict(self.target).items() if value is not None}
-        if self.target.accuracy is not None:
-            del target["of_best"]
         variants = {v.name: v.settings | {"learning_rates": list(v.learning_rates)} for v in self.variants}
         plain = {key: getattr(self, key) for key in ("search_seeds", "reference")}
         more = {key: getattr(self, key) for key in ("share_warm_start", "keep_checkpoints", "processes")}
@@ -236,21 +238,22 @@ def _target(value: Any, source: str) -> Target:
     for key in given:
         if key not in known:
             raise InputError(f"{source}: unknown key {key!r} of target; choose from: {', '.join(known)}.")
-    if "of_best" in given and "accuracy" in given:
-        raise InputError(f"{source}: target has of_best and accuracy; give one of them.")
-    for key in ("of_best", "accuracy"):
-        number = given.get(key, 0.5)
+    levels = [key for key in ("of_best", "of_gain", "accuracy") if key in given]
+    if len(levels) > 1:
+        raise InputError(f"{source}: target has {' and '.join(levels)}; give one of them.")
+    for key in levels:
+        number = given[key]
         if not isinstance(number, (int, float)) or isinstance(number, bool) or not 0 < number < 1e300:
             raise InputError(f"{source}: target {key} is {number!r}; it must be a number above 0.")
-    if given.get("of_best", 0.5) > 1:
-        raise InputError(f"{source}: target of_best is {given['of_best']}; a share of the best is at most 1.")
+        if key != "accuracy" and number > 1:
+            raise InputError(f"{source}: target {key} is {number}; a share is at most 1.")
     if given.get("curve", "accuracy") not in {"accuracy", "reward"}:
         raise InputError(f"{source}: target curve is {given['curve']!r}; choose one of: accuracy, reward.")
     if _whole("target window", given.get("window", 1), 1, source) is not None and given.get("window", 1) % 2 == 0:
         raise InputError(
             f"{source}: target window is {given['window']}; it must be odd, for it lies around each point."
         )
-    return Target(**given)
+    return Target(**({} if levels else {"of_best": 0.8}) | given)
 
 
 def _mapping(value: Any, key: str, source: str) -> dict[str, Any]:

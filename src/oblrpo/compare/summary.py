@@ -15,6 +15,9 @@ from oblrpo.intervals import Mean, mean, smooth
 from oblrpo.report.ledger import log_ratios
 from oblrpo.runs import Metrics
 
+LAST = 20
+"""Steps over which the reward at the end is averaged."""
+
 USABLE = 0.9
 """Share of a variant's best final accuracy at which a rate counts as usable."""
 
@@ -57,6 +60,19 @@ class Result:
             ((row["step"] - 1) * self.per_step, row["reward"]) for row in self.rows if row.get("reward") is not None
         ]
 
+    def curve(self, name: str) -> Curve:
+        """`accuracy` or `reward` by name."""
+        return self.accuracy() if name == "accuracy" else self.reward()
+
+    def last_reward(self) -> float | None:
+        """Mean over the last steps that are there."""
+        rewards = [value for _, value in self.reward()[-LAST:]]
+        return statistics.fmean(rewards) if rewards else None
+
+    def end(self, curve: str) -> float | None:
+        """Where an ended run's curve ends; 0 if it diverged."""
+        return self.last_reward() if curve == "reward" and self.state == "finished" else self.final
+
     def completions_to(self, level: float, target: Target) -> float | None:
         """Completions until the smoothed curve reaches the level: infinite if it ended below, None if it goes on.
 
@@ -64,7 +80,7 @@ class Result:
         """
         if target.curve == "accuracy" and self.measured_at_its_ends:
             return None
-        curve = self.accuracy() if target.curve == "accuracy" else self.reward()
+        curve = self.curve(target.curve)
         if not curve:
             return None if self.state != "diverged" else math.inf
         x, y = zip(*curve, strict=True)
@@ -159,10 +175,9 @@ def summarise(plan: Plan) -> Summary:
     if not finals:
         failed = [f" {r.run.name}: {r.why}" for o in outcomes for r in o.results if r.state == "failed"]
         raise InputError(f"{plan.output} holds no finished run of this comparison.{''.join(failed[:1])}")
-    target = plan.spec.target
-    level = target.accuracy if target.accuracy is not None else target.of_best * max(finals)
+    level = _level(outcomes, plan.spec.target)
     for outcome in outcomes:
-        found = {result.seed: result.completions_to(level, target) for result in outcome.best}
+        found = {result.seed: result.completions_to(level, plan.spec.target) for result in outcome.best}
         outcome.completions.update({seed: value for seed, value in found.items() if value is not None})
     reference = next(outcome for outcome in outcomes if outcome.variant.name == plan.spec.reference)
     tests = {
@@ -172,6 +187,20 @@ def summarise(plan: Plan) -> Summary:
     }
     adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
     return Summary(plan.spec, plan, outcomes, reference, level, tests, adjusted)
+
+
+def _level(outcomes: list[Outcome], target: Target) -> float:
+    """What the target comes to, from the ends and beginnings of the runs at each variant's best rate."""
+    if target.accuracy is not None:
+        return target.accuracy
+    ends = [[end for result in o.best if (end := result.end(target.curve)) is not None] for o in outcomes]
+    best = max((statistics.fmean(values) for values in ends if values), default=0.0)
+    if target.of_best is not None:
+        return target.of_best * best
+    assert target.of_gain is not None
+    begun = [curve[0][1] for o in outcomes for result in o.best if (curve := result.curve(target.curve))]
+    start = statistics.fmean(begun) if begun else 0.0
+    return start + target.of_gain * (best - start)
 
 
 def _outcome(plan: Plan, variant: Variant) -> Outcome:

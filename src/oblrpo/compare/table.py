@@ -5,20 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import math
-import statistics
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from oblrpo.compare.statistics import Paired, Window
-from oblrpo.compare.summary import Outcome, Result, Summary
+from oblrpo.compare.summary import LAST, Outcome, Result, Summary
 from oblrpo.intervals import Mean
 from oblrpo.report.ledger import UNBIASED
 from oblrpo.runs import write_atomically
-
-LAST = 20
-"""Steps over which the reward at the end is averaged."""
 
 COLUMNS = (
     "variant", "learning_rate", "seed", "state", "why", "steps", "completions", "accuracy_before", "accuracy_after",
@@ -77,7 +73,9 @@ def notes(summary: Summary) -> list[str]:
     """What the figures mean, in the order of the columns, and what is missing from them."""
     spec, target = summary.spec, summary.spec.target
     curve = "held-out accuracy" if target.curve == "accuracy" else "batch reward"
-    level = "" if target.accuracy is not None else f", {target.of_best:g} of the best final accuracy"
+    best = "best final accuracy" if target.curve == "accuracy" else f"best reward of the last {LAST} steps"
+    level = f", {target.of_best:g} of the {best}" if target.of_best else ""
+    level = f", {target.of_gain:g} of the way from where runs begin to the {best}" if target.of_gain else level
     told = [
         "Intervals are 95 % by Student's t over seeds; differences are to the reference, seed by seed, p is of the "
         "paired t test, adjusted for the number of variants by Holm's method.",
@@ -185,13 +183,13 @@ def write_table(summary: Summary, folder: Path) -> Path:
 
 
 def _record(summary: Summary, result: Result) -> list[object]:
-    accuracy, rewards = result.accuracy(), [value for row in result.rows if (value := row.get("reward")) is not None]
+    accuracy = result.accuracy()
     steps = result.rows[-1]["step"] if result.rows else 0
     completions = result.completions_to(summary.level, summary.spec.target)
     return [
         result.variant, repr(result.rate), result.seed, result.state, result.why, steps, steps * result.per_step,
         _figure(accuracy[0][1] if accuracy else None), _figure(result.final),
-        _figure(statistics.fmean(rewards[-LAST:]) if rewards else None),
+        _figure(result.last_reward()),
         "" if completions is None else "not reached" if math.isinf(completions) else f"{completions:.0f}",
         f"{sum(row.get('step_time', 0.0) for row in result.rows):.1f}",
         *(_figure(result.variance_ratio(name)) for name in UNBIASED),
