@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from oblrpo.compare.plan import Plan
-from oblrpo.compare.spec import SPECS, read_spec
+from oblrpo.compare.spec import SPECS, Target, read_spec
 from oblrpo.settings import flatten
 from tests.cli.test_bad_input import complained
 from tests.compare.conftest import plan_of, pretend
@@ -69,7 +69,8 @@ def test_mistakes_in_the_file(oblrpo, tmp_path, keys, words):
         (["--seeds", "-2"], ["must not be negative"]),
         (["--seeds", "1"], ["search_seeds is 2, more than the 1 seeds"]),
         (["--learning-rates", "-1"], ["give a list of numbers above 0"]),
-        (["--target", "{of_gain: 2}"], ["target of_gain is 2; a share is at most 1"]),
+        (["--target", "{of_gain: 2}"], ["--target: target of_gain is 2; a share is at most 1"]),
+        (["--target", "{curve: [a]}"], ["choose one of: accuracy, reward"]),
         (["--dry-run", "--only-report"], ["give one of them"]),
         (["--only-report"], ["holds no finished run of this comparison"]),
     ],
@@ -150,6 +151,25 @@ def test_built_in_comparisons_can_be_taken_to_another_task(name, tmp_path):
     assert sorted(entry.name for entry in SPECS.iterdir()) == [
         "against-rloo.yaml", "fixed-rates.yaml", "uniform-or-weighted.yaml"
     ]  # fmt: skip
+
+
+def test_a_target_is_laid_over_the_specs(write_spec):
+    path = str(write_spec(variants={"a": {}}, target={"of_best": 0.9, "curve": "reward", "window": 9}))
+    for changed, expected in (
+        ({"of_gain": 0.7}, Target(of_gain=0.7, curve="reward", window=9)),
+        ({"window": 5}, Target(of_best=0.9, curve="reward", window=5)),
+        ({}, Target(of_best=0.9, curve="reward", window=9)),
+    ):
+        assert read_spec(path, {"target": changed}, {}).target == expected
+
+
+def test_another_target_for_runs_that_are_there(write_spec, oblrpo, tmp_path):
+    plan = plan_of(write_spec(variants={"a": {}}, seeds=1, base={"warm_start_steps": 0}), tmp_path / "out")
+    pretend(plan.all_known()[0], [0.1, 0.1, 0.1, 0.1, 0.5])
+    flags = "--only-report", "--target", "{of_gain: 0.5}"
+    code, told, err = oblrpo("compare", tmp_path / "spec.yaml", "--output", tmp_path / "out", *flags)
+    assert code == 0, err
+    assert "Target: 0.300, 0.5 of the way from where runs begin" in " ".join(told.split())
 
 
 def test_runs_of_other_settings_are_not_mixed_in(write_spec, oblrpo, tmp_path):

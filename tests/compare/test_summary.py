@@ -43,8 +43,10 @@ def filled(plan):
             rate, seed = run.config.optim.learning_rate, run.config.run.seed
             final = FINALS[variant.name, rate][seed]
             curve = [0.2 + (final - 0.2) * step / 4 for step in range(5)]
-            ratio = 0.5 if variant.name == "ours" else 0.8
-            pretend(run, curve, **{"variance/rloo": 2.0, "variance/oblr": 2.0 * ratio, "variance/js": 0.0})
+            ours = variant.name == "ours"
+            ratio = 0.5 if ours else 0.8
+            more = {"variance/rloo": 2.0, "variance/oblr": 2.0 * ratio, "variance/js": 0.0}
+            pretend(run, curve, reward=lambda step, ours=ours: 0.01 * step + 0.02 * (not ours), **more)
     return plan
 
 
@@ -219,17 +221,71 @@ def test_a_target_by_reward_counts_from_the_policy_before_the_step(write_spec, t
         ({"of_best": 0.5}, 0.5 * 0.62),
         ({"of_gain": 0.5}, 0.2 + 0.5 * 0.42),
         ({"accuracy": 0.4, "curve": "reward"}, 0.4),
-        ({"of_best": 0.5, "curve": "reward"}, 0.5 * 0.025),  # of the curve it is a level of, not of accuracy
-        ({"of_gain": 0.5, "curve": "reward"}, 0.01 + 0.5 * 0.015),
+        ({"of_best": 0.5, "curve": "reward"}, 0.5 * 0.045),  # of the curve it is a level of, not of accuracy
+        ({"of_gain": 0.5, "curve": "reward"}, 0.02 + 0.5 * (0.045 - 0.02)),
+        ({"curve": "reward"}, 0.8 * 0.045),
         ({}, 0.8 * 0.62),
     ],
 )
 def test_the_level_of_a_target(filled, tmp_path, target, level):
-    """`pretend` gives rewards of 0.01, 0.02, 0.03, 0.04."""
+    """Rewards of "ours" are 0.01, 0.02, 0.03, 0.04, of the better "rloo" 0.03 to 0.06."""
     spec = read_spec(str(tmp_path / "spec.yaml"), {"target": target}, {})
     summary = summarise(Plan(spec, filled.output))
     assert summary.level == pytest.approx(level)
     assert ("of the way from where runs begin" in "\n".join(notes(summary))) == ("of_gain" in target)
+
+
+@pytest.mark.parametrize("target", [{"of_gain": 0.5}, {"of_best": 0.5}, {"of_best": 0.5, "curve": "reward"}])
+def test_where_nothing_is_gained_there_is_no_target(write_spec, tmp_path, target):
+    """Accuracy falls from 0.2 to 0, rewards are below 0."""
+    spec = write_spec(variants={"a": None, "b": {}}, seeds=2, target=target, base={"warm_start_steps": 0})
+    plan = plan_of(spec, tmp_path / "out")
+    for variant in plan.spec.variants:
+        for run in plan.search(variant):
+            pretend(run, [0.2, 0.1, 0.0, 0.0, 0.0], reward=lambda step: -1 / step)
+    summary = summarise(plan)
+    assert summary.level is None
+    assert column(summary, "completions to target") == ["", ""]
+    assert "There is none: no variant's" in "\n".join(notes(summary))
+    assert "Completions to" not in write_page(summary, tmp_path).read_text()
+    rows = csv.DictReader(write_table(summary, tmp_path).read_text().splitlines())
+    assert {row["completions_to_target"] for row in rows} == {""}
+
+
+def test_of_rewards_a_variant_that_diverged_is_not_the_best(filled, tmp_path):
+    """A run that diverged has no reward to end at: 0 may be more than others get."""
+    run = filled.run(filled.spec.variants[0], 1e-3, 0)
+    run.folder.drop_metrics_after(2)
+    run.note_failure("diverged", "lower learning_rate")
+    for rate in (1e-4, 1e-2):
+        for seed in range(3):
+            other = filled.run(filled.spec.variants[0], rate, seed)
+            other.folder.drop_metrics_after(0)
+            other.note_failure("diverged", "lower learning_rate")
+    spec = read_spec(str(tmp_path / "spec.yaml"), {"target": {"curve": "reward"}}, {})
+    assert summarise(Plan(spec, filled.output)).level == pytest.approx(0.8 * 0.025)
+
+
+def test_completions_over_the_references_are_of_all_seeds_or_none(write_spec, tmp_path):
+    """Four variants: the reference, one as fast, one with a seed that fails below the target, one that begins there."""
+    names = ("reference", "same", "failed", "begins")
+    spec = write_spec(
+        variants=dict.fromkeys(names), seeds=2, target={"accuracy": 0.5, "window": 1}, base={"warm_start_steps": 0}
+    )
+    plan = plan_of(spec, tmp_path / "out")
+    for variant in plan.spec.variants:
+        for run in plan.search(variant):
+            begins = variant.name == "begins" and run.config.run.seed == 1
+            pretend(run, [0.5 if begins else 0.2, 0.3, 0.4, 0.5, 0.6])
+            if variant.name == "failed" and run.config.run.seed == 1:
+                run.folder.drop_metrics_after(2)
+                run.note_failure("failed", "the disk is full")
+    summary = summarise(plan)
+    assert column(summary, "over reference's") == ["", "1.00 (1.00 to 1.00)", "", ""]
+    assert "blank where a seed never arrives or begins there" in "\n".join(notes(summary))
+    assert column(summary, "completions to target")[3].endswith("1 began there)")
+    backwards = read_spec(str(tmp_path / "spec.yaml"), {"reference": "begins"}, {})
+    assert "not all seeds of the reference arrive" in "\n".join(notes(summarise(Plan(backwards, plan.output))))
 
 
 def test_page_and_table(filled, tmp_path):

@@ -39,7 +39,7 @@ class CompareCommand:
     search_seeds: int = -1
     """The first so many seeds choose each variant's rate, which then runs on all seeds. 0: every rate on every seed."""
     target: Mapping = field(default_factory=dict)
-    """In place of the comparison's target, such as '{of_gain: 0.8}'; with --only-report, of the runs that are there."""
+    """Over the comparison's target, such as '{of_gain: 0.8}'; with --only-report, for the runs that are there."""
     processes: int = 0
     """Trainings at a time. 0: the comparison's, or one a CPU core, or one in all for a `model` of your own."""
     dry_run: bool = False

@@ -35,7 +35,7 @@ def learning(summary: Summary) -> list[str]:
 
     def draw_accuracy(axes: Axes) -> None:
         _curves(axes, summary, Result.accuracy)
-        if summary.spec.target.curve == "accuracy":
+        if summary.spec.target.curve == "accuracy" and summary.level is not None:
             axes.axhline(summary.level, color=INK, linewidth=0.8, linestyle=":")
             axes.annotate(" target", (0, summary.level), fontsize=8, va="bottom")
 

@@ -30,6 +30,10 @@ OURS = {
 }  # fmt: skip
 
 
+LEVELS = ("of_best", "of_gain", "accuracy")
+"""Keys of a target of which one says where it lies."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """One of the things compared: train settings over the base's, at one or more learning rates."""
@@ -126,9 +130,19 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
             )
     if "learning_rates" in overrides:
         _drop_grids(raw, source)
+    if "target" in overrides:
+        overrides = overrides | {"target": _over(raw.get("target", {}), overrides["target"], source)}
     raw |= overrides
     raw["base"] = _base(raw.get("base", {}), source) | _settings(settings, "--set")
     return _resolve(raw, source, settings)
+
+
+def _over(target: Any, changed: dict[str, Any], source: str) -> dict[str, Any]:
+    """A target with some of its keys changed; a level takes the place of the one that was there."""
+    _target(changed, "--target")
+    level = set(LEVELS) & changed.keys()
+    kept = {key: value for key, value in _mapping(target, "target", source).items() if not (level and key in LEVELS)}
+    return kept | changed
 
 
 def _drop_grids(raw: dict[str, Any], source: str) -> None:
@@ -238,7 +252,7 @@ def _target(value: Any, source: str) -> Target:
     for key in given:
         if key not in known:
             raise InputError(f"{source}: unknown key {key!r} of target; choose from: {', '.join(known)}.")
-    levels = [key for key in ("of_best", "of_gain", "accuracy") if key in given]
+    levels = [key for key in LEVELS if key in given]
     if len(levels) > 1:
         raise InputError(f"{source}: target has {' and '.join(levels)}; give one of them.")
     for key in levels:
@@ -247,7 +261,7 @@ def _target(value: Any, source: str) -> Target:
             raise InputError(f"{source}: target {key} is {number!r}; it must be a number above 0.")
         if key != "accuracy" and number > 1:
             raise InputError(f"{source}: target {key} is {number}; a share is at most 1.")
-    if given.get("curve", "accuracy") not in {"accuracy", "reward"}:
+    if given.get("curve", "accuracy") not in ("accuracy", "reward"):
         raise InputError(f"{source}: target curve is {given['curve']!r}; choose one of: accuracy, reward.")
     if _whole("target window", given.get("window", 1), 1, source) is not None and given.get("window", 1) % 2 == 0:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Paired tests over seeds, rollouts to a target, windows of usable rates; no torch, no scipy."""
+"""Paired tests over seeds, completions to a target, windows of usable rates; no torch, no scipy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs that are there say: curves, final accuracies, rollouts to a target, windows, tests; no torch."""
+"""What the runs that are there say: curves, final accuracies, completions to a target, windows, tests; no torch."""
 
 from __future__ import annotations
 
@@ -69,10 +69,6 @@ class Result:
         rewards = [value for _, value in self.reward()[-LAST:]]
         return statistics.fmean(rewards) if rewards else None
 
-    def end(self, curve: str) -> float | None:
-        """Where an ended run's curve ends; 0 if it diverged."""
-        return self.last_reward() if curve == "reward" and self.state == "finished" else self.final
-
     def completions_to(self, level: float, target: Target) -> float | None:
         """Completions until the smoothed curve reaches the level: infinite if it ended below, None if it goes on.
 
@@ -131,15 +127,33 @@ class Outcome:
         found = [ratio for ratio in (result.variance_ratio(baseline) for result in self.best) if ratio]
         return geometric(found) if found else None
 
+    def began_there(self, seed: int) -> bool:
+        """Whether a seed was at the target before a step could have brought it there."""
+        return self.completions[seed] <= self.best[0].per_step
+
+    @property
+    def all_arrive(self) -> bool:
+        """Whether every seed reaches the target, and by learning."""
+        arrived = [math.isfinite(value) and not self.began_there(seed) for seed, value in self.completions.items()]
+        return bool(self.best) and len(arrived) == len(self.best) and all(arrived)
+
     def completions_over(self, other: Outcome) -> Mean | None:
         """To the target over another's, seed by seed: geometric mean, margin that of the logarithm.
 
-        None where a seed that both have never arrives, or began there: a mean without it would flatter.
+        None unless all seeds of both arrive, by learning: a mean of those that do would flatter.
         """
-        both = [(mine, other.completions[seed]) for seed, mine in self.completions.items() if seed in other.completions]
-        if not both or not all(0 < value < math.inf for pair in both for value in pair):
+        if not (self.all_arrive and other.all_arrive):
             return None
-        return geometric([mine / others for mine, others in both])
+        return geometric([value / other.completions[seed] for seed, value in self.completions.items()])
+
+    def end(self, curve: str) -> float | None:
+        """Where its curves end, mean over seeds; of rewards, which have no least value, None if a run diverged."""
+        if curve == "accuracy":
+            return self.final.value if self.final else None
+        ended = [result.last_reward() for result in self.best if result.state == "finished"]
+        found = [value for value in ended if value is not None]
+        diverged = any(result.state == "diverged" for result in self.best)
+        return statistics.fmean(found) if found and not diverged else None
 
 
 @dataclass(frozen=True)
@@ -151,8 +165,8 @@ class Summary:
     outcomes: list[Outcome]
     reference: Outcome
     """What the others are compared with."""
-    level: float
-    """Of the target."""
+    level: float | None
+    """Of the target; None if no variant ends above 0, or above where runs begin, so that there is none."""
     tests: dict[str, Paired]
     """Final accuracy of each variant less the reference's, paired by seed."""
     adjusted: dict[str, float | None]
@@ -171,14 +185,14 @@ def summarise(plan: Plan) -> Summary:
         InputError: there is no finished run, or a folder holds a run of other settings.
     """
     outcomes = [_outcome(plan, variant) for variant in plan.spec.variants]
-    finals = [outcome.final.value for outcome in outcomes if outcome.final]
-    if not finals:
+    if not any(outcome.final for outcome in outcomes):
         failed = [f" {r.run.name}: {r.why}" for o in outcomes for r in o.results if r.state == "failed"]
         raise InputError(f"{plan.output} holds no finished run of this comparison.{''.join(failed[:1])}")
     level = _level(outcomes, plan.spec.target)
     for outcome in outcomes:
-        found = {result.seed: result.completions_to(level, plan.spec.target) for result in outcome.best}
-        outcome.completions.update({seed: value for seed, value in found.items() if value is not None})
+        if level is not None:
+            found = {result.seed: result.completions_to(level, plan.spec.target) for result in outcome.best}
+            outcome.completions.update({seed: value for seed, value in found.items() if value is not None})
     reference = next(outcome for outcome in outcomes if outcome.variant.name == plan.spec.reference)
     tests = {
         outcome.variant.name: test
@@ -189,18 +203,16 @@ def summarise(plan: Plan) -> Summary:
     return Summary(plan.spec, plan, outcomes, reference, level, tests, adjusted)
 
 
-def _level(outcomes: list[Outcome], target: Target) -> float:
+def _level(outcomes: list[Outcome], target: Target) -> float | None:
     """What the target comes to, from the ends and beginnings of the runs at each variant's best rate."""
     if target.accuracy is not None:
         return target.accuracy
-    ends = [[end for result in o.best if (end := result.end(target.curve)) is not None] for o in outcomes]
-    best = max((statistics.fmean(values) for values in ends if values), default=0.0)
-    if target.of_best is not None:
-        return target.of_best * best
-    assert target.of_gain is not None
+    best = max((end for outcome in outcomes if (end := outcome.end(target.curve)) is not None), default=-math.inf)
     begun = [curve[0][1] for o in outcomes for result in o.best if (curve := result.curve(target.curve))]
-    start = statistics.fmean(begun) if begun else 0.0
-    return start + target.of_gain * (best - start)
+    start = 0.0 if target.of_gain is None else statistics.fmean(begun or [math.inf])
+    share = target.of_best if target.of_gain is None else target.of_gain
+    assert share is not None
+    return start + share * (best - start) if best > start else None
 
 
 def _outcome(plan: Plan, variant: Variant) -> Outcome:

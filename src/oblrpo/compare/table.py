@@ -71,16 +71,11 @@ def _line(summary: Summary, outcome: Outcome) -> list[str]:
 
 def notes(summary: Summary) -> list[str]:
     """What the figures mean, in the order of the columns, and what is missing from them."""
-    spec, target = summary.spec, summary.spec.target
-    curve = "held-out accuracy" if target.curve == "accuracy" else "batch reward"
-    best = "best final accuracy" if target.curve == "accuracy" else f"best reward of the last {LAST} steps"
-    level = f", {target.of_best:g} of the {best}" if target.of_best else ""
-    level = f", {target.of_gain:g} of the way from where runs begin to the {best}" if target.of_gain else level
+    spec = summary.spec
     told = [
         "Intervals are 95 % by Student's t over seeds; differences are to the reference, seed by seed, p is of the "
         "paired t test, adjusted for the number of variants by Holm's method.",
-        f"Target: {summary.level:.3f}{level}; the median over seeds of the completions until {curve}, averaged over "
-        f"{target.window} points, is there" + _of_target(summary),
+        *_of_target(summary),
         "Usable rates: those around the best whose final accuracy is at least 90 % of its; an end marked with ~ is the "
         "grid's own, and the window may go on.",
     ]
@@ -100,12 +95,28 @@ def notes(summary: Summary) -> list[str]:
     return told
 
 
-def _of_target(summary: Summary) -> str:
-    """What the range of the seeds says about the median, or why there is neither."""
-    if summary.spec.target.curve == "accuracy" and all(result.measured_at_its_ends for result in summary.results):
-        return ". Not known: accuracy was taken at the ends of runs alone; set eval_steps, or target: {curve: reward}."
+def _of_target(summary: Summary) -> list[str]:
+    """What the target is, what is told of the way there, or why nothing is."""
+    target = summary.spec.target
+    curve = "held-out accuracy" if target.curve == "accuracy" else "batch reward"
+    best = "best final accuracy" if target.curve == "accuracy" else f"best reward of the last {LAST} steps"
+    share = f"{target.of_best:g} of the {best}" if target.of_best is not None else "as given"
+    if target.of_gain is not None:
+        share = f"{target.of_gain:g} of the way from where runs begin to the {best}"
+    if summary.level is None:
+        begin = "0" if target.of_gain is None else "where runs begin"
+        return [f"Target: {share}. There is none: no variant's {curve} ends above {begin}."]
+    told = f"Target: {summary.level:.3f}, {share}"
+    if target.curve == "accuracy" and all(result.measured_at_its_ends for result in summary.results):
+        return [told + ". Completions are not known: accuracy was taken at the ends of runs alone; set eval_steps, or "
+                "target: {curve: reward}."]  # fmt: skip
+    told += f"; the median over seeds of the completions until {curve}, averaged over {target.window} points, is there"
     n = max((len(outcome.completions) for outcome in summary.outcomes), default=0)
-    return f", and the range of {n} seeds, a {1 - 0.5 ** (n - 1):.0%} interval for the median." if n > 2 else "."
+    told += f", and the range of {n} seeds, a {1 - 0.5 ** (n - 1):.0%} interval for the median." if n > 2 else "."
+    over = "Over reference's: geometric mean of the seeds' ratios, its interval not adjusted for the number of variants"
+    whole = summary.reference.all_arrive
+    missing = "a seed never arrives or begins there" if whole else "not all seeds of the reference arrive by learning"
+    return [told, f"{over}; blank where {missing}." if whole else f"{over}. Blank: {missing}."]
 
 
 def interval(found: Mean | None) -> str:
@@ -136,7 +147,7 @@ def reached(outcome: Outcome, brief: bool = False) -> str:
     middle, values = outcome.median_completions, outcome.completions.values()
     if middle is None:
         return ""
-    arrived, begun = sum(map(math.isfinite, values)), sum(value == 0 for value in values)
+    arrived, begun = sum(map(math.isfinite, values)), sum(map(outcome.began_there, outcome.completions))
     some = arrived < len(values)
     if brief:
         parts = [f"{arrived}/{len(values)}"] if some else []
@@ -185,7 +196,8 @@ def write_table(summary: Summary, folder: Path) -> Path:
 def _record(summary: Summary, result: Result) -> list[object]:
     accuracy = result.accuracy()
     steps = result.rows[-1]["step"] if result.rows else 0
-    completions = result.completions_to(summary.level, summary.spec.target)
+    level = summary.level
+    completions = None if level is None else result.completions_to(level, summary.spec.target)
     return [
         result.variant, repr(result.rate), result.seed, result.state, result.why, steps, steps * result.per_step,
         _figure(accuracy[0][1] if accuracy else None), _figure(result.final),
