@@ -4,14 +4,16 @@ import csv
 import json
 import math
 import statistics
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from oblrpo.compare.page import write_page
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import read_spec
 from oblrpo.compare.summary import band, summarise
-from oblrpo.compare.table import HEADS, lines, notes, window, write_table
+from oblrpo.compare.table import HEADS, lines, notes, print_table, window, write_table
 from oblrpo.errors import InputError
 from tests.compare.conftest import plan_of, pretend
 
@@ -284,6 +286,9 @@ def test_completions_over_the_references_are_of_all_seeds_or_none(write_spec, tm
     assert column(summary, "over reference's") == ["", "1.00 (1.00 to 1.00)", "", ""]
     assert "blank where a seed never arrives or begins there" in "\n".join(notes(summary))
     assert column(summary, "completions to target")[3].endswith("1 began there)")
+    told = StringIO()
+    print_table(summary, Console(file=told, width=120))
+    assert "  1.00  " in told.getvalue()
     backwards = read_spec(str(tmp_path / "spec.yaml"), {"reference": "begins"}, {})
     assert "not all seeds of the reference arrive" in "\n".join(notes(summarise(Plan(backwards, plan.output))))
 

@@ -142,7 +142,7 @@ class Outcome:
 
         None unless all seeds of both arrive, by learning: a mean of those that do would flatter.
         """
-        if not (self.all_arrive and other.all_arrive):
+        if not (self.all_arrive and other.all_arrive and self.completions.keys() == other.completions.keys()):
             return None
         return geometric([value / other.completions[seed] for seed, value in self.completions.items()])
 

@@ -26,7 +26,8 @@ HEADS = ("variant", "accuracy after", "difference", "p", "p adjusted", "completi
 
 
 NARROW = {"variant": "", "rate": "", "accuracy after": "after", "difference": "", "p adjusted": "p",
-          "completions to target": "to target", "usable rates": "usable", "seeds": ""}  # fmt: skip
+          "completions to target": "to target", "over reference's": "over", "usable rates": "usable",
+          "seeds": ""}  # fmt: skip
 """Columns that the console has, and their shorter names there."""
 
 
@@ -36,8 +37,9 @@ def print_table(summary: Summary, console: Console) -> None:
     for name, short in NARROW.items():
         table.add_column(short or name, justify="left" if name == "variant" else "right", no_wrap=name == "rate")
     for cells, outcome in zip(lines(summary), summary.outcomes, strict=True):
-        brief = {"usable rates": ratio(outcome.window), "completions to target": reached(outcome, brief=True)}
-        by_name = dict(zip(HEADS, cells, strict=True)) | brief
+        by_name = dict(zip(HEADS, cells, strict=True))
+        by_name |= {"usable rates": ratio(outcome.window), "completions to target": reached(outcome, brief=True)}
+        by_name["over reference's"] = by_name["over reference's"].partition(" ")[0]
         table.add_row(*(by_name[name] for name in NARROW))
     console.print()
     console.print(table)
@@ -113,10 +115,9 @@ def _of_target(summary: Summary) -> list[str]:
     told += f"; the median over seeds of the completions until {curve}, averaged over {target.window} points, is there"
     n = max((len(outcome.completions) for outcome in summary.outcomes), default=0)
     told += f", and the range of {n} seeds, a {1 - 0.5 ** (n - 1):.0%} interval for the median." if n > 2 else "."
-    over = "Over reference's: geometric mean of the seeds' ratios, its interval not adjusted for the number of variants"
-    whole = summary.reference.all_arrive
-    missing = "a seed never arrives or begins there" if whole else "not all seeds of the reference arrive by learning"
-    return [told, f"{over}; blank where {missing}." if whole else f"{over}. Blank: {missing}."]
+    over = "Over (the reference's): geometric mean of the seeds' ratios, not adjusted for the number of variants"
+    blank = "; blank where a seed never arrives or begins there."
+    return [told, over + (blank if summary.reference.all_arrive else ". Blank: not all seeds of the reference arrive.")]
 
 
 def interval(found: Mean | None) -> str:
