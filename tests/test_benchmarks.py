@@ -205,6 +205,22 @@ def test_tables_of_learning_rates(tmp_path, monkeypatch, capsys):
     assert "auto from 1e-07 over its best, 0.0002: 1.000, difference 0.000" in printed
 
 
+def test_completions_are_pooled_over_comparisons(tmp_path, monkeypatch, capsys):
+    """Three seeds of 64 completions a step; a rate that two seeds tried is not the best one's."""
+    columns = "variant,learning_rate,seed,steps,completions,completions_to_target"
+    reached = {
+        "rloo": (400, 800, "not reached"), "half": (200, 400, 1), "begins": (200, 64, 100), "never": (100, "", 100),
+    }  # fmt: skip
+    lines = [f"{name},0.1,{seed},10,640,{value}" for name, three in reached.items() for seed, value in enumerate(three)]
+    files = [tmp_path / "one.csv", tmp_path / "two.csv"]
+    for file in files:
+        write_lines(file, columns, [*lines, "half,0.2,0,10,640,100", "half,0.2,1,10,640,100"])
+    printed = printed_by("pooled", files, monkeypatch, capsys)
+    assert "| half | 0.50 (0.50 to 0.50) | 4 of 4 |" in printed
+    assert "| begins |  | 2 of 4 |" in printed
+    assert "| never |  | 2 of 4 |" in printed
+
+
 @pytest.mark.parametrize("spec", COMPARISONS, ids=lambda path: path.stem)
 def test_the_comparisons_of_the_results_page_can_be_run(spec, tmp_path, oblrpo):
     code, out, err = oblrpo("compare", spec, "--output", tmp_path / "out", "--dry-run")
