@@ -1,6 +1,6 @@
 """Side by side with TRL's GRPOTrainer and RLOOTrainer: held-out accuracy against samples and seconds, steps a second.
 
-    python -m benchmarks.against_trl --folder runs/against_trl [--seeds 3] [--steps 60] [--contenders trl-grpo grpo ...]
+    python -m benchmarks.against_trl --folder runs/against_trl [--seeds 5] [--steps 60] [--contenders trl-grpo grpo ...]
 
 needs TRL (`pip install 'trl>=1.16,<1.17'`). One warm-started policy a seed; from it every contender trains on
 the same prompts, one process at a time, on one thread (`benchmarks.trl_run` says how, and what the clock counts). The
@@ -156,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("runs/against_trl"))
     parser.add_argument("--contenders", nargs="+", choices=[*TRL, *OURS], default=[*TRL, *OURS])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=20, help="steps between measurements of held-out accuracy")
     parser.add_argument("--eval-prompts", type=int, default=512)
