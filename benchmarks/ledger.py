@@ -2,7 +2,7 @@
 
     python -m benchmarks.ledger MODEL [--task path] [--batches 200] [--prompts 16] [--outputs 4] [--projected]
 
-Each batch has an account of every baseline. The mean account is set against the variance of the gradients of all
+Each batch has an entry of every baseline. The mean entry is set against the variance of the gradients of all
 batches, sum_b ||g_b - mean||^2 / (B - 1); 95 % intervals over batches, and the paired difference in standard errors.
 Prompts differ from batch to batch. The last line is the ledger's time over that of a plain gradient (forward and
 backward) of the same batch, median over batches. With --projected inner products come from sketches, as in runs.
@@ -22,8 +22,8 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.tasks import make_task
-from oblrpo.trainer.accounts import Accountant
 from oblrpo.trainer.batch import Batch
+from oblrpo.trainer.variance_ledger import VarianceLedger
 
 
 def gradient(policy) -> torch.Tensor:
@@ -67,7 +67,7 @@ def main() -> None:
     task = make_task(arguments.task, arguments.seed, **arguments.task_args)
     pay = Rewards(task)
     torch.manual_seed(arguments.seed)
-    accountant = Accountant(policy, 1.0, 0, exact=not arguments.projected)
+    accountant = VarianceLedger(policy, 1.0, 0, exact=not arguments.projected)
     P, G, B = arguments.prompts, arguments.outputs, arguments.batches
     predicted, seen, costs = {}, {}, []
     for batch in range(B):
@@ -80,9 +80,9 @@ def main() -> None:
         between = time.perf_counter()
         ledger = accountant.take(Batch(rollouts.sequences, rewards_PG), torch.ones(P, G), Prior(), seed=batch)
         costs.append((time.perf_counter() - between) / (between - begun))
-        for name, account in ledger.accounts.items():
-            predicted.setdefault(name, []).append(account.variance)
-        for name, flat in gradients(policy, rollouts.sequences, rewards_PG, list(ledger.accounts)).items():
+        for name, entry in ledger.entries.items():
+            predicted.setdefault(name, []).append(entry.variance)
+        for name, flat in gradients(policy, rollouts.sequences, rewards_PG, list(ledger.entries)).items():
             seen.setdefault(name, []).append(flat.float())
     print(f"{arguments.model}: {B} batches of {P} prompts x {G} outputs, seed {arguments.seed}\n")
     print("| baseline | predicted | brute force | difference (standard errors) |\n|---|---|---|---|")

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from oblrpo.theory import worlds
-from oblrpo.theory.worlds import World
+from oblrpo.research.theory import worlds
+from oblrpo.research.theory.worlds import World
 
 matplotlib.use("svg")
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"

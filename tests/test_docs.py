@@ -15,7 +15,7 @@ import torch
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.config import AlgorithmConfig
 from oblrpo.estimators import BASELINES
-from oblrpo.trainer import mismatch
+from oblrpo.trainer import sampler_mismatch
 from oblrpo.trainer.metrics import step_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +95,7 @@ def test_every_metric_is_in_the_glossary():
     proxies = [f"score_norm2/agreement_{name}" for name in ("length", "length16", "logit", "calibrated")]
     norms = ["score_norm2/mean", "score_norm2/kappa", *proxies]
     ledger = ["variance/NAME", "signal2/NAME", "variance_between_prompts", "effective_dimension", "step_kl", "warnings"]
-    source = Path(mismatch.__file__).read_text()
+    source = Path(sampler_mismatch.__file__).read_text()
     sampling = re.findall(r'"(sampling/[a-z_/]+)": ', source)
     assert len(sampling) == 7
     for key in [*keys, *norms, *ledger, *sampling, "eval/accuracy", "eval/accuracy_stderr", "step_time"]:

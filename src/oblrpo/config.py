@@ -147,7 +147,7 @@ class RolloutConfig:
     sampler_correction: Literal["truncated", "none"] = "truncated"
     """Of a sampler that keeps log-probabilities: weigh each completion by min(C, pi / sampler), or take the sampler for
     the policy. The mismatch is measured either way."""
-    vllm_importance_sampling_clip_max: float = 3.0
+    importance_sampling_clip_max: float = 3.0
     """C of `truncated`, whatever the sampler; 0: weights are not truncated."""
     vllm_gpu_memory_utilization: float = 0.3
     """Of vllm: share of the GPU's memory for the engine, its weights included."""
@@ -186,7 +186,7 @@ class ScoresConfig:
     """auto, gram, instantiate, two_pass: exact; folds: exact, for a baseline per fold; projected: unbiased estimate."""
     score_memory_mb: int = 0
     """Memory (MB) that `auto` may use to keep more per-sequence gradients multiplied out, which saves time."""
-    weights: str = "exact"
+    score_norms: str = "exact"
     """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length, length16,
     logit, calibrated (a regression on exact norms of earlier steps)."""
     calibration_steps: int = 10

@@ -98,8 +98,8 @@ def test_the_policy_can_be_measured_as_its_own_sampler(small_run, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vllm_importance_sampling_clip_max": 0.5}, "below 1 it would cut weights that need no correction"),
-        ({"vllm_importance_sampling_clip_max": math.nan}, "vllm_importance_sampling_clip_max is nan"),
+        ({"importance_sampling_clip_max": 0.5}, "below 1 it would cut weights that need no correction"),
+        ({"importance_sampling_clip_max": math.nan}, "importance_sampling_clip_max is nan"),
         ({"sampler": "vllm", "temperature": 0.005}, "vLLM samples at a temperature of at least 0.01, not at 0.005"),
         ({"sampler": "vllm", "vllm_gpu_memory_utilization": 1.5}, "vllm_gpu_memory_utilization is 1.5"),
         ({"sampler": "vllm"}, "vLLM 0.17 to below 0.34, which is not installed"),

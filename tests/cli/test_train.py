@@ -280,10 +280,10 @@ def test_norms_that_nothing_is_weighed_by_are_taken_now_and_then_and_change_noth
 
 
 @pytest.mark.usefixtures("dense_reward")
-@pytest.mark.parametrize("weights", ["length", "length16", "logit", "calibrated"])
-def test_weights_by_proxy(small_run, oblrpo, tmp_path, weights):
+@pytest.mark.parametrize("score_norms", ["length", "length16", "logit", "calibrated"])
+def test_score_norms_by_proxy(small_run, oblrpo, tmp_path, score_norms):
     """Norms are taken every other step only; a resumed run has learned the same."""
-    settings = {"weights": weights, "calibration_steps": 2}
+    settings = {"score_norms": score_norms, "calibration_steps": 2}
     assert small_run(output=tmp_path / "a", **settings)[0] == 0
     assert small_run(output=tmp_path / "b", **settings | {"steps": 3})[0] == 0
     assert oblrpo("train", "--resume", "--output", tmp_path / "b", "--steps", 4)[0] == 0
@@ -295,7 +295,7 @@ def test_weights_by_proxy(small_run, oblrpo, tmp_path, weights):
     completions = (tmp_path / "a" / "completions").glob("step_*.jsonl")
     found = {path.stem for path in completions if "score_norm2" in path.read_text()}
     assert found == {"step_2", "step_4"}
-    assert small_run(output=tmp_path / "c", weights=weights, calibration_steps=9, steps=1)[0] == 0
+    assert small_run(output=tmp_path / "c", score_norms=score_norms, calibration_steps=9, steps=1)[0] == 0
     assert "not taken" in (tmp_path / "c" / "report.html").read_text()
 
 

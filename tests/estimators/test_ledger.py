@@ -40,14 +40,14 @@ def prompt_gradients(coef_PG, score_SD):
 
 def test_variance_and_signal_are_those_of_the_gradients_written_out():
     rewards_PG, score_SD, _ = random_batch()
-    accounts = take(rewards_PG, score_SD).accounts
-    assert list(accounts) == list(NAMES)
+    entries = take(rewards_PG, score_SD).entries
+    assert list(entries) == list(NAMES)
     for name, coef_PG in advantages(NAMES, rewards_PG, score_SD).items():
         g_PD = prompt_gradients(coef_PG, score_SD)
         pairs = [g_PD[i] @ g_PD[k] for i, k in itertools.permutations(range(5), 2)]
-        assert accounts[name].variance == pytest.approx(float(g_PD.var(0).sum() / 5), rel=1e-12)
-        assert accounts[name].signal2 == pytest.approx(float(sum(pairs) / 20), rel=1e-10)
-        assert accounts[name].snr == pytest.approx(max(accounts[name].signal2, 0) / accounts[name].variance)
+        assert entries[name].variance == pytest.approx(float(g_PD.var(0).sum() / 5), rel=1e-12)
+        assert entries[name].signal2 == pytest.approx(float(sum(pairs) / 20), rel=1e-10)
+        assert entries[name].snr == pytest.approx(max(entries[name].signal2, 0) / entries[name].variance)
 
 
 @pytest.mark.parametrize("G", [2, 3, 4])
@@ -65,20 +65,20 @@ def test_within_by_pairs_of_outputs_written_out(G):
             b = sum(rest) / len(rest)
             terms.append((rewards_PG[p, j] - b) * (rewards_PG[p, k] - b) * (score_PGD[p, j] @ score_PGD[p, k]))
     mu2 = float(sum(terms) / len(terms))
-    accounts = take(rewards_PG, score_SD).accounts
+    entries = take(rewards_PG, score_SD).entries
     for name in ("none", "rloo", "oblr", "oblr_crossfit"):
         g_PD = prompt_gradients(advantages([name], rewards_PG, score_SD)[name], score_SD)
-        assert accounts[name].within == pytest.approx((float(g_PD.square().sum(1).mean()) - mu2) / P, rel=1e-10)
+        assert entries[name].within == pytest.approx((float(g_PD.square().sum(1).mean()) - mu2) / P, rel=1e-10)
 
 
 def test_the_standard_error_is_the_jackknifes():
     rewards_PG, score_SD, _ = random_batch()
-    accounts = take(rewards_PG, score_SD).accounts
+    entries = take(rewards_PG, score_SD).entries
     for name, coef_PG in advantages(NAMES, rewards_PG, score_SD).items():
         g_PD = prompt_gradients(coef_PG, score_SD)
         left_out = torch.stack([g_PD[[i for i in range(5) if i != p]].var(0).sum() for p in range(5)]) / 5
         expected = (4 / 5 * (left_out - left_out.mean()).square().sum()).sqrt()
-        assert accounts[name].stderr == pytest.approx(float(expected), rel=1e-10)
+        assert entries[name].stderr == pytest.approx(float(expected), rel=1e-10)
 
 
 def test_the_standard_error_is_what_the_variance_scatters_by():
@@ -87,8 +87,8 @@ def test_the_standard_error_is_what_the_variance_scatters_by():
     found = []
     for _ in range(1000):
         rewards_PG, score_SD = torch.randn(12, 1).double(), torch.randn(12, 4).double()
-        accounts = estimators.ledger(score_SD @ score_SD.T, {"none": rewards_PG}, rewards_PG, {"none": True}).accounts
-        found.append((accounts["none"].variance, accounts["none"].stderr))
+        entries = estimators.ledger(score_SD @ score_SD.T, {"none": rewards_PG}, rewards_PG, {"none": True}).entries
+        found.append((entries["none"].variance, entries["none"].stderr))
     variance, stderr = torch.tensor(found, dtype=torch.float64).T
     assert stderr.square().mean().sqrt() == pytest.approx(float(variance.std()), rel=0.2)
 
@@ -96,14 +96,14 @@ def test_the_standard_error_is_what_the_variance_scatters_by():
 def test_effective_dimension_is_the_u_statistic_written_out():
     """Tr H^2 by 1/4 ((g_i - g_j) . (g_k - g_l))^2 over distinct prompts."""
     rewards_PG, score_SD, _ = random_batch(6)
-    accounts = take(rewards_PG, score_SD).accounts
+    entries = take(rewards_PG, score_SD).entries
     for name, coef_PG in advantages(NAMES, rewards_PG, score_SD).items():
         g_PD = prompt_gradients(coef_PG, score_SD)
         terms = [
             ((g_PD[i] - g_PD[j]) @ (g_PD[k] - g_PD[l])) ** 2 / 4 for i, j, k, l in itertools.permutations(range(6), 4)
         ]
         expected = g_PD.var(0).sum() ** 2 / (sum(terms) / len(terms))
-        assert accounts[name].effective_dimension == pytest.approx(float(expected), rel=1e-10)
+        assert entries[name].effective_dimension == pytest.approx(float(expected), rel=1e-10)
 
 
 def test_effective_dimension_counts_the_directions_of_the_noise():
@@ -147,9 +147,9 @@ def list_batches(prompts, outputs, actions, names):
             ledger = take(rewards_PG, score_SD, names, coefs)
             between += chance * ledger.between
             for name, coef_PG in coefs.items():
-                account = ledger.accounts[name]
+                entry = ledger.entries[name]
                 totals[name] += chance * torch.tensor(
-                    [account.variance, account.signal2, account.within], dtype=torch.float64
+                    [entry.variance, entry.signal2, entry.within], dtype=torch.float64
                 )
                 gradient = prompt_gradients(coef_PG, score_SD).mean(0)
                 mean[name] += chance * gradient
@@ -200,20 +200,20 @@ def test_a_baseline_that_looks_at_other_prompts_is_off_by_order_one_over_the_bat
 def test_the_group_mean_has_rloos_variance_times_its_scale_squared():
     for G in (2, 3, 6):
         rewards_PG, score_SD, _ = random_batch(4, G)
-        accounts = take(rewards_PG, score_SD, ("rloo", "mean")).accounts
+        entries = take(rewards_PG, score_SD, ("rloo", "mean")).entries
         scale2 = ((G - 1) / G) ** 2
-        assert accounts["mean"].variance == pytest.approx(scale2 * accounts["rloo"].variance, rel=1e-12)
-        assert accounts["mean"].signal2 == pytest.approx(scale2 * accounts["rloo"].signal2, rel=1e-10)
-        assert accounts["mean"].snr == pytest.approx(accounts["rloo"].snr, rel=1e-10)
-        assert accounts["mean"].effective_dimension == pytest.approx(accounts["rloo"].effective_dimension, rel=1e-10)
+        assert entries["mean"].variance == pytest.approx(scale2 * entries["rloo"].variance, rel=1e-12)
+        assert entries["mean"].signal2 == pytest.approx(scale2 * entries["rloo"].signal2, rel=1e-10)
+        assert entries["mean"].snr == pytest.approx(entries["rloo"].snr, rel=1e-10)
+        assert entries["mean"].effective_dimension == pytest.approx(entries["rloo"].effective_dimension, rel=1e-10)
 
 
 def test_within_and_between_add_up_for_rloo():
     rewards_PG, score_SD, _ = random_batch()
     ledger = take(rewards_PG, score_SD, ("mean", "oblr", "rloo"))
-    account = ledger.accounts["rloo"]
-    assert account.within + ledger.between == pytest.approx(account.variance)
-    assert math.isnan(ledger.accounts["mean"].within)
+    entry = ledger.entries["rloo"]
+    assert entry.within + ledger.between == pytest.approx(entry.variance)
+    assert math.isnan(ledger.entries["mean"].within)
     assert math.isnan(take(rewards_PG, score_SD, ("mean", "eob")).between)
 
 
@@ -240,7 +240,7 @@ def test_groups_of_different_sizes_are_those_without_the_outputs_that_do_not_cou
     kept = [rewards_PG[p, :size] for p, size in enumerate(sizes)]
     for name, coef_PG in coefs.items():
         g_PD = torch.stack([(coef_PG[p, :n, None] * score_PGD[p, :n]).mean(0) for p, n in enumerate(sizes)])
-        assert found.accounts[name].variance == pytest.approx(float(g_PD.var(0).sum() / 5), rel=1e-12)
+        assert found.entries[name].variance == pytest.approx(float(g_PD.var(0).sum() / 5), rel=1e-12)
     mu2 = []
     for p, n in enumerate(sizes):
         pairs = []
@@ -250,12 +250,12 @@ def test_groups_of_different_sizes_are_those_without_the_outputs_that_do_not_cou
             b = sum(rest) / len(rest)
             pairs.append((kept[p][j] - b) * (kept[p][k] - b) * (score_PGD[p, j] @ score_PGD[p, k]))
         mu2 += [sum(pairs) / len(pairs)] if pairs else []
-    account = found.accounts["rloo"]
+    entry = found.entries["rloo"]
     g_PD = torch.stack([(coefs["rloo"][p, :n, None] * score_PGD[p, :n]).mean(0) for p, n in enumerate(sizes)])
     within = (float(g_PD.square().sum(1).mean()) - float(sum(mu2) / len(mu2))) / 5
-    assert account.within == pytest.approx(within, rel=1e-10)
+    assert entry.within == pytest.approx(within, rel=1e-10)
     # Prompts with one output have the reward itself for `rloo`: between is of the same advantages.
-    assert found.between == pytest.approx(account.variance - account.within, rel=1e-10)
+    assert found.between == pytest.approx(entry.variance - entry.within, rel=1e-10)
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_two_independent_estimates_leave_the_effective_dimension_unbiased():
     """tr H^2 from products of two noisy estimates; from one of them squared it would be far too large."""
     rewards_PG, score_SD, gram_SS = random_batch(6)
     coefs = advantages(("rloo",), rewards_PG, score_SD)
-    exact = take(rewards_PG, score_SD, ("rloo",)).accounts["rloo"]
+    exact = take(rewards_PG, score_SD, ("rloo",)).entries["rloo"]
     generator, squares = torch.Generator().manual_seed(0), {"two": [], "one": []}
     valid_PG = torch.ones(6, 3, dtype=torch.bool)
     for _ in range(4000):
@@ -271,7 +271,7 @@ def test_two_independent_estimates_leave_the_effective_dimension_unbiased():
         noise = (noise + noise.mT).where(~torch.eye(18, dtype=torch.bool), 0)
         for kind, noisy in (("two", gram_SS + noise), ("one", (gram_SS + noise[0]).expand(2, -1, -1))):
             inner = _prompt_products(_pairs_of_grams("", noisy, valid_PG), coefs["rloo"], valid_PG)
-            trace = 6 * estimators.ledger(noisy, coefs, rewards_PG, {"rloo": True}).accounts["rloo"].variance
+            trace = 6 * estimators.ledger(noisy, coefs, rewards_PG, {"rloo": True}).entries["rloo"].variance
             dimension = _effective_dimension(inner)
             squares[kind].append(trace**2 / dimension if dimension > 0 else 0.0)
     true = (6 * exact.variance) ** 2 / exact.effective_dimension
@@ -283,52 +283,52 @@ def test_normalised_coefficients_are_accepted():
     """GRPO's: over the group's standard deviation."""
     rewards_PG, score_SD, gram_SS = random_batch()
     coef_PG = (rewards_PG - rewards_PG.mean(1, keepdim=True)) / estimators.NORMALISATIONS["group_std"](rewards_PG)
-    account = estimators.ledger(gram_SS, {"grpo": coef_PG}, rewards_PG, {"grpo": False}).accounts["grpo"]
-    assert account.variance == pytest.approx(float(prompt_gradients(coef_PG, score_SD).var(0).sum() / 5), rel=1e-12)
-    assert math.isnan(account.within)
+    entry = estimators.ledger(gram_SS, {"grpo": coef_PG}, rewards_PG, {"grpo": False}).entries["grpo"]
+    assert entry.variance == pytest.approx(float(prompt_gradients(coef_PG, score_SD).var(0).sum() / 5), rel=1e-12)
+    assert math.isnan(entry.within)
 
 
 def test_token_weighted_scores_have_inner_products_of_their_own():
     rewards_PG, score_SD, gram_SS = random_batch()
     weighted_SD = score_SD + 0.3 * torch.randn_like(score_SD)
     coefs, unbiased = {"rloo": rewards_PG, "otb": torch.ones_like(rewards_PG)}, {"rloo": False, "otb": False}
-    accounts = estimators.ledger(gram_SS, coefs, rewards_PG, unbiased, {"otb": weighted_SD @ weighted_SD.T}).accounts
+    entries = estimators.ledger(gram_SS, coefs, rewards_PG, unbiased, {"otb": weighted_SD @ weighted_SD.T}).entries
     expected = float(prompt_gradients(coefs["otb"], weighted_SD).var(0).sum() / 5)
-    assert accounts["otb"].variance == pytest.approx(expected, rel=1e-12)
-    plain = estimators.ledger(gram_SS, coefs, rewards_PG, unbiased).accounts
+    assert entries["otb"].variance == pytest.approx(expected, rel=1e-12)
+    plain = estimators.ledger(gram_SS, coefs, rewards_PG, unbiased).entries
     for name in ("variance", "signal2", "stderr", "effective_dimension"):
-        assert getattr(accounts["rloo"], name) == getattr(plain["rloo"], name)
-    assert accounts["otb"].variance != pytest.approx(plain["otb"].variance)
+        assert getattr(entries["rloo"], name) == getattr(plain["rloo"], name)
+    assert entries["otb"].variance != pytest.approx(plain["otb"].variance)
 
 
 def test_float32_inner_products_are_added_up_in_float64():
     rewards_PG, score_SD, _ = random_batch()
     gram_SS = (score_SD.float() @ score_SD.float().T).double()
     coefs, unbiased = {"none": rewards_PG}, {"none": True}
-    double = estimators.ledger(gram_SS, coefs, rewards_PG, unbiased).accounts["none"]
-    assert estimators.ledger(gram_SS.float(), coefs, rewards_PG, unbiased).accounts["none"] == double
+    double = estimators.ledger(gram_SS, coefs, rewards_PG, unbiased).entries["none"]
+    assert estimators.ledger(gram_SS.float(), coefs, rewards_PG, unbiased).entries["none"] == double
 
 
 def test_small_batches_leave_out_what_they_cannot_say():
     rewards_PG, score_SD, _ = random_batch(2)
-    account = take(rewards_PG, score_SD).accounts["rloo"]
-    assert account.variance > 0
-    assert math.isnan(account.stderr)
-    assert math.isnan(account.effective_dimension)
+    entry = take(rewards_PG, score_SD).entries["rloo"]
+    assert entry.variance > 0
+    assert math.isnan(entry.stderr)
+    assert math.isnan(entry.effective_dimension)
     rewards_PG, score_SD, _ = random_batch(3)
-    account = take(rewards_PG, score_SD).accounts["rloo"]
-    assert account.stderr > 0
-    assert math.isnan(account.effective_dimension)
+    entry = take(rewards_PG, score_SD).entries["rloo"]
+    assert entry.stderr > 0
+    assert math.isnan(entry.effective_dimension)
 
 
 def test_equal_rewards_have_no_gradient_and_no_noise():
     gram_SS = random_batch()[2]
     nothing = torch.zeros(5, 3)
-    account = estimators.ledger(gram_SS, {"rloo": nothing}, torch.ones(5, 3), {"rloo": True}).accounts["rloo"]
-    assert (account.variance, account.signal2, account.stderr) == (0, 0, 0)
-    assert account.within == pytest.approx(0, abs=1e-15)
-    assert math.isnan(account.snr)
-    assert math.isnan(account.effective_dimension)
+    entry = estimators.ledger(gram_SS, {"rloo": nothing}, torch.ones(5, 3), {"rloo": True}).entries["rloo"]
+    assert (entry.variance, entry.signal2, entry.stderr) == (0, 0, 0)
+    assert entry.within == pytest.approx(0, abs=1e-15)
+    assert math.isnan(entry.snr)
+    assert math.isnan(entry.effective_dimension)
 
 
 def test_bad_input_is_named():
@@ -351,6 +351,6 @@ def test_every_name_needs_its_claim():
 
 def test_equal_prompt_gradients_have_no_dimension():
     ones = torch.ones(8, 8, dtype=torch.float64)
-    account = estimators.ledger(ones, {"a": torch.ones(4, 2)}, torch.rand(4, 2), {"a": True}).accounts["a"]
-    assert account.variance == pytest.approx(0, abs=1e-12)
-    assert math.isnan(account.effective_dimension)
+    entry = estimators.ledger(ones, {"a": torch.ones(4, 2)}, torch.rand(4, 2), {"a": True}).entries["a"]
+    assert entry.variance == pytest.approx(0, abs=1e-12)
+    assert math.isnan(entry.effective_dimension)

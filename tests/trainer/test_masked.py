@@ -102,7 +102,7 @@ def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design,
         if key.endswith("oblr_crossfit") and design.baseline != "oblr_crossfit":
             continue  # its folds are places in the group, which a removal moves
         assert ours.further[key] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), key
-    for part in ("weights", "prior"):
+    for part in ("score_norms", "prior"):
         for key, value in getattr(removed, part).state_dict().items():
             close(torch.as_tensor(getattr(masked, part).state_dict()[key]), torch.as_tensor(value))
 

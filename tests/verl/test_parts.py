@@ -15,10 +15,10 @@ from verl.workers.engine.base import EngineRegistry
 
 from oblrpo import estimators
 from oblrpo.adapters.verl.advantages import Scored, scored
+from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.checks import RULES, check_config, check_dropout
 from oblrpo.adapters.verl.engine import OBLREngine
-from oblrpo.adapters.verl.groups import Groups, place_on_ranks
-from oblrpo.adapters.verl.products import Products
+from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.scoring import GRAM, NORM2, SKETCH
 from oblrpo.adapters.verl.settings import Settings, read_settings
 from oblrpo.adapters.verl.versions import check_version
@@ -30,7 +30,7 @@ UIDS = ["b", "pad1", "a", "b", "a", "c", "pad1", "a"]
 
 
 def test_groups_are_found_in_any_order_and_padding_left_out():
-    groups = Groups(UIDS)
+    groups = PromptRows(UIDS)
     assert groups.rows_of == [[0, 3], [2, 4, 7], [5]]
     values_PG = groups.take(torch.arange(8.0), -1.0)
     assert values_PG.tolist() == [[0, 3, -1], [2, 4, 7], [5, -1, -1]]
@@ -41,12 +41,12 @@ def test_groups_are_found_in_any_order_and_padding_left_out():
 def test_rows_without_a_scored_token_do_not_count():
     valid_S = torch.ones(8, dtype=torch.bool)
     valid_S[4] = False
-    assert Groups(UIDS, valid_S).valid_PG.tolist()[1] == [True, False, True]
+    assert PromptRows(UIDS, valid_S).valid_PG.tolist()[1] == [True, False, True]
 
 
 def test_a_batch_of_padding_alone_is_refused():
     with pytest.raises(ValueError, match="padding only"):
-        Groups(["pad1", "pad1"])
+        PromptRows(["pad1", "pad1"])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -84,7 +84,7 @@ def test_prompts_that_do_not_fit_are_reported():
         ({"schedul": "off"}, "unknown setting oblrpo.schedul"),
         ({"schedule": "auto"}, "auto is not there on verl"),
         ({"schedule": "fast"}, "unknown oblrpo.schedule"),
-        ({"inner_products": "none"}, "unknown oblrpo.inner_products"),
+        ({"inner_scores": "none"}, "unknown oblrpo.inner_scores"),
         ({"ema": 1.0}, "oblrpo.ema must lie"),
         ({"ema": "much"}, "oblrpo.ema must be a float"),
         ({"floor": 2.0}, "oblrpo.floor"),
@@ -232,12 +232,12 @@ def test_the_estimators_refuse_a_trainer_that_takes_no_norms():
 
 
 def products(settings, step, seed=0):
-    """Products of a batch of random scores, and what it was made of."""
+    """BatchScores of a batch of random scores, and what it was made of."""
     _, mask, uids, _ = batch(seed)
     score_SN = torch.randn(14, 30, generator=torch.Generator().manual_seed(seed)).double() * (mask.sum(1) > 0)[:, None]
-    made = Products(settings, step, 4)
+    made = BatchScores(settings, step, 4)
     gram = torch.zeros(14, 4, dtype=torch.float64)
-    for rows in Groups(uids).rows_of:
+    for rows in PromptRows(uids).rows_of:
         gram[rows, : len(rows)] = score_SN[rows] @ score_SN[rows].T
     sketches = torch.cat([score_SN, score_SN], 1).float()  # not compressed at all
     masks = nested([row[: max(1, int(row.sum()))] for row in mask])
@@ -247,15 +247,15 @@ def products(settings, step, seed=0):
     return made, score_SN, masks, uids
 
 
-@pytest.mark.parametrize("inner_products", ["exact", "sketched"])
-def test_gradient_norms_of_prompts(inner_products):
-    made, score_SN, masks, uids = products(Settings(inner_products=inner_products), 3)
+@pytest.mark.parametrize("inner_scores", ["exact", "sketched"])
+def test_gradient_norms_of_prompts(inner_scores):
+    made, score_SN, masks, uids = products(Settings(inner_scores=inner_scores), 3)
     advantage_S = torch.randn(14, generator=torch.Generator().manual_seed(5)).double()
     advantages = nested([value * row for value, row in zip(advantage_S, masks.unbind(), strict=True)])
     data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
     got = torch.tensor(made.group_norm2(data, 1 / 12), dtype=torch.float64)
     share_SN = advantage_S[:, None] * score_SN / 12
-    gradients = torch.stack([share_SN[rows].sum(0) * 3 for rows in Groups(uids).rows_of])
+    gradients = torch.stack([share_SN[rows].sum(0) * 3 for rows in PromptRows(uids).rows_of])
     assert torch.allclose(got, gradients.square().sum(1), rtol=1e-5)
     assert torch.allclose(gradients.mean(0), share_SN.sum(0))  # their mean is the gradient of verl's loss
 
@@ -268,21 +268,21 @@ def test_advantages_by_token_are_refused():
         made.group_norm2(data, 1.0)
 
 
-def test_the_ledger_is_taken_when_it_is_due_and_is_that_of_the_exact_inner_products():
+def test_the_ledger_is_taken_when_it_is_due_and_is_that_of_the_exact_inner_scores():
     settings = Settings(ledger_steps=5)
-    assert [step for step in range(1, 12) if Products(settings, step, 4).takes_ledger] == [1, 5, 10]
-    assert not Products(Settings(), 1, 4).takes_ledger
+    assert [step for step in range(1, 12) if BatchScores(settings, step, 4).takes_ledger] == [1, 5, 10]
+    assert not BatchScores(Settings(), 1, 4).takes_ledger
     made, score_SN, masks, uids = products(settings, 5)
     rewards, mask, uids, _ = batch(0)
     nested_rewards = nested([row[: max(1, int(m.sum()))] for row, m in zip(rewards, mask, strict=True)])
     data = tu.get_tensordict({"rm_scores": nested_rewards, "response_mask": masks}, {})
     metrics = made.ledger(data, "rm_scores", estimators.Prior())
-    rows = torch.tensor(Groups(uids).rows_of)
+    rows = torch.tensor(PromptRows(uids).rows_of)
     gram_SS = score_SN[rows.flatten()] @ score_SN[rows.flatten()].T
     rewards_PG = rewards.double().sum(1)[rows]
     advantages = {"rloo": rewards_PG - estimators.baseline("rloo", rewards_PG)}
     expected = estimators.ledger(gram_SS, advantages, rewards_PG, {"rloo": True})
-    assert metrics["critic/variance/rloo"] == pytest.approx(expected.accounts["rloo"].variance, rel=1e-5)
+    assert metrics["critic/variance/rloo"] == pytest.approx(expected.entries["rloo"].variance, rel=1e-5)
     assert metrics["critic/variance_between_prompts"] == pytest.approx(expected.between, rel=1e-4)
     assert {"critic/variance/oblr", "critic/variance/oblr_shrunk", "critic/signal2/opo"} <= set(metrics)
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oblrpo import estimators
-from oblrpo.adapters.verl.groups import Groups
+from oblrpo.adapters.verl.prompt_rows import PromptRows
 from oblrpo.scores import oracle
 from tests.verl.support import launch
 from tests.verl.support.batches import logps
@@ -149,7 +149,7 @@ def test_baseline_and_rate_of_the_first_step_are_those_of_our_own_functions(kill
     found_S = torch.stack([each.reshape(()) for each in batch["oblrpo_norm2"]])
     assert ((found_S - norm2_S).abs() / norm2_S).max() <= 1e-5
 
-    groups = Groups(batch["uid"])
+    groups = PromptRows(batch["uid"])
     assert groups.row_PG.shape == (16, 8)
     rewards_PG = groups.take(torch.stack([each.double().sum() for each in batch["rm_scores"]]))
     prior = estimators.Prior()

@@ -13,6 +13,6 @@ def run(argv: list[str]) -> None:
     """`oblrpo bench`."""
     config = tyro.cli(BenchConfig, args=argv, prog="oblrpo bench")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the memory meter's profiler is talkative
-    from oblrpo.bench.tables import print_tables
+    from oblrpo.research.bench.tables import print_tables
 
     print_tables(config)

@@ -68,7 +68,7 @@ def run(argv: list[str]) -> None:
     )
     from transformers.utils import logging as transformers_logging
 
-    from oblrpo.probe import Effort, print_place, probe_model, probe_run
+    from oblrpo.research.probe import Effort, print_place, probe_model, probe_run
 
     transformers_logging.disable_progress_bar()
     effort = Effort(command.prompts, command.outputs, command.iterations, command.probe_seed)

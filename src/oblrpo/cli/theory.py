@@ -41,9 +41,9 @@ def run(argv: list[str]) -> None:
         )
     import torch
 
+    from oblrpo.research.theory import run_all
+    from oblrpo.research.theory.page import print_claims, print_measurements, write_page
     from oblrpo.runs import check_writable
-    from oblrpo.theory import run_all
-    from oblrpo.theory.page import print_claims, print_measurements, write_page
 
     check_writable(output)
     torch.set_num_threads(command.threads)

@@ -3,7 +3,7 @@
 from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS
 from oblrpo.estimators.assumption import depends_on_own_output
 from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis, kl_in_reward
-from oblrpo.estimators.ledger import Account, Ledger, ledger
+from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger
 from oblrpo.estimators.moments import Moments, group_norm2, inverse_preconditioner, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.schedule import SCHEDULE_MODES, SNRSchedule
@@ -13,9 +13,9 @@ __all__ = [
     "NORMALISATIONS",
     "SCHEDULE_MODES",
     "WEIGHTINGS",
-    "Account",
     "Baseline",
     "Ledger",
+    "LedgerEntry",
     "Moments",
     "Prior",
     "SNRSchedule",

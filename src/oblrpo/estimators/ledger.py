@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Account:
+class LedgerEntry:
     """What the batch gradient's noise and signal are with one baseline. Units: squared gradient norm."""
 
     variance: float
@@ -40,9 +40,9 @@ class Account:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The accounts of all baselines on one batch."""
+    """The entries of all baselines on one batch."""
 
-    accounts: dict[str, Account]
+    entries: dict[str, LedgerEntry]
     between: float
     """Part of an unbiased baseline's variance that comes from drawing prompts, tr Cov(mu_q) / P; negative by chance."""
 
@@ -90,17 +90,17 @@ def ledger(
     }
     rewards_PG = torch.where(valid_PG, rewards_PG.double(), 0)
     mu2 = _mean_norm2(grams["gram_SS"].mean(0), rewards_PG, valid_PG)
-    accounts = {}
+    entries = {}
     for name, coef_PG in coefs_PG.items():
         if coef_PG.shape != (P, G):
             raise ValueError(f"{name}: advantages of shape {tuple(coef_PG.shape)}, rewards {(P, G)}.")
         inner_2PP = _prompt_products(grams.get(name, grams["gram_SS"]), coef_PG, valid_PG)
-        accounts[name] = _account(inner_2PP, mu2 if unbiased[name] else math.nan)
+        entries[name] = _entry(inner_2PP, mu2 if unbiased[name] else math.nan)
     between = math.nan
     if any(unbiased[name] for name in coefs_PG):  # of the reward less the others' mean, which no shift of F moves
         centred_PG = rewards_PG - _mean_of_others(rewards_PG, valid_PG)
-        between = (mu2 - _account(_prompt_products(grams["gram_SS"], centred_PG, valid_PG), mu2).signal2) / P
-    return Ledger(accounts, between)
+        between = (mu2 - _entry(_prompt_products(grams["gram_SS"], centred_PG, valid_PG), mu2).signal2) / P
+    return Ledger(entries, between)
 
 
 def _pairs_of_grams(name: str, gram: Tensor, valid_PG: Tensor) -> Tensor:
@@ -122,13 +122,13 @@ def _prompt_products(gram_2PGPG: Tensor, coef_PG: Tensor, valid_PG: Tensor) -> T
     return torch.einsum("ij,nijkl,kl->nik", coef_PG, gram_2PGPG, coef_PG)
 
 
-def _account(inner_2PP: Tensor, mu2: float) -> Account:
+def _entry(inner_2PP: Tensor, mu2: float) -> LedgerEntry:
     inner_PP = inner_2PP.mean(0)
     P = len(inner_PP)
     total, diagonal = float(inner_PP.sum()), float(inner_PP.diagonal().sum())
     signal2 = (total - diagonal) / (P * (P - 1))
     variance = (diagonal / P - total / P**2) / (P - 1)
-    return Account(
+    return LedgerEntry(
         variance=variance,
         signal2=signal2,
         within=(diagonal / P - mu2) / P,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from oblrpo.scores.inside import Forward, forward_for
+from oblrpo.scores.experts import Forward, forward_for
 from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, rule_for
 
 

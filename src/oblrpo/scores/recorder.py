@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.contributions import Contribution
-from oblrpo.scores.inside import Dispatch
+from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout, take
 from oblrpo.scores.owners import Owner, Slot, owners_of_trainable_parameters
 from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, linear, rule_for, wrapped_by_fsdp

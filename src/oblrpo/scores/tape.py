@@ -39,7 +39,7 @@ class ScoreTape:
     entered again, which forgets what was recorded ("folds": which goes on, until `accumulate`).
 
     Args:
-        model: any module whose trainable parameters belong to layers with a rule (`scores.rules`, `scores.inside`).
+        model: any module whose trainable parameters belong to layers with a rule (`scores.rules`, `scores.experts`).
         method: how gradients are held between the backward and `accumulate`; all but "projected" are exact.
             "auto": per layer, the cheaper of inputs and output gradients with Gram norms, T^2 (R + C), and the
             gradients multiplied out and kept, T R C; the same rule says which of them is smaller.

@@ -1,7 +1,7 @@
 """Algorithm 1 (`algorithm1`) and the run around it (`loop`)."""
 
 from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.estimate import Estimate, Update
+from oblrpo.trainer.gradient import GradientEstimate, Update
 from oblrpo.trainer.loop import Trainer
 
-__all__ = ["Estimate", "Learner", "Trainer", "Update"]
+__all__ = ["GradientEstimate", "Learner", "Trainer", "Update"]

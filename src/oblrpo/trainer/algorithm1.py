@@ -22,11 +22,11 @@ from oblrpo.estimators import BASELINES, NORMALISATIONS, WEIGHTINGS
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.rollout import Rollouts
 from oblrpo.scores import ScoreTape, UnsupportedModelError
-from oblrpo.trainer.accounts import Accountant, ledger_metrics
 from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.estimate import Block, Estimate, Update
-from oblrpo.trainer.mismatch import Mismatch, clip_max_of
-from oblrpo.trainer.weights import Weights, join
+from oblrpo.trainer.gradient import Block, GradientEstimate, Update
+from oblrpo.trainer.sampler_mismatch import SamplerMismatch, clip_max_of
+from oblrpo.trainer.score_norms import ScoreNorms, join
+from oblrpo.trainer.variance_ledger import VarianceLedger, ledger_metrics
 
 Metric = Mapping[torch.nn.Parameter, Tensor] | None
 
@@ -50,14 +50,15 @@ class Learner:
         self.baseline = BASELINES[algorithm.baseline]
         self.clip_max = clip_max_of(rollout)
         self.scores = scores or ScoresConfig()
-        self.weights = Weights(self.scores, "norm2_PG" in self.baseline.needs)
+        self.score_norms = ScoreNorms(self.scores, "norm2_PG" in self.baseline.needs)
         self.prior = estimators.Prior(
             config.prior_strength if config.prior_strength >= 0 else None, config.prior_memory
         )
         # Made once: it refuses a model with a layer that has no rule before anything is sampled.
         self.tape = ScoreTape(policy.model, self.scores.score_method, memory_budget=self.scores.score_memory_mb * 10**6)
         exact = self.scores.ledger == "exact"
-        self.accountant = Accountant(policy, rollout.temperature, rollout.prompts_per_micro_batch, exact, self.clip_max)
+        per_block = rollout.prompts_per_micro_batch
+        self.variance_ledger = VarianceLedger(policy, rollout.temperature, per_block, exact, self.clip_max)
         self.schedule = estimators.SNRSchedule(
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
@@ -68,7 +69,7 @@ class Learner:
             kl=optim.schedule_kl,
         )
 
-    _PARTS = ("optimizer", "schedule", "scheduler", "weights", "prior")
+    _PARTS = ("optimizer", "schedule", "scheduler", "score_norms", "prior")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that the next step depends on."""
@@ -138,7 +139,7 @@ class Learner:
         step: int = 0,
         valid_PG: Tensor | None = None,
         sampler_logps_SC: Tensor | None = None,
-    ) -> Estimate:
+    ) -> GradientEstimate:
         """G = (1/P) sum_i g_i, g_i = (1/G) sum_j rho_ij A_ij grad log pi(o_ij|q_i), streamed over whole groups.
 
         rho is pi / pi_old of the whole completion, 1 on-policy. With a sampler that reports its log-probabilities
@@ -165,7 +166,7 @@ class Learner:
             further |= self._observe(batch, blocks)
         grad_norm2 = estimators.squared_norm(self.policy.parameters, metric)
         group_norm2_P = torch.cat([block.group_norm2_P for block in blocks])[batch.part_P]
-        return Estimate(
+        return GradientEstimate(
             norm2_PG=torch.cat(norms).view(P, G).to(batch.rewards_PG) if norms else None,
             baseline_PG=torch.cat([block.baseline_PG for block in blocks]),
             advantages_PG=torch.cat([block.advantages_PG for block in blocks]) / self._divisor(batch),
@@ -199,7 +200,7 @@ class Learner:
         step: int,
     ) -> Block:
         """One micro-batch: forward, backward, norms, baseline, and its share of the gradient into `.grad`."""
-        G, rewards_PG, weights = whole.shape[1], whole.rewards_PG[prompts], self.weights
+        G, rewards_PG, weights = whole.shape[1], whole.rewards_PG[prompts], self.score_norms
         batch = whole.sequences.rows(prompts.start * G, prompts.stop * G)
         norm2_S = None
         with self.tape as tape:
@@ -231,7 +232,7 @@ class Learner:
 
     def _rho(
         self, whole: Batch, prompts: slice, batch: Sequences, output: Logps, old_logps_PG: Tensor | None
-    ) -> tuple[Tensor, Mismatch | None]:
+    ) -> tuple[Tensor, SamplerMismatch | None]:
         """Importance weights of a block's outputs, and how far the policy is from the sampler, where that is known."""
         G = whole.shape[1]
         logps_PG = output.logps_S.detach().view(-1, G).to(whole.rewards_PG)
@@ -240,7 +241,7 @@ class Learner:
         if whole.sampler_logps_SC is not None:
             width = output.logp_SC.shape[1]
             reported_SC = whole.sampler_logps_SC[prompts.start * G : prompts.stop * G, :width]
-            mismatch = Mismatch.of(output.logp_SC, reported_SC, batch.completion_mask_SC)
+            mismatch = SamplerMismatch.of(output.logp_SC, reported_SC, batch.completion_mask_SC)
             if self.clip_max is not None:  # the sampler is the old policy, of every update on the batch
                 rho_PG = mismatch.rho_S(self.clip_max).view(-1, G).to(rho_PG)
         return rho_PG, mismatch
@@ -255,7 +256,7 @@ class Learner:
         G, inputs = whole.shape[1], {}
         rewards_PG, valid_PG = whole.rewards_PG[prompts], whole.valid(prompts)
         if "norm2_PG" in needs:
-            inputs["norm2_PG"] = self.weights.of(output.features, norm2_S).view(-1, G)
+            inputs["norm2_PG"] = self.score_norms.of(output.features, norm2_S).view(-1, G)
         if "length_PG" in needs:
             inputs["length_PG"] = batch.lengths_S.view(-1, G)
         if self.baseline.by_token:
@@ -268,7 +269,7 @@ class Learner:
         return result
 
     def _needs_features(self, step: int) -> bool:
-        return self.baseline.by_token or self.weights.needs_features(step)
+        return self.baseline.by_token or self.score_norms.needs_features(step)
 
     def _fold_basis(self, whole: Batch, prompts: slice, scale_PG: Tensor) -> dict[str, Any]:
         """What `record` needs to know beforehand if it is to keep a few sums a prompt only."""
@@ -293,15 +294,15 @@ class Learner:
         features = [block.output.features for block in blocks if block.output.features is not None]
         if norms and features and batch.shape[1] > 1:
             valid_S = None if batch.valid_PG is None else batch.valid_PG.flatten()
-            further |= self.weights.observe(join(features), torch.cat(norms), batch.shape[1], valid_S)
+            further |= self.score_norms.observe(join(features), torch.cat(norms), batch.shape[1], valid_S)
         mismatches = [block.mismatch for block in blocks if block.mismatch is not None]
-        return further | (Mismatch.join(mismatches).metrics(self.clip_max) if mismatches else {})
+        return further | (SamplerMismatch.join(mismatches).metrics(self.clip_max) if mismatches else {})
 
     def _ledger(self, batch: Batch, step: int) -> dict[str, float]:
         every = self.scores.ledger_steps
         if self.scores.ledger == "off" or not every or step < 1 or (step != 1 and step % every):
             return {}
-        ledger = self.accountant.take(batch, self._weighting(batch), self.prior, step)
+        ledger = self.variance_ledger.take(batch, self._weighting(batch), self.prior, step)
         return {} if ledger is None else ledger_metrics(ledger)
 
     def _metric(self) -> Metric:
@@ -309,7 +310,7 @@ class Learner:
             return None
         return estimators.inverse_preconditioner(self.optimizer)
 
-    def update(self, estimate: Estimate, sequences: Sequences, rewards_PG: Tensor) -> Update:
+    def update(self, estimate: GradientEstimate, sequences: Sequences, rewards_PG: Tensor) -> Update:
         """Set the rate that the gradient's signal-to-noise ratio supports, clip if asked to, and step."""
         rho_N = estimate.rho_PG.double()[estimate.counted_PG]
         factor = self.schedule.step(estimate.moments, float(rho_N.mean() ** 2 / rho_N.square().mean()))
@@ -326,7 +327,7 @@ class Learner:
         self.scheduler.step()
         return Update(estimate, factor, learning_rate, self.schedule.smoothed, self.schedule.snr_interval(), kl)
 
-    def _watched(self, estimate: Estimate, sequences: Sequences) -> tuple[Sequences, Tensor]:
+    def _watched(self, estimate: GradientEstimate, sequences: Sequences) -> tuple[Sequences, Tensor]:
         """Every so many outputs, and their log pi(o|q) before the update."""
         rows = estimate.counted_PG.flatten().nonzero().flatten()[:: self.optim.schedule_kl_every]
         chosen = sequences.at(rows)

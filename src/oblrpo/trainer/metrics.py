@@ -11,7 +11,7 @@ from torch import Tensor
 from oblrpo.estimators import kappa
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks import Problem
-from oblrpo.trainer.estimate import Estimate, Update
+from oblrpo.trainer.gradient import GradientEstimate, Update
 
 
 def step_metrics(
@@ -46,7 +46,7 @@ NO_UPDATE = dict.fromkeys(
 ) | {"learning_rate": 0.0, "lr_factor": 0.0, "frac_prompts_masked": 1.0}  # fmt: skip
 
 
-def _update_metrics(estimate: Estimate, last: Update, rewards_PG: Tensor) -> dict[str, Any]:
+def _update_metrics(estimate: GradientEstimate, last: Update, rewards_PG: Tensor) -> dict[str, Any]:
     counted_PG = estimate.counted_PG
     part_P = counted_PG.any(1)
     baseline_P = torch.where(counted_PG, estimate.baseline_PG, 0).sum(1)[part_P] / counted_PG.sum(1)[part_P]
@@ -94,7 +94,7 @@ def _group_std(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     return torch.stack(known) if known else rewards_PG.new_full((1,), math.nan)
 
 
-def _norms(estimate: Estimate, rewards_PG: Tensor) -> dict[str, float]:
+def _norms(estimate: GradientEstimate, rewards_PG: Tensor) -> dict[str, float]:
     if estimate.norm2_PG is None:
         return {}
     norm2_N, rewards_N = estimate.norm2_PG[estimate.counted_PG], rewards_PG[estimate.counted_PG]
@@ -125,7 +125,7 @@ def completion_rows(
     ]
 
 
-def _of_counted(estimate: Estimate | None, name: str, nothing_PG: Tensor) -> Tensor:
+def _of_counted(estimate: GradientEstimate | None, name: str, nothing_PG: Tensor) -> Tensor:
     return nothing_PG if estimate is None else torch.where(estimate.counted_PG, getattr(estimate, name), nothing_PG)
 
 

@@ -19,7 +19,7 @@ from oblrpo.settings import flatten
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.weights import WEIGHTS
+from oblrpo.trainer.score_norms import SCORE_NORMS
 
 SMALL_MODEL = 5_000_000
 
@@ -34,7 +34,7 @@ RANGES = (
     ("prompts_per_micro_batch", 0, MOST),
     ("temperature", 1e-3, MOST),
     ("num_iterations", 1, MOST),
-    ("vllm_importance_sampling_clip_max", 0, MOST),
+    ("importance_sampling_clip_max", 0, MOST),
     ("vllm_gpu_memory_utilization", 0, 1),
     ("vllm_max_model_length", 0, MOST),
     ("score_memory_mb", 0, MOST),
@@ -119,7 +119,8 @@ def _check_schedule(optim: OptimConfig, schedule: str) -> None:
 def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
     scores = config.scores
     methods = [name for name in METHODS if name != "streamed"]  # which gives no gradient
-    for key, value, table in (("score_method", scores.score_method, methods), ("weights", scores.weights, WEIGHTS)):
+    known = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
+    for key, value, table in known:
         if value not in table:
             raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
     if scores.score_method == "folds" and not BASELINES[algorithm.baseline].spanned:
@@ -130,16 +131,16 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
         )
     if scores.ledger == "exact" and config.rollout.prompts_per_micro_batch:
         raise InputError("ledger 'exact' compares all pairs of completions at once; set prompts_per_micro_batch to 0.")
-    if scores.weights == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
+    if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
         raise InputError(
-            "weights 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
+            "score_norms 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
         )
 
 
 def _check_sampler(rollout: RolloutConfig) -> None:
-    if 0 < rollout.vllm_importance_sampling_clip_max < 1:
+    if 0 < rollout.importance_sampling_clip_max < 1:
         raise InputError(
-            f"vllm_importance_sampling_clip_max is {rollout.vllm_importance_sampling_clip_max}; below 1 it would cut "
+            f"importance_sampling_clip_max is {rollout.importance_sampling_clip_max}; below 1 it would cut "
             "weights that need no correction. Set it to at least 1, or to 0 for weights that are not truncated."
         )
     if rollout.sampler == "vllm" and rollout.temperature < LEAST_TEMPERATURE:

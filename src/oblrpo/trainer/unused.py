@@ -63,7 +63,7 @@ def unused(config: TrainConfig) -> dict[str, tuple[str, ...]]:
         )  # fmt: skip
         if not rollout.sampler_logps:
             found["the sampler keeps no log-probabilities (sampler_logps)"] = (
-                "sampler_correction", "vllm_importance_sampling_clip_max",
+                "sampler_correction", "importance_sampling_clip_max",
             )  # fmt: skip
     return found
 

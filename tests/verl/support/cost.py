@@ -16,11 +16,11 @@ import verl  # noqa: F401 - loads the plugins
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from oblrpo.adapters.verl.products import Products
+from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.settings import Settings
-from oblrpo.bench.memory import peak_bytes
 from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
+from oblrpo.research.bench.memory import peak_bytes
 from tests.verl.support.batches import as_data
 from tests.verl.support.engine_scenarios import make_engine
 from tests.verl.support.task import qwen_like
@@ -79,7 +79,7 @@ def main(folder, tokens):
     settings = {
         "norms (schedule=off)": replace(Settings(), schedule="off"),
         "norms and inner products, exact": Settings(),
-        "norms and inner products, sketched": replace(Settings(), inner_products="sketched"),
+        "norms and inner products, sketched": replace(Settings(), inner_scores="sketched"),
     }
     for checkpointing in (False, True):
         print(f"{tokens} tokens{', checkpointing' if checkpointing else ''}", flush=True)
@@ -89,7 +89,7 @@ def main(folder, tokens):
                 old, update = measured(partial(infer, engine)), measured(partial(train, engine))
                 show("old log-probabilities by verl", old, "")
                 show("update by verl", update, "")
-            scores = measured(partial(infer, engine, **Products(setting, 3, OUTPUTS).wanted()))
+            scores = measured(partial(infer, engine, **BatchScores(setting, 3, OUTPUTS).wanted()))
             show(name, scores, f", with the update {(scores[0] + update[0]) / (old[0] + update[0]):.2f}x")
 
 

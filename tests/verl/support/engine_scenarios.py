@@ -16,9 +16,9 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizer
 from verl.workers.utils.losses import ppo_loss
 
 from oblrpo import estimators
+from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.engine import OBLREngine
-from oblrpo.adapters.verl.groups import Groups, place_on_ranks
-from oblrpo.adapters.verl.products import Products
+from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.scores import oracle
 from tests.verl.support.batches import as_data, logps, make_rows, nested
@@ -63,7 +63,7 @@ def of_this_rank(rows):
 
 def scored(engine, settings, rows, packed, step=1):
     """Columns of the whole batch, as the driver gets them."""
-    products = Products(settings, step, OUTPUTS)
+    products = BatchScores(settings, step, OUTPUTS)
     data = as_data(
         of_this_rank(rows),
         calculate_entropy=True,
@@ -103,7 +103,7 @@ def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings
     ]
     result["logps"] = max(sums)
 
-    groups = Groups([row["uid"] for row in rows])
+    groups = PromptRows([row["uid"] for row in rows])
     rewards_PG = groups.take(torch.rand(len(rows), generator=torch.Generator().manual_seed(3)).double())
     baseline_PG = estimators.baseline(
         "oblr", rewards_PG, norm2_PG=groups.take(products.norm2_S), valid_PG=groups.valid_PG
@@ -183,7 +183,7 @@ def update(engine, rows, packed, group_norm2, count):
 def main(folder):
     torch.set_num_threads(1)
     dist.init_process_group(backend="gloo")
-    sketched = replace(PLUGIN, inner_products="sketched", sketch_dimensions=1 << 15, sketch_directions=64)
+    sketched = replace(PLUGIN, inner_scores="sketched", sketch_dimensions=1 << 15, sketch_directions=64)
     scenarios = {
         "padded": {},
         "debiased": {"settings": Settings()},

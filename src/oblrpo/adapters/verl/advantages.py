@@ -18,7 +18,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from oblrpo import estimators
-from oblrpo.adapters.verl.groups import Groups
+from oblrpo.adapters.verl.prompt_rows import PromptRows
 from oblrpo.adapters.verl.settings import ESTIMATORS
 from oblrpo.errors import InputError
 
@@ -64,7 +64,7 @@ def _advantages(
     if known is None:
         names = " and ".join(ESTIMATORS)
         raise InputError(f"{names} need score norms, which verl's own trainer does not take; set {HOW}.")
-    groups = Groups([str(uid) for uid in index], response_mask.any(-1))
+    groups = PromptRows([str(uid) for uid in index], response_mask.any(-1))
     rewards_PG = groups.take(token_level_rewards.double().sum(-1))
     norm2_PG = groups.take(known.norm2_S.double())
     valid_PG = groups.valid_PG

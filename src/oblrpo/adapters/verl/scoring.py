@@ -18,7 +18,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.utils.padding import no_padding_2_padding
 
-from oblrpo.adapters.verl.groups import PADDING, Groups
+from oblrpo.adapters.verl.prompt_rows import PADDING, PromptRows
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.scores import ScoreTape, Sketch
 
@@ -55,7 +55,7 @@ def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterato
     """Rows of each pass, prompt by prompt where that matters, and whether it is one for other ranks' sake only."""
     if settings.exact_pairs:
         uids = [str(uid) for uid in tu.get(data, "uid")]
-        groups = [] if all(uid.startswith(PADDING) for uid in uids) else Groups(uids).rows_of
+        groups = [] if all(uid.startswith(PADDING) for uid in uids) else PromptRows(uids).rows_of
         size = settings.prompts_per_micro_batch
         passes = [groups[start : start + size] for start in range(0, len(groups), size)]
     else:  # verl's own, which are as many on every rank

@@ -16,9 +16,9 @@ from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from oblrpo import estimators
 from oblrpo.adapters.verl.advantages import Scored, scored
+from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.checks import check_config
-from oblrpo.adapters.verl.groups import place_on_ranks
-from oblrpo.adapters.verl.products import Products
+from oblrpo.adapters.verl.prompt_rows import place_on_ranks
 from oblrpo.adapters.verl.settings import read_settings
 from oblrpo.adapters.verl.worker import OBLRWorker
 from oblrpo.errors import InputError
@@ -73,7 +73,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         if order is None:
             raise InputError(
                 f"all outputs of a prompt must fit on one of {ranks} ranks with {len(batch) // ranks} rows each; make "
-                "data.train_batch_size a multiple of the ranks, or set +oblrpo.inner_products=sketched."
+                "data.train_batch_size a multiple of the ranks, or set +oblrpo.inner_scores=sketched."
             )
         batch.reorder(order)
         rows = len(batch) // ranks
@@ -84,19 +84,19 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """As verl's; the pass takes scores as well."""
-        self._products = Products(self._oblrpo, self.global_steps, self.config.actor_rollout_ref.rollout.n)
-        batch.extra_info.update(self._products.wanted())
+        self._scores = BatchScores(self._oblrpo, self.global_steps, self.config.actor_rollout_ref.rollout.n)
+        batch.extra_info.update(self._scores.wanted())
         batch = super()._compute_old_log_prob(batch, metrics)
-        for key in self._products.wanted():
+        for key in self._scores.wanted():
             batch.extra_info.pop(key, None)
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """As verl's, with score norms within the estimator's reach; then the prompts' gradient norms."""
-        fields = ["uid", "response_mask", *self._products.columns]
+        fields = ["uid", "response_mask", *self._scores.columns]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        self._products.take(data)
-        known = Scored(self._products.norm2_S, self._prior)
+        self._scores.take(data)
+        known = Scored(self._scores.norm2_S, self._prior)
         with scored(known):
             batch = super()._compute_advantage(batch, metrics)
         metrics.update(known.metrics)
@@ -104,9 +104,9 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = ["advantages", "response_mask", rewards]
         after = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         scale = self._loss_scale()
-        self._group_norm2 = self._products.group_norm2(after, scale) if self._oblrpo.needs_moments else None
-        if self._products.takes_ledger:
-            metrics.update(self._products.ledger(after, rewards, self._prior))
+        self._group_norm2 = self._scores.group_norm2(after, scale) if self._oblrpo.needs_moments else None
+        if self._scores.takes_ledger:
+            metrics.update(self._scores.ledger(after, rewards, self._prior))
         return batch
 
     def _loss_scale(self) -> float:

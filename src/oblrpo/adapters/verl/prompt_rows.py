@@ -1,0 +1,81 @@
+"""Which rows of a batch are outputs of the same prompt, after verl has re-ordered and padded them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+PADDING = "pad"
+"""What the uid of a row that verl appended begins with; a prompt's is a hexadecimal UUID."""
+
+
+class PromptRows:
+    """Rows by prompt: prompts in the order of their first row, a prompt's outputs in the order of theirs.
+
+    Args:
+        uids: of every row.
+        valid_S: rows that count; all but padding if None.
+
+    Raises:
+        ValueError: no row counts.
+    """
+
+    def __init__(self, uids: Sequence[str], valid_S: Tensor | None = None) -> None:
+        rows: dict[str, list[int]] = {}
+        for row, uid in enumerate(uids):
+            if not uid.startswith(PADDING):
+                rows.setdefault(uid, []).append(row)
+        if not rows:
+            raise ValueError("the batch holds padding only.")
+        self.rows_of = list(rows.values())
+        self.sequences, self.size = len(uids), max(len(each) for each in self.rows_of)
+        self.row_PG = torch.tensor([each + [-1] * (self.size - len(each)) for each in self.rows_of])
+        self.valid_PG = self.row_PG >= 0
+        if valid_S is not None:
+            self.valid_PG &= self.take(valid_S.bool(), False)
+
+    def take(self, values_S: Tensor, fill: float | bool = 0.0) -> Tensor:
+        """Values of rows as (P, G, ...), with `fill` where a prompt has fewer outputs."""
+        taken = values_S.cpu()[self.row_PG.clamp(min=0)]
+        missing = (self.row_PG < 0).view(*self.row_PG.shape, *[1] * (taken.ndim - 2))
+        return taken.masked_fill(missing, fill)
+
+    def put(self, values_PG: Tensor) -> Tensor:
+        """Values of outputs as (S,), 0 for padding rows."""
+        here_PG = self.row_PG >= 0
+        values_S = values_PG.new_zeros(self.sequences)
+        values_S[self.row_PG[here_PG]] = values_PG[here_PG]
+        return values_S
+
+
+def place_on_ranks(uids: Sequence[str], loads: Sequence[float], ranks: int) -> list[int] | None:
+    """An order of the rows in which each of `ranks` equal parts holds whole prompts, of even loads as greed goes.
+
+    Padding rows fill what is left.
+
+    Args:
+        uids: of every row; their number is a multiple of `ranks`.
+        loads: of every row.
+        ranks: how many parts.
+
+    Returns:
+        Row indices in their new order, or None if this way of filling them leaves no room for a prompt.
+    """
+    groups = PromptRows(uids).rows_of
+    room = [len(uids) // ranks] * ranks
+    carried = [0.0] * ranks
+    parts: list[list[int]] = [[] for _ in room]
+    for rows in sorted(groups, key=lambda each: (-len(each), -sum(loads[row] for row in each))):
+        fitting = [rank for rank in range(ranks) if room[rank] >= len(rows)]
+        if not fitting:
+            return None
+        rank = min(fitting, key=lambda rank: (carried[rank], -room[rank]))
+        parts[rank] += rows
+        room[rank] -= len(rows)
+        carried[rank] += sum(loads[row] for row in rows)
+    padding = iter(row for row, uid in enumerate(uids) if uid.startswith(PADDING))
+    for part, free in zip(parts, room, strict=True):
+        part += [next(padding) for _ in range(free)]
+    return [row for part in parts for row in part]

@@ -1,0 +1,124 @@
+"""`oblrpo theory`: a table on the console and one page with the plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from oblrpo.report.charts import Line, chart
+from oblrpo.report.html import charts, page, table, text
+from oblrpo.research.theory.claims import Claim, Measurement
+from oblrpo.research.theory.suite import Findings
+from oblrpo.runs import write_atomically
+
+INTRO = """<h1>The theory of OBLR-PO, computed</h1>
+<p>Policies small enough to list every output of every prompt, in float64: softmax bandits, token trees and a small
+transformer. Each line compares what is stated with what comes out; the verdict is computed. Where it says <i>does not
+hold</i>, the line is a counterexample. Of = the slack is the relative difference. What was sampled has its interval,
+four standard errors to each side.</p>"""
+
+
+def print_claims(claims: list[Claim], console: Console) -> None:
+    """One line a claim; what was sampled with its interval."""
+    printed = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("result", "source", "where"):
+        printed.add_column(name)
+    for name in ("claimed", "computed", "slack"):
+        printed.add_column(name, justify="right", no_wrap=True)
+    printed.add_column("verdict", no_wrap=True)
+    for claim in claims:
+        style = None if claim.holds else "bold yellow"
+        printed.add_row(claim.result, claim.source, claim.where, *_figures(claim), claim.verdict, style=style)
+    console.print(printed)
+
+
+def print_measurements(measurements: list[Measurement], console: Console) -> None:
+    """One line each."""
+    printed = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("measured, nothing claimed", "where"):
+        printed.add_column(name)
+    printed.add_column("value", justify="right", no_wrap=True)
+    printed.add_column("note")
+    for each in measurements:
+        printed.add_row(each.what, each.where, _with_margin(each.value, each.margin), each.note)
+    console.print(printed)
+
+
+def write_page(findings: Findings, path: Path, seconds: float) -> None:
+    """The table with notes, the decay of the squared gradient, predicted against realised improvement."""
+    heads = ("result", "source", "claimed", "computed", "slack", "verdict", "where")
+    rows = [
+        [text(claim.result), text(claim.source), *map(text, _figures(claim)),
+         claim.verdict if claim.holds else f"<b>{claim.verdict}</b>", text(claim.note)]
+        for claim in findings.claims
+    ]  # fmt: skip
+    body = [
+        INTRO,
+        table(heads, rows),
+        "<h2>Theorems 5 and 6: mean squared gradient norm over the first T steps</h2>",
+        charts(_decay(findings)),
+        _reached(findings),
+        "<h2>Theorem 3, step by step: improvement predicted by the bound, and realised</h2>",
+        charts(_improvement(findings)),
+        "<h2>Measured, nothing claimed</h2>",
+        _measured(findings.measurements),
+        f"<p>{len(findings.claims)} statements in {seconds:.0f} s.</p>",
+    ]
+    write_atomically(path, page("The theory of OBLR-PO, computed", body))
+
+
+def _figures(claim: Claim) -> tuple[str, str, str]:
+    computed = _with_margin(claim.computed, claim.margin)
+    return f"{claim.relation} {claim.claimed:.5g}", computed, f"{claim.slack:.1e}"
+
+
+def _with_margin(value: float, margin: float) -> str:
+    return f"{value:.5g} ± {margin:.1g}" if margin else f"{value:.5g}"
+
+
+def _measured(measurements: list[Measurement]) -> str:
+    rows = [
+        [text(each.what), text(each.where), _with_margin(each.value, each.margin), text(each.note)]
+        for each in measurements
+    ]
+    return table(("what", "where", "value", "note"), rows)
+
+
+def _decay(findings: Findings) -> list[str]:
+    charts = []
+    for slide, by_rate in findings.curves:
+        lines = [Line(name, curve.times_K.tolist(), curve.norm2_RK.mean(0).tolist()) for name, curve in by_rate.items()]
+        first = lines[0]
+        start = first.y[0] or 0.0
+        lines.append(Line("T^-1/2", first.x, [start * (t / first.x[0]) ** -0.5 for t in first.x]))
+        charts.append(chart(f"{slide.name}: mean ||grad J||² by T", lines, logarithmic=True, xlabel="T", log_x=True))
+    return charts
+
+
+def _reached(findings: Findings) -> str:
+    """A small gradient is not all: noise may have carried a fixed rate to another plateau, higher or lower."""
+    parts = [
+        f"{text(slide.name)}: "
+        + ", ".join(f"{name} {float(curve.objective_R.mean()):.4f}" for name, curve in by_rate.items())
+        for slide, by_rate in findings.curves
+    ]
+    return f"<p>Mean J after the last step. {'; '.join(parts)}.</p>"
+
+
+def _improvement(findings: Findings) -> list[str]:
+    return [
+        chart(
+            f"{world.name}: improvement of a step",
+            [
+                Line(label, list(range(1, len(values) + 1)), list(values))
+                for label, values in (
+                    ("promised by the bound", ascent.predicted),
+                    ("second order, true Hessian", ascent.local),
+                    ("realised", ascent.realised),
+                )
+            ],
+        )
+        for world, ascent in findings.ascents
+    ]

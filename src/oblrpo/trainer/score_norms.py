@@ -1,0 +1,72 @@
+"""What weighs rewards in the baseline: exact squared score norms, or a proxy that needs no backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oblrpo.config import ScoresConfig
+from oblrpo.scores import PROXIES, CalibratedProxy, Features, agreement
+
+SCORE_NORMS = ("exact", *PROXIES, "calibrated")
+"""What `weights` may be."""
+
+
+class ScoreNorms:
+    """Chooses the weights of a batch, and follows how well every proxy would have done.
+
+    Args:
+        config: which weights, and how often they are compared with exact norms.
+        weighted: whether the baseline takes weights; if not, norms are for looking at only.
+    """
+
+    def __init__(self, config: ScoresConfig, weighted: bool) -> None:
+        self.name, self.every = config.score_norms, config.calibration_steps
+        self.always = weighted and self.name == "exact"
+        self.calibrated = CalibratedProxy()
+
+    def compares(self, step: int) -> bool:
+        """Whether exact norms and proxies are both taken in this step."""
+        return self.every > 0 and step % self.every == 0
+
+    def needs_norms(self, step: int) -> bool:
+        """Whether exact norms are taken in this step."""
+        return self.always or self.compares(step)
+
+    def needs_features(self, step: int) -> bool:
+        """Whether the forward must tell what proxies go by."""
+        return self.name != "exact" or self.compares(step)
+
+    def of(self, features: Features | None, norm2_S: Tensor | None) -> Tensor:
+        """The weights, (S,). A proxy's depend on the completion and on earlier steps only."""
+        if self.name == "exact":
+            assert norm2_S is not None
+            return norm2_S
+        assert features is not None
+        return self._proxy(self.name, features)
+
+    def observe(
+        self, features: Features, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None
+    ) -> dict[str, float]:
+        """Agreement of every proxy with the exact norms; the calibrated one learns from them afterwards."""
+        found = {name: agreement(self._proxy(name, features), norm2_S, group_size, valid_S) for name in PROXIES}
+        found["calibrated"] = self.calibrated.observe(features, norm2_S, group_size, valid_S)
+        return {f"score_norm2/agreement_{name}": value for name, value in found.items()}
+
+    def _proxy(self, name: str, features: Features) -> Tensor:
+        return self.calibrated.predict(features) if name == "calibrated" else PROXIES[name](features)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been learned."""
+        return self.calibrated.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.calibrated.load_state_dict(state)
+
+
+def join(blocks: list[Features]) -> Features:
+    """Features of all micro-batches."""
+    return Features(*(torch.cat(values) for values in zip(*(vars(block).values() for block in blocks), strict=True)))

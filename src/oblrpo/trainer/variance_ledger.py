@@ -1,0 +1,153 @@
+"""The variance ledger of a step: every registered baseline on the batch at hand, from one more pass over it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from oblrpo import estimators
+from oblrpo.errors import check_finite
+from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
+from oblrpo.policy import Logps, Policy, Sequences
+from oblrpo.scores import ScoreTape
+from oblrpo.trainer.batch import Batch
+from oblrpo.trainer.sampler_mismatch import SamplerMismatch
+
+DIRECTIONS, DIMENSIONS = 8, 2048
+"""Of each of two independent sketches, see `ScoreTape.sketch`."""
+
+
+class VarianceLedger:
+    """Takes the ledger: one forward and backward for activations, and as much again for the token-level baseline.
+
+    Args:
+        policy: whose gradient it is.
+        temperature: that was sampled at.
+        prompts_per_block: whose completions are run through the model at a time; 0: all.
+        exact: take inner products exactly, in one block, instead of from sketches.
+        clip_max: C of the importance weights of a sampler that reports its log-probabilities; None: they are 1.
+
+    Raises:
+        ValueError: exact, and several blocks.
+    """
+
+    def __init__(
+        self, policy: Policy, temperature: float, prompts_per_block: int, exact: bool, clip_max: float | None = None
+    ) -> None:
+        if exact and prompts_per_block:
+            raise ValueError("an exact ledger needs all prompts in one micro-batch.")
+        self.policy, self.temperature = policy, temperature
+        self.prompts_per_block, self.exact, self.clip_max = prompts_per_block, exact, clip_max
+        self._tape = ScoreTape(policy.model)
+
+    def take(self, batch: Batch, scale_PG: Tensor, prior: Prior, seed: int) -> estimators.Ledger | None:
+        """The ledger of a batch, of the prompts with outputs enough for every baseline; None of fewer than two.
+
+        With importance weights rho, scores are rho grad log pi: their inner products, norms and all that follows.
+
+        Args:
+            batch: P x G completions and rewards.
+            scale_PG: what the loss weighting multiplies advantages by.
+            prior: of `oblr_shrunk`.
+            seed: of the sketches.
+        """
+        G = batch.shape[1]
+        part_P = batch.counted_PG.sum(1) >= min(2, G)
+        if int(part_P.sum()) < 2:
+            return None
+        rows_S = part_P.repeat_interleave(G)
+        sequences, rewards_PG, scale_PG = batch.sequences.at(rows_S), batch.rewards_PG[part_P], scale_PG[part_P]
+        valid_PG = None if batch.valid_PG is None else batch.valid_PG[part_P]
+        outputs, plain, norms = self._pass(sequences, G, seed, None)
+        inputs = _inputs(outputs, norms, sequences, rewards_PG)
+        rho_S = None
+        if batch.sampler_logps_SC is not None and self.clip_max is not None:
+            longest, reported_SC = sequences.completion_SC.shape[1], batch.sampler_logps_SC[rows_S]
+            logp_SC = torch.cat([_padded(each.logp_SC, longest) for each in outputs])
+            rho_S = SamplerMismatch.of(logp_SC, reported_SC, sequences.completion_mask_SC).rho_S(self.clip_max)
+            plain = _weighted(plain, rho_S)
+        rho_PG = None if rho_S is None else rho_S.view_as(rewards_PG)
+        coefs, grams = {}, {}
+        for name, entry in BASELINES.items():
+            if entry.smallest_group > G:
+                continue
+            baseline = estimators.baseline(name, rewards_PG, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior, **inputs)
+            scaled_PG = scale_PG / NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
+            if entry.by_token:
+                coefs[name] = scaled_PG
+                gram = self._pass(sequences, G, seed, (rewards_PG[..., None] - baseline).flatten(0, 1))[1]
+                grams[name] = gram if rho_S is None else _weighted(gram, rho_S)
+            else:
+                coefs[name] = (rewards_PG - baseline) * scaled_PG
+        plainly = bool((scale_PG == 1).all())  # a loss weighting has another mean gradient
+        unbiased = {name: BASELINES[name].unbiased and plainly for name in coefs}
+        return estimators.ledger(plain, coefs, rewards_PG, unbiased, grams, valid_PG)
+
+    def _pass(
+        self, sequences: Sequences, G: int, seed: int, weight_SC: Tensor | None
+    ) -> tuple[list[Logps], Tensor, Tensor]:
+        """What the forward says, inner products of (token-weighted) scores (two estimates), and squared norms."""
+        outputs, norms = [], []
+        grams: list[Tensor] = []
+        sketches: list[list[Tensor]] = [[], []]
+        S = len(sequences.completion_SC)
+        per_block = self.prompts_per_block * G or S
+        for start in range(0, S, per_block):
+            batch = sequences.rows(start, min(start + per_block, S))
+            with self._tape as tape:
+                output = self.policy.logps(batch, self.temperature, features=True)
+                scored_S = output.logps_S
+                if weight_SC is not None:
+                    weight = weight_SC[start : start + per_block, : output.logp_SC.shape[1]]
+                    scored_S = (output.logp_SC * weight.to(output.logp_SC) * batch.completion_mask_SC).sum(1)
+                tape.record(scored_S)
+            outputs.append(output.detached())
+            norms.append(tape.norm2())
+            check_finite("score norm", norms[-1])
+            if self.exact:
+                grams.append(tape.gram())
+            else:
+                for which, rows in enumerate(sketches):
+                    rows.append(tape.sketch(2 * seed + which, DIRECTIONS, DIMENSIONS))
+        norm2_S = torch.cat(norms)
+        gram = grams[0] if self.exact else torch.stack([_gram(torch.cat(rows)) for rows in sketches])
+        diagonal = norm2_S.to(gram).expand(gram.shape[:-1])  # known exactly
+        return outputs, gram.diagonal_scatter(diagonal, dim1=-2, dim2=-1), norm2_S
+
+
+def ledger_metrics(ledger: estimators.Ledger) -> dict[str, float]:
+    """`variance/NAME` and `signal2/NAME` of every baseline, and the part of the variance that no baseline can mend."""
+    entries = ledger.entries
+    metrics = {f"variance/{name}": entry.variance for name, entry in entries.items()}
+    metrics |= {f"signal2/{name}": entry.signal2 for name, entry in entries.items()}
+    dimension = entries["rloo"].effective_dimension if "rloo" in entries else math.nan
+    return metrics | {"variance_between_prompts": ledger.between, "effective_dimension": dimension}
+
+
+def _inputs(outputs: list[Logps], norm2_S: Tensor, sequences: Sequences, rewards_PG: Tensor) -> dict[str, Tensor]:
+    """All that any baseline needs beyond rewards."""
+    P, G = rewards_PG.shape
+    lengths = torch.cat([each.features.length_S for each in outputs if each.features is not None])
+    longest = sequences.completion_SC.shape[1]
+    logit_norm2 = [_padded(each.logit_norm2_SC, longest) for each in outputs if each.logit_norm2_SC is not None]
+    return {
+        "norm2_PG": norm2_S.view(P, G),
+        "length_PG": lengths.view(P, G),
+        "logit_norm2_PGT": torch.cat(logit_norm2).view(P, G, -1),
+        "token_mask_PGT": sequences.completion_mask_SC.view(P, G, -1).to(rewards_PG),
+    }
+
+
+def _weighted(gram: Tensor, rho_S: Tensor) -> Tensor:
+    """Inner products of rho s for those of s."""
+    return gram * rho_S[:, None] * rho_S
+
+
+def _gram(sketch_SL: Tensor) -> Tensor:
+    return sketch_SL @ sketch_SL.T
+
+
+def _padded(values_SC: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(values_SC, (0, width - values_SC.shape[1]))

@@ -1,0 +1,128 @@
+"""The memory meter against sums done by hand."""
+
+import pytest
+import torch
+
+from oblrpo.research.bench.memory import peak_bytes
+
+KIB = 1024
+
+
+def kib(size: int) -> torch.Tensor:
+    return torch.empty(size * KIB, dtype=torch.uint8)
+
+
+def test_a_known_sequence_of_allocations_and_frees():
+    def function():
+        a = kib(100)
+        b = kib(50)  # 150
+        del a  # 50
+        c = kib(70)  # 120
+        del b, c  # 0
+        return kib(140)  # 140
+
+    assert peak_bytes(function, "cpu") == 150 * KIB
+
+
+def test_the_last_allocation_may_be_the_peak():
+    def function():
+        a = kib(100)
+        del a
+        return kib(101)
+
+    assert peak_bytes(function, "cpu") == 101 * KIB
+
+
+def test_nothing_allocated_is_zero():
+    assert peak_bytes(lambda: None, "cpu") == 0
+
+
+def test_what_was_live_before_is_not_counted():
+    before = [kib(1000)]
+    assert peak_bytes(lambda: kib(10), "cpu") == 10 * KIB
+    assert len(before) == 1
+
+
+def test_what_an_earlier_call_left_behind_counts_when_freed():
+    kept = []
+    peak_bytes(lambda: kept.append(kib(100)), "cpu")
+
+    def swap():
+        kept.clear()
+        kept.append(kib(100))
+
+    assert peak_bytes(swap, "cpu") == 0
+
+
+def test_memory_recycled_between_calls_is_no_trouble():
+    """The allocator hands out the same addresses again; a stale record of one must not be subtracted."""
+    for _ in range(5):
+        assert peak_bytes(lambda: [kib(30), kib(40)], "cpu") == 70 * KIB
+        assert kib(30).numel() + kib(40).numel() == 70 * KIB
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_a_chain_of_products_with_its_backward(layers):
+    """y = W_n ... W_1 x, counted in tensors of n x n float32."""
+    n, unit = 64, 64 * 64 * 4
+    weights = [torch.randn(n, n, requires_grad=True) for _ in range(layers)]
+    x, upstream = torch.randn(n, n), torch.ones(n, n)
+
+    def forward():
+        y = x
+        for weight in weights:
+            y = weight @ y
+        return y
+
+    def both():
+        forward().backward(upstream)
+
+    live = []
+    for done in range(layers):  # the backward of one layer, from the top
+        output, finished, saved, made = 1, done, layers - 1 - done, 1  # y_n is held by the caller
+        incoming = done > 0  # at the top it is `upstream`, which was there before
+        passed_on = done < layers - 1  # x needs no gradient
+        live.append(output + finished + saved + made + incoming + passed_on)
+    assert peak_bytes(forward, "cpu") == layers * unit
+    assert peak_bytes(both, "cpu") == max(live) * unit
+
+
+def test_scratch_memory_of_a_backward_is_counted():
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            kib(500)
+            return grad
+
+    x = torch.ones(1, requires_grad=True)
+    peak = peak_bytes(lambda: Identity.apply(x).sum().backward(), "cpu")
+    assert 500 * KIB <= peak <= 501 * KIB
+
+
+def test_the_figure_is_the_same_every_time():
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.SiLU(), torch.nn.Linear(64, 8))
+    x = torch.randn(16, 32)
+
+    def step():
+        model.zero_grad()
+        model(x).logsumexp(1).sum().backward()
+        model.zero_grad()
+
+    assert len({peak_bytes(step, "cpu") for _ in range(4)}) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_counts_the_same_way():
+    def function():
+        a = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+        b = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")
+        del a
+        return b
+
+    before = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    assert peak_bytes(function, "cuda") == 6 << 20
+    del before

@@ -1,0 +1,272 @@
+"""A sampler that is not quite the policy: measured, and made up for by importance weights."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from oblrpo.algorithms import ALGORITHMS, Algorithm
+from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig
+from oblrpo.errors import InputError
+from oblrpo.estimators import BASELINES
+from oblrpo.policy import Policy, Sequences, byte_tokenizer
+from oblrpo.rollout import Rollouts, TransformersSampler, sample
+from oblrpo.trainer import Learner
+from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.sampler_mismatch import SamplerMismatch
+from tests.scores.stay_double import StayDouble
+
+V, P, G, LONGEST = 3, 2, 2, 6
+
+
+def perturbed(policy, size, seed=3):
+    """The same policy with other weights, as another engine's would be."""
+    other = Policy(copy.deepcopy(policy.model), policy.tokenizer)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in other.parameters:
+            p += size * torch.randn(p.shape, generator=generator)
+    return other
+
+
+def learner_of(policy, algorithm, *, num_iterations=1, lr=0.1, scores=None, **rollout):
+    rollout = RolloutConfig(num_generations=G, max_completion_length=LONGEST, **rollout)
+    made = torch.optim.SGD(policy.parameters, lr=lr)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1.0)
+    config = AlgorithmConfig(prior_strength=2.0, num_iterations=num_iterations)
+    scores = scores or ScoresConfig(ledger="off", calibration_steps=0)
+    return Learner(policy, algorithm, made, scheduler, rollout, config, OptimConfig(), scores)
+
+
+def grads(policy):
+    return torch.cat([p.grad.flatten() for p in policy.parameters])
+
+
+@pytest.fixture
+def world():
+    """A policy with 3 tokens, another that samples, and rewards; a completion is one token."""
+    torch.manual_seed(0)
+    config = Qwen3Config(vocab_size=V, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+                         num_key_value_heads=1, head_dim=4, initializer_range=0.3)  # fmt: skip
+    policy = Policy(Qwen3ForCausalLM(config).double().eval(), byte_tokenizer())
+    with StayDouble():
+        yield policy, perturbed(policy, 0.3), torch.randn(P, V, dtype=torch.float64)
+
+
+def sequences_of(outputs_PG):
+    S = outputs_PG.numel()
+    prompt_SQ = torch.arange(P).repeat_interleave(outputs_PG.shape[1])[:, None]
+    ones_S1 = torch.ones(S, 1, dtype=torch.long)
+    return Sequences(prompt_SQ, ones_S1, outputs_PG.reshape(S, 1), ones_S1)
+
+
+def logps_PV(policy):
+    everything = sequences_of(torch.arange(V).expand(P, V))
+    return policy.logps(everything).logps_S.view(P, V)
+
+
+def expected_gradient(world, algorithm, **settings):
+    """Of -J over every batch that the sampler could draw, as the learner takes it."""
+    policy, sampler, reward_PV = world
+    mu_PV = logps_PV(sampler).detach()
+    learner = learner_of(policy, algorithm, **settings)
+    total, prior = 0, copy.deepcopy(learner.prior)
+    for drawn in itertools.product(range(V), repeat=P * G):
+        outputs_PG = torch.tensor(drawn).view(P, G)
+        learner.prior = copy.deepcopy(prior)
+        reported_SC = mu_PV.gather(1, outputs_PG).reshape(P * G, 1)
+        learner.gradient(sequences_of(outputs_PG), reward_PV.gather(1, outputs_PG), None, 0, None, reported_SC)
+        total = total + reported_SC.sum().exp() * grads(policy)
+    return total
+
+
+def minus_grad_J(policy, reward_PV):
+    objective = (logps_PV(policy).exp() * reward_PV).sum(1).mean()
+    return -torch.cat([each.flatten() for each in torch.autograd.grad(objective, policy.parameters)])
+
+
+@pytest.mark.parametrize("name", [name for name, entry in BASELINES.items() if entry.unbiased])
+def test_without_truncation_the_gradient_is_that_of_the_policy(world, name):
+    """By listing all 81 batches; the sampler's own gradient and the uncorrected one are elsewhere."""
+    policy, sampler, reward_PV = world
+    exact = minus_grad_J(policy, reward_PV)
+    got = expected_gradient(world, Algorithm(name), importance_sampling_clip_max=0.0)
+    torch.testing.assert_close(got, exact, rtol=1e-8, atol=1e-10)
+    assert float((minus_grad_J(sampler, reward_PV) - exact).norm()) > 0.1 * float(exact.norm())
+
+
+def test_uncorrected_the_gradient_is_another(world):
+    policy, _, reward_PV = world
+    exact = minus_grad_J(policy, reward_PV)
+    got = expected_gradient(world, Algorithm("rloo"), sampler_correction="none")
+    assert float((got - exact).norm()) > 0.05 * float(exact.norm())
+
+
+def test_truncation_biases_by_the_weight_that_it_cuts(world):
+    """-E_mu[(rho - C)+ F grad log pi]."""
+    policy, sampler, reward_PV = world
+    clip = 1.1
+    log_pi_PV, mu_PV = logps_PV(policy), logps_PV(sampler).detach().exp()
+    rho_PV = log_pi_PV.detach().exp() / mu_PV
+    assert 0 < int((rho_PV > clip).sum()) < P * V
+    lost = (mu_PV * (rho_PV - clip).clamp(min=0) * reward_PV * log_pi_PV).sum(1).mean()
+    bias = torch.cat([each.flatten() for each in torch.autograd.grad(lost, policy.parameters)])
+    got = expected_gradient(world, Algorithm("none"), importance_sampling_clip_max=clip)
+    torch.testing.assert_close(got, minus_grad_J(policy, reward_PV) + bias, rtol=1e-8, atol=1e-10)
+
+
+@pytest.fixture
+def drawn(tiny_policy):
+    """Completions of a sampler 0.02 away, with what it reports."""
+    tiny_policy.model.double()
+    torch.manual_seed(1)
+    return sample(perturbed(tiny_policy, 0.02), ["a", "bcd", "ef"], G, LONGEST, 0.8, logps=True)
+
+
+def truth(policy, drawn):
+    """Log pi - log mu of each completion and |.| of each token, once more from scratch."""
+    mask_SC = drawn.sequences.completion_mask_SC.bool()
+    logp_SC = policy.logps(drawn.sequences, 0.8).logp_SC.detach()
+    delta_SC = (logp_SC - drawn.sampler_logps_SC).where(mask_SC, torch.zeros(()).double())
+    return delta_SC.sum(1), delta_SC[mask_SC].abs()
+
+
+@pytest.mark.parametrize("micro_batch", [0, 2])
+@pytest.mark.parametrize(
+    ("clip", "correction"), [(3.0, "truncated"), (1.01, "truncated"), (0.0, "truncated"), (3.0, "none")]
+)
+def test_metrics_and_weights_are_the_closed_form(tiny_policy, drawn, clip, correction, micro_batch):
+    learner = learner_of(
+        tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, importance_sampling_clip_max=clip,
+        sampler_correction=correction, prompts_per_micro_batch=micro_batch,
+    )  # fmt: skip
+    rewards_PG = torch.randn(3, G, dtype=torch.float64)
+    estimate = learner.gradient(drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
+    log_rho_S, difference_N = truth(tiny_policy, drawn)
+    cut = clip if clip and correction == "truncated" else math.inf
+    rho_S = log_rho_S.exp().clamp(max=cut)
+    expected = {
+        "sampling/sampling_logp_difference/mean": difference_N.mean(),
+        "sampling/sampling_logp_difference/max": difference_N.max(),
+        "sampling/sequence_logp_difference/mean": log_rho_S.abs().mean(),
+        "sampling/importance_sampling_ratio/min": rho_S.min(),
+        "sampling/importance_sampling_ratio/mean": rho_S.mean(),
+        "sampling/importance_sampling_ratio/max": rho_S.max(),
+        "sampling/truncated_ratio": (log_rho_S.exp() > cut).double().mean(),
+    }
+    assert estimate.further == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-6)
+    assert float(difference_N.mean()) > 1e-3
+    if clip == 1.01 and correction == "truncated":
+        assert 0 < estimate.further["sampling/truncated_ratio"] < 1
+    used_S = rho_S if correction == "truncated" else torch.ones_like(rho_S)
+    torch.testing.assert_close(estimate.rho_PG.flatten(), used_S, rtol=1e-6, atol=0)
+
+
+def test_a_sampler_that_reports_nothing_is_taken_for_the_policy(tiny_policy, drawn):
+    rewards_PG = torch.randn(3, G, dtype=torch.float64)
+    learner = learner_of(tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8)
+    estimate = learner.gradient(drawn.sequences, rewards_PG)
+    plain = grads(tiny_policy)
+    assert estimate.further == {}
+    off = learner_of(tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, sampler_correction="none")
+    off.gradient(drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
+    assert torch.equal(grads(tiny_policy), plain)
+    learner.gradient(drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
+    assert float((grads(tiny_policy) - plain).norm()) > 1e-3 * float(plain.norm())
+
+
+@pytest.mark.parametrize("correction", ["truncated", "none"])
+def test_later_updates_are_weighed_against_the_sampler(tiny_policy, drawn, correction):
+    """min(C, pi_now / mu) in every update; without correction pi_now / pi_before, as if mu were pi_before."""
+    learner = learner_of(
+        tiny_policy, Algorithm("rloo"), num_iterations=3, lr=0.05, temperature=0.8, sampler_correction=correction,
+        importance_sampling_clip_max=1.05,
+    )  # fmt: skip
+    rewards_PG = torch.randn(3, G, dtype=torch.float64)
+    updates = learner.learn(drawn, rewards_PG)
+    mask_SC = drawn.sequences.completion_mask_SC
+    mu_PG = (drawn.sampler_logps_SC * mask_SC).sum(1).view(3, G)
+    old_PG = updates[0].estimate.logps_PG
+    for update in updates:
+        now_PG = update.estimate.logps_PG
+        expected = (now_PG - mu_PG).exp().clamp(max=1.05) if correction == "truncated" else (now_PG - old_PG).exp()
+        torch.testing.assert_close(update.estimate.rho_PG, expected, rtol=1e-4, atol=0)
+    assert float((updates[2].estimate.logps_PG - old_PG).abs().max()) > 1e-3
+    assert "sampling/truncated_ratio" in updates[0].estimate.further
+    assert "sampling/truncated_ratio" not in updates[1].estimate.further
+
+
+def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, drawn):
+    learner = learner_of(tiny_policy, Algorithm("rloo", schedule="ess"), temperature=0.8)
+    rewards_PG = torch.randn(3, G, dtype=torch.float64)
+    update = learner.learn(drawn, rewards_PG)[0]
+    rho_S = update.estimate.rho_PG.flatten()
+    assert update.factor == pytest.approx(float((rho_S.mean() ** 2 / rho_S.square().mean()).sqrt()))
+    assert update.factor < 1
+
+
+@pytest.mark.parametrize("name", ["rloo", "oblr", "otb"])
+def test_the_ledger_is_that_of_weighted_scores(tiny_policy, drawn, name):
+    """Its variance of the baseline in use is the gradient's own, tr H / P."""
+    learner = learner_of(
+        tiny_policy, Algorithm(name), temperature=0.8, scores=ScoresConfig(ledger="exact", calibration_steps=0)
+    )
+    rewards_PG = torch.randn(3, G, dtype=torch.float64)
+    estimate = learner.gradient(drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
+    assert estimate.further[f"variance/{name}"] == pytest.approx(estimate.moments.trace_cov / 3, rel=1e-6)
+    assert estimate.further[f"signal2/{name}"] == pytest.approx(estimate.moments.signal2, rel=1e-5)
+
+
+@pytest.mark.parametrize("broken", [math.nan, -math.inf, 0.5])
+def test_what_is_no_log_probability_is_refused(tiny_policy, drawn, broken):
+    drawn.sampler_logps_SC[1, 0] = broken
+    with pytest.raises(InputError, match="reports a log-probability that is none"):
+        learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8).learn(drawn, torch.randn(3, G).double())
+
+
+def test_what_stands_behind_the_end_does_not_matter():
+    mask_SC = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    logp_SC, reported_SC = torch.randn(2, 3), -torch.rand(2, 3)
+    clean = SamplerMismatch.of(logp_SC, reported_SC, mask_SC)
+    spoilt = SamplerMismatch.of(logp_SC.where(mask_SC > 0, math.nan), reported_SC.where(mask_SC > 0, math.nan), mask_SC)
+    assert torch.equal(clean.log_ratio_S, spoilt.log_ratio_S)
+    assert torch.equal(clean.difference_N, spoilt.difference_N)
+    assert len(clean.difference_N) == 3
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_the_policy_itself_reports_what_it_draws_from(tiny_policy, temperature):
+    torch.manual_seed(4)
+    plain = sample(tiny_policy, ["ab", "c"], 6, LONGEST, temperature)
+    torch.manual_seed(4)
+    drawn = TransformersSampler(tiny_policy, logps=True).sample(["ab", "c"], 6, LONGEST, temperature)
+    assert torch.equal(plain.sequences.completion_SC, drawn.sequences.completion_SC)
+    assert plain.sampler_logps_SC is None
+    mask_SC = drawn.sequences.completion_mask_SC.bool()
+    logp_SC = tiny_policy.logps(drawn.sequences, temperature).logp_SC.detach()
+    torch.testing.assert_close(drawn.sampler_logps_SC[mask_SC], logp_SC[mask_SC], rtol=1e-4, atol=1e-4)
+
+
+def test_a_large_mismatch_is_told_once():
+    fine = {
+        "reward": 0.5, "frac_reward_zero_std": 0.2, "lr_factor": 0.5, "critical_batch_size": 40.0,
+        "baseline/spread": 0.3, "sampling/sampling_logp_difference/mean": 0.02, "sampling/truncated_ratio": 0.2,
+    }  # fmt: skip
+    for correction, apart, word in (
+        ("none", 0.2, "the gradient is biased"),
+        ("truncated", 1.2, "20% of the importance"),
+    ):
+        monitors = Monitors(correction)
+        assert not monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart / 3})
+        (message,) = monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart})
+        assert word in message
+        assert not monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart})
+
+
+def test_rollouts_without_a_report_stay_without(tiny_policy):
+    drawn = TransformersSampler(tiny_policy).sample(["a", "b"], 2, 3, 1.0)
+    assert isinstance(drawn, Rollouts)
+    assert drawn.sampler_logps_SC is None

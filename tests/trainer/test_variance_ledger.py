@@ -1,0 +1,97 @@
+import math
+
+import pytest
+import torch
+
+from oblrpo import estimators
+from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
+from oblrpo.rollout import sample
+from oblrpo.scores import oracle
+from oblrpo.trainer.batch import Batch
+from oblrpo.trainer.variance_ledger import VarianceLedger, ledger_metrics
+
+P, G, LONGEST = 5, 4, 6
+
+
+@pytest.fixture
+def batch(tiny_policy):
+    torch.manual_seed(1)
+    rollouts = sample(tiny_policy, ["a", "bcd", "ef", "ghij", "k"], G, LONGEST, 1.0)
+    return rollouts.sequences, torch.randint(2, (P, G)).float()
+
+
+def scores(policy, scored_S):
+    return torch.stack([torch.cat([g.flatten() for g in row]) for row in oracle.scores(policy.model, scored_S)])
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_policy, batch, name):
+    sequences, rewards_PG = batch
+    entry = BASELINES[name]
+    ledger = VarianceLedger(tiny_policy, 1.0, 0, exact=True).take(
+        Batch(sequences, rewards_PG), torch.ones(P, G), Prior(), seed=0
+    )
+    out = tiny_policy.logps(sequences, features=True)
+    mask_SC = sequences.completion_mask_SC
+    inputs = {"norm2_PG": scores(tiny_policy, out.logps_S).square().sum(1).view(P, G),
+              "length_PG": sequences.lengths_S.view(P, G), "logit_norm2_PGT": out.logit_norm2_SC.view(P, G, -1),
+              "token_mask_PGT": mask_SC.view(P, G, -1)}  # fmt: skip
+    baseline = estimators.baseline(name, rewards_PG, **inputs)
+    out = tiny_policy.logps(sequences)
+    if entry.by_token:
+        vectors = scores(tiny_policy, (out.logp_SC * (rewards_PG[..., None] - baseline).flatten(0, 1) * mask_SC).sum(1))
+    else:
+        vectors = scores(tiny_policy, out.logps_S) * (rewards_PG - baseline).flatten()[:, None]
+    vectors = vectors / NORMALISATIONS[entry.normalisation](rewards_PG).flatten()[:, None]
+    prompts = vectors.view(P, G, -1).mean(1)
+    entry = ledger.entries[name]
+    assert entry.variance == pytest.approx(float(prompts.var(0).sum()) / P, rel=1e-3)
+    total = prompts.mean(0).square().sum()
+    assert entry.signal2 == pytest.approx(float(total) - entry.variance, rel=1e-3, abs=1e-4 * entry.variance)
+    assert math.isnan(entry.within) != entry.unbiased
+
+
+@pytest.mark.parametrize("per_block", [0, 2])
+def test_the_projected_ledger_is_close(tiny_policy, batch, per_block):
+    sequences, rewards_PG = batch
+    prior = Prior(2.0)
+    exact = VarianceLedger(tiny_policy, 1.0, 0, exact=True).take(
+        Batch(sequences, rewards_PG), torch.ones(P, G), prior, seed=0
+    )
+    runs = [
+        VarianceLedger(tiny_policy, 1.0, per_block, exact=False).take(
+            Batch(sequences, rewards_PG), torch.ones(P, G), prior, seed
+        )
+        for seed in range(20)
+    ]
+    for name, entry in exact.entries.items():
+        found = torch.tensor([run.entries[name].variance for run in runs])
+        assert abs(float(found.mean()) - entry.variance) <= 4 * float(found.std()) / 20**0.5 + 1e-6 * entry.variance
+        assert float(found.std()) < 0.3 * entry.variance
+
+
+def test_a_loss_weighting_has_no_within_part(tiny_policy, batch):
+    """Its mean gradient is not that of the rewards, so that one batch cannot tell what comes from prompts."""
+    sequences, rewards_PG = batch
+    scale_PG = 1 / sequences.lengths_S.view(P, G).float()
+    batch = Batch(sequences, rewards_PG)
+    ledger = VarianceLedger(tiny_policy, 1.0, 0, exact=True).take(batch, scale_PG, Prior(), seed=0)
+    assert all(math.isnan(entry.within) for entry in ledger.entries.values())
+    assert math.isnan(ledger.between)
+
+
+def test_an_exact_ledger_needs_one_block(tiny_policy):
+    with pytest.raises(ValueError, match="one micro-batch"):
+        VarianceLedger(tiny_policy, 1.0, 2, exact=True)
+
+
+def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, batch):
+    sequences, rewards_PG = batch
+    ledger = VarianceLedger(tiny_policy, 1.0, 0, exact=False).take(
+        Batch(sequences, rewards_PG), torch.ones(P, G), Prior(), seed=0
+    )
+    assert all(p.grad is None for p in tiny_policy.parameters)
+    metrics = ledger_metrics(ledger)
+    assert {f"variance/{name}" for name in BASELINES} <= set(metrics)
+    assert {f"signal2/{name}" for name in BASELINES} <= set(metrics)
+    assert metrics["variance/mean"] == pytest.approx(((G - 1) / G) ** 2 * metrics["variance/rloo"], rel=1e-5)
