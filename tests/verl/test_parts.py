@@ -84,7 +84,7 @@ def test_prompts_that_do_not_fit_are_reported():
         ({"schedul": "off"}, "unknown setting oblrpo.schedul"),
         ({"schedule": "auto"}, "auto is not there on verl"),
         ({"schedule": "fast"}, "unknown oblrpo.schedule"),
-        ({"inner_scores": "none"}, "unknown oblrpo.inner_scores"),
+        ({"inner_products": "none"}, "unknown oblrpo.inner_products"),
         ({"ema": 1.0}, "oblrpo.ema must lie"),
         ({"ema": "much"}, "oblrpo.ema must be a float"),
         ({"floor": 2.0}, "oblrpo.floor"),
@@ -247,9 +247,9 @@ def products(settings, step, seed=0):
     return made, score_SN, masks, uids
 
 
-@pytest.mark.parametrize("inner_scores", ["exact", "sketched"])
-def test_gradient_norms_of_prompts(inner_scores):
-    made, score_SN, masks, uids = products(Settings(inner_scores=inner_scores), 3)
+@pytest.mark.parametrize("inner_products", ["exact", "sketched"])
+def test_gradient_norms_of_prompts(inner_products):
+    made, score_SN, masks, uids = products(Settings(inner_products=inner_products), 3)
     advantage_S = torch.randn(14, generator=torch.Generator().manual_seed(5)).double()
     advantages = nested([value * row for value, row in zip(advantage_S, masks.unbind(), strict=True)])
     data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
@@ -268,7 +268,7 @@ def test_advantages_by_token_are_refused():
         made.group_norm2(data, 1.0)
 
 
-def test_the_ledger_is_taken_when_it_is_due_and_is_that_of_the_exact_inner_scores():
+def test_the_ledger_is_taken_when_it_is_due_and_is_that_of_the_exact_inner_products():
     settings = Settings(ledger_steps=5)
     assert [step for step in range(1, 12) if BatchScores(settings, step, 4).takes_ledger] == [1, 5, 10]
     assert not BatchScores(Settings(), 1, 4).takes_ledger

@@ -79,7 +79,7 @@ def main(folder, tokens):
     settings = {
         "norms (schedule=off)": replace(Settings(), schedule="off"),
         "norms and inner products, exact": Settings(),
-        "norms and inner products, sketched": replace(Settings(), inner_scores="sketched"),
+        "norms and inner products, sketched": replace(Settings(), inner_products="sketched"),
     }
     for checkpointing in (False, True):
         print(f"{tokens} tokens{', checkpointing' if checkpointing else ''}", flush=True)

@@ -183,7 +183,7 @@ def update(engine, rows, packed, group_norm2, count):
 def main(folder):
     torch.set_num_threads(1)
     dist.init_process_group(backend="gloo")
-    sketched = replace(PLUGIN, inner_scores="sketched", sketch_dimensions=1 << 15, sketch_directions=64)
+    sketched = replace(PLUGIN, inner_products="sketched", sketch_dimensions=1 << 15, sketch_directions=64)
     scenarios = {
         "padded": {},
         "debiased": {"settings": Settings()},

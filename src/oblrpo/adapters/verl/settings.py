@@ -29,7 +29,7 @@ class Settings:
     """Least factor."""
     ceiling: float = 1.0
     """Greatest factor."""
-    inner_scores: str = "exact"
+    inner_products: str = "exact"
     """Of the scores of one prompt's outputs, for the SNR: exact (a prompt's outputs go through the model together) or
     sketched (unbiased estimates; micro-batches are verl's own, and a prompt may be spread over ranks)."""
     prompts_per_micro_batch: int = 1
@@ -53,7 +53,7 @@ class Settings:
     @property
     def exact_pairs(self) -> bool:
         """Whether all outputs of a prompt must go through the model together, on one rank."""
-        return self.needs_moments and self.inner_scores == "exact"
+        return self.needs_moments and self.inner_products == "exact"
 
 
 def read_settings(given: Mapping[str, Any] | None) -> Settings:
@@ -82,7 +82,7 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
 
 
 def _check_ranges(settings: Settings) -> None:
-    for key, table in (("schedule", SCHEDULES), ("inner_scores", INNER_PRODUCTS)):
+    for key, table in (("schedule", SCHEDULES), ("inner_products", INNER_PRODUCTS)):
         if getattr(settings, key) not in table:
             raise InputError(f"unknown oblrpo.{key} {getattr(settings, key)!r}; choose one of: {', '.join(table)}.")
     if not 0 <= settings.ema < 1:

@@ -73,7 +73,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         if order is None:
             raise InputError(
                 f"all outputs of a prompt must fit on one of {ranks} ranks with {len(batch) // ranks} rows each; make "
-                "data.train_batch_size a multiple of the ranks, or set +oblrpo.inner_scores=sketched."
+                "data.train_batch_size a multiple of the ranks, or set +oblrpo.inner_products=sketched."
             )
         batch.reorder(order)
         rows = len(batch) // ranks
