@@ -39,7 +39,7 @@ def gradients(policy, sequences, rewards_PG: torch.Tensor, names: list[str]) -> 
     with tape:
         out = policy.logps(sequences, features=True)
         tape.record(out.logps_S)
-    mask_SC = sequences.completion_mask_SC
+    mask_SC = sequences.own_SC
     inputs = {
         "norm2_PG": tape.norm2().view(P, G),
         "length_PG": sequences.lengths_S.view(P, G),

@@ -75,7 +75,7 @@ def draw(model: str, task_name: str, task_args: dict, prompts: int, outputs: int
                 tape.norm2().double(),
                 rollouts.sequences.lengths_S.double(),
                 torch.nn.functional.pad(out.logit_norm2_SC, pad).double(),
-                torch.nn.functional.pad(rollouts.sequences.completion_mask_SC, pad).double(),
+                torch.nn.functional.pad(rollouts.sequences.own_SC, pad).double(),
                 tape.gram().double(),
                 tape.sketch(seed, dimensions=SKETCH),
             )
@@ -103,7 +103,7 @@ def token_weighted(pool: Pool, weight: torch.Tensor, seed: int) -> tuple[torch.T
     for sequences, weight_MT in zip(pool.sequences, weight, strict=True):
         with tape:
             logp_SC = pool.policy.logps(sequences).logp_SC
-            mask = sequences.completion_mask_SC
+            mask = sequences.own_SC
             tape.record((logp_SC * weight_MT[:, : logp_SC.shape[1]].to(logp_SC) * mask).sum(1))
         grams.append(tape.gram().double())
         sketches.append(tape.sketch(seed, dimensions=SKETCH))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 import yaml
 
+from oblrpo.constraints import MAY_CHANGE, Idle, Range
 from oblrpo.yaml_files import read_yaml
 
 Mapping = Annotated[
@@ -21,6 +22,55 @@ Mapping = Annotated[
     ),
 ]
 """Further arguments by name; on the command line one word of YAML, such as '{momentum: 0.9}'."""
+
+
+def _benchmark(config: TrainConfig) -> bool:
+    from oblrpo.tasks import BENCHMARKS
+
+    return config.task.task in BENCHMARKS
+
+
+def _generated(config: TrainConfig) -> bool:
+    return not config.task.data and not _benchmark(config)
+
+
+def _own_splits(config: TrainConfig) -> bool:
+    """Whether a benchmark's own splits on the hub are taken."""
+    return _benchmark(config) and not config.task.data
+
+
+def _of_hub(names: tuple[str, ...]) -> bool:
+    from oblrpo.tasks.sources import is_hub_name
+
+    return len(names) == 1 and is_hub_name(names[0])
+
+
+LOADED = Idle("a model that is loaded has its own sizes", lambda c: bool(c.policy.model))
+BUILT = Idle("no model is loaded", lambda c: not c.policy.model)
+NO_ADAPTERS = Idle("no adapters are made (lora_r)", lambda c: not c.policy.lora_r)
+NO_WARM_START = Idle("warm_start_steps is 0", lambda c: not c.warm_start.warm_start_steps)
+OWN_DATA = Idle("the problems come from data", lambda c: bool(c.task.data) and not _benchmark(c))
+BENCHMARK = Idle("{task} names its columns itself", _benchmark)
+GENERATED = Idle("the task '{task}' generates its problems", _generated)
+OWN_TEST = Idle(
+    "held-out problems have a source of their own",
+    lambda c: not _generated(c) and bool(c.task.eval_data or _own_splits(c)),
+)
+NOT_OF_THE_HUB = Idle(
+    "data does not come from the hub by name", lambda c: not _generated(c) and not _of_hub(c.task.data)
+)
+TEST_NOT_OF_THE_HUB = Idle(
+    "eval_data does not come from the hub",
+    lambda c: not (_generated(c) or _of_hub(c.task.eval_data)) and bool(c.task.eval_data or not _own_splits(c)),
+)
+NO_PROJECTS = Idle(
+    "neither wandb nor trackio is in report_to", lambda c: not {"wandb", "trackio"} & set(c.run.report_to)
+)
+NO_VLLM = Idle("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")
+NO_LOGPS = Idle(
+    "the sampler keeps no log-probabilities (sampler_logps)",
+    lambda c: c.rollout.sampler != "vllm" and not c.rollout.sampler_logps,
+)
 
 
 @dataclass(frozen=True)
@@ -39,33 +89,33 @@ class PolicyConfig:
     """Do arithmetic in bfloat16, on weights of `dtype`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the loaded weights; bfloat16 only under adapters, which are float32."""
-    attn_implementation: str = ""
+    attn_implementation: Annotated[str, BUILT] = ""
     """Of transformers: sdpa, eager, flash_attention_2 ... Empty: its own choice."""
     gradient_checkpointing: bool = False
     """Compute each layer's activations again in the backward instead of keeping them."""
     lora_r: int = 0
     """Rank of LoRA adapters, through PEFT; 0: train the whole model."""
-    lora_alpha: int = 16
+    lora_alpha: Annotated[int, NO_ADAPTERS] = 16
     """Scale of the adapters, over their rank."""
-    lora_target_modules: tuple[str, ...] = ()
+    lora_target_modules: Annotated[tuple[str, ...], NO_ADAPTERS] = ()
     """Layers to adapt, by the end of their names. None: all linear ones but the head."""
     load_in_4bit: bool = False
     """QLoRA: keep the model under the adapters in 4 bits (NF4), through bitsandbytes."""
     merge: bool = False
     """After the last step write the model with its adapters merged to `OUTPUT/merged`."""
-    hidden_size: int = 64
+    hidden_size: Annotated[int, LOADED] = 64
     """Width of a built policy."""
-    num_hidden_layers: int = 3
+    num_hidden_layers: Annotated[int, Range(1), LOADED] = 3
     """Layers of a built policy."""
-    num_attention_heads: int = 4
+    num_attention_heads: Annotated[int, LOADED] = 4
     """Attention heads of a built policy; it has half as many key-value heads."""
-    initializer_range: float = 0.05
+    initializer_range: Annotated[float, Range(0), LOADED] = 0.05
     """Standard deviation of a built policy's random weights; transformers' 0.02 is meant for wider models."""
-    max_position_embeddings: int = 2048
+    max_position_embeddings: Annotated[int, Range(2), LOADED] = 2048
     """Longest prompt + completion of a built policy, in tokens."""
-    device: str = "auto"
+    device: Annotated[str, MAY_CHANGE] = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, BUILT] = False
     """Let transformers run Python code that comes with the model."""
 
 
@@ -73,13 +123,13 @@ class PolicyConfig:
 class WarmStartConfig:
     """Supervised learning on the task's own noisy demonstrations before RL (0 steps: none)."""
 
-    warm_start_steps: int = 0
+    warm_start_steps: Annotated[int, Range(0)] = 0
     """Gradient steps of supervised learning."""
-    warm_start_batch: int = 128
+    warm_start_batch: Annotated[int, Range(1), NO_WARM_START] = 128
     """Demonstrations a step."""
-    warm_start_learning_rate: float = 3e-3
+    warm_start_learning_rate: Annotated[float, Range(0), NO_WARM_START] = 3e-3
     """AdamW's peak rate; it falls to 0 along a cosine."""
-    warm_start_noise: float = 0.15
+    warm_start_noise: Annotated[float, Range(0, 1), NO_WARM_START] = 0.15
     """Probability that a step of a demonstration is wrong."""
 
 
@@ -87,32 +137,32 @@ class WarmStartConfig:
 class TaskConfig:
     """The problems and what verifies them."""
 
-    task: str = "path"
+    task: Annotated[str, OWN_DATA] = "path"
     """A built-in task: path (routes in a graph), addition, countdown, summarise; reasoning_gym/NAME, any task of
     reasoning-gym; or a benchmark as published: gsm8k, math500, aime24, aime25, amc23, olympiadbench, minerva_math. Not
     used with `data` of your own."""
-    task_args: Mapping = field(default_factory=dict)
+    task_args: Annotated[Mapping, OWN_DATA] = field(default_factory=dict)
     """Parameters of the built-in task, such as '{max_terms: 4}'; the configuration of a task of reasoning-gym."""
     data: tuple[str, ...] = ()
     """Files (JSONL, CSV, Parquet), or one data set of the hub, `owner/name[:configuration]`. None: a benchmark's."""
     eval_data: tuple[str, ...] = ()
     """The same for held-out accuracy. None: a share of `data`; of gsm8k from the hub, its test split."""
-    split: str = "train"
+    split: Annotated[str, GENERATED, NOT_OF_THE_HUB] = "train"
     """Split of `data` if it comes from the hub."""
-    eval_split: str = "test"
+    eval_split: Annotated[str, GENERATED, TEST_NOT_OF_THE_HUB] = "test"
     """Split of `eval_data` if it comes from the hub."""
     where: Mapping = field(default_factory=dict)
     """Rows to keep, by the values of columns, such as '{level: [4, 5]}'; in `data` only."""
-    prompt_column: str = "prompt"
+    prompt_column: Annotated[str, BENCHMARK, GENERATED] = "prompt"
     """Column that holds the prompt: text, or messages for the chat template."""
-    answer_column: str = "answer"
+    answer_column: Annotated[str, BENCHMARK, GENERATED] = "answer"
     """Column that holds the reference answer."""
     prompt_template: str = ""
     """What is asked; {prompt} stands for the prompt column. Empty: {prompt} alone; of a benchmark, the question and a
     request to reason and to put the answer in \\boxed{}."""
-    max_prompt_length: int = 0
+    max_prompt_length: Annotated[int, Range(0)] = 0
     """Leave out problems with longer prompts, in tokens; 0: none."""
-    heldout_fraction: float = 0.1
+    heldout_fraction: Annotated[float, GENERATED, OWN_TEST] = 0.1
     """Share of `data` that is held out where there is no `eval_data`, chosen by a hash of the prompt."""
     rewards: tuple[str, ...] = ()
     """Summed: task (a built-in task's own), math, exact (same text), numeric (same last number), format (a closed
@@ -120,7 +170,7 @@ class TaskConfig:
     of a benchmark, math; of `data`, numeric."""
     on_reward_error: Literal["raise", "mask"] = "raise"
     """What a reward that fails, hangs or returns no number does: end the run, or leave its completions out."""
-    reward_seconds: float = 60.0
+    reward_seconds: Annotated[float, Range(0.001)] = 60.0
     """Longest time for one call of your own reward on one batch."""
 
 
@@ -128,15 +178,15 @@ class TaskConfig:
 class RolloutConfig:
     """Sampling. The policy is sampled as it is: no top-k, no top-p, so that log-probabilities are the sampler's."""
 
-    prompts_per_step: int = 64
+    prompts_per_step: Annotated[int, Range(2)] = 64
     """Prompts a step (P). Completions a step are P x G."""
-    num_generations: int = 4
+    num_generations: Annotated[int, Range(1)] = 4
     """Completions a prompt (G)."""
-    max_completion_length: int = 512
+    max_completion_length: Annotated[int, Range(1)] = 512
     """Longest completion, in tokens; longer ones are cut and judged as they stand."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(0.001)] = 1.0
     """Sampling temperature; the policy that is trained is the one at this temperature."""
-    prompts_per_micro_batch: int = 0
+    prompts_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
     """Prompts whose completions are trained on at a time; 0: all. Changes memory; and what `oblr_shrunk` knows of other
     prompts, which are then those so far."""
     sampler: Literal["transformers", "vllm"] = "transformers"
@@ -144,16 +194,16 @@ class RolloutConfig:
     sampler_logps: bool = False
     """Of transformers: keep the log-probabilities that tokens are drawn with, as vllm always does, so that their
     mismatch with the trainer's is measured, and corrected."""
-    sampler_correction: Literal["truncated", "none"] = "truncated"
+    sampler_correction: Annotated[Literal["truncated", "none"], NO_LOGPS] = "truncated"
     """Of a sampler that keeps log-probabilities: weigh each completion by min(C, pi / sampler), or take the sampler for
     the policy. The mismatch is measured either way."""
-    importance_sampling_clip_max: float = 3.0
+    importance_sampling_clip_max: Annotated[float, Range(0), NO_LOGPS] = 3.0
     """C of `truncated`, whatever the sampler; 0: weights are not truncated."""
-    vllm_gpu_memory_utilization: float = 0.3
+    vllm_gpu_memory_utilization: Annotated[float, Range(0, 1), MAY_CHANGE, NO_VLLM] = 0.3
     """Of vllm: share of the GPU's memory for the engine, its weights included."""
-    vllm_max_model_length: int = 0
+    vllm_max_model_length: Annotated[int, Range(0), NO_VLLM] = 0
     """Of vllm: longest prompt + completion, in tokens; 0: as long as the model can read."""
-    vllm_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    vllm_dtype: Annotated[Literal["bfloat16", "float16", "float32"], NO_VLLM] = "bfloat16"
     """Of vllm: type that the engine computes in; the closer to the trainer's, the smaller the mismatch."""
 
 
@@ -170,11 +220,11 @@ class AlgorithmConfig:
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
     """Of an output's tokens: sequence, sequence_mean, token_mean or constant."""
-    prior_strength: float = -1.0
+    prior_strength: Annotated[float, Range(-1)] = -1.0
     """Of oblr_shrunk: outputs of average weight that the prior counts for; -1: chosen from earlier steps."""
-    prior_memory: float = 0.8
+    prior_memory: Annotated[float, Range(0, 1)] = 0.8
     """Of oblr_shrunk: what an earlier step counts for one step later, in [0, 1)."""
-    num_iterations: int = 1
+    num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
 
 
@@ -184,17 +234,17 @@ class ScoresConfig:
 
     score_method: str = "auto"
     """auto, gram, instantiate, two_pass: exact; folds: exact, for a baseline per fold; projected: unbiased estimate."""
-    score_memory_mb: int = 0
+    score_memory_mb: Annotated[int, Range(0)] = 0
     """Memory (MB) that `auto` may use to keep more per-sequence gradients multiplied out, which saves time."""
     score_norms: str = "exact"
     """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length, length16,
     logit, calibrated (a regression on exact norms of earlier steps)."""
-    calibration_steps: int = 10
+    calibration_steps: Annotated[int, Range(0)] = 10
     """Every so many steps exact norms and proxies are both taken: their agreement is logged, `calibrated` learns, and a
     baseline without weights shows its norms. 0: never."""
     ledger: Literal["projected", "exact", "off"] = "projected"
     """The variance ledger: the gradient's variance under every baseline, from random projections or exactly."""
-    ledger_steps: int = 50
+    ledger_steps: Annotated[int, Range(0)] = 50
     """Take the ledger in step 1 and every so many steps; it costs about four gradients."""
 
 
@@ -204,7 +254,7 @@ class OptimConfig:
 
     optimizer: str = "AdamW"
     """Any class of torch.optim that steps on dense gradients alone, such as SGD or AdamW."""
-    learning_rate: float = 1e-6
+    learning_rate: Annotated[float, Range(0)] = 1e-6
     """eta_0, the rate before the schedule's factor; of schedule auto only where it starts."""
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'."""
@@ -221,13 +271,13 @@ class OptimConfig:
     """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
     schedule_kl: float = 0.1
     """Of auto: nats that a step without noise may move the policy by; no step exceeds it."""
-    schedule_kl_every: int = 4
+    schedule_kl_every: Annotated[int, Range(1)] = 4
     """Of auto: the step's KL is measured on every so many completions, by one more forward."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """How eta_0 itself changes over the run."""
-    max_grad_norm: float = 0.0
+    max_grad_norm: Annotated[float, Range(0)] = 0.0
     """Clip the gradient to this norm after it was measured; 0: never."""
 
 
@@ -235,28 +285,28 @@ class OptimConfig:
 class RunConfig:
     """The run."""
 
-    output: str = "runs/latest"
+    output: Annotated[str, MAY_CHANGE] = "runs/latest"
     """Folder for everything the run leaves behind; must be new, or hold the run to `--resume`."""
-    steps: int = 100
+    steps: Annotated[int, Range(0), MAY_CHANGE] = 100
     """RL steps."""
-    seed: int = 0
+    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = 0
     """Seeds the weights, the prompts and the sampling."""
-    eval_steps: int = 10
+    eval_steps: Annotated[int, Range(0)] = 10
     """Measure held-out accuracy every so many steps (and before and after); 0: only before and after."""
-    eval_prompts: int = 128
+    eval_prompts: Annotated[int, Range(2)] = 128
     """Held-out prompts; they are never trained on."""
-    eval_samples: int = 4
+    eval_samples: Annotated[int, Range(1)] = 4
     """Completions for each of them, sampled as in training."""
-    save_steps: int = 1
+    save_steps: Annotated[int, Range(0), MAY_CHANGE] = 1
     """Write a checkpoint every so many steps. A killed run loses what came after the last one."""
-    save_total_limit: int = 2
+    save_total_limit: Annotated[int, Range(1), MAY_CHANGE] = 2
     """Checkpoints kept, newest last."""
-    threads: int = 0
+    threads: Annotated[int, Range(0), MAY_CHANGE] = 0
     """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
-    report_to: tuple[str, ...] = ()
+    report_to: Annotated[tuple[str, ...], MAY_CHANGE] = ()
     """Send metrics to tensorboard, wandb, trackio, too (an extra each). Nothing leaves the machine unless the
     environment says so: WANDB_MODE=online, TRACKIO_SPACE_ID."""
-    project: str = "oblrpo"
+    project: Annotated[str, MAY_CHANGE, NO_PROJECTS] = "oblrpo"
     """Of wandb and trackio: the project that the run is in."""
 
 
@@ -269,7 +319,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
+    task: Annotated[TaskConfig, OWN_DATA] = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     scores: ScoresConfig = field(default_factory=ScoresConfig)

@@ -7,9 +7,9 @@ import pytest
 from safetensors.torch import load_file
 
 from oblrpo.config import TrainConfig
+from oblrpo.constraints import refuse_idle
 from oblrpo.settings import RECIPES, load_recipe, recipe_settings
 from oblrpo.tasks import PathTask
-from oblrpo.trainer.unused import refuse_unused
 
 
 def complained(result, *words):
@@ -150,7 +150,7 @@ def test_sizes_of_a_recipe_give_way_to_a_model_and_recipes_say_nothing_in_vain(o
     for entry in RECIPES.iterdir():
         if entry.name.endswith(".yaml"):
             name = entry.name.removesuffix(".yaml")
-            refuse_unused({key: key for key in recipe_settings(name)}, load_recipe(name, TrainConfig()))
+            refuse_idle({key: key for key in recipe_settings(name)}, load_recipe(name, TrainConfig()))
 
 
 def test_unknown_command(oblrpo, tmp_path):

@@ -34,7 +34,7 @@ def scripted(chances):
                 for _ in range(num_generations)
             ]
         ones = torch.ones(len(texts), 3, dtype=torch.long)
-        return Rollouts(Sequences(ones, ones, ones, ones), texts, torch.zeros(len(texts), dtype=torch.bool))
+        return Rollouts(Sequences.of(ones, ones, ones, ones), texts, torch.zeros(len(texts), dtype=torch.bool))
 
     return sample
 

@@ -28,7 +28,7 @@ def one_at_a_time(policy, batch, temperature):
     """log pi of each row from its real tokens alone, no padding, straight from the model."""
     result = []
     for prompt, pmask, completion, cmask in zip(
-        batch.prompt_SQ, batch.prompt_mask_SQ, batch.completion_SC, batch.completion_mask_SC, strict=True
+        batch.prompt_SQ, batch.prompt_mask_SQ, batch.completion_SC, batch.own_SC, strict=True
     ):
         prompt, completion = prompt[pmask.bool()], completion[cmask.bool()]
         logits = policy.model(torch.cat([prompt, completion])[None]).logits[0] / temperature
@@ -82,9 +82,7 @@ def test_a_completion_ends_with_its_first_end_token(tiny_policy):
     drawn = sample(tiny_policy, ["ab"], 400, 6, temperature=1.0)
     ended = (drawn.sequences.completion_SC == end).any(1)
     assert 0 < ended.sum() < 400
-    for row, mask, clipped in zip(
-        drawn.sequences.completion_SC, drawn.sequences.completion_mask_SC, drawn.clipped_S, strict=True
-    ):
+    for row, mask, clipped in zip(drawn.sequences.completion_SC, drawn.sequences.own_SC, drawn.clipped_S, strict=True):
         kept = row[mask.bool()].tolist()
         assert end not in kept[:-1]
         assert (kept[-1] == end) != bool(clipped)

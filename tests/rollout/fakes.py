@@ -80,7 +80,7 @@ class FakeLLM:
                 drawn = sample(self.policy, [text], given.n, given.max_tokens, given.temperature, logps=True)
             outputs = []
             for j in range(given.n):
-                kept = drawn.sequences.completion_mask_SC[j].bool()
+                kept = drawn.sequences.own_SC[j].bool()
                 ids = drawn.sequences.completion_SC[j][kept].tolist()
                 logps = drawn.sampler_logps_SC[j][kept].tolist()
                 logprobs = [{token: SimpleNamespace(logprob=value)} for token, value in zip(ids, logps, strict=True)]

@@ -25,7 +25,7 @@ def test_completions_and_their_log_probabilities_line_up(tiny_policy):
     sampler, _ = sampler_of(tiny_policy)
     torch.manual_seed(3)
     drawn = sampler.sample(PROMPTS, 4, LONGEST, 0.7)
-    mask_SC = drawn.sequences.completion_mask_SC.bool()
+    mask_SC = drawn.sequences.own_SC.bool()
     assert len(drawn.completions) == 12
     assert drawn.sampler_logps_SC.shape == mask_SC.shape
     logps = tiny_policy.logps(drawn.sequences, 0.7)
@@ -177,7 +177,7 @@ def test_the_engine_is_opened_with_the_policy_and_nothing_of_its_defaults(tiny_p
         "logprobs_mode": "processed_logprobs", "dtype": "bfloat16", "gpu_memory_utilization": 0.4, "max_model_len": 50,
     }  # fmt: skip
     drawn = sampler.sample(PROMPTS, 2, LONGEST, 1.0)
-    mask_SC = drawn.sequences.completion_mask_SC.bool()
+    mask_SC = drawn.sequences.own_SC.bool()
     logp_SC = tiny_policy.logps(drawn.sequences).logp_SC.detach()
     torch.testing.assert_close(drawn.sampler_logps_SC[mask_SC], logp_SC[mask_SC], rtol=1e-4, atol=1e-4)
     assert vllm.os.path.isdir(folder)

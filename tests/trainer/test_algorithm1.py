@@ -6,11 +6,11 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.algorithms import ALGORITHMS, Algorithm
-from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape, oracle
-from oblrpo.trainer import Learner
+from tests.trainer import learners
+from tests.trainer.learners import one_pass
 
 P, G, LONGEST = 4, 3, 6
 
@@ -22,14 +22,9 @@ def batch(tiny_policy):
     return rollouts, torch.randn(P, G)
 
 
-def learner_of(policy, algorithm="oblrpo", optimizer=torch.optim.SGD, lr=0.1, **settings):
-    rollout = RolloutConfig(prompts_per_step=P, num_generations=G, max_completion_length=LONGEST,
-                            prompts_per_micro_batch=settings.pop("micro_batch", 0))  # fmt: skip
-    optim = OptimConfig(**{k: settings.pop(k) for k in list(settings) if k in OptimConfig.__dataclass_fields__})
-    made = optimizer(policy.parameters, lr=lr)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1.0)
-    algorithm = ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm
-    return Learner(policy, algorithm, made, scheduler, rollout, AlgorithmConfig(**settings), optim)
+def learner_of(policy, algorithm="oblrpo", optimizer=torch.optim.SGD, lr=0.1, *, micro_batch=0, **settings):
+    settings |= {"num_generations": G, "max_completion_length": LONGEST, "prompts_per_micro_batch": micro_batch}
+    return learners.learner_of(policy, algorithm, optimizer=optimizer, lr=lr, **settings)
 
 
 def grads(policy):
@@ -40,12 +35,12 @@ def grads(policy):
 def test_the_gradient_is_the_formula(tiny_policy, batch, algorithm):
     """-(1/PG) sum A grad log pi with everything recomputed by hand and by loop autograd."""
     rollouts, rewards_PG = batch
-    estimate = learner_of(tiny_policy, algorithm).gradient(rollouts.sequences, rewards_PG)
+    estimate = one_pass(learner_of(tiny_policy, algorithm), rollouts.sequences, rewards_PG)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
     norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(rollouts.sequences).logps_S).view(P, G)
     out = tiny_policy.logps(rollouts.sequences, features=True)
-    lengths_PG, mask_SC = rollouts.sequences.lengths_S.view(P, G), rollouts.sequences.completion_mask_SC
+    lengths_PG, mask_SC = rollouts.sequences.lengths_S.view(P, G), rollouts.sequences.own_SC
     table = ALGORITHMS[algorithm]
     inputs = {"norm2_PG": norm2_PG, "length_PG": lengths_PG, "logit_norm2_PGT": out.logit_norm2_SC.view(P, G, -1),
               "token_mask_PGT": mask_SC.view(P, G, -1)}  # fmt: skip
@@ -66,7 +61,7 @@ def test_the_gradient_is_the_formula(tiny_policy, batch, algorithm):
     moments = estimators.moments(group_norm2_P, expected.square().sum())
     assert estimate.moments.trace_cov == pytest.approx(moments.trace_cov, rel=1e-4)
     assert estimate.moments.signal2 == pytest.approx(moments.signal2, rel=1e-3, abs=1e-4 * moments.trace_cov)
-    assert estimate.grad_norm2 == pytest.approx(float(expected.square().sum()), rel=1e-4)
+    assert estimate.norm2 == pytest.approx(float(expected.square().sum()), rel=1e-4)
     if algorithm != "otb":
         torch.testing.assert_close(estimate.advantages_PG, (rewards_PG - baseline) / divisor_PG)
         torch.testing.assert_close(estimate.norm2_PG, norm2_PG, rtol=1e-4, atol=0)
@@ -76,12 +71,12 @@ def test_the_gradient_is_the_formula(tiny_policy, batch, algorithm):
 @pytest.mark.parametrize("micro_batch", [1, 2, 3])
 def test_micro_batches_change_nothing(tiny_policy, batch, algorithm, micro_batch):
     rollouts, rewards_PG = batch
-    whole = learner_of(tiny_policy, algorithm).gradient(rollouts.sequences, rewards_PG)
+    whole = one_pass(learner_of(tiny_policy, algorithm), rollouts.sequences, rewards_PG)
     expected = grads(tiny_policy)
-    split = learner_of(tiny_policy, algorithm, micro_batch=micro_batch).gradient(rollouts.sequences, rewards_PG)
+    split = one_pass(learner_of(tiny_policy, algorithm, micro_batch=micro_batch), rollouts.sequences, rewards_PG)
     torch.testing.assert_close(grads(tiny_policy), expected, rtol=1e-4, atol=1e-6 * float(expected.norm()))
-    for field in dataclasses.fields(whole):
-        first, second = getattr(whole, field.name), getattr(split, field.name)
+    for name, first in vars(whole).items():
+        second = getattr(split, name)
         if isinstance(first, torch.Tensor):
             torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
     assert split.moments.trace_cov == pytest.approx(whole.moments.trace_cov, rel=1e-4)
@@ -92,7 +87,7 @@ def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, batch):
     """grad of the mean of rho A with rho = pi / pi_old; the baseline is weighted by rho^2 w."""
     rollouts, rewards_PG = batch
     old_logps_PG = tiny_policy.logps(rollouts.sequences)[0].detach().view(P, G) + 0.3 * torch.randn(P, G)
-    learner_of(tiny_policy).gradient(rollouts.sequences, rewards_PG, old_logps_PG)
+    one_pass(learner_of(tiny_policy), rollouts.sequences, rewards_PG, old_logps_PG)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
     norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(rollouts.sequences)[0]).view(P, G)
@@ -106,20 +101,20 @@ def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, batch):
 def test_several_updates_use_the_first_log_probabilities_as_old(tiny_policy, batch):
     learner = learner_of(tiny_policy, num_iterations=3, lr=0.01, schedule_floor=1.0)
     old, gradient = [], learner.gradient
-    learner.gradient = lambda *given: old.append(given[2]) or gradient(*given)
+    learner.gradient = lambda given, step: old.append(given.old_logps_PG) or gradient(given, step)
     updates = learner.learn(*batch)
     assert old[0] is None
-    assert old[1] is old[2] is updates[0].estimate.logps_PG
-    assert ((updates[2].estimate.logps_PG - old[2]).exp() - 1).abs().max() > 1e-3
+    assert old[1] is old[2] is updates[0].gradient.logps_PG
+    assert ((updates[2].gradient.logps_PG - old[2]).exp() - 1).abs().max() > 1e-3
 
 
 def test_the_update_has_the_rate_that_is_reported(tiny_policy, batch):
     rollouts, rewards_PG = batch
     learner = learner_of(tiny_policy, lr=0.5)
     before = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
-    estimate = learner.gradient(rollouts.sequences, rewards_PG)
+    taken, _ = learner.gradient(learner.batch(rollouts, rewards_PG))
     gradient = grads(tiny_policy)
-    update = learner.update(estimate, rollouts.sequences, rewards_PG)
+    update = learner.update(taken)
     after = torch.cat([p.detach().flatten() for p in tiny_policy.parameters])
     assert update.learning_rate == pytest.approx(0.5 * update.factor)
     torch.testing.assert_close(after, before - update.learning_rate * gradient)
@@ -131,15 +126,14 @@ def test_the_gradient_is_measured_before_clipping(tiny_policy, batch):
     before = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
     update = learner.learn(rollouts, rewards_PG)[0]
     after = torch.cat([p.detach().flatten() for p in tiny_policy.parameters])
-    assert update.estimate.grad_norm2 > 1e-2
+    assert update.gradient.norm2 > 1e-2
     assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_groups_without_variance_give_no_gradient(tiny_policy, batch):
     rollouts, _ = batch
     for algorithm in ("oblrpo", "rloo", "grpo"):
-        estimate = learner_of(tiny_policy, algorithm).gradient(rollouts.sequences, torch.ones(P, G))
-        assert estimate.grad_norm2 < 1e-12
+        assert one_pass(learner_of(tiny_policy, algorithm), rollouts.sequences, torch.ones(P, G)).norm2 == 0
 
 
 @pytest.mark.parametrize("step", [0, 1])  # the ledger comes first in step 1
@@ -148,7 +142,7 @@ def test_a_broken_gradient_is_explained(tiny_policy, batch, algorithm, step):
     with torch.no_grad():
         tiny_policy.parameters[0][5] = float("nan")
     with pytest.raises(DivergedError, match=r"training has diverged: a log-probability is NaN"):
-        learner_of(tiny_policy, algorithm).learn(*batch, step)
+        learner_of(tiny_policy, algorithm).learn(*batch, step=step)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +181,7 @@ def test_the_shrunk_baseline_sees_earlier_blocks_and_steps_only(tiny_policy, bat
     """In micro-batches a prompt's prior is that of its block's other prompts, of the blocks before, and of the past."""
     rollouts, rewards_PG = batch
     learner = learner_of(tiny_policy, "oblrpo_shrunk", micro_batch=2, prior_strength=3.0)
-    estimate = learner.gradient(rollouts.sequences, rewards_PG)
+    estimate = one_pass(learner, rollouts.sequences, rewards_PG)
     prior = estimators.Prior(3.0)
     expected = []
     for block in (slice(0, 2), slice(2, 4)):
@@ -200,13 +194,13 @@ def test_the_shrunk_baseline_sees_earlier_blocks_and_steps_only(tiny_policy, bat
 def test_later_updates_on_a_batch_have_not_seen_it(tiny_policy, batch):
     learner = learner_of(tiny_policy, Algorithm("oblr_shrunk"), num_iterations=2, lr=0.0, micro_batch=1)
     updates = learner.learn(*batch)
-    torch.testing.assert_close(updates[0].estimate.baseline_PG, updates[1].estimate.baseline_PG)
+    torch.testing.assert_close(updates[0].gradient.baseline_PG, updates[1].gradient.baseline_PG)
     once = learner_of(tiny_policy, Algorithm("oblr_shrunk"), lr=0.0, micro_batch=1)
     once.learn(*batch)
-    for key, value in once.prior.state_dict().items():
-        torch.testing.assert_close(learner.prior.state_dict()[key], value)
+    for key, value in once.baseline.prior.state_dict().items():
+        torch.testing.assert_close(learner.baseline.prior.state_dict()[key], value)
     again = learner.learn(*batch)
-    assert (again[0].estimate.baseline_PG - updates[0].estimate.baseline_PG).abs().max() > 1e-3
+    assert (again[0].gradient.baseline_PG - updates[0].gradient.baseline_PG).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
@@ -217,13 +211,12 @@ def test_auto_measures_the_kl_and_shortens_what_went_too_far(tiny_policy, batch,
     first = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
     for rate, kl, shortened in ((1e-3, 1e9, False), (10.0, 1e-3, True)):
         torch.nn.utils.vector_to_parameters(first.clone(), tiny_policy.parameters)
+        algorithm = dataclasses.replace(ALGORITHMS["grpo"], schedule="auto")
         learner = learner_of(
-            tiny_policy, "grpo", optimizer, rate, micro_batch=micro_batch, schedule_kl=kl, schedule_kl_every=every
+            tiny_policy, algorithm, optimizer, rate, micro_batch=micro_batch, schedule_kl=kl, schedule_kl_every=every
         )
-        learner.algorithm = dataclasses.replace(learner.algorithm, schedule="auto")
-        learner.schedule = estimators.SNRSchedule(learner.optimizer, "auto", kl=kl)
         update = learner.learn(rollouts, rewards_PG)[0]
-        old_S = update.estimate.logps_PG.flatten()
+        old_S = update.gradient.logps_PG.flatten()
         change_S = (tiny_policy.logps(rollouts.sequences).logps_S.detach() - old_S)[::every]
         scale = change_S.square().mean().sqrt()
         expected = float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2)
@@ -247,7 +240,7 @@ def test_rounding_that_depends_on_the_batch_is_no_movement_where_it_is_to_be_exp
 
     def rounded(self, sequences, *more, **keywords):
         out = plain(self, sequences, *more, **keywords)
-        return out._replace(logps_S=out.logps_S + 1e-3 * len(sequences.completion_SC))
+        return out._replace(logps_S=out.logps_S + 1e-3 * sequences.count)
 
     monkeypatch.setattr(type(policy), "logps", rounded)
     learner = learner_of(policy, Algorithm("rloo", schedule="auto"), torch.optim.SGD, 1e-30)
@@ -258,11 +251,11 @@ def test_rounding_that_depends_on_the_batch_is_no_movement_where_it_is_to_be_exp
 def test_the_metric_of_the_optimizer_takes_over_after_the_first_step(tiny_policy, batch):
     rollouts, rewards_PG = batch
     learner = learner_of(tiny_policy, "rloo", torch.optim.AdamW, 1e-3, schedule_metric="optimizer")
-    assert learner.learn(rollouts, rewards_PG)[0].estimate.moments.metric == "euclidean"
+    assert learner.learn(rollouts, rewards_PG)[0].gradient.moments.metric == "euclidean"
     metric = estimators.inverse_preconditioner(learner.optimizer)
-    estimate = learner.gradient(rollouts.sequences, rewards_PG)
+    estimate = one_pass(learner, rollouts.sequences, rewards_PG)
     assert estimate.moments.metric == "optimizer"
     expected = sum(float((metric[p] * p.grad.square()).sum()) for p in tiny_policy.parameters)
     noise, signal = estimate.moments.trace_cov, estimate.moments.signal2
     assert signal + noise / P == pytest.approx(expected, rel=1e-4)
-    assert estimate.grad_norm2 == pytest.approx(float(grads(tiny_policy).square().sum()), rel=1e-4)
+    assert estimate.norm2 == pytest.approx(float(grads(tiny_policy).square().sum()), rel=1e-4)

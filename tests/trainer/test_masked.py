@@ -10,13 +10,15 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.algorithms import ALGORITHMS, Algorithm
-from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig
+from oblrpo.config import ScoresConfig
 from oblrpo.estimators import BASELINES
 from oblrpo.rollout import Rollouts, sample
 from oblrpo.tasks import Problem
-from oblrpo.trainer import Learner
+from oblrpo.trainer import Step
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from tests.scores.stay_double import StayDouble
+from tests.trainer import learners
+from tests.trainer.learners import one_pass
 
 P, G, LONGEST = 5, 4, 6
 PROMPTS = ["a", "bcd", "ef", "ghij", "k"]
@@ -41,15 +43,10 @@ def batch(policy):
     return sample(policy, PROMPTS, G, LONGEST, 1.0), torch.randn(P, G, dtype=torch.float64)
 
 
-def learner_of(policy, algorithm, *, scores=None, optimizer=torch.optim.SGD, lr=0.1, micro_batch=0, **settings):
-    rollout = RolloutConfig(
-        prompts_per_step=P, num_generations=G, max_completion_length=LONGEST, prompts_per_micro_batch=micro_batch
-    )
-    made = optimizer(policy.parameters, lr=lr)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1.0)
+def learner_of(policy, algorithm, *, scores=None, micro_batch=0, **settings):
+    settings |= {"num_generations": G, "max_completion_length": LONGEST, "prompts_per_micro_batch": micro_batch}
     scores = scores or ScoresConfig(ledger="exact", ledger_steps=1, calibration_steps=1)
-    config = AlgorithmConfig(prior_strength=3.0, **settings)
-    return Learner(policy, algorithm, made, scheduler, rollout, config, OptimConfig(), scores)
+    return learners.learner_of(policy, algorithm, scores=scores, prior_strength=3.0, **settings)
 
 
 def grads(policy):
@@ -87,24 +84,26 @@ def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design,
     masked = learner_of(policy, design, scores=scores, micro_batch=micro_batch)
     removed = learner_of(policy, design, scores=scores, micro_batch=micro_batch)
     rest, rest_rewards_PG = without(rollouts, rewards_PG, valid_PG)
-    ours = masked.gradient(rollouts.sequences, holes_PG, None, 1, valid_PG)
+    ours = one_pass(masked, rollouts.sequences, holes_PG, None, 1, valid_PG)
     our_grads = grads(policy)
-    theirs = removed.gradient(rest.sequences, rest_rewards_PG, None, 1)
+    theirs = one_pass(removed, rest.sequences, rest_rewards_PG, None, 1)
     assert float(our_grads.norm()) > 1e-3
     close(our_grads, grads(policy))
     for name in ("norm2_PG", "baseline_PG", "advantages_PG", "logps_PG", "rho_PG"):
         if getattr(theirs, name) is not None:
             close(getattr(ours, name)[valid_PG], getattr(theirs, name).flatten())
     assert moments_of(ours.moments) == pytest.approx(moments_of(theirs.moments), rel=1e-7)
-    assert ours.grad_norm2 == pytest.approx(theirs.grad_norm2)
+    assert ours.norm2 == pytest.approx(theirs.norm2)
     assert set(ours.further) == set(theirs.further)
     for key, value in theirs.further.items():
         if key.endswith("oblr_crossfit") and design.baseline != "oblr_crossfit":
             continue  # its folds are places in the group, which a removal moves
         assert ours.further[key] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), key
-    for part in ("score_norms", "prior"):
-        for key, value in getattr(removed, part).state_dict().items():
-            close(torch.as_tensor(getattr(masked, part).state_dict()[key]), torch.as_tensor(value))
+    masked.baseline.next_step()
+    removed.baseline.next_step()
+    for part, state in removed.baseline.state_dict().items():
+        for key, value in state.items():
+            close(torch.as_tensor(masked.baseline.state_dict()[part][key]), torch.as_tensor(value))
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -114,12 +113,12 @@ def test_a_prompt_with_too_few_outputs_is_removed(policy, batch, name):
     valid_PG = torch.ones(P, G, dtype=torch.bool)
     valid_PG[1] = torch.arange(G) < smallest - 1
     kept_PG = valid_PG.all(1, keepdim=True).expand(P, G)
-    estimate = learner_of(policy, design).gradient(rollouts.sequences, rewards_PG, None, 1, valid_PG)
+    estimate = one_pass(learner_of(policy, design), rollouts.sequences, rewards_PG, None, 1, valid_PG)
     ours = grads(policy)
     rest, rest_rewards_PG = without(rollouts, rewards_PG, kept_PG)
-    expected = learner_of(policy, design).gradient(rest.sequences, rest_rewards_PG, None, 1)
+    expected = one_pass(learner_of(policy, design), rest.sequences, rest_rewards_PG, None, 1)
     close(ours, grads(policy))
-    assert estimate.counted_PG.tolist() == kept_PG.tolist()
+    assert estimate.batch.valid_PG.tolist() == kept_PG.tolist()
     assert estimate.moments.n == P - 1
     assert moments_of(estimate.moments) == pytest.approx(moments_of(expected.moments), rel=1e-7)
     assert estimate.further == pytest.approx(expected.further, rel=1e-6, abs=1e-9, nan_ok=True)
@@ -130,11 +129,11 @@ def test_a_group_std_needs_two_outputs_whatever_the_baseline(policy, batch):
     rollouts, rewards_PG = batch
     valid_PG = torch.ones(P, G, dtype=torch.bool)
     valid_PG[2, 1:] = False
-    estimate = learner_of(policy, Algorithm("none", "group_std")).gradient(
-        rollouts.sequences, rewards_PG, None, 0, valid_PG
+    estimate = one_pass(
+        learner_of(policy, Algorithm("none", "group_std")), rollouts.sequences, rewards_PG, None, 0, valid_PG
     )
-    assert not estimate.counted_PG[2].any()
-    assert learner_of(policy, Algorithm("none")).gradient(
+    assert not estimate.batch.valid_PG[2].any()
+    assert one_pass(learner_of(policy, Algorithm("none")),
         rollouts.sequences, rewards_PG, None, 0, valid_PG
     ).counted_PG[2].tolist() == [True, False, False, False]  # fmt: skip
 
@@ -205,8 +204,13 @@ def test_groups_of_mixed_sizes_are_the_formula_by_loop_autograd(policy, batch, n
     """-(1/P) sum_i (1/G_i) sum_j (F - b) / divisor grad log pi, one output and one backward at a time."""
     rollouts, rewards_PG = batch
     entry = BASELINES[name]
-    estimate = learner_of(policy, Algorithm(name, entry.normalisation)).gradient(
-        rollouts.sequences, rewards_PG.where(VALID, math.nan), None, 0, VALID
+    estimate = one_pass(
+        learner_of(policy, Algorithm(name, entry.normalisation)),
+        rollouts.sequences,
+        rewards_PG.where(VALID, math.nan),
+        None,
+        0,
+        VALID,
     )
     ours = grads(policy)
     part = [i for i in range(P) if int(VALID[i].sum()) >= entry.smallest_group]
@@ -238,7 +242,7 @@ def test_groups_of_mixed_sizes_are_the_formula_by_loop_autograd(policy, batch, n
 
 def test_token_level_baselines_of_mixed_sizes_are_the_formula(policy, batch):
     rollouts, rewards_PG = batch
-    learner_of(policy, Algorithm("otb")).gradient(rollouts.sequences, rewards_PG, None, 0, VALID)
+    one_pass(learner_of(policy, Algorithm("otb")), rollouts.sequences, rewards_PG, None, 0, VALID)
     ours = grads(policy)
     policy.model.zero_grad()
     out = policy.logps(rollouts.sequences, features=True)
@@ -260,8 +264,13 @@ def test_token_level_baselines_of_mixed_sizes_are_the_formula(policy, batch):
 def test_a_token_mean_counts_the_tokens_of_valid_outputs_alone(policy, batch):
     """-(sum over tokens of A grad log pi) / (tokens), whatever the groups' sizes."""
     rollouts, rewards_PG = batch
-    learner_of(policy, Algorithm("rloo", weighting="token_mean")).gradient(
-        rollouts.sequences, rewards_PG.where(VALID, math.nan), None, 0, VALID
+    one_pass(
+        learner_of(policy, Algorithm("rloo", weighting="token_mean")),
+        rollouts.sequences,
+        rewards_PG.where(VALID, math.nan),
+        None,
+        0,
+        VALID,
     )
     ours = grads(policy)
     policy.model.zero_grad()
@@ -282,9 +291,9 @@ def test_folds_give_the_same_gradient(policy, batch, name):
     rollouts, rewards_PG = batch
     design = Algorithm(name, BASELINES[name].normalisation)
     given = (rollouts.sequences, rewards_PG.where(VALID, math.nan), None, 0, VALID)
-    expected = learner_of(policy, design).gradient(*given)
+    expected = one_pass(learner_of(policy, design), *given)
     exact = grads(policy)
-    folds = learner_of(policy, design, scores=ScoresConfig("folds", ledger="off")).gradient(*given)
+    folds = one_pass(learner_of(policy, design, scores=ScoresConfig("folds", ledger="off")), *given)
     close(grads(policy), exact, rtol=1e-7)
     assert folds.moments.trace_cov == pytest.approx(expected.moments.trace_cov)
 
@@ -297,17 +306,17 @@ def test_what_stands_in_the_place_of_a_missing_reward_reaches_nothing(policy, ba
     for placeholder in (math.nan, math.inf, -1e300):
         policy.model.load_state_dict(before)
         learner = learner_of(policy, ALGORITHMS[algorithm], optimizer=torch.optim.AdamW, lr=1e-2, num_iterations=2)
-        updates = learner.learn(rollouts, rewards_PG.where(VALID, placeholder), 1, VALID)
-        kept = {name: getattr(updates[-1].estimate, name) for name in ("norm2_PG", "baseline_PG", "advantages_PG")}
+        updates = learner.learn(rollouts, rewards_PG.where(VALID, placeholder), VALID, 1)
+        kept = {name: getattr(updates[-1].gradient, name) for name in ("norm2_PG", "baseline_PG", "advantages_PG")}
         weights = torch.cat([p.detach().flatten() for p in policy.parameters])
         told.append([*(v for v in kept.values() if v is not None), weights, torch.tensor(
-            [updates[-1].learning_rate, updates[-1].kl or 0.0, *updates[0].estimate.further.values()])])  # fmt: skip
+            [updates[-1].learning_rate, updates[-1].kl or 0.0, *updates[0].further.values()])])  # fmt: skip
         assert weights.isfinite().all()
-        metrics = step_metrics(1, rollouts, rewards_PG.where(VALID, math.nan), updates, 0)
+        metrics = step_metrics(1, Step(rollouts, rewards_PG, VALID, updates), 0)
         assert math.isfinite(metrics["reward"] + metrics["baseline/mean"] + metrics["score_norm2/mean"] if
                              "score_norm2/mean" in metrics else metrics["reward"])  # fmt: skip
         problems = [Problem(prompt, "") for prompt in PROMPTS]
-        rows = completion_rows(problems, rollouts, rewards_PG.where(VALID, math.nan), updates)
+        rows = completion_rows(problems, Step(rollouts, rewards_PG, VALID, updates))
         json.dumps(rows, allow_nan=False)
         assert [row["reward"] is None for row in rows] == (~VALID).flatten().tolist()
     for other in told[1:]:
@@ -320,9 +329,8 @@ def test_metrics_are_those_of_valid_completions(policy, batch):
     rewards_PG = rewards_PG.round()
     rewards_PG[2] = 1.0
     learner = learner_of(policy, Algorithm("rloo"))
-    metrics = step_metrics(
-        1, rollouts, rewards_PG.where(VALID, math.nan), learner.learn(rollouts, rewards_PG, 0, VALID), 9
-    )
+    updates = learner.learn(rollouts, rewards_PG, VALID)
+    metrics = step_metrics(1, Step(rollouts, rewards_PG.where(VALID, math.nan), VALID, updates), 9)
     assert metrics["reward"] == pytest.approx(float(rewards_PG[VALID].mean()))
     stds = [float(rewards_PG[i][VALID[i]].std()) for i in range(4)]
     assert metrics["reward_std"] == pytest.approx(sum(stds) / 4)
@@ -335,20 +343,20 @@ def test_metrics_are_those_of_valid_completions(policy, batch):
 def test_a_batch_with_fewer_than_two_prompts_changes_nothing(policy, batch, algorithm):
     rollouts, rewards_PG = batch
     learner = learner_of(policy, ALGORITHMS[algorithm], optimizer=torch.optim.AdamW, num_iterations=2)
-    learner.learn(rollouts, rewards_PG, 0)
+    learner.learn(rollouts, rewards_PG)
     weights = torch.cat([p.detach().clone().flatten() for p in policy.parameters])
     state = copy.deepcopy(learner.state_dict())
     for left in (0, 1):
         valid_PG = torch.zeros(P, G, dtype=torch.bool)
         valid_PG[:left] = True
         holes_PG = rewards_PG.where(valid_PG, math.nan)
-        assert learner.learn(rollouts, holes_PG, 1, valid_PG) == []
-        metrics = step_metrics(1, rollouts, holes_PG, [], 9)
+        assert learner.learn(rollouts, holes_PG, valid_PG, 1) == []
+        metrics = step_metrics(1, Step(rollouts, holes_PG, valid_PG, []), 9)
         assert (metrics["learning_rate"], metrics["frac_prompts_masked"]) == (0.0, 1.0)
         assert metrics["completions/masked_ratio"] == pytest.approx(1 - left / P)
         assert math.isnan(metrics["reward"]) == (not left)
         assert all(row["advantage"] is None for row in completion_rows(
-            [Problem("", "")] * P, rollouts, holes_PG, []))  # fmt: skip
+            [Problem("", "")] * P, Step(rollouts, holes_PG, valid_PG, [])))  # fmt: skip
     assert torch.equal(weights, torch.cat([p.detach().flatten() for p in policy.parameters]))
     assert str(learner.state_dict()) == str(state)
 
@@ -356,9 +364,9 @@ def test_a_batch_with_fewer_than_two_prompts_changes_nothing(policy, batch, algo
 def test_the_update_measures_its_kl_on_valid_outputs(policy, batch):
     rollouts, rewards_PG = batch
     learner = learner_of(policy, dataclasses.replace(ALGORITHMS["rloo"], schedule="auto"), lr=1e-3)
-    update = learner.learn(rollouts, rewards_PG, 0, VALID)[0]
-    rows = estimators_rows = update.estimate.counted_PG.flatten().nonzero().flatten()[::4]
-    change_S = (policy.logps(rollouts.sequences).logps_S.detach() - update.estimate.logps_PG.flatten())[rows]
+    update = learner.learn(rollouts, rewards_PG, VALID, 0)[0]
+    rows = estimators_rows = update.gradient.batch.valid_PG.flatten().nonzero().flatten()[::4]
+    change_S = (policy.logps(rollouts.sequences).logps_S.detach() - update.gradient.logps_PG.flatten())[rows]
     scale = change_S.square().mean().sqrt()
     assert len(estimators_rows) == 3
     assert update.kl == pytest.approx(float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2), rel=1e-6)
@@ -367,4 +375,4 @@ def test_the_update_measures_its_kl_on_valid_outputs(policy, batch):
 def test_a_mask_of_another_shape_is_refused(policy, batch):
     rollouts, rewards_PG = batch
     with pytest.raises(ValueError, match=r"valid_PG has shape \(5, 3\), rewards_PG \(5, 4\)"):
-        learner_of(policy, Algorithm("rloo")).gradient(rollouts.sequences, rewards_PG, None, 0, VALID[:, :3])
+        one_pass(learner_of(policy, Algorithm("rloo")), rollouts.sequences, rewards_PG, None, 0, VALID[:, :3])

@@ -9,15 +9,16 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oblrpo.algorithms import ALGORITHMS, Algorithm
-from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig
+from oblrpo.config import ScoresConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Policy, Sequences, byte_tokenizer
 from oblrpo.rollout import Rollouts, TransformersSampler, sample
-from oblrpo.trainer import Learner
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 from tests.scores.stay_double import StayDouble
+from tests.trainer import learners
+from tests.trainer.learners import one_pass
 
 V, P, G, LONGEST = 3, 2, 2, 6
 
@@ -33,12 +34,9 @@ def perturbed(policy, size, seed=3):
 
 
 def learner_of(policy, algorithm, *, num_iterations=1, lr=0.1, scores=None, **rollout):
-    rollout = RolloutConfig(num_generations=G, max_completion_length=LONGEST, **rollout)
-    made = torch.optim.SGD(policy.parameters, lr=lr)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1.0)
-    config = AlgorithmConfig(prior_strength=2.0, num_iterations=num_iterations)
+    settings = rollout | {"num_generations": G, "max_completion_length": LONGEST, "prior_strength": 2.0}
     scores = scores or ScoresConfig(ledger="off", calibration_steps=0)
-    return Learner(policy, algorithm, made, scheduler, rollout, config, OptimConfig(), scores)
+    return learners.learner_of(policy, algorithm, lr=lr, scores=scores, num_iterations=num_iterations, **settings)
 
 
 def grads(policy):
@@ -60,7 +58,7 @@ def sequences_of(outputs_PG):
     S = outputs_PG.numel()
     prompt_SQ = torch.arange(P).repeat_interleave(outputs_PG.shape[1])[:, None]
     ones_S1 = torch.ones(S, 1, dtype=torch.long)
-    return Sequences(prompt_SQ, ones_S1, outputs_PG.reshape(S, 1), ones_S1)
+    return Sequences.of(prompt_SQ, ones_S1, outputs_PG.reshape(S, 1), ones_S1)
 
 
 def logps_PV(policy):
@@ -73,12 +71,11 @@ def expected_gradient(world, algorithm, **settings):
     policy, sampler, reward_PV = world
     mu_PV = logps_PV(sampler).detach()
     learner = learner_of(policy, algorithm, **settings)
-    total, prior = 0, copy.deepcopy(learner.prior)
+    total = 0
     for drawn in itertools.product(range(V), repeat=P * G):
         outputs_PG = torch.tensor(drawn).view(P, G)
-        learner.prior = copy.deepcopy(prior)
         reported_SC = mu_PV.gather(1, outputs_PG).reshape(P * G, 1)
-        learner.gradient(sequences_of(outputs_PG), reward_PV.gather(1, outputs_PG), None, 0, None, reported_SC)
+        one_pass(learner, sequences_of(outputs_PG), reward_PV.gather(1, outputs_PG), None, 0, None, reported_SC)
         total = total + reported_SC.sum().exp() * grads(policy)
     return total
 
@@ -128,7 +125,7 @@ def drawn(tiny_policy):
 
 def truth(policy, drawn):
     """Log pi - log mu of each completion and |.| of each token, once more from scratch."""
-    mask_SC = drawn.sequences.completion_mask_SC.bool()
+    mask_SC = drawn.sequences.own_SC.bool()
     logp_SC = policy.logps(drawn.sequences, 0.8).logp_SC.detach()
     delta_SC = (logp_SC - drawn.sampler_logps_SC).where(mask_SC, torch.zeros(()).double())
     return delta_SC.sum(1), delta_SC[mask_SC].abs()
@@ -144,7 +141,7 @@ def test_metrics_and_weights_are_the_closed_form(tiny_policy, drawn, clip, corre
         sampler_correction=correction, prompts_per_micro_batch=micro_batch,
     )  # fmt: skip
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    estimate = learner.gradient(drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
+    estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
     log_rho_S, difference_N = truth(tiny_policy, drawn)
     cut = clip if clip and correction == "truncated" else math.inf
     rho_S = log_rho_S.exp().clamp(max=cut)
@@ -168,13 +165,13 @@ def test_metrics_and_weights_are_the_closed_form(tiny_policy, drawn, clip, corre
 def test_a_sampler_that_reports_nothing_is_taken_for_the_policy(tiny_policy, drawn):
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     learner = learner_of(tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8)
-    estimate = learner.gradient(drawn.sequences, rewards_PG)
+    estimate = one_pass(learner, drawn.sequences, rewards_PG)
     plain = grads(tiny_policy)
     assert estimate.further == {}
     off = learner_of(tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, sampler_correction="none")
-    off.gradient(drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
+    one_pass(off, drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
     assert torch.equal(grads(tiny_policy), plain)
-    learner.gradient(drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
+    one_pass(learner, drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
     assert float((grads(tiny_policy) - plain).norm()) > 1e-3 * float(plain.norm())
 
 
@@ -187,23 +184,23 @@ def test_later_updates_are_weighed_against_the_sampler(tiny_policy, drawn, corre
     )  # fmt: skip
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     updates = learner.learn(drawn, rewards_PG)
-    mask_SC = drawn.sequences.completion_mask_SC
+    mask_SC = drawn.sequences.own_SC
     mu_PG = (drawn.sampler_logps_SC * mask_SC).sum(1).view(3, G)
-    old_PG = updates[0].estimate.logps_PG
+    old_PG = updates[0].gradient.logps_PG
     for update in updates:
-        now_PG = update.estimate.logps_PG
+        now_PG = update.gradient.logps_PG
         expected = (now_PG - mu_PG).exp().clamp(max=1.05) if correction == "truncated" else (now_PG - old_PG).exp()
-        torch.testing.assert_close(update.estimate.rho_PG, expected, rtol=1e-4, atol=0)
-    assert float((updates[2].estimate.logps_PG - old_PG).abs().max()) > 1e-3
-    assert "sampling/truncated_ratio" in updates[0].estimate.further
-    assert "sampling/truncated_ratio" not in updates[1].estimate.further
+        torch.testing.assert_close(update.gradient.batch.rho_PG, expected, rtol=1e-4, atol=0)
+    assert float((updates[2].gradient.logps_PG - old_PG).abs().max()) > 1e-3
+    assert "sampling/truncated_ratio" in updates[0].further
+    assert "sampling/truncated_ratio" not in updates[1].further
 
 
 def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, drawn):
     learner = learner_of(tiny_policy, Algorithm("rloo", schedule="ess"), temperature=0.8)
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     update = learner.learn(drawn, rewards_PG)[0]
-    rho_S = update.estimate.rho_PG.flatten()
+    rho_S = update.gradient.batch.rho_PG.flatten()
     assert update.factor == pytest.approx(float((rho_S.mean() ** 2 / rho_S.square().mean()).sqrt()))
     assert update.factor < 1
 
@@ -215,7 +212,7 @@ def test_the_ledger_is_that_of_weighted_scores(tiny_policy, drawn, name):
         tiny_policy, Algorithm(name), temperature=0.8, scores=ScoresConfig(ledger="exact", calibration_steps=0)
     )
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    estimate = learner.gradient(drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
+    estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
     assert estimate.further[f"variance/{name}"] == pytest.approx(estimate.moments.trace_cov / 3, rel=1e-6)
     assert estimate.further[f"signal2/{name}"] == pytest.approx(estimate.moments.signal2, rel=1e-5)
 
@@ -245,7 +242,7 @@ def test_the_policy_itself_reports_what_it_draws_from(tiny_policy, temperature):
     drawn = TransformersSampler(tiny_policy, logps=True).sample(["ab", "c"], 6, LONGEST, temperature)
     assert torch.equal(plain.sequences.completion_SC, drawn.sequences.completion_SC)
     assert plain.sampler_logps_SC is None
-    mask_SC = drawn.sequences.completion_mask_SC.bool()
+    mask_SC = drawn.sequences.own_SC.bool()
     logp_SC = tiny_policy.logps(drawn.sequences, temperature).logp_SC.detach()
     torch.testing.assert_close(drawn.sampler_logps_SC[mask_SC], logp_SC[mask_SC], rtol=1e-4, atol=1e-4)
 

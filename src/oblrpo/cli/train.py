@@ -11,6 +11,7 @@ import yaml
 from rich.console import Console
 
 from oblrpo.config import TrainConfig
+from oblrpo.constraints import refuse_idle
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings import flags_in, flatten, load_recipe, recipe_settings, with_settings
 
@@ -53,13 +54,12 @@ def run(argv: list[str]) -> None:
     from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
     from oblrpo.trainer.progress import Progress, summary
     from oblrpo.trainer.setup import check
-    from oblrpo.trainer.unused import refuse_unused
 
     check(command.config)
     said = recipe_settings(recipe.recipe) if recipe.recipe else {}
     if "recipe" not in said:  # the config.yaml of a run names its recipe, and says everything
-        refuse_unused({name: f"{recipe.recipe}: {name}" for name in said}, recipe)
-    refuse_unused(flags_in(argv), command.config)
+        refuse_idle({name: f"{recipe.recipe}: {name}" for name in said}, recipe)
+    refuse_idle(flags_in(argv), command.config)
     transformers_logging.disable_progress_bar()
     console = Console(soft_wrap=True, markup=False)
     trainer = Trainer(command.config, command.resume)

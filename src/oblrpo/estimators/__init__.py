@@ -3,14 +3,16 @@
 from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS
 from oblrpo.estimators.assumption import depends_on_own_output
 from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis, kl_in_reward
-from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger
+from oblrpo.estimators.inputs import baseline_inputs
+from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.moments import Moments, group_norm2, inverse_preconditioner, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
-from oblrpo.estimators.schedule import SCHEDULE_MODES, SNRSchedule
+from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
 
 __all__ = [
     "BASELINES",
     "NORMALISATIONS",
+    "RULES",
     "SCHEDULE_MODES",
     "WEIGHTINGS",
     "Baseline",
@@ -20,6 +22,7 @@ __all__ = [
     "Prior",
     "SNRSchedule",
     "baseline",
+    "baseline_inputs",
     "depends_on_own_output",
     "fold_basis",
     "group_norm2",
@@ -29,4 +32,5 @@ __all__ = [
     "ledger",
     "moments",
     "squared_norm",
+    "under_every_baseline",
 ]

@@ -46,7 +46,7 @@ def batch_std(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
 
 def _std(rewards_PG: Tensor, valid_PG: Tensor | None, over: int | tuple[int, int]) -> Tensor:
     """Over n - 1; 0 of fewer than two."""
-    if valid_PG is None:
+    if valid_PG is None or bool(valid_PG.all()):
         return rewards_PG.std(over, keepdim=True)
     count = valid_PG.sum(over, keepdim=True)
     rewards_PG = torch.where(valid_PG.bool(), rewards_PG, 0)
@@ -78,7 +78,7 @@ def per_token_of_batch(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None
     P G_i / sum |o| where prompt i has G_i valid outputs: the mean over them divides by G_i again. P counts prompts with
     a valid output, the sum runs over valid outputs.
     """
-    if valid_PG is None:
+    if valid_PG is None or bool(valid_PG.all()):
         return torch.full_like(lengths_PG, 1) / lengths_PG.mean().clamp(min=1)
     count_P1 = valid_PG.sum(1, keepdim=True).to(lengths_PG)
     prompts, tokens = (count_P1 > 0).sum(), (lengths_PG * valid_PG).sum()

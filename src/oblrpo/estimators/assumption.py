@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators.baselines import baseline
+from oblrpo.estimators.inputs import random_inputs
 
 
 def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: int = 4, tokens: int = 5) -> bool:
@@ -23,18 +24,11 @@ def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: i
         outputs: G.
         tokens: T.
     """
-    generator = torch.Generator().manual_seed(seed)
-    shape = (prompts, outputs)
+    generator = torch.Generator("cpu").manual_seed(seed)
 
     def inputs() -> dict[str, Tensor]:
-        length_PG = torch.randint(1, tokens + 1, shape, generator=generator)
-        return {
-            "rewards_PG": torch.rand(shape, generator=generator, dtype=torch.float64),
-            "norm2_PG": torch.rand(shape, generator=generator, dtype=torch.float64),
-            "length_PG": length_PG.double(),
-            "logit_norm2_PGT": torch.rand(*shape, tokens, generator=generator, dtype=torch.float64),
-            "token_mask_PGT": (torch.arange(tokens) < length_PG[..., None]).double(),
-        }
+        rewards_PG = torch.rand(prompts, outputs, generator=generator, dtype=torch.float64, device="cpu")
+        return {"rewards_PG": rewards_PG} | random_inputs(prompts, outputs, tokens, generator)
 
     def of(values: dict[str, Any]) -> Tensor:
         return baseline(

@@ -138,15 +138,11 @@ def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mas
     return baseline_PTG.view_as(rewards_PTG).mT
 
 
-def eob(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """b_j = sum w F / sum w with exact w, in-sample. Biased. The "exact optimal baseline" of a fork of verl."""
-    return _weighted_mean(rewards_PG, valid_PG, norm2_PG)
+def weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
+    """b_j = sum w F / sum w with exact w, in-sample. Biased. Two names of `BASELINES` stand for it.
 
-
-def vcpo(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """b_j = sum rho^2 w F / sum rho^2 w, in-sample. Biased. VCPO, arXiv 2602.17616.
-
-    On-policy it is `eob`. It comes with the rate eta_0 sqrt(ESS / B): `SNRSchedule(mode="ess")`.
+    `eob` is the "exact optimal baseline" of a fork of verl. `vcpo` (arXiv 2602.17616) takes rho^2 w for w off-policy,
+    and comes with the rate eta_0 sqrt(ESS / B) of `SNRSchedule(mode="ess")`.
     """
     return _weighted_mean(rewards_PG, valid_PG, norm2_PG)
 
@@ -192,8 +188,8 @@ BASELINES: dict[str, Baseline] = {
     "opo": Baseline(opo, unbiased=False, smallest_group=2),
     "length16": Baseline(length16, unbiased=False, smallest_group=2),
     "otb": Baseline(otb, unbiased=False, smallest_group=2, spanned=False),
-    "eob": Baseline(eob, unbiased=False, smallest_group=2),
-    "vcpo": Baseline(vcpo, unbiased=False, smallest_group=2, off_policy=True),
+    "eob": Baseline(weighted_mean, unbiased=False, smallest_group=2),
+    "vcpo": Baseline(weighted_mean, unbiased=False, smallest_group=2, off_policy=True),
 }
 """Every baseline by name; the command line, the documentation and the ledger read this table."""
 

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oblrpo.estimators.advantages import NORMALISATIONS
+from oblrpo.estimators.baselines import BASELINES, baseline
+from oblrpo.estimators.prior import Prior
+
 
 @dataclass(frozen=True)
 class LedgerEntry:
@@ -45,6 +49,35 @@ class Ledger:
     entries: dict[str, LedgerEntry]
     between: float
     """Part of an unbiased baseline's variance that comes from drawing prompts, tr Cov(mu_q) / P; negative by chance."""
+
+
+def under_every_baseline(
+    rewards_PG: Tensor,
+    inputs: Mapping[str, Tensor],
+    *,
+    valid_PG: Tensor | None = None,
+    rho_PG: Tensor | None = None,
+    prior: Prior | None = None,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """F - b under every baseline of `BASELINES` that can be had of these groups, and what its authors divide it by.
+
+    Args:
+        rewards_PG: the rewards F.
+        inputs: what was measured, as `baseline_inputs` gathers it; baselines that need more are left out.
+        valid_PG: outputs that count (all if None).
+        rho_PG: importance weights of whole outputs (1 if None).
+        prior: what earlier steps say, for `oblr_shrunk`.
+
+    Returns:
+        By name: F - b, (P, G), or (P, G, T) where b is one number a token; and the divisor, (P, G).
+    """
+    known, found = {*inputs, "prior"}, {}
+    for name, entry in BASELINES.items():
+        if entry.smallest_group <= rewards_PG.shape[1] and known.issuperset(entry.needs):
+            b = baseline(name, rewards_PG, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior, **inputs)
+            own = rewards_PG[..., None] if entry.by_token else rewards_PG
+            found[name] = own - b, NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
+    return found
 
 
 def ledger(

@@ -42,6 +42,11 @@ class Moments:
         return self.n * self.snr
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether any prompt of the batch has a gradient at all."""
+        return self.signal2 != 0 or self.trace_cov != 0
+
+    @property
     def critical_batch_size(self) -> float:
         """1 / SNR: the number of prompts at which noise equals signal (McCandlish et al. 2018, B_noise)."""
         return math.inf if self.snr == 0 else 1 / self.snr

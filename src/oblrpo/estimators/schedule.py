@@ -6,39 +6,46 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from oblrpo.estimators.auto import MeasuredRate, Step, mean_kl
 from oblrpo.estimators.averages import Interval, MomentAverage
+from oblrpo.estimators.measured_rate import MeasuredRate
 from oblrpo.estimators.moments import Moments
+from oblrpo.estimators.rules import Debiased, EffectiveSampleSize, Off, PlugIn, RateSettings, Rule, Step, set_rate
 
 Mode = Literal["debiased", "plugin", "auto", "ess", "off"]
 SCHEDULE_MODES: tuple[Mode, ...] = get_args(Mode)
 
-EMA: dict[str, float] = {"auto": 0.97}
-"""Decay of the averages where it is not 0.9: a rate that is followed from step to step wants a steady factor."""
+RULES: dict[str, type[Rule]] = {
+    "debiased": Debiased,
+    "plugin": PlugIn,
+    "auto": MeasuredRate,
+    "ess": EffectiveSampleSize,
+    "off": Off,
+}
+"""The class behind each mode of `SNRSchedule`."""
 
 
 class SNRSchedule:
     """Scale the learning rate of every step by N SNR / (1 + N SNR).
 
     The loss bound L(th - eta g) <= L - eta ||grad||^2 + (c/2) eta^2 (||grad||^2 + tr H / N) is least at
-    eta = (1/c) N SNR / (1 + N SNR) (theorem 4); the optimizer's own rate eta_0 stands for 1/c. Modes:
+    eta = (1/c) N SNR / (1 + N SNR) (theorem 4); the optimizer's own rate eta_0 stands for 1/c. There are five modes:
 
-    - `debiased` (default): S / (S + T/N) with unbiased S, T; on one batch max(0, 1 - T / (N ||g||^2)).
-    - `plugin`, the paper read literally: ||g||^2 for ||grad J||^2. Its N SNR is about 1 too high, so the factor hardly
-      ever falls below 1/2: it cannot brake.
-    - `auto`: the rate at which a step moves the policy by a set number of nats times theorem 4's factor
-      (`auto.MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`.
-    - `ess`: sqrt(ESS / B) alone, VCPO's rate (arXiv 2602.17616).
-    - `off`: factor 1; the moments are still averaged for `smoothed`.
+    - `debiased` (default): S / (S + T/N) with unbiased S and T; on one batch that is max(0, 1 - T / (N ||g||^2)).
+    - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2. Its N SNR is about 1 too high, so that the
+      factor hardly ever falls below 1/2: it cannot brake.
+    - `auto` sets the rate at which a step moves the policy by a set number of nats times theorem 4's factor
+      (`MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`.
+    - `ess` takes sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616).
+    - `off` takes the factor 1; the moments are still averaged for `smoothed`.
 
     S and T are averaged over steps separately (exponentially, bias-corrected) and divided last. Off-policy, where
-    `step` is told the effective sample size, all modes but `off` are multiplied by sqrt(ESS / B) too.
+    `step` is told the effective sample size, all modes but `off` are multiplied by sqrt(ESS / B), too. Moments of
+    another metric (`Moments.metric`) than before start the averages anew.
 
-    Moments of another metric (`Moments.metric`) than before start the averages anew.
+    No signal, no step: a batch without any gradient gets the factor 0 in every mode, and no rate grows by it.
 
     Each `step` reads the rate that the optimizer or any torch scheduler has set (eta_0), sets every group's rate to
     eta_0 * factor, and puts eta_0 back right after `optimizer.step()`, so that schedulers never see the scaled rate.
@@ -47,14 +54,14 @@ class SNRSchedule:
 
     Args:
         optimizer: any torch optimizer.
-        mode: see above.
-        ema: decay of the averages, in [0, 1); 0 uses each batch alone. None: 0.97 of `auto`, 0.9 of the others.
-        floor: the least factor of `debiased` and `plugin`; of `auto`, the least f.
-        ceiling: the greatest.
+        mode: one of the five above.
+        ema: decay of the averages, in [0, 1); 0 uses each batch alone. None: 0.97 with `auto`, 0.9 with the others.
+        floor: the least factor of `debiased` and `plugin`; with `auto`, the least f.
+        ceiling: the greatest factor, or f.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
-        kl: of `auto`: delta, nats a completion; what a step without noise may move the policy by, and none exceeds.
-        growth: of `auto`: most that its rate grows in a step, once steps are large enough to be felt.
-        shrinkage: of `auto`: most that it shrinks.
+        kl: delta of `auto`, in nats a completion: what a step without noise may move the policy by, and none exceeds.
+        growth: how many times the rate of `auto` grows in a step at the most, once steps are large enough to be felt.
+        shrinkage: how many times it shrinks at the most.
 
     Raises:
         ValueError: an unknown mode or a value out of range.
@@ -80,23 +87,17 @@ class SNRSchedule:
         growth: float = 1.5,
         shrinkage: float = 2.0,
     ) -> None:
-        if mode not in SCHEDULE_MODES:
-            raise ValueError(f"unknown schedule mode {mode!r}; choose one of: {', '.join(SCHEDULE_MODES)}.")
-        ema = EMA.get(mode, 0.9) if ema is None else ema
+        if mode not in RULES:
+            raise ValueError(f"unknown schedule mode {mode!r}; choose one of: {', '.join(RULES)}.")
+        ema = RULES[mode].memory if ema is None else ema
         if not 0 <= ema < 1:
             raise ValueError(f"ema must lie in [0, 1), got {ema}.")
-        if not 0 <= floor <= ceiling:
-            raise ValueError(f"need 0 <= floor <= ceiling, got floor {floor} and ceiling {ceiling}.")
         if warmup < 0:
             raise ValueError(f"warmup is a number of steps, got {warmup}.")
-        if not 0 < kl < math.inf or not growth > 1 or not shrinkage > 1:
-            raise ValueError(f"need kl > 0, growth > 1 and shrinkage > 1, got {kl}, {growth} and {shrinkage}.")
-        self.measured = MeasuredRate(optimizer, kl, growth, shrinkage) if mode == "auto" else None
-        self.mode, self.floor, self.ceiling, self.warmup = mode, floor, ceiling, warmup
-        self.optimizer = optimizer
+        self.rule = RULES[mode](RateSettings(optimizer, floor, ceiling, kl, growth, shrinkage))
+        self.mode, self.warmup, self.optimizer = mode, warmup, optimizer
         self.average = MomentAverage(ema)
         self.factor = 1.0
-        self._start = 0.0  # the first eta_0 of `auto`
         self._steps = 0
         self._pending: list[tuple[dict[str, Any], Any, Any]] = []
         optimizer.register_step_post_hook(lambda *_: self._stepped())
@@ -134,56 +135,53 @@ class SNRSchedule:
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
 
         Raises:
-            ValueError: of `auto`: no rate to start from, or the last update was not confined.
+            ValueError: `auto` has no rate to start from, or its last update was not confined.
         """
         self.restore()
-        self._steps += 1
         self.average.add(batch)
-        self.factor = self._next_factor(ess_ratio) * min(1.0, self._steps / self.warmup if self.warmup else 1.0)
+        self.factor = 0.0
+        if batch.has_gradient:
+            self._steps += 1
+            warm = min(1.0, self._steps / self.warmup if self.warmup else 1.0)
+            self.factor = self.rule.factor(self.average, ess_ratio) * warm
         for group in self.optimizer.param_groups:
             eta_0 = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
-            _set_rate(group, eta_0 * self.factor)
+            set_rate(group, eta_0 * self.factor)
             self._pending.append((group, eta_0, eta_0 * self.factor))
         return self.factor
 
     def confine(self, change: Callable[[], Tensor]) -> Step:
         """After `optimizer.step()`: measure by how much it moved the policy; `auto` shortens what went too far.
 
-        `auto` needs it; the other modes only measure.
+        `auto` needs it (`rule.measures_updates`); the other modes only measure.
 
         Args:
-            change: () -> log pi after - log pi before, of the batch's outputs; a subsample will do. Called again after
-                every shortening.
+            change: () -> log pi after - log pi before, of the batch's outputs; a subsample will do. It is called again
+                after every change of the update's length.
 
         Raises:
             ValueError: a change is NaN or infinite, or `auto` cannot measure it.
         """
-        taken = self.measured.confine(change) if self.measured is not None else Step(mean_kl(change()), 1.0)
+        taken = self.rule.confine(change)
         if not math.isfinite(taken.kl):
             raise ValueError("log-probabilities are NaN or infinite after the update.")
         return taken
 
     def _stepped(self) -> None:
-        if self.measured is not None:
-            self.measured.stepped(max((float(used) for _, _, used in self._pending), default=None))
+        self.rule.stepped(max((float(used) for _, _, used in self._pending), default=None))
         self.restore()
 
     def restore(self) -> None:
         """Put eta_0 back in the groups whose rate is still the one set here; `optimizer.step()` does so by itself."""
         for group, eta_0, used in self._pending:
             if bool(group["lr"] == used):
-                _set_rate(group, eta_0)
+                set_rate(group, eta_0)
         self._pending = []
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain numbers. The settings are the caller's to give again."""
-        state = {
-            "factor": self.factor,
-            "steps": self._steps,
-            "start": self._start,
-            "average": self.average.state_dict(),
-        }
-        return state | ({} if self.measured is None else {"measured": self.measured.state_dict()})
+        average = self.average.state_dict()
+        return {"factor": self.factor, "steps": self._steps, "average": average, "rule": self.rule.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off.
@@ -191,32 +189,6 @@ class SNRSchedule:
         Raises:
             KeyError: it is the state of another version or mode.
         """
-        self.factor, self._steps, self._start = state["factor"], state["steps"], state["start"]
+        self.factor, self._steps = state["factor"], state["steps"]
         self.average.load_state_dict(state["average"])
-        if self.measured is not None:
-            self.measured.load_state_dict(state["measured"])
-
-    def _next_factor(self, ess_ratio: float) -> float:
-        if self.mode == "off":
-            return 1.0
-        if self.mode == "ess":
-            return math.sqrt(ess_ratio)
-        share = self.average.signal_share(debiased=self.mode != "plugin")
-        if self.measured is None:
-            return self._within_bounds(share * math.sqrt(ess_ratio))
-        if not self._start:  # a scheduler may begin at 0
-            self._start = max(float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups)
-            if not self._start:
-                raise ValueError("schedule 'auto' needs a learning rate above 0 to start from.")
-        return self.measured.next_rate(self._start, self._within_bounds(share * ess_ratio)) / self._start
-
-    def _within_bounds(self, factor: float) -> float:
-        return min(max(factor, self.floor), self.ceiling)
-
-
-def _set_rate(group: dict[str, Any], rate: Any) -> None:
-    if isinstance(group["lr"], Tensor):  # compiled and capturable optimizers hold on to the tensor
-        with torch.no_grad():
-            group["lr"].copy_(rate)
-    else:
-        group["lr"] = rate
+        self.rule.load_state_dict(state["rule"])

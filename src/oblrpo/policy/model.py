@@ -114,7 +114,7 @@ class Policy:
             for row in self.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
         ]
         prompt_SQ, prompt_mask_SQ = self.pad_prompts(self.encode(prompts, room=max(map(len, answers))))
-        return Sequences(
+        return Sequences.of(
             prompt_SQ,
             prompt_mask_SQ,
             *pad(answers, self.tokenizer.pad_token_id, left=False, device=self.device),
@@ -129,13 +129,12 @@ class Policy:
         Raises:
             DivergedError: with `features`, one is NaN or infinite.
         """
-        ids_ST = torch.cat([batch.prompt_SQ, batch.completion_SC], 1)
-        mask_ST = torch.cat([batch.prompt_mask_SQ, batch.completion_mask_SC], 1)
+        mask_ST = batch.mask_ST
         # Padding on the right needs no mask under causal attention; without one the fast attention kernels apply.
         padded_left = not bool(batch.prompt_mask_SQ.all())
         with self.arithmetic(), self._layers_checkpointed():
             output = self.model(
-                input_ids=ids_ST,
+                input_ids=batch.ids_ST,
                 attention_mask=mask_ST if padded_left else None,
                 position_ids=(mask_ST.cumsum(1) - 1).clamp(min=0) if padded_left else None,
                 logits_to_keep=batch.completion_SC.shape[1] + 1,
@@ -147,7 +146,7 @@ class Policy:
         logp_SC = logp_SCV.gather(2, batch.completion_SC[..., None])[..., 0]
         with torch.no_grad():
             entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
-            mask_SC, known, norm2_SC = batch.completion_mask_SC, None, None
+            mask_SC, known, norm2_SC = batch.own_SC, None, None
             if features:
                 check_finite("log-probability", logp_SC[mask_SC.bool()])
                 norm2_SC = logit_norm2(logits_SCV, batch.completion_SC)  # the temperature is in the logits already

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,54 +11,95 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sequences:
-    """S rows of left-padded prompt and right-padded completion.
+    """S rows of T tokens, and which of them the policy drew itself.
+
+    A row is padding, a prompt, and a completion followed by padding. In a completion the policy's own tokens may
+    alternate with words of somebody else, such as a tool: the policy reads those, but they have no log-probability.
 
     Args:
-        prompt_SQ: prompt tokens.
-        prompt_mask_SQ: which of them are real.
-        completion_SC: completion tokens, the end-of-sequence token included where it was produced.
-        completion_mask_SC: which of them are real.
+        ids_ST: the tokens.
+        mask_ST: 1 for tokens that are real, 0 for padding.
+        own_ST: 1 for the policy's own tokens, the end-of-sequence token included where it was produced.
+        start: the column in which completions begin.
     """
 
-    prompt_SQ: Tensor
-    prompt_mask_SQ: Tensor
-    completion_SC: Tensor
-    completion_mask_SC: Tensor
+    ids_ST: Tensor
+    mask_ST: Tensor
+    own_ST: Tensor
+    start: int
+
+    @classmethod
+    def of(
+        cls, prompt_SQ: Tensor, prompt_mask_SQ: Tensor, completion_SC: Tensor, completion_mask_SC: Tensor
+    ) -> Sequences:
+        """Rows of a prompt padded on the left and a completion padded on the right that is all the policy's own."""
+        return cls(
+            torch.cat([prompt_SQ, completion_SC], 1),
+            torch.cat([prompt_mask_SQ, completion_mask_SC], 1),
+            torch.cat([torch.zeros_like(prompt_mask_SQ), completion_mask_SC], 1),
+            prompt_SQ.shape[1],
+        )
+
+    @property
+    def count(self) -> int:
+        """S, the number of rows."""
+        return len(self.ids_ST)
+
+    @property
+    def prompt_SQ(self) -> Tensor:
+        """The columns before the completions."""
+        return self.ids_ST[:, : self.start]
+
+    @property
+    def prompt_mask_SQ(self) -> Tensor:
+        """Which tokens of the prompts are real."""
+        return self.mask_ST[:, : self.start]
+
+    @property
+    def completion_SC(self) -> Tensor:
+        """The columns of the completions."""
+        return self.ids_ST[:, self.start :]
+
+    @property
+    def own_SC(self) -> Tensor:
+        """Which tokens of the completions are the policy's own."""
+        return self.own_ST[:, self.start :]
 
     @property
     def lengths_S(self) -> Tensor:
-        """Tokens of each completion."""
-        return self.completion_mask_SC.sum(1)
+        """The number of the policy's own tokens in each row."""
+        return self.own_ST.sum(1)
 
     @property
     def tokens(self) -> int:
-        """Real tokens, prompts and completions."""
-        return int(self.prompt_mask_SQ.sum() + self.completion_mask_SC.sum())
+        """The number of real tokens in all rows."""
+        return int(self.mask_ST.sum())
 
     def at(self, index: Tensor) -> Sequences:
         """The rows that a mask or an index names, with their padding."""
-        return Sequences(*(each[index] for each in vars(self).values()))
+        return Sequences(self.ids_ST[index], self.mask_ST[index], self.own_ST[index], self.start)
 
     def rows(self, start: int, stop: int) -> Sequences:
         """Rows [start, stop) without the padding that only other rows needed."""
-        prompt_mask, completion_mask = self.prompt_mask_SQ[start:stop], self.completion_mask_SC[start:stop]
-        skip = int((~prompt_mask.bool().any(0)).sum())
-        keep = max(1, int(completion_mask.bool().any(0).sum()))
-        return Sequences(
-            self.prompt_SQ[start:stop, skip:],
-            prompt_mask[:, skip:],
-            self.completion_SC[start:stop, :keep],
-            completion_mask[:, :keep],
-        )
+        real_T = self.mask_ST[start:stop].bool().any(0)
+        skip = int((~real_T[: self.start]).sum())
+        keep = self.start + max(1, int(real_T[self.start :].sum()))
+        part = slice(start, stop), slice(skip, keep)
+        return Sequences(self.ids_ST[part], self.mask_ST[part], self.own_ST[part], self.start - skip)
+
+    def blocks(self, rows: int) -> Iterator[Sequences]:
+        """All rows, so many at a time; 0: at once."""
+        for start in range(0, self.count, rows or self.count):
+            yield self.rows(start, min(start + (rows or self.count), self.count))
 
 
 def pad(rows: list[list[int]], token: int, left: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows of token ids as (ids, mask), each (S, longest), padded on one side."""
     width = max(1, *(len(row) for row in rows))
-    ids = torch.full((len(rows), width), token, dtype=torch.long)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    ids = torch.full((len(rows), width), token, dtype=torch.long, device="cpu")
+    mask = torch.zeros((len(rows), width), dtype=torch.long, device="cpu")
     for index, row in enumerate(rows):
         place = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[index, place] = torch.tensor(row, dtype=torch.long)
+        ids[index, place] = torch.tensor(row, dtype=torch.long, device="cpu")
         mask[index, place] = 1
     return ids.to(device), mask.to(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,8 +24,8 @@ class Rewards:
         own = {"task": _Own(task)} if isinstance(task, Verifier) else {}
         self._set = RewardSet(names or task.default_rewards, on_error, seconds, own)
 
-    def __call__(self, problems: list[Problem], completions: list[str]) -> list[list[float]]:
-        """F_PG: completion p G + j answers problem p. NaN: masked.
+    def __call__(self, problems: list[Problem], completions: list[str]) -> tuple[list[list[float]], list[list[bool]]]:
+        """Rewards F_PG and which of them are valid; completion p G + j answers problem p. What is masked has a 0.
 
         Raises:
             InputError: a reward failed, or returned what is no reward, and is not to be masked.
@@ -37,8 +36,9 @@ class Rewards:
         columns = {name: [problem.columns.get(name) for problem in asked] for name in sorted(names)}
         columns["answer"] = [problem.columns.get("answer", problem.answer) for problem in asked]
         values = self._set([problem.prompt for problem in asked], completions, columns)
-        flat = [math.nan if value is None else value for value in values]
-        return [flat[start : start + G] for start in range(0, len(flat), G)]
+        groups = [values[start : start + G] for start in range(0, len(values), G)]
+        valid_PG = [[value is not None for value in group] for group in groups]
+        return [[value or 0.0 for value in group] for group in groups], valid_PG
 
     @property
     def failures(self) -> int:

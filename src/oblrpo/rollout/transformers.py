@@ -94,7 +94,7 @@ def sample(
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
     texts = texts_of(policy, completion_SC, mask_SC)
     logps_SC = record.logps(completion_SC) if logps else None
-    return Rollouts(Sequences(prompt_SQ, mask_SQ, completion_SC, mask_SC), texts, ~ended_SC.any(1), logps_SC)
+    return Rollouts(Sequences.of(prompt_SQ, mask_SQ, completion_SC, mask_SC), texts, ~ended_SC.any(1), logps_SC)
 
 
 def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, pad: int) -> DynamicCache | None:

@@ -98,7 +98,7 @@ class VLLMSampler:
                 raise RuntimeError(
                     f"vLLM ended a completion after {len(row)} tokens ({output.finish_reason}) without an end token."
                 )
-        sequences = Sequences(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC)
+        sequences = Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC)
         return Rollouts(sequences, texts_of(self.policy, completion_SC, mask_SC), clipped_S, logps_SC)
 
     def sync(self, policy: Policy) -> None:

@@ -13,17 +13,13 @@ from typing import Any
 import yaml
 
 from oblrpo.config import TrainConfig
+from oblrpo.constraints import may_change_on_resume
 from oblrpo.errors import InputError
 from oblrpo.runs import atomic
 from oblrpo.settings import flatten, with_settings
 from oblrpo.yaml_files import read_yaml_file
 
 Metrics = dict[str, Any]
-
-MAY_CHANGE_ON_RESUME = {
-    "output", "steps", "threads", "device", "prompts_per_micro_batch", "save_steps", "save_total_limit",
-    "vllm_gpu_memory_utilization", "report_to", "project",
-}  # fmt: skip
 
 
 class RunFolder:
@@ -88,7 +84,8 @@ class RunFolder:
             InputError: as `saved_config` raises.
         """
         old, new = flatten(self.saved_config()), flatten(config)
-        changed = [key for key in new if new[key] != old[key] and key not in MAY_CHANGE_ON_RESUME | {"recipe"}]
+        free = may_change_on_resume(config) | {"recipe"}
+        changed = [key for key in new if new[key] != old[key] and key not in free]
         if old["steps"] != new["steps"] and new["lr_scheduler_type"] != "constant":
             changed.append("steps")  # the rate's whole course depends on it
         return ", ".join(f"{key} (was {old[key]!r}, now {new[key]!r})" for key in changed)

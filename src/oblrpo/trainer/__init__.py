@@ -1,7 +1,7 @@
 """Algorithm 1 (`algorithm1`) and the run around it (`loop`)."""
 
 from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.gradient import GradientEstimate, Update
 from oblrpo.trainer.loop import Trainer
+from oblrpo.trainer.results import Gradient, Step, Update
 
-__all__ = ["GradientEstimate", "Learner", "Trainer", "Update"]
+__all__ = ["Gradient", "Learner", "Step", "Trainer", "Update"]

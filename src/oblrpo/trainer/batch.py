@@ -1,68 +1,166 @@
-"""What one gradient is taken of: completions, rewards, which of them count, and who sampled them."""
+"""What one gradient is taken of: completions, rewards, which of them count, and how each enters the mean."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from oblrpo.policy import Sequences
+from oblrpo.algorithms import Algorithm
+from oblrpo.estimators import NORMALISATIONS, WEIGHTINGS
+from oblrpo.policy import Logps, Sequences
+from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 
+@dataclass(frozen=True)
 class Batch:
-    """P prompts with G outputs each, of which some may not count.
+    """P prompts with G outputs each, of which some may not count; all of a step, or the part of some prompts.
 
-    g = (1/P') sum_i g_i over the P' prompts that take part, g_i = (1/G_i) sum_j over the G_i outputs of prompt i that
-    count. A prompt with fewer of them than `smallest_group` takes no part: none of its outputs counts then.
-
-    Args:
-        sequences: row p G + j is output j of prompt p.
-        rewards_PG: F; what stands in the place of an output that does not count is ignored, NaN too.
-        valid_PG: which outputs have a reward; all if None.
-        smallest_group: the fewest such outputs that a prompt takes part with.
-        sampler_logps_SC: log-probability of each token under the sampler, where rho corrects for its difference.
-
-    Raises:
-        ValueError: valid_PG has another shape than the rewards.
+    The gradient is g = (1/P') sum_i g_i over the P' prompts that take part, with g_i = (1/G_i) sum_j over the G_i
+    outputs of prompt i that count. Row p G + j of everything with an axis S is output j of prompt p.
     """
 
-    def __init__(
-        self,
+    sequences: Sequences
+    rewards_PG: Tensor
+    """The rewards F; 0 where an output does not count."""
+    valid_PG: Tensor
+    """Which outputs count."""
+    divisor_PG: Tensor
+    """What the algorithm's normalisation divides F - b by."""
+    weight_PG: Tensor
+    """What the algorithm's loss weighting multiplies F - b by."""
+    rho_PG: Tensor
+    """Importance weights pi / pi_old, or the truncated pi / sampler; 1 until `weighed` was called, and on-policy."""
+    sampler_logps_SC: Tensor | None = None
+    """The log-probability of each token under the sampler, where it is known."""
+    clip_max: float | None = None
+    """C of the weights min(C, pi / sampler); None: the sampler is taken for the policy."""
+    old_logps_PG: Tensor | None = None
+    """log pi(o|q) before the first update on the batch; None: this is the first."""
+    mismatch: SamplerMismatch | None = None
+    """How far the policy is from the sampler, once `weighed` was called, where that is known."""
+    whole: Batch | None = None
+    """The batch that this is a part of; None: it is the whole."""
+    prompts: slice = field(default_factory=lambda: slice(None))
+    """The prompts of the whole that this is a part of."""
+
+    @classmethod
+    def of(
+        cls,
         sequences: Sequences,
         rewards_PG: Tensor,
         valid_PG: Tensor | None = None,
+        algorithm: Algorithm | None = None,
+        *,
         smallest_group: int = 1,
+        longest: int = 1,
         sampler_logps_SC: Tensor | None = None,
-    ) -> None:
-        self.sequences, self.sampler_logps_SC = sequences, sampler_logps_SC
-        if valid_PG is not None and valid_PG.shape != rewards_PG.shape:
+        clip_max: float | None = None,
+    ) -> Batch:
+        """A batch, of which prompts with fewer than `smallest_group` valid outputs take no part.
+
+        Args:
+            sequences: the completions.
+            rewards_PG: F; what stands in the place of an output that is not valid is ignored, NaN too.
+            valid_PG: which outputs have a reward; all if None.
+            algorithm: whose normalisation and loss weighting apply; none if None.
+            smallest_group: the fewest valid outputs that a prompt takes part with.
+            longest: the longest completion allowed, in tokens.
+            sampler_logps_SC: what the sampler reports, if its difference from the policy is to be measured.
+            clip_max: C of the weights that correct for it.
+
+        Raises:
+            ValueError: valid_PG has another shape than the rewards.
+        """
+        if valid_PG is None:
+            valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool)
+        if valid_PG.shape != rewards_PG.shape:
             raise ValueError(f"valid_PG has shape {tuple(valid_PG.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
-        counted_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG.bool()
-        counted_PG = counted_PG & (counted_PG.sum(1, keepdim=True) >= smallest_group)
-        self.counted_PG = counted_PG
-        """Which outputs count."""
-        self.valid_PG = None if bool(counted_PG.all()) else counted_PG
-        """The same for `estimators`; None: all."""
-        self.rewards_PG = torch.where(counted_PG, rewards_PG, 0)
-        """F; 0 where an output does not count."""
-        self.part_P = counted_PG.any(1)
-        """Which prompts take part."""
-        self.prompts = int(self.part_P.sum())
-        """P'."""
+        valid_PG = valid_PG.bool() & (valid_PG.sum(1, keepdim=True) >= smallest_group)
+        rewards_PG = torch.where(valid_PG, rewards_PG, 0)
+        algorithm = algorithm or Algorithm("none")
+        lengths_PG = sequences.lengths_S.view_as(rewards_PG).to(rewards_PG)
+        return cls(
+            sequences,
+            rewards_PG,
+            valid_PG,
+            divisor_PG=NORMALISATIONS[algorithm.normalisation](rewards_PG, valid_PG),
+            weight_PG=WEIGHTINGS[algorithm.weighting](lengths_PG, longest, valid_PG),
+            rho_PG=torch.ones_like(rewards_PG),
+            sampler_logps_SC=sampler_logps_SC,
+            clip_max=clip_max,
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
-        """P and G, masked outputs and their prompts included."""
+        """P and G, counting outputs that do not count and prompts that take no part, too."""
         P, G = self.rewards_PG.shape
         return P, G
 
-    def valid(self, prompts: slice) -> Tensor | None:
-        """Which outputs of these prompts count; None: all."""
-        return None if self.valid_PG is None else self.valid_PG[prompts]
+    @property
+    def part_P(self) -> Tensor:
+        """Which prompts take part."""
+        return self.valid_PG.any(1)
 
-    def of_mean(self, coef_PG: Tensor, prompts: slice) -> Tensor:
-        """c_ij / (P' G_i) for these prompts, 0 where an output does not count: what it is of the mean over prompts."""
-        if self.valid_PG is None:
-            return coef_PG / self.prompts / self.shape[1]
-        counted_PG = self.valid_PG[prompts]
-        outputs_P1 = counted_PG.sum(1, keepdim=True).clamp(min=1)
-        return torch.where(counted_PG, coef_PG / max(self.prompts, 1) / outputs_P1, 0)
+    @property
+    def prompts_in_mean(self) -> int:
+        """P', the number of prompts of the whole batch that take part."""
+        return int((self.whole or self).part_P.sum())
+
+    @property
+    def own_PGT(self) -> Tensor:
+        """The policy's own tokens, by prompt and output."""
+        return self.sequences.own_SC.view(*self.shape, -1)
+
+    def share_of_mean(self) -> Tensor:
+        """What multiplies F - b of each output in the gradient of -J, (P, G): -rho weight / divisor / (P' G_i)."""
+        coef_PG = -self.rho_PG * (self.weight_PG / self.divisor_PG)  # minus: optimizers descend
+        outputs_P1 = self.valid_PG.sum(1, keepdim=True).clamp(min=1)
+        return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / outputs_P1, 0)
+
+    def parts(self, prompts: int) -> Iterator[Batch]:
+        """The batch in micro-batches of so many prompts, with all their outputs; 0: in one."""
+        P, G = self.shape
+        for start in range(0, P, prompts or P):
+            stop = min(start + (prompts or P), P)
+            some, rows = slice(start, stop), slice(start * G, stop * G)
+            yield replace(
+                self,
+                sequences=self.sequences.rows(rows.start, rows.stop),
+                rewards_PG=self.rewards_PG[some],
+                valid_PG=self.valid_PG[some],
+                divisor_PG=self.divisor_PG[some],
+                weight_PG=self.weight_PG[some],
+                rho_PG=self.rho_PG[some],
+                sampler_logps_SC=None if self.sampler_logps_SC is None else self.sampler_logps_SC[rows],
+                old_logps_PG=None if self.old_logps_PG is None else self.old_logps_PG[some],
+                whole=self,
+                prompts=some,
+            )
+
+    def weighed(self, logps: Logps) -> Batch:
+        """The same outputs with their importance weights under the policy that gave these log-probabilities.
+
+        The weight is pi / pi_old of the whole completion, 1 in the first update on a batch. With a sampler that reports
+        its log-probabilities, and unless its correction is off, it is min(C, pi / sampler) in every update.
+
+        Raises:
+            ValueError: what the sampler reports is no log-probability.
+        """
+        logps_PG = logps.logps_S.detach().view(self.shape).to(self.rewards_PG)
+        rho_PG = (logps_PG - (logps_PG if self.old_logps_PG is None else self.old_logps_PG)).exp()
+        if self.sampler_logps_SC is None:
+            return replace(self, rho_PG=rho_PG)
+        reported_SC = self.sampler_logps_SC[:, : logps.logp_SC.shape[1]]
+        mismatch = SamplerMismatch.of(logps.logp_SC, reported_SC, self.sequences.own_SC)
+        if self.clip_max is not None:  # the sampler is the old policy, of every update on the batch
+            rho_PG = mismatch.rho_S(self.clip_max).view(self.shape).to(rho_PG)
+        return replace(self, rho_PG=rho_PG, mismatch=mismatch)
+
+
+def mismatch_metrics(parts: list[Batch]) -> dict[str, float]:
+    """The mismatch of a batch's parts as metrics; nothing where the sampler reports no log-probabilities."""
+    found = [part.mismatch for part in parts if part.mismatch is not None]
+    return SamplerMismatch.join(found).metrics(parts[0].clip_max) if found else {}

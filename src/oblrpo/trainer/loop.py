@@ -24,7 +24,6 @@ from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluate import heldout_accuracy
 from oblrpo.policy import Prompt, make_policy, warm_start
 from oblrpo.rewards import Rewards
-from oblrpo.rollout import make_sampler
 from oblrpo.runs import RunFolder, held, load_state
 from oblrpo.seeds import seed_of
 from oblrpo.settings import flatten
@@ -67,10 +66,9 @@ class Trainer:
         known = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
         self.policy.encode([problem.prompt for problem in known], config.rollout.max_completion_length)
         set_threads(config.run.threads, self.policy)
-        self.learner = make_learner(self.policy, config, self.algorithm)
+        self.learner = make_learner(self.policy, self.rewards, config)
         if checkpoint:
             self._restore(load_state(checkpoint))
-        self.sampler = make_sampler(self.policy, config.rollout, config.policy.trust_remote_code)
 
     def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
@@ -174,25 +172,16 @@ class Trainer:
         warm_start(
             self.policy, demonstrations, config.warm_start_steps, config.warm_start_learning_rate, progress.warm_start
         )
-        self.sampler.sync(self.policy)
+        self.learner.sampler.sync(self.policy)
 
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
-        config = self.config.rollout
         torch.manual_seed(seed_of(self.config.run.seed, step))
-        problems = self.task.train_batch(step, config.prompts_per_step)
-        rollouts = self.sampler.sample(
-            [problem.prompt for problem in problems],
-            config.num_generations,
-            config.max_completion_length,
-            config.temperature,
-        )
-        rewards_PG = torch.tensor(self.rewards(problems, rollouts.completions), device=self.policy.device)
-        updates = self.learner.learn(rollouts, rewards_PG, step, ~rewards_PG.isnan())
-        self.sampler.sync(self.policy)
-        self.tokens += rollouts.sequences.tokens
-        self.folder.write_completions(step, completion_rows(problems, rollouts, rewards_PG, updates))
-        metrics = step_metrics(step, rollouts, rewards_PG, updates, self.tokens)
+        problems = self.task.train_batch(step, self.config.rollout.prompts_per_step)
+        done = self.learner.step(problems, step)
+        self.tokens += done.rollouts.sequences.tokens
+        self.folder.write_completions(step, completion_rows(problems, done))
+        metrics = step_metrics(step, done, self.tokens)
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
         return metrics | {"step_time": time.perf_counter() - started}
@@ -201,7 +190,7 @@ class Trainer:
         run = self.config.run
         seed = seed_of(run.seed, step) ^ 1
         accuracy = heldout_accuracy(
-            self.policy, self.rewards, self.heldout, run.eval_samples, self.config.rollout, seed, self.sampler
+            self.policy, self.rewards, self.heldout, run.eval_samples, self.config.rollout, seed, self.learner.sampler
         )
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 

@@ -9,33 +9,34 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators import kappa
-from oblrpo.rollout import Rollouts
 from oblrpo.tasks import Problem
-from oblrpo.trainer.gradient import GradientEstimate, Update
+from oblrpo.trainer.results import Gradient, Step, Update
 
 
-def step_metrics(
-    step: int, rollouts: Rollouts, rewards_PG: Tensor, updates: list[Update], tokens: int
-) -> dict[str, Any]:
+def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
     """One line of metrics.jsonl.
 
     Statistics of the batch are those of the first update, on-policy; the rate is the last update's. `snr`, `n_snr` and
     `critical_batch_size` come from the averaged moments, as the schedule sees them; `signal2` and `trace_cov` are this
-    batch's own. Rewards that are NaN are those of masked completions. Without an update the rate is 0 and what it would
-    have told NaN.
+    batch's own. Without an update the rate is 0 and what it would have told NaN.
+
+    Args:
+        number: of the step.
+        step: what was done in it.
+        tokens: run through the model in all steps so far.
     """
-    valid_PG = ~rewards_PG.isnan()
+    rewards_PG, valid_PG, sequences = step.rewards_PG, step.valid_PG, step.rollouts.sequences
     group_std_P = _group_std(rewards_PG, valid_PG)
     return {
-        "step": step,
+        "step": number,
         "reward": rewards_PG[valid_PG].mean().item(),
         "reward_stderr": _stderr(rewards_PG, valid_PG),
         "reward_std": group_std_P.mean().item(),
         "frac_reward_zero_std": math.nan if rewards_PG.shape[1] == 1 else (group_std_P == 0).float().mean().item(),
-        "completions/mean_length": rollouts.sequences.lengths_S.float().mean().item(),
-        "completions/clipped_ratio": rollouts.clipped_S.float().mean().item(),
+        "completions/mean_length": sequences.lengths_S.float().mean().item(),
+        "completions/clipped_ratio": step.rollouts.clipped_S.float().mean().item(),
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
-        **(_update_metrics(updates[0].estimate, updates[-1], rewards_PG) if updates else NO_UPDATE),
+        **(_update_metrics(step.updates[0], step.updates[-1]) if step.updates else NO_UPDATE),
         "num_tokens": tokens,
     }
 
@@ -46,13 +47,13 @@ NO_UPDATE = dict.fromkeys(
 ) | {"learning_rate": 0.0, "lr_factor": 0.0, "frac_prompts_masked": 1.0}  # fmt: skip
 
 
-def _update_metrics(estimate: GradientEstimate, last: Update, rewards_PG: Tensor) -> dict[str, Any]:
-    counted_PG = estimate.counted_PG
-    part_P = counted_PG.any(1)
-    baseline_P = torch.where(counted_PG, estimate.baseline_PG, 0).sum(1)[part_P] / counted_PG.sum(1)[part_P]
+def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
+    gradient = first.gradient
+    valid_PG, part_P = gradient.batch.valid_PG, gradient.batch.part_P
+    baseline_P = torch.where(valid_PG, gradient.baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
     return {
-        "entropy": estimate.entropy,
-        "grad_norm": estimate.grad_norm2**0.5,
+        "entropy": gradient.entropy,
+        "grad_norm": gradient.norm2**0.5,
         "learning_rate": last.learning_rate,
         "lr_factor": last.factor,
         "snr": last.smoothed.snr,
@@ -60,14 +61,14 @@ def _update_metrics(estimate: GradientEstimate, last: Update, rewards_PG: Tensor
         "snr_high": last.snr_interval[1],
         "n_snr": last.smoothed.n_snr,
         "critical_batch_size": last.smoothed.critical_batch_size,
-        "signal2": estimate.moments.signal2,
-        "trace_cov": estimate.moments.trace_cov,
-        **_norms(estimate, rewards_PG),
+        "signal2": gradient.moments.signal2,
+        "trace_cov": gradient.moments.trace_cov,
+        **_norms(gradient),
         "baseline/mean": baseline_P.mean().item(),
         "baseline/spread": baseline_P.std().item(),
         "frac_prompts_masked": 1 - part_P.float().mean().item(),
         **({} if last.kl is None else {"step_kl": last.kl}),
-        **estimate.further,
+        **first.further,
     }
 
 
@@ -94,39 +95,38 @@ def _group_std(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     return torch.stack(known) if known else rewards_PG.new_full((1,), math.nan)
 
 
-def _norms(estimate: GradientEstimate, rewards_PG: Tensor) -> dict[str, float]:
-    if estimate.norm2_PG is None:
+def _norms(gradient: Gradient) -> dict[str, float]:
+    if gradient.norm2_PG is None:
         return {}
-    norm2_N, rewards_N = estimate.norm2_PG[estimate.counted_PG], rewards_PG[estimate.counted_PG]
+    valid_PG = gradient.batch.valid_PG
+    norm2_N, rewards_N = gradient.norm2_PG[valid_PG], gradient.batch.rewards_PG[valid_PG]
     return {"score_norm2/mean": norm2_N.mean().item(), "score_norm2/kappa": kappa(norm2_N, rewards_N)}
 
 
-def completion_rows(
-    problems: list[Problem], rollouts: Rollouts, rewards_PG: Tensor, updates: list[Update]
-) -> list[dict[str, Any]]:
+def completion_rows(problems: list[Problem], step: Step) -> list[dict[str, Any]]:
     """One record a completion, for `completions/step_N.jsonl`; None for what one that does not count does not have."""
-    estimate = updates[0].estimate if updates else None
-    nothing_PG = torch.full_like(rewards_PG, math.nan)
+    gradient = step.updates[0].gradient if step.updates else None
+    nothing_PG = torch.full_like(step.rewards_PG, math.nan)
     columns = {
-        "reward": rewards_PG,
-        "baseline": _of_counted(estimate, "baseline_PG", nothing_PG),
-        "advantage": _of_counted(estimate, "advantages_PG", nothing_PG),
-        "length": rollouts.sequences.lengths_S,
-        "clipped": rollouts.clipped_S,
+        "reward": torch.where(step.valid_PG, step.rewards_PG, nothing_PG),
+        "baseline": _where_counted(gradient, "baseline_PG", nothing_PG),
+        "advantage": _where_counted(gradient, "advantages_PG", nothing_PG),
+        "length": step.rollouts.sequences.lengths_S,
+        "clipped": step.rollouts.clipped_S,
     }
-    if estimate is not None and estimate.norm2_PG is not None:
-        columns["score_norm2"] = estimate.norm2_PG
+    if gradient is not None and gradient.norm2_PG is not None:
+        columns["score_norm2"] = gradient.norm2_PG
     values = {key: [_or_none(each) for each in column.flatten().tolist()] for key, column in columns.items()}
-    G = rewards_PG.shape[1]
+    G = step.rewards_PG.shape[1]
     return [
         {"prompt": problems[s // G].text, "answer": problems[s // G].answer, "completion": text}
         | {key: column[s] for key, column in values.items()}
-        for s, text in enumerate(rollouts.completions)
+        for s, text in enumerate(step.rollouts.completions)
     ]
 
 
-def _of_counted(estimate: GradientEstimate | None, name: str, nothing_PG: Tensor) -> Tensor:
-    return nothing_PG if estimate is None else torch.where(estimate.counted_PG, getattr(estimate, name), nothing_PG)
+def _where_counted(gradient: Gradient | None, name: str, nothing_PG: Tensor) -> Tensor:
+    return nothing_PG if gradient is None else torch.where(gradient.batch.valid_PG, getattr(gradient, name), nothing_PG)
 
 
 def _or_none(value: Any) -> Any:

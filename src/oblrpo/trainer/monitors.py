@@ -7,6 +7,8 @@ import math
 from collections import deque
 from typing import Any
 
+from oblrpo.estimators import RULES
+
 PATIENCE = 10
 """Steps in a row before a state counts as lasting."""
 
@@ -32,22 +34,22 @@ FLAT = 0.9
 
 
 class Monitors:
-    """Watches for a fallen policy, learning-rate collapse, flat rewards, exploding baselines, a sampler astray.
+    """Watches for steps without a gradient, a fallen policy, a lost learning rate, flat rewards, wild baselines.
 
     Args:
-        correction: `sampler_correction` of the run.
-        baseline: of the run.
-        schedule: of the run.
-        floor: `schedule_floor` of the run.
+        correction: the run's `sampler_correction`.
+        baseline: the run's baseline.
+        schedule: the run's schedule, a key of `estimators.RULES`.
+        floor: the run's `schedule_floor`.
     """
 
     def __init__(
         self, correction: str = "truncated", baseline: str = "oblr", schedule: str = "debiased", floor: float = 0.0
     ) -> None:
-        self._correction, self._baseline, self._schedule, self._floor = correction, baseline, schedule, floor
+        self._correction, self._baseline, self._rule, self._floor = correction, baseline, RULES[schedule], floor
         self._told: set[str] = set()
         self._highest = 0.0
-        self._collapsed = self._flat = 0
+        self._collapsed = self._flat = self._unfelt = 0
         self._spreads: list[float] = []  # in order
         self._rewards: deque[tuple[float, float]] = deque(maxlen=PATIENCE)
         self._lowest, self._best = math.inf, (-math.inf, 0.0, 0.0)
@@ -62,14 +64,16 @@ class Monitors:
             self._told |= set(new)
             return list(new.values())
         found = {
+            "nothing": self._nothing_to_learn(metrics),
+            "unfelt": self._updates_are_lost(metrics),
             "fallen": self._policy_has_fallen(metrics),
             "flat": self._rewards_are_flat(metrics),
             "collapse": self._rate_collapsed(metrics),
             "baselines": self._baselines_exploded(metrics),
             "mismatch": self._sampler_astray(metrics),
         }
-        if found["fallen"]:
-            found["flat"] = ""  # not for want of easier prompts
+        if found["fallen"] or found["nothing"]:
+            found["flat"] = ""  # not for want of easier prompts, or said already
         new = {key: text for key, text in found.items() if text and key not in self._told}
         self._told |= set(new)
         return list(new.values())
@@ -79,6 +83,31 @@ class Monitors:
             f"{metrics['completions/masked_ratio']:.0%} of this step's completions have no reward, and fewer than two "
             "prompts have enough of them for the baseline: no update was made. Look at the reward function's errors; "
             "further steps without an update show as learning_rate 0 in metrics.jsonl."
+        )
+
+    def _nothing_to_learn(self, metrics: dict[str, Any]) -> str:
+        if metrics.get("grad_norm") != 0:
+            return ""
+        step = metrics["step"]
+        if metrics["reward"] == 0 and metrics["reward_stderr"] == 0:
+            return (
+                f"no completion of step {step} earned a reward: there is no gradient, and no update was made. Read "
+                f"completions/step_{step}.jsonl: if answers there are right, mend the reward; if none is, choose "
+                "easier prompts, raise num_generations, or begin with supervised learning (warm_start_steps)."
+            )
+        return (
+            f"in step {step} all completions of a prompt earned the same (mean reward {metrics['reward']:.2f}): there "
+            "is no gradient, and no update was made. Choose prompts that are solved sometimes, or raise "
+            "num_generations."
+        )
+
+    def _updates_are_lost(self, metrics: dict[str, Any]) -> str:
+        self._unfelt = self._unfelt + 1 if metrics.get("step_kl") == 0 and metrics.get("grad_norm") else 0
+        if self._unfelt < PATIENCE:
+            return ""
+        return (
+            f"the updates of {PATIENCE} steps, at a learning rate of {metrics['learning_rate']:.1e}, changed no "
+            "log-probability: they are lost in rounding. Start from a higher learning_rate."
         )
 
     def _sampler_astray(self, metrics: dict[str, Any]) -> str:
@@ -128,23 +157,18 @@ class Monitors:
             return ""
         if best - now <= FALLEN * max(abs(best), gained):
             return ""
-        mend = "lower schedule_kl" if self._schedule == "auto" else "take a third of learning_rate, or schedule auto"
         return (
             f"the policy has fallen: the mean reward of the last {PATIENCE} steps is {now:.3f}, and was "
-            f"{best:.3f} at its best. Steps are too long: {mend}, and start again or from an earlier checkpoint."
+            f"{best:.3f} at its best. Steps are too long: {self._rule.to_shorten}, and start again or from an earlier "
+            "checkpoint."
         )
 
     def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
-        factor = metrics["lr_factor"]  # not the rate: a cosine lowers that
-        name = "schedule's factor on the learning rate"
-        if self._schedule == "auto":  # its factor is to an arbitrary start, and never falls below that of `LEAST`
-            n_snr = metrics["n_snr"]
-            if n_snr is None or not math.isfinite(n_snr):
-                return ""
-            factor = max(n_snr / (1 + n_snr), self._floor)
-            name = "signal's share of the gradient, which the learning rate follows,"
-        self._highest = max(self._highest, factor)
-        self._collapsed = self._collapsed + 1 if factor <= COLLAPSED * self._highest else 0
+        share = self._rule.share_in(metrics, self._floor)  # not the rate: a cosine lowers that
+        if math.isnan(share) or metrics.get("grad_norm") == 0:
+            return ""
+        self._highest = max(self._highest, share)
+        self._collapsed = self._collapsed + 1 if share <= COLLAPSED * self._highest else 0
         if self._collapsed < PATIENCE:
             return ""
         critical = metrics["critical_batch_size"]
@@ -152,7 +176,7 @@ class Monitors:
             "" if critical is None or not math.isfinite(critical) else f" (critical batch about {critical:.0f} prompts)"
         )
         return (
-            f"the {name} has been at most {COLLAPSED:.0%} of its highest for {PATIENCE} "
+            f"the {self._rule.watched} has been at most {COLLAPSED:.0%} of its highest for {PATIENCE} "
             f"steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, or set "
             "schedule_floor to go on regardless."
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from pathlib import Path
 
 import torch
@@ -10,61 +10,26 @@ from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, resolve
 from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
+from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES
+from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.policy import Policy, check_policy, load_policy
+from oblrpo.rewards import Rewards
+from oblrpo.rollout import make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
-from oblrpo.scores import METHODS
+from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import flatten
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
+from oblrpo.trainer.baseline import step_baseline
+from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.score_norms import SCORE_NORMS
+from oblrpo.trainer.variance_ledger import VarianceLedger
 
 SMALL_MODEL = 5_000_000
 
 PRECONDITIONED = ("Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad")
-
-MOST = sys.float_info.max
-RANGES = (
-    # setting, least, most
-    ("prompts_per_step", 2, MOST),
-    ("num_generations", 1, MOST),
-    ("max_completion_length", 1, MOST),
-    ("prompts_per_micro_batch", 0, MOST),
-    ("temperature", 1e-3, MOST),
-    ("num_iterations", 1, MOST),
-    ("importance_sampling_clip_max", 0, MOST),
-    ("vllm_gpu_memory_utilization", 0, 1),
-    ("vllm_max_model_length", 0, MOST),
-    ("score_memory_mb", 0, MOST),
-    ("calibration_steps", 0, MOST),
-    ("ledger_steps", 0, MOST),
-    ("prior_strength", -1, MOST),
-    ("prior_memory", 0, 1),
-    ("schedule_kl_every", 1, MOST),
-    ("learning_rate", 0, MOST),
-    ("max_grad_norm", 0, MOST),
-    ("warmup_steps", 0, MOST),
-    ("steps", 0, MOST),
-    ("eval_steps", 0, MOST),
-    ("eval_prompts", 2, MOST),
-    ("eval_samples", 1, MOST),
-    ("save_steps", 0, MOST),
-    ("save_total_limit", 1, MOST),
-    ("threads", 0, MOST),
-    ("seed", -(2**63), 2**63 - 1),
-    ("num_hidden_layers", 1, MOST),
-    ("initializer_range", 0, MOST),
-    ("max_position_embeddings", 2, MOST),
-    ("warm_start_steps", 0, MOST),
-    ("warm_start_batch", 1, MOST),
-    ("warm_start_learning_rate", 0, MOST),
-    ("warm_start_noise", 0, 1),
-    ("max_prompt_length", 0, MOST),
-    ("reward_seconds", 1e-3, MOST),
-)
-"""What every number may be; NaN is within no range."""
 
 
 def check(config: TrainConfig) -> None:
@@ -80,13 +45,7 @@ def check(config: TrainConfig) -> None:
             f"the baseline {algorithm.baseline!r} compares outputs of a prompt, so num_generations must be at least "
             f"{smallest}, not {G}."
         )
-    for key, least, most in RANGES:
-        value = flatten(config)[key]
-        if not least <= value <= most:
-            raise InputError(
-                f"{key} is {value}; it must be a finite number of at least {least:g}"
-                + (f" and at most {most:g}." if most < MOST else ".")
-            )
+    check_ranges(config, flatten(config))
     _check_schedule(config.optim, algorithm.schedule)
     if algorithm.normalisation == "group_std" and G < 2:
         raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
@@ -103,10 +62,8 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_schedule(optim: OptimConfig, schedule: str) -> None:
-    if schedule == "auto" and optim.optimizer in {"Rprop", "Adafactor"}:
-        raise InputError(f"schedule 'auto' sets the learning rate, which {optim.optimizer} makes its own; try AdamW.")
-    if schedule == "auto" and not optim.learning_rate:
-        raise InputError("schedule 'auto' needs a learning_rate above 0 to start from.")
+    if refused := RULES[schedule].refusal(optim.optimizer, optim.learning_rate):
+        raise InputError(refused)
     if optim.schedule_metric == "optimizer" and optim.optimizer_args.get("centered"):
         raise InputError("schedule_metric 'optimizer' needs plain averages of squared gradients; leave out centered.")
     if optim.schedule_metric == "optimizer" and optim.optimizer not in PRECONDITIONED:
@@ -163,22 +120,52 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
         raise InputError(f"{error} {mend}") from None
 
 
-def make_learner(policy: Policy, config: TrainConfig, algorithm: Algorithm) -> Learner:
-    """Optimizer, scheduler and learner for a policy.
+def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig) -> Learner:
+    """All parts of the algorithm that the config names, for a policy.
 
     Raises:
-        InputError: the optimizer or the schedule refuses its settings, or the model has a layer without a rule.
+        InputError: the optimizer or the schedule refuses its settings, the model has a layer without a rule, or the
+            sampler cannot be had.
     """
-    optimizer = make_optimizer(config.optim, policy)
-    scheduler = get_scheduler(
-        config.optim.lr_scheduler_type, optimizer, 0, config.run.steps * config.algorithm.num_iterations
-    )
+    optim, rollout, scores = config.optim, config.rollout, config.scores
+    algorithm = resolve(config.algorithm, optim)
+    iterations, prompts = config.algorithm.num_iterations, rollout.prompts_per_micro_batch
+    optimizer = make_optimizer(optim, policy)
     try:
-        return Learner(
-            policy, algorithm, optimizer, scheduler, config.rollout, config.algorithm, config.optim, config.scores
+        # The tape refuses a model with a layer that has no rule, before anything is sampled.
+        tape = ScoreTape(policy.model, scores.score_method, memory_budget=scores.score_memory_mb * 10**6)
+        schedule = SNRSchedule(
+            optimizer,
+            algorithm.schedule,  # type: ignore[arg-type]
+            ema=None if optim.schedule_ema == -1 else optim.schedule_ema,
+            floor=optim.schedule_floor,
+            ceiling=optim.schedule_ceiling,
+            warmup=optim.warmup_steps * iterations,  # the schedule counts updates
+            kl=optim.schedule_kl,
         )
+        baseline = step_baseline(algorithm.baseline, config.algorithm, scores)
+        every = 0 if scores.ledger == "off" else scores.ledger_steps
+        ledger = VarianceLedger(policy, rollout.temperature, prompts, scores.ledger == "exact", every)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
+    rows = prompts * rollout.num_generations
+    return Learner(
+        policy=policy,
+        sampler=make_sampler(policy, rollout, config.policy.trust_remote_code),
+        rewards=rewards,
+        algorithm=algorithm,
+        baseline=baseline,
+        tape=tape,
+        ledger=ledger,
+        movement=Movement(policy, rollout.temperature, optim.schedule_kl_every, rows),
+        schedule=schedule,
+        optimizer=optimizer,
+        scheduler=get_scheduler(optim.lr_scheduler_type, optimizer, 0, config.run.steps * iterations),
+        rollout=rollout,
+        num_iterations=iterations,
+        max_grad_norm=optim.max_grad_norm,
+        optimizer_metric=optim.schedule_metric == "optimizer",
+    )
 
 
 def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
@@ -194,8 +181,11 @@ def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer
         raise InputError(f"torch.optim has no optimizer {config.optimizer!r}; try AdamW or SGD.")
     if refused := {"maximize", "differentiable", "capturable"} & set(config.optimizer_args):
         raise InputError(f"optimizer_args must not set {', '.join(sorted(refused))}: the update descends the loss -J.")
+    settings = {"lr": config.learning_rate, **config.optimizer_args}
+    if "weight_decay" in inspect.signature(kind).parameters:
+        settings = {"weight_decay": 0.0} | settings  # not torch's default: weights shrink only if somebody says so
     try:
-        return kind(policy.parameters, lr=config.learning_rate, **config.optimizer_args)  # type: ignore[call-arg]
+        return kind(policy.parameters, **settings)
     except (TypeError, ValueError) as error:
         raise InputError(f"{config.optimizer} refuses its settings: {error}.") from None
 

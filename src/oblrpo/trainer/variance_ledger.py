@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oblrpo import estimators
 from oblrpo.errors import check_finite
-from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
+from oblrpo.estimators import BASELINES, Prior
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.scores import ScoreTape
 from oblrpo.trainer.batch import Batch
@@ -27,61 +27,63 @@ class VarianceLedger:
         temperature: that was sampled at.
         prompts_per_block: whose completions are run through the model at a time; 0: all.
         exact: take inner products exactly, in one block, instead of from sketches.
-        clip_max: C of the importance weights of a sampler that reports its log-probabilities; None: they are 1.
+        every: `metrics` takes the ledger in step 1 and every so many steps; 0: never.
 
     Raises:
         ValueError: exact, and several blocks.
     """
 
-    def __init__(
-        self, policy: Policy, temperature: float, prompts_per_block: int, exact: bool, clip_max: float | None = None
-    ) -> None:
+    def __init__(self, policy: Policy, temperature: float, prompts_per_block: int, exact: bool, every: int = 0) -> None:
         if exact and prompts_per_block:
             raise ValueError("an exact ledger needs all prompts in one micro-batch.")
-        self.policy, self.temperature = policy, temperature
-        self.prompts_per_block, self.exact, self.clip_max = prompts_per_block, exact, clip_max
+        self.policy, self.temperature, self.every = policy, temperature, every
+        self.prompts_per_block, self.exact = prompts_per_block, exact
         self._tape = ScoreTape(policy.model)
 
-    def take(self, batch: Batch, scale_PG: Tensor, prior: Prior, seed: int) -> estimators.Ledger | None:
+    def metrics(self, batch: Batch, prior: Prior, step: int) -> dict[str, float]:
+        """The ledger of a step as metrics, in steps that take one; else nothing."""
+        if not self.every or step < 1 or (step != 1 and step % self.every):
+            return {}
+        ledger = self.take(batch, prior, step)
+        return {} if ledger is None else ledger_metrics(ledger)
+
+    def take(self, batch: Batch, prior: Prior, seed: int) -> estimators.Ledger | None:
         """The ledger of a batch, of the prompts with outputs enough for every baseline; None of fewer than two.
 
         With importance weights rho, scores are rho grad log pi: their inner products, norms and all that follows.
 
         Args:
-            batch: P x G completions and rewards.
-            scale_PG: what the loss weighting multiplies advantages by.
-            prior: of `oblr_shrunk`.
+            batch: P x G completions and rewards, with their loss weighting.
+            prior: what earlier steps say, for `oblr_shrunk`.
             seed: of the sketches.
         """
         G = batch.shape[1]
-        part_P = batch.counted_PG.sum(1) >= min(2, G)
+        part_P = batch.valid_PG.sum(1) >= min(2, G)
         if int(part_P.sum()) < 2:
             return None
         rows_S = part_P.repeat_interleave(G)
-        sequences, rewards_PG, scale_PG = batch.sequences.at(rows_S), batch.rewards_PG[part_P], scale_PG[part_P]
-        valid_PG = None if batch.valid_PG is None else batch.valid_PG[part_P]
+        sequences, weight_PG = batch.sequences.at(rows_S), batch.weight_PG[part_P]
+        rewards_PG, valid_PG = batch.rewards_PG[part_P], batch.valid_PG[part_P]
         outputs, plain, norms = self._pass(sequences, G, seed, None)
-        inputs = _inputs(outputs, norms, sequences, rewards_PG)
         rho_S = None
-        if batch.sampler_logps_SC is not None and self.clip_max is not None:
-            longest, reported_SC = sequences.completion_SC.shape[1], batch.sampler_logps_SC[rows_S]
+        if batch.sampler_logps_SC is not None and batch.clip_max is not None:
+            longest, reported_SC = sequences.own_SC.shape[1], batch.sampler_logps_SC[rows_S]
             logp_SC = torch.cat([_padded(each.logp_SC, longest) for each in outputs])
-            rho_S = SamplerMismatch.of(logp_SC, reported_SC, sequences.completion_mask_SC).rho_S(self.clip_max)
+            rho_S = SamplerMismatch.of(logp_SC, reported_SC, sequences.own_SC).rho_S(batch.clip_max)
             plain = _weighted(plain, rho_S)
         rho_PG = None if rho_S is None else rho_S.view_as(rewards_PG)
+        inputs = _inputs(outputs, norms, sequences, rewards_PG)
         coefs, grams = {}, {}
-        for name, entry in BASELINES.items():
-            if entry.smallest_group > G:
-                continue
-            baseline = estimators.baseline(name, rewards_PG, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior, **inputs)
-            scaled_PG = scale_PG / NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
-            if entry.by_token:
-                coefs[name] = scaled_PG
-                gram = self._pass(sequences, G, seed, (rewards_PG[..., None] - baseline).flatten(0, 1))[1]
+        every = estimators.under_every_baseline(rewards_PG, inputs, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior)
+        for name, (advantages, divisor_PG) in every.items():
+            scale_PG = weight_PG / divisor_PG
+            if BASELINES[name].by_token:
+                coefs[name] = scale_PG
+                gram = self._pass(sequences, G, seed, advantages.flatten(0, 1))[1]
                 grams[name] = gram if rho_S is None else _weighted(gram, rho_S)
             else:
-                coefs[name] = (rewards_PG - baseline) * scaled_PG
-        plainly = bool((scale_PG == 1).all())  # a loss weighting has another mean gradient
+                coefs[name] = advantages * scale_PG
+        plainly = bool((weight_PG == 1).all())  # a loss weighting has another mean gradient
         unbiased = {name: BASELINES[name].unbiased and plainly for name in coefs}
         return estimators.ledger(plain, coefs, rewards_PG, unbiased, grams, valid_PG)
 
@@ -92,17 +94,16 @@ class VarianceLedger:
         outputs, norms = [], []
         grams: list[Tensor] = []
         sketches: list[list[Tensor]] = [[], []]
-        S = len(sequences.completion_SC)
-        per_block = self.prompts_per_block * G or S
-        for start in range(0, S, per_block):
-            batch = sequences.rows(start, min(start + per_block, S))
+        start = 0
+        for batch in sequences.blocks(self.prompts_per_block * G):
             with self._tape as tape:
                 output = self.policy.logps(batch, self.temperature, features=True)
                 scored_S = output.logps_S
                 if weight_SC is not None:
-                    weight = weight_SC[start : start + per_block, : output.logp_SC.shape[1]]
-                    scored_S = (output.logp_SC * weight.to(output.logp_SC) * batch.completion_mask_SC).sum(1)
+                    weight = weight_SC[start : start + batch.count, : output.logp_SC.shape[1]]
+                    scored_S = (output.logp_SC * weight.to(output.logp_SC) * batch.own_SC).sum(1)
                 tape.record(scored_S)
+            start += batch.count
             outputs.append(output.detached())
             norms.append(tape.norm2())
             check_finite("score norm", norms[-1])
@@ -129,15 +130,10 @@ def ledger_metrics(ledger: estimators.Ledger) -> dict[str, float]:
 def _inputs(outputs: list[Logps], norm2_S: Tensor, sequences: Sequences, rewards_PG: Tensor) -> dict[str, Tensor]:
     """All that any baseline needs beyond rewards."""
     P, G = rewards_PG.shape
-    lengths = torch.cat([each.features.length_S for each in outputs if each.features is not None])
-    longest = sequences.completion_SC.shape[1]
-    logit_norm2 = [_padded(each.logit_norm2_SC, longest) for each in outputs if each.logit_norm2_SC is not None]
-    return {
-        "norm2_PG": norm2_S.view(P, G),
-        "length_PG": lengths.view(P, G),
-        "logit_norm2_PGT": torch.cat(logit_norm2).view(P, G, -1),
-        "token_mask_PGT": sequences.completion_mask_SC.view(P, G, -1).to(rewards_PG),
-    }
+    own_PGT = sequences.own_SC.view(P, G, -1).to(rewards_PG)
+    T = own_PGT.shape[2]
+    logit_norm2 = [_padded(each.logit_norm2_SC, T) for each in outputs if each.logit_norm2_SC is not None]
+    return estimators.baseline_inputs(own_PGT, norm2_S.view(P, G), torch.cat(logit_norm2).view(P, G, -1))
 
 
 def _weighted(gram: Tensor, rho_S: Tensor) -> Tensor:

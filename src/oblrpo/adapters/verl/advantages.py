@@ -68,7 +68,8 @@ def _advantages(
     rewards_PG = groups.take(token_level_rewards.double().sum(-1))
     norm2_PG = groups.take(known.norm2_S.double())
     valid_PG = groups.valid_PG
-    baseline_PG = estimators.baseline(baseline, rewards_PG, norm2_PG=norm2_PG, valid_PG=valid_PG, prior=known.prior)
+    inputs = estimators.baseline_inputs(groups.take(response_mask), norm2_PG)
+    baseline_PG = estimators.baseline(baseline, rewards_PG, valid_PG=valid_PG, prior=known.prior, **inputs)
     known.prior.observe(rewards_PG, norm2_PG, valid_PG)
     advantage_S = groups.put(torch.where(valid_PG, rewards_PG - baseline_PG, 0)).to(token_level_rewards)
     advantages = advantage_S[:, None] * response_mask

@@ -13,7 +13,7 @@ from oblrpo.adapters.verl.prompt_rows import PromptRows
 from oblrpo.adapters.verl.scoring import GRAM, NORM2, SKETCH
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES, NORMALISATIONS
+from oblrpo.estimators import BASELINES
 
 
 class BatchScores:
@@ -86,15 +86,10 @@ class BatchScores:
         gram_KSS = sketch_KSL @ sketch_KSL.mT
         gram_KSS = gram_KSS.diagonal_scatter(norm2_PG.flatten().expand(len(gram_KSS), -1), dim1=1, dim2=2)
         rewards_PG = groups.take(data[rewards].to_padded_tensor(0).double().sum(1))
-        lengths_PG = groups.take(data["response_mask"].to_padded_tensor(0).double().sum(1))
-        coefs = {}
-        for name, entry in BASELINES.items():
-            if entry.by_token or entry.smallest_group > groups.size:
-                continue
-            baseline_PG = estimators.baseline(
-                name, rewards_PG, valid_PG=valid_PG, prior=prior, norm2_PG=norm2_PG, length_PG=lengths_PG
-            )
-            coefs[name] = (rewards_PG - baseline_PG) / NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
+        mask_PGT = groups.take(data["response_mask"].to_padded_tensor(0).double())
+        inputs = estimators.baseline_inputs(mask_PGT, norm2_PG)
+        every = estimators.under_every_baseline(rewards_PG, inputs, valid_PG=valid_PG, prior=prior)
+        coefs = {name: advantages_PG / divisor_PG for name, (advantages_PG, divisor_PG) in every.items()}
         unbiased = {name: BASELINES[name].unbiased for name in coefs}
         known = valid_PG.any(1)
         keep = known.repeat_interleave(groups.size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from oblrpo.errors import InputError
+from oblrpo.estimators import RULES
 
 ESTIMATORS = {"oblr_po": "oblr", "oblr_po_shrunk": "oblr_shrunk"}
 """verl's name of an advantage estimator -> the baseline in `estimators.BASELINES`."""
@@ -72,9 +73,10 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
             raise InputError(f"oblrpo.{key} must be a {kind.__name__}, got {value!r}.")
         values[key] = kind(value)
     settings = Settings(**values)
-    if settings.schedule == "auto":
+    rule = RULES.get(settings.schedule)
+    if rule is not None and rule.measures_updates:
         raise InputError(
-            "oblrpo.schedule=auto is not there on verl: it measures every update by one more forward; "
+            f"oblrpo.schedule={settings.schedule} is not there on verl: it measures every update by one more forward; "
             f"choose one of: {', '.join(SCHEDULES)}."
         )
     _check_ranges(settings)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from oblrpo import estimators
-from oblrpo.estimators import Moments, SNRSchedule
+from oblrpo.estimators import SCHEDULE_MODES, Moments, SNRSchedule
+from oblrpo.estimators.measured_rate import LEAST
 
 BATCH = Moments(signal2=2.0, trace_cov=8.0, n=4)  # N SNR = 1: half of the gradient's squared norm is signal
 SHARE = 0.5
@@ -63,8 +64,8 @@ class Slope:
         return self.scores_SD @ (self.theta - before)
 
     @property
-    def measured(self):
-        return self.schedule.measured
+    def rule(self):
+        return self.schedule.rule
 
 
 # Changes of log pi are within three times their root mean square: nothing is clipped.
@@ -80,7 +81,7 @@ def test_kl_and_kappa_are_those_of_the_update_that_was_made(make):
         assert run.taken[-1] == pytest.approx((run.kls[-1], 1.0), rel=1e-9)
         kappas.append(run.kls[-1] / run.rates[-1] ** 2)
     weights = [0.8**age for age in (3, 2, 1, 0)]
-    assert run.measured.kappa == pytest.approx(sum(map(float.__mul__, weights, kappas)) / sum(weights), rel=1e-9)
+    assert run.rule.kappa == pytest.approx(sum(map(float.__mul__, weights, kappas)) / sum(weights), rel=1e-9)
     assert run.measured_times == 4
 
 
@@ -175,7 +176,7 @@ def test_an_update_that_goes_too_far_is_shortened(make, too_much):
     assert share * too_much == pytest.approx(run.changes[0][0] / free.changes[0][0] * 1e-3)
     torch.testing.assert_close(run.changes[0] / run.changes[0].norm(), free.changes[0] / free.changes[0].norm())
     torch.testing.assert_close(run.optimizer.state_dict()["state"], free.optimizer.state_dict()["state"])
-    assert run.measured.rate == pytest.approx(share * too_much)
+    assert run.rule.rate == pytest.approx(share * too_much)
     run.step()
     assert run.kls[1] == pytest.approx(0.02 * SHARE)
 
@@ -221,7 +222,7 @@ def test_a_skipped_step_leaves_the_measurements_alone():
     run.step(skip=True)
     run.step()
     other.step()
-    assert run.measured.kappa == other.measured.kappa
+    assert run.rule.kappa == other.rule.kappa
     assert run.optimizer.param_groups[0]["lr"] == 0.01
 
 
@@ -230,11 +231,11 @@ def test_an_update_without_the_schedule_is_measured_but_not_taken_for_its_own():
     run = Slope(sgd(0.01))
     run.step()
     run.step(skip=True)
-    run.optimizer.param_groups[0]["lr"], before, kappa = 100.0, run.theta, run.measured._kappa_sum
+    run.optimizer.param_groups[0]["lr"], before, kappa = 100.0, run.theta, run.rule._kappa_sum
     run.optimizer.step()
     kl, share = run.schedule.confine(lambda: run.change_S(before))
     assert kl == pytest.approx(100**2 * float(SLOPE @ SLOPE) / 2)
-    assert (share, run.measured._kappa_sum) == (1.0, kappa)
+    assert (share, run.rule._kappa_sum) == (1.0, kappa)
 
 
 def test_a_scheduler_scales_the_rate_and_the_measurements_know():
@@ -242,12 +243,12 @@ def test_a_scheduler_scales_the_rate_and_the_measurements_know():
     run = Slope(sgd(0.3), kl=0.02)
     for _ in range(20):
         run.step()
-    kappa = run.measured.kappa
+    kappa = run.rule.kappa
     run.optimizer.param_groups[0]["lr"] = 0.15
     run.step()
     run.step()
     assert run.kls[-1] == pytest.approx(0.02 * SHARE / 4)
-    assert run.measured.kappa == pytest.approx(kappa)
+    assert run.rule.kappa == pytest.approx(kappa)
 
 
 def test_warmup_scales_the_rate_and_the_measurements_know():
@@ -355,8 +356,8 @@ def test_changes_that_are_not_of_the_weights_are_refused_and_the_update_taken_ba
         with pytest.raises(ValueError, match=r"nats even without an update.*without dropout"):
             run.step()
         assert not run.theta.any()
-    assert run.measured.rate == 0.1 * 1.5
-    assert math.isnan(run.measured.kappa)
+    assert run.rule.rate == 0.1
+    assert math.isnan(run.rule.kappa)
 
 
 def test_a_rate_in_a_tensor():
@@ -369,11 +370,55 @@ def test_a_rate_in_a_tensor():
     assert run.optimizer.param_groups[0]["lr"] is held
 
 
-def test_a_policy_that_does_not_move_lets_the_rate_grow():
+def test_a_policy_that_cannot_be_moved_leaves_the_rate_where_it_is():
+    """No update, however long, changes a log-probability: nothing is known of the rate, and it does not grow."""
     run = Slope(sgd(1e-3), scores_SD=torch.zeros(4, 3, dtype=torch.float64), growth=1.5)
-    for _ in range(3):
+    for _ in range(40):
         run.step()
-    assert run.rates == pytest.approx([1e-3, 1.5e-3, 2.25e-3])
+    assert run.rates == pytest.approx([1e-3] * 40)
+    assert math.isnan(run.rule.kappa)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_an_update_too_short_to_be_felt_is_lengthened_for_the_measurement(make):
+    """Log-probabilities that know five digits: 1e-9 moves none of them, and yet kappa is found and the update kept."""
+    run, exact = Slope(make(1e-9), kl=0.02), Slope(make(1e-3), kl=0.02)
+    felt = run.change_S
+    run.change_S = lambda before: (felt(before) * 1e5).round() / 1e5
+    run.step()
+    exact.step()
+    assert run.taken[0] == (0.0, 1.0)
+    torch.testing.assert_close(run.changes[0], exact.changes[0] * 1e-6)
+    assert 0.2 < run.rule.kappa / exact.rule.kappa < 5
+    run.step()
+    assert 0.2 * LEAST < run.kls[1] / 0.02 < 5 * LEAST
+
+
+def test_an_update_that_rounding_swallows_leaves_the_rate_where_it_is():
+    """At 1e-30 float64 keeps no update of a weight of 1; there is nothing to lengthen."""
+    run = Slope(sgd(1e-30))
+    for p in run.parameters:
+        p.data += 1
+    for _ in range(5):
+        run.step()
+    assert run.rates == pytest.approx([1e-30] * 5)
+
+
+@pytest.mark.parametrize("mode", SCHEDULE_MODES)
+@pytest.mark.parametrize("floor", [0.0, 0.5])
+def test_no_signal_no_step(mode, floor):
+    """Without a gradient the rate is 0 in every mode, at any floor, and the next gradient finds what was there."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.zeros(3)
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.1)
+    schedule = SNRSchedule(optimizer, mode, floor=floor)
+    for _ in range(200):
+        assert schedule.step(Moments(0.0, 0.0, 4)) == 0.0
+        optimizer.step()
+        schedule.confine(lambda: torch.zeros(4))
+    assert torch.equal(parameter.detach(), torch.ones(3))
+    fresh = SNRSchedule(torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))], lr=0.1), mode, floor=floor, ema=0)
+    assert schedule.step(BATCH) == pytest.approx(fresh.step(BATCH))
 
 
 def test_the_state_is_plain_numbers_and_resumes_identically():

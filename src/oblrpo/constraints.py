@@ -1,0 +1,94 @@
+"""What holds of a setting beside its type and default, declared as annotations where it stands (`config`).
+
+steps: Annotated[int, Range(0), MAY_CHANGE] = 100
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oblrpo.errors import InputError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may be; NaN and the infinities are in no range."""
+
+    least: float
+    most: float = sys.float_info.max
+
+
+@dataclass(frozen=True)
+class Resumable:
+    """A run may be resumed with another value of the setting."""
+
+
+MAY_CHANGE = Resumable()
+
+
+@dataclass(frozen=True)
+class Idle:
+    """The setting does nothing under some configs; a run refuses it there where somebody has set it."""
+
+    why: str
+    """The reason, in words; `{task}` stands for the task's name."""
+    when: Callable[[Any], bool]
+    """Whether it is so under a `TrainConfig`."""
+
+
+def annotations_of(config: Any) -> dict[str, tuple[Any, ...]]:
+    """Name of every setting -> what it is annotated with, over all sections of a config."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for section in dataclasses.fields(config):
+        part = getattr(config, section.name)
+        if dataclasses.is_dataclass(part):
+            hints = typing.get_type_hints(type(part), include_extras=True)
+            found |= {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return found
+
+
+def check_ranges(config: Any, values: Mapping[str, Any]) -> None:
+    """Refuse numbers out of range.
+
+    Args:
+        config: whose settings they are.
+        values: all of them by name.
+
+    Raises:
+        InputError: names the setting and its range.
+    """
+    for name, notes in annotations_of(config).items():
+        for note in notes:
+            if isinstance(note, Range) and not note.least <= values[name] <= note.most:
+                most = f" and at most {note.most:g}" if note.most < sys.float_info.max else ""
+                least = f"{name} is {values[name]}; it must be a finite number of at least {note.least:g}"
+                raise InputError(f"{least}{most}.")
+
+
+def refuse_idle(given: Mapping[str, str], config: Any) -> None:
+    """Refuse what somebody has set and a run would pass over.
+
+    Args:
+        given: settings that were set, with how they are written there.
+        config: all settings of the run.
+
+    Raises:
+        InputError: names those that do nothing, and why.
+    """
+    idle: dict[str, list[str]] = {}
+    for name, notes in annotations_of(config).items():
+        for note in notes if name in given else ():
+            if isinstance(note, Idle) and note.when(config):
+                idle.setdefault(note.why.format(task=config.task.task), []).append(given[name])
+    for why, written in idle.items():
+        raise InputError(f"{', '.join(written)} would change nothing, for {why}; leave it out.")
+
+
+def may_change_on_resume(config: Any) -> set[str]:
+    """The settings with which a run may be resumed although they differ from those it was started with."""
+    return {name for name, notes in annotations_of(config).items() if MAY_CHANGE in notes}

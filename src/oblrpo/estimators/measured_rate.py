@@ -1,0 +1,199 @@
+"""A learning rate with nothing to set: each update may move the policy by delta nats times the signal's share.
+
+Let u be the update at rate 1 (any optimizer's) and kappa = KL(pi_th || pi_th+eta u) / eta^2. Theorem 4's expansion
+holds while the policy moves little. Its eta_0 = 1/c is taken for the rate at which it just does, eta_0 = sqrt(delta /
+kappa), where one update moves the policy by delta nats. The theorem's factor f = N SNR / (1 + N SNR) multiplies a
+gradient, while u counts as normalised (Adam's by definition, any other's once its length is measured in nats). As
+E ||g||^2 = ||grad J||^2 / f, the theorem's step of length f ||g|| / c has length sqrt(f) ||grad J|| / c. For a
+normalised update that is eta = sqrt(f) eta_0, and a step moves the policy by
+
+    KL_t = delta f_t:    the smaller the signal's share of the gradient, the smaller the step.
+
+Two limits: c is not measured, so that without noise (f = 1) steps keep their length and circle an optimum instead of
+settling in it; and f is the gradient's, while u may average gradients over steps (momentum), which are less noisy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from oblrpo.estimators.averages import MomentAverage
+from oblrpo.estimators.rules import RateSettings, Rule, Step, mean_kl
+
+LEAST = 1e-3
+"""Share of delta that a step may always spend: a policy that stands still measures nothing."""
+KAPPA_MEMORY = 0.8
+SHORTEST = 1e-15
+"""Part of an update below which it is given up: float32 has long stopped to tell it from none."""
+LONGEST = 1e15
+"""Times an update is lengthened at the most to feel what it does."""
+
+
+class MeasuredRate(Rule):
+    """The rate at which the next update is expected to move the policy by delta f nats; none moves it by over delta.
+
+    The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
+    rate whose KL is expected to be `LEAST` delta, and shrinks at most `shrinkage` times. It changes only on what was
+    felt: an update too short to move the measured log-probabilities is lengthened for the measurement until it does,
+    and put back; where even that moves nothing, the rate stays.
+
+    Cost: a copy of the trained parameters during the step, and whatever forward the caller spends on `confine`.
+
+    Args:
+        settings: the optimizer whose parameters are held, delta (`kl`), growth, shrinkage, and bounds on f.
+    """
+
+    memory: ClassVar[float] = 0.97  # a rate that is followed from step to step wants a steady share
+    measures_updates: ClassVar[bool] = True
+    watched: ClassVar[str] = "signal's share of the gradient, which the learning rate follows,"
+    to_shorten: ClassVar[str] = "lower schedule_kl"
+
+    def __init__(self, settings: RateSettings) -> None:
+        super().__init__(settings)
+        self.rate: float | None = None
+        self._start = 0.0
+        self._kappa_sum = self._kappa_weight = 0.0
+        self._used: float | None = None  # the rate of an update that was made and not yet confined
+        self._before: list[Tensor] = []
+
+    @classmethod
+    def refusal(cls, optimizer: str, learning_rate: float) -> str:
+        """Optimizers with a rate of their own are refused, and a rate of 0 to start from."""
+        if optimizer in {"Rprop", "Adafactor"}:
+            return f"schedule 'auto' sets the learning rate, which {optimizer} makes its own; try AdamW."
+        return "" if learning_rate else NO_START
+
+    @classmethod
+    def share_in(cls, metrics: dict[str, Any], floor: float) -> float:
+        """The share f; `lr_factor` is over an arbitrary start, and never falls below that of `LEAST`."""
+        n_snr = metrics["n_snr"]
+        return math.nan if n_snr is None else max(n_snr / (1 + n_snr), floor)
+
+    @property
+    def kappa(self) -> float:
+        """KL per squared rate, averaged over updates; NaN before the first one that was felt."""
+        return self._kappa_sum / self._kappa_weight if self._kappa_weight else math.nan
+
+    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+        """The next rate over the first.
+
+        Raises:
+            ValueError: no rate to start from, or the last update was not confined.
+        """
+        if not self._start:  # a scheduler may begin at 0
+            groups = self.settings.optimizer.param_groups
+            self._start = max(float(group.get("initial_lr", group["lr"])) for group in groups)
+            if not self._start:
+                raise ValueError(NO_START)
+        return self._next_rate(self._within_bounds(average.signal_share() * ess_ratio)) / self._start
+
+    def _next_rate(self, share: float) -> float:
+        if self._used is not None:
+            raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
+        if self.rate is None:
+            self.rate = self._start
+        elif self._kappa_weight:
+            best = math.sqrt(max(share, LEAST) * self.settings.kl / self.kappa)
+            free = math.sqrt(LEAST * self.settings.kl / self.kappa)
+            longest = max(self.rate * self.settings.growth, free)
+            self.rate = min(max(best, self.rate / self.settings.shrinkage), longest)
+        self._before = [p.detach().clone() for p in self._parameters]
+        return self.rate
+
+    def stepped(self, used: float | None) -> None:
+        """Take note of the rate that `optimizer.step()` was called at.
+
+        Raises:
+            ValueError: a second update before the first was confined.
+        """
+        if self._used is not None:
+            raise ValueError("two updates in one step: call `step` before and `confine` after each optimizer.step().")
+        self._used = used
+
+    @torch.no_grad()
+    def confine(self, change: Callable[[], Tensor]) -> Step:
+        """Measure the update and shorten it until it moves the policy by at most delta.
+
+        A step along u at a lower rate is the same update, shorter; the optimizer's own state does not depend on it.
+
+        Raises:
+            ValueError: it moves the policy too far however short it is; it has been taken back.
+        """
+        kl, left, delta = mean_kl(change()), 1.0, self.settings.kl
+        if self._used is None:  # an update without the schedule
+            return Step(kl, left)
+        while kl > delta * (1 + 1e-6):
+            shorter = max(0.1, math.sqrt(0.9 * delta / kl))
+            left = left * shorter if left > SHORTEST else 0.0
+            self._scale_update(shorter if left else 0.0)
+            if not left:
+                self._used = None
+                raise ValueError(_not_of_the_weights(kl))
+            kl = mean_kl(change())
+        used, self._used = self._used * left, None
+        self.rate = None if self.rate is None else self.rate * left
+        if used > 0:
+            self._learn(kl / used**2 if kl > 0 else self._kappa_of_lengthened(used, change))
+        self._before = []
+        return Step(kl, left)
+
+    def _learn(self, kappa: float) -> None:
+        if kappa > 0:
+            self._kappa_sum = KAPPA_MEMORY * self._kappa_sum + (1 - KAPPA_MEMORY) * kappa
+            self._kappa_weight = KAPPA_MEMORY * self._kappa_weight + (1 - KAPPA_MEMORY)
+
+    def _kappa_of_lengthened(self, used: float, change: Callable[[], Tensor]) -> float:
+        """KL per squared rate of an update too short to be felt, made ten times longer until it is; 0 if it never is.
+
+        Only while nothing is known of kappa. The parameters are put back to what the update made of them.
+        """
+        if self._kappa_weight or not any((p != b).any() for p, b in zip(self._parameters, self._before, strict=True)):
+            return 0.0
+        made, longer, kl = [p.detach().clone() for p in self._parameters], 1.0, 0.0
+        while kl == 0 and longer < LONGEST:
+            longer *= 10
+            self._scale_update(10.0)
+            kl = mean_kl(change())
+        for p, kept in zip(self._parameters, made, strict=True):
+            p.copy_(kept)
+        return kl / (used * longer) ** 2 if kl < math.inf else 0.0
+
+    def _scale_update(self, scale: float) -> None:
+        for p, before in zip(self._parameters, self._before, strict=True):
+            p.copy_(before + (p - before) * scale if scale else before)
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.settings.optimizer.param_groups for p in group["params"]]
+
+    _NUMBERS = ("rate", "_start", "_kappa_sum", "_kappa_weight")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rate, where it started, and the averages of kappa."""
+        return {key.removeprefix("_"): getattr(self, key) for key in self._NUMBERS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off.
+
+        Raises:
+            KeyError: the state is that of another rule.
+        """
+        for key in self._NUMBERS:
+            setattr(self, key, state[key.removeprefix("_")])
+
+
+NO_START = "schedule 'auto' needs a learning_rate above 0 to start from."
+
+
+def _not_of_the_weights(kl: float) -> str:
+    if kl < math.inf:
+        return (
+            f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps cannot be "
+            "measured: take those before and after it of the same rows, in the same precision, without dropout."
+        )
+    return "log-probabilities are NaN or infinite after the update, and were so before it."

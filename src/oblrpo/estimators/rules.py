@@ -1,0 +1,167 @@
+"""Rules that turn a gradient's signal and noise into a factor on the learning rate: one small class each.
+
+`RULES` names them for `SNRSchedule`. Whoever needs to know what a rule asks of its user reads the rule's attributes and
+never its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from oblrpo.estimators.averages import MomentAverage
+
+
+@dataclass(frozen=True)
+class RateSettings:
+    """What a rule may be told; each rule reads what concerns it.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    optimizer: Optimizer
+    floor: float = 0.0
+    ceiling: float = 1.0
+    kl: float = 0.1
+    growth: float = 1.5
+    shrinkage: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor <= self.ceiling:
+            raise ValueError(f"need 0 <= floor <= ceiling, got floor {self.floor} and ceiling {self.ceiling}.")
+        if not 0 < self.kl < math.inf or not self.growth > 1 or not self.shrinkage > 1:
+            given = f"{self.kl}, {self.growth} and {self.shrinkage}"
+            raise ValueError(f"need kl > 0, growth > 1 and shrinkage > 1, got {given}.")
+
+
+class Step(NamedTuple):
+    """What became of an update."""
+
+    kl: float
+    """How far the update moved the policy, in nats."""
+    share: float
+    """How much of the update is left; 1 unless it would have moved the policy too far."""
+
+
+class Rule:
+    """A rule for the factor on eta_0. Subclasses define `factor`; the rest is what most of them have in common."""
+
+    memory: ClassVar[float] = 0.9
+    """Decay of the averages of signal and noise, unless the user sets one."""
+    measures_updates: ClassVar[bool] = False
+    """Whether `SNRSchedule.confine` has to be called after every update."""
+    watched: ClassVar[str] = "schedule's factor on the learning rate"
+    """What `share_in` reads from a run's metrics, in words."""
+    to_shorten: ClassVar[str] = "take a third of learning_rate, or schedule auto"
+    """What a user does about steps that are too long."""
+
+    def __init__(self, settings: RateSettings) -> None:
+        self.settings = settings
+
+    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+        """The factor on eta_0 for the next update.
+
+        Args:
+            average: signal and noise, averaged up to and with this batch.
+            ess_ratio: ESS / B of this batch's importance weights; 1 on-policy.
+
+        Raises:
+            ValueError: the rule cannot go on.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def refusal(cls, optimizer: str, learning_rate: float) -> str:
+        """Why the rule cannot work with an optimizer of this name at this rate, in a sentence; empty if it can."""
+        return ""
+
+    @classmethod
+    def share_in(cls, metrics: dict[str, Any], floor: float) -> float:
+        """What the rule makes of the signal in a step's metrics, between 0 and 1; NaN where it is not known."""
+        return float(metrics["lr_factor"])
+
+    def stepped(self, used: float | None) -> None:
+        """Take note that `optimizer.step()` was called at this rate; None: at one that the schedule did not set."""
+
+    def confine(self, change: Callable[[], Tensor]) -> Step:
+        """Measure how far the update moved the policy; see `SNRSchedule.confine`."""
+        return Step(mean_kl(change()), 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs of the rule, as plain numbers."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off.
+
+        Raises:
+            KeyError: the state is that of another rule.
+        """
+
+    def _within_bounds(self, factor: float) -> float:
+        return min(max(factor, self.settings.floor), self.settings.ceiling)
+
+
+class Off(Rule):
+    """The factor is 1: the rate is the optimizer's own."""
+
+    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+        """The factor 1."""
+        return 1.0
+
+
+class EffectiveSampleSize(Rule):
+    """The factor is sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616)."""
+
+    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+        """The root of the effective sample size over the batch size."""
+        return math.sqrt(ess_ratio)
+
+
+class Debiased(Rule):
+    """The factor is theorem 4's S / (S + T/N) with unbiased S and T, cut at 0: it can brake down to nothing."""
+
+    unbiased: ClassVar[bool] = True
+
+    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+        """The signal's share of the gradient, within the bounds."""
+        return self._within_bounds(average.signal_share(self.unbiased) * math.sqrt(ess_ratio))
+
+
+class PlugIn(Debiased):
+    """The factor is theorem 4's with ||g||^2 for ||grad J||^2, the paper read literally.
+
+    Its N SNR is about 1 too high, so that the factor hardly ever falls below 1/2: it cannot brake.
+    """
+
+    unbiased: ClassVar[bool] = False
+
+
+def mean_kl(change_S: Tensor) -> float:
+    """KL(before || after) = mean of the squared change of log pi(o|q) / 2, in nats, to second order.
+
+    The outputs are those of the policy before the update. Tails are clipped at three times the root mean square: a few
+    outputs whose log-probability falls by tens say little about the others. The result is infinite if any change is NaN
+    or infinite.
+    """
+    change_S = change_S.detach().double()
+    if not change_S.isfinite().all():
+        return math.inf
+    scale = change_S.square().mean().sqrt()
+    return float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2)
+
+
+def set_rate(group: dict[str, Any], rate: Any) -> None:
+    """Set a parameter group's rate in place; compiled and capturable optimizers hold on to the tensor."""
+    if isinstance(group["lr"], Tensor):
+        with torch.no_grad():
+            group["lr"].copy_(rate)
+    else:
+        group["lr"] = rate

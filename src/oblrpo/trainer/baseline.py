@@ -1,0 +1,165 @@
+"""The named baseline in a training step: what it asks of the forward and of the tape, and what it remembers.
+
+Algorithm 1 asks a `StepBaseline` for each thing in turn and never asks which baseline it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oblrpo import estimators
+from oblrpo.config import AlgorithmConfig, ScoresConfig
+from oblrpo.errors import check_finite
+from oblrpo.estimators import BASELINES
+from oblrpo.policy import Logps
+from oblrpo.scores import ScoreTape
+from oblrpo.trainer.batch import Batch
+from oblrpo.trainer.results import Part
+from oblrpo.trainer.score_norms import ScoreNorms, join
+
+
+class StepBaseline:
+    """A baseline of one number an output, known once the backward has given score norms.
+
+    Args:
+        name: a key of `estimators.BASELINES`.
+        config: the prior's strength and memory.
+        scores: what weighs rewards, exact norms or a proxy, and how often they are compared.
+    """
+
+    def __init__(self, name: str, config: AlgorithmConfig, scores: ScoresConfig) -> None:
+        self.name, self.entry = name, BASELINES[name]
+        self.score_norms = ScoreNorms(scores, "norm2_PG" in self.entry.needs)
+        strength = config.prior_strength if config.prior_strength >= 0 else None
+        self.prior = estimators.Prior(strength, config.prior_memory)
+        """What earlier steps say."""
+        self._seen = self._kept = self.prior
+
+    def begin(self) -> None:
+        """A pass over a batch begins: of this batch nothing is known yet."""
+        self._seen = copy.deepcopy(self.prior)
+
+    def needs_features(self, step: int) -> bool:
+        """Whether the forward of this step must tell what proxies of score norms go by."""
+        return self.score_norms.needs_features(step)
+
+    def record(self, tape: ScoreTape, part: Batch, logps: Logps) -> None:
+        """Run the backward whose per-sequence gradients are the scores grad log pi(o|q)."""
+        if tape.method != "folds":
+            tape.record(logps.logps_S)
+            return
+        # Sums a prompt instead of a gradient a sequence: what spans the advantages must be known beforehand.
+        basis_PGK = estimators.fold_basis(part.rewards_PG, part.valid_PG) * part.share_of_mean()[..., None]
+        tape.record(logps.logps_S, basis_SK=basis_PGK.flatten(0, 1), group_size=part.shape[1])
+
+    def norms(self, tape: ScoreTape, step: int) -> Tensor | None:
+        """The squared score norms of what was recorded, (S,); None in a step that has no use for them."""
+        if not self.score_norms.needs_norms(step):
+            return None
+        norm2_S = tape.norm2()
+        check_finite("score norm", norm2_S)
+        return norm2_S
+
+    def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
+        """The baseline b of every output, (P, G)."""
+        norm2_PG = self.score_norms.of(logps.features, norm2_S).view(part.shape)
+        inputs = estimators.baseline_inputs(part.own_PGT, norm2_PG)
+        result = self._baseline(part, inputs)
+        self._seen.observe(part.rewards_PG, norm2_PG * part.rho_PG**2, part.valid_PG)
+        return result
+
+    def coefficients(self, advantages_PG: Tensor) -> Tensor:
+        """What each recorded score is multiplied by, beside its share of the mean: the advantages."""
+        return advantages_PG
+
+    def learn(self, parts: list[Part]) -> dict[str, float]:
+        """After the first pass over a batch: keep what it says for later steps, and teach the calibrated proxy.
+
+        Returns:
+            How well every proxy agrees with exact norms, in steps that compare them.
+        """
+        self._kept = self._seen
+        norms = [part.norm2_S for part in parts if part.norm2_S is not None]
+        features = [part.logps.features for part in parts if part.logps.features is not None]
+        outputs = parts[0].batch.shape[1]
+        if not norms or not features or outputs < 2:
+            return {}
+        valid_S = torch.cat([part.batch.valid_PG.flatten() for part in parts])
+        return self.score_norms.observe(join(features), torch.cat(norms), outputs, valid_S)
+
+    def next_step(self) -> None:
+        """The step is over: what its first pass saw becomes part of the past."""
+        self.prior = self._kept
+        self.prior.next_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The prior and what the calibrated proxy has learned."""
+        return {"prior": self.prior.state_dict(), "proxy": self.score_norms.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off.
+
+        Raises:
+            KeyError: it is the state of another version.
+            ValueError: as `Prior` raises.
+        """
+        self.prior.load_state_dict(state["prior"])
+        self.score_norms.load_state_dict(state["proxy"])
+
+    def _baseline(self, part: Batch, inputs: dict[str, Tensor]) -> Tensor:
+        return estimators.baseline(
+            self.name, part.rewards_PG, valid_PG=part.valid_PG, rho_PG=part.rho_PG, prior=self._seen, **inputs
+        )
+
+
+class UnweightedBaseline(StepBaseline):
+    """A baseline without score norms: of rewards, which it takes from the whole batch, or of rewards and lengths."""
+
+    def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
+        """The baseline b of every output, (P, G)."""
+        if self.entry.needs:
+            return self._baseline(part, estimators.baseline_inputs(part.own_PGT))
+        whole = part.whole or part
+        return estimators.baseline(self.name, whole.rewards_PG, valid_PG=whole.valid_PG)[part.prompts]
+
+
+class TokenBaseline(UnweightedBaseline):
+    """A baseline of one number a token, known before the backward, which carries the advantages token by token."""
+
+    def needs_features(self, step: int) -> bool:
+        """Always: the norms of tokens' scores for their logits come with them."""
+        return True
+
+    def record(self, tape: ScoreTape, part: Batch, logps: Logps) -> None:
+        """Run the backward of sum_t A_t log pi(o_t)."""
+        advantages_SC = (part.rewards_PG[..., None] - self._by_token(part, logps)).flatten(0, 1)
+        tape.record((logps.logp_SC * advantages_SC * part.sequences.own_SC).sum(1))
+
+    def norms(self, tape: ScoreTape, step: int) -> Tensor | None:
+        """None: what was recorded is no score."""
+        return None
+
+    def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
+        """The mean baseline of every output's tokens, (P, G)."""
+        baseline_PGT, own_PGT = self._by_token(part, logps), part.own_PGT
+        return (baseline_PGT * own_PGT).sum(2) / own_PGT.sum(2)
+
+    def coefficients(self, advantages_PG: Tensor) -> Tensor:
+        """Ones: the backward has carried the advantages."""
+        return torch.ones_like(advantages_PG)
+
+    def _by_token(self, part: Batch, logps: Logps) -> Tensor:
+        assert logps.logit_norm2_SC is not None
+        logit_norm2_PGT = logps.logit_norm2_SC.view(*part.shape, -1)
+        return self._baseline(part, estimators.baseline_inputs(part.own_PGT, logit_norm2_PGT=logit_norm2_PGT))
+
+
+def step_baseline(name: str, config: AlgorithmConfig, scores: ScoresConfig) -> StepBaseline:
+    """The named baseline, ready for training steps."""
+    entry = BASELINES[name]
+    kind = StepBaseline if "norm2_PG" in entry.needs else TokenBaseline if entry.by_token else UnweightedBaseline
+    return kind(name, config, scores)

@@ -1,0 +1,37 @@
+"""Learners of any algorithm on a policy, and everything that one pass over a batch says."""
+
+from dataclasses import asdict, fields, replace
+from types import SimpleNamespace
+
+import torch
+
+from oblrpo.algorithms import ALGORITHMS
+from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig, TrainConfig
+from oblrpo.rollout import Rollouts
+from oblrpo.trainer.batch import mismatch_metrics
+from oblrpo.trainer.setup import make_learner
+
+
+def learner_of(policy, algorithm, *, optimizer=torch.optim.SGD, lr=0.1, scores=None, rewards=None, **settings):
+    """A learner with settings by name, whatever section of the config they are in."""
+    row = asdict(ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm)
+    settings |= row | {"optimizer": optimizer.__name__, "learning_rate": lr}
+    sections = {"rollout": RolloutConfig, "algorithm": AlgorithmConfig, "optim": OptimConfig}
+    made = {
+        name: kind(**{field.name: settings.pop(field.name) for field in fields(kind) if field.name in settings})
+        for name, kind in sections.items()
+    }
+    assert not settings, settings
+    config = TrainConfig(**made, scores=scores or ScoresConfig())
+    return make_learner(policy, rewards, config)
+
+
+def one_pass(learner, sequences, rewards_PG, old_logps_PG=None, step=0, valid_PG=None, sampler_logps_SC=None):
+    """The gradient of a batch with what was learned on the way; nothing is updated."""
+    batch = learner.batch(Rollouts(sequences, [], None, sampler_logps_SC), rewards_PG, valid_PG)
+    batch = replace(batch, old_logps_PG=old_logps_PG)
+    further = {} if old_logps_PG is not None else learner.ledger.metrics(batch, learner.baseline.prior, step)
+    gradient, parts = learner.gradient(batch, step)
+    further |= learner.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
+    shown = {"advantages_PG": gradient.advantages_PG, "rho_PG": gradient.batch.rho_PG, "further": further}
+    return SimpleNamespace(**vars(gradient), **shown)
