@@ -51,7 +51,7 @@ def test_arrows_point_down():
     assert set(floors) <= rooms, "drawn, but not there"
     assert {room for room in rooms if (SOURCE / room).is_dir()} <= set(floors), "there, but not drawn"
     door, ground = {"__init__": -1}, max(floors.values()) + 1  # what is not drawn is under all
-    level = {room: ground for room in rooms} | floors | door
+    level = dict.fromkeys(rooms, ground) | floors | door
     wrong = {
         f"{file.relative_to(ROOT)} of {here} imports {there}"
         for file, here, there in arrows()

@@ -12,7 +12,7 @@ Z95 = 1.959963984540054
 
 
 def within(t: float, df: int) -> float:
-    """P(-t <= T <= t) for Student's t with a whole number of degrees of freedom, t >= 0; exact, in finite sums.
+    """Chance that |T| <= t, for Student's T with a whole number of degrees of freedom; exact, in finite sums.
 
     With theta = atan(t / sqrt(df)) (Abramowitz & Stegun 26.7.3 and 26.7.4):
     df even: sin(theta) (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 + ... up to cos^(df-2));
@@ -33,7 +33,7 @@ def within(t: float, df: int) -> float:
 
 
 def student_t(df: int, share: float = 0.95) -> float:
-    """The t with P(-t <= T <= t) = share, by bisection of `within`.
+    """The t for which |T| <= t has this chance, T Student's: by bisection of `within`.
 
     Raises:
         ValueError: df is less than 1, or the share is not between 0 and 1.

@@ -18,7 +18,7 @@ SCALED = ("exact (auto)", "exact, gradients kept", "exact, folds", "projected")
 
 
 def print_tables(config: BenchConfig) -> None:
-    """Measure and print.
+    """Measure what the config asks for and print the tables.
 
     Raises:
         InputError: an unknown shape or method, a size out of range, or a device that is not there.

@@ -37,7 +37,7 @@ class Along:
     curvature: Mean
     """Curvature of J along it, (th' - th)' grad^2 J (th' - th) / || th' - th ||^2."""
     secant: float
-    """|| grad J(th') - grad J(th) || / || th' - th ||, from two independent halves; 0 where noise makes it negative."""
+    """Secant || grad J(th') - grad J(th) || / || th' - th || from two independent halves; 0 where noise drowns it."""
     promised: float | None
     """Improvement that theorem 3 promises, <grad J, th' - th> - (c/2) || th' - th ||^2 with the upper estimate of c;
     None where c is unknown."""
