@@ -6,7 +6,7 @@ import os
 
 import tyro
 
-from oblrpo.config import BenchConfig
+from oblrpo.research.bench.config import BenchConfig
 
 
 def run(argv: list[str]) -> None:

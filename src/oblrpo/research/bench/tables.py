@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from oblrpo.config import BenchConfig
 from oblrpo.errors import InputError, did_you_mean
+from oblrpo.research.bench.config import BenchConfig
 from oblrpo.research.bench.scores import METHODS, SCALING, Row, keep_freed_memory, measure
 from oblrpo.research.bench.workload import SHAPES, Shape
 
