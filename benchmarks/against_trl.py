@@ -31,7 +31,7 @@ from benchmarks.trl_run import OURS, TRL
 COLUMNS = ("contender", "seed", "step", "samples", "seconds", "cpu_seconds", "accuracy")
 Rows = list[dict[str, float]]
 Found = dict[tuple[str, int], Rows]
-"""Of each finished run, what its clock and its evaluations read, step 0 first."""
+"""What the clock and the evaluations of each finished run read, step 0 first."""
 
 
 def finished(arguments: argparse.Namespace) -> Found:

@@ -40,7 +40,7 @@ class Grid:
         self.results = Results(file, ["task", "schedule", "rate", "seed"], numbers)
 
     def make(self, keys: list[Key]) -> None:
-        """Those that are not there yet."""
+        """The runs that are not there yet."""
         told = self.arguments
         policies = warm_starts(told.folder, told.tasks, told.seeds, told.processes)
         runs = {

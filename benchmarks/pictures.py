@@ -28,13 +28,13 @@ def one_prompt() -> World:
 
 
 def variance(world: World, b: Tensor) -> Tensor:
-    """Tr Cov of (F - b) s for one output, at every b: E[w (F - b)^2] - ||grad J||^2."""
+    """Variance (tr Cov) of (F - b) s for one output at every b, E[w (F - b)^2] - ||grad J||^2."""
     second_K = (world.pi_QO * world.norm2_QO * (world.rewards_QO - b[:, None]).square()).sum(1)
     return second_K - world.gradient_D.square().sum()
 
 
 def best(world: World) -> float:
-    """b* = E[w F] / E[w]."""
+    """The best baseline, b* = E[w F] / E[w]."""
     weight_QO = world.pi_QO * world.norm2_QO
     return float((weight_QO * world.rewards_QO).sum() / weight_QO.sum())
 

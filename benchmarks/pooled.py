@@ -19,11 +19,11 @@ from oblrpo.compare.summary import geometric
 from oblrpo.compare.table import factor
 
 Arrivals = dict[str, dict[int, float]]
-"""By variant and seed: completions to the target, infinite if it is not reached by learning."""
+"""Completions to the target by variant and seed, infinite if it is not reached by learning."""
 
 
 def arrivals(path: Path) -> Arrivals:
-    """Of each variant's best rate."""
+    """Read a comparison's CSV at each variant's best rate."""
     by_rate: dict[str, dict[str, dict[int, float]]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -36,7 +36,7 @@ def arrivals(path: Path) -> Arrivals:
 
 
 def ratios(tables: list[Arrivals], variant: str, reference: str) -> list[float]:
-    """Of every seed with which the reference arrives; infinite where the variant does not."""
+    """Ratios of the seeds with which the reference arrives; infinite where the variant does not."""
     return [
         table[variant].get(seed, math.inf) / value
         for table in tables

@@ -29,7 +29,7 @@ STARTS = {
 
 Key = tuple[Any, ...]
 Runs = Mapping[Key, tuple[Path, dict]]
-"""Key -> (folder, settings over the demo's)."""
+"""Folder and settings over the demo's of each run, by its key."""
 
 
 def train_all(runs: Runs, processes: int, tell: Callable[[Key], None] = lambda key: None) -> None:

@@ -40,7 +40,7 @@ class Clock:
         self._accuracy: float | None = None
 
     def aside(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
-        """The same evaluation, its time not counted."""
+        """Wrap an evaluation so that its time is not counted."""
 
         def measured(*inputs: Any) -> Any:
             begun = _now()

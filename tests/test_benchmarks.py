@@ -60,9 +60,38 @@ def test_statistics_of_one_policy(name, sizes, said, model, monkeypatch, capsys)
     assert not [line for line in printed.splitlines() if " nan" in line]
 
 
-@pytest.mark.parametrize("name", ["against_trl", "exactness", "learning_rates", "proxies", "splits", "trl_run"])
-def test_the_others_can_be_imported(name):
-    assert callable(importlib.import_module(f"benchmarks.{name}").main)
+def test_the_exactness_of_two_families(monkeypatch, capsys):
+    from benchmarks import exactness
+
+    chosen = {name: exactness.FAMILIES[name] for name in ("gemma2-tied", "olmo-untied-clipped")}
+    monkeypatch.setattr(exactness, "FAMILIES", chosen)
+    threads = torch.get_num_threads()
+    printed = printed_by("exactness", [], monkeypatch, capsys)
+    torch.set_num_threads(threads)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()[2:]]
+    assert [row[0] for row in rows] == list(chosen)
+    for _, *errors in rows:
+        single, double = ([float(error) for error in part] for part in (errors[:3], errors[3:]))
+        assert 1e-9 < min(single) <= max(single) < 1e-4
+        assert max(double) < 1e-12
+
+
+def test_the_agreement_of_proxies_over_finished_runs(tmp_path, monkeypatch, capsys):
+    """Steps 1 to 30; the first is left out of all averages, and so is a step without a value."""
+    for seed, value in enumerate((0.2, 0.4)):
+        run = tmp_path / f"seed_{seed}"
+        run.mkdir()
+        (run / "report.html").touch()
+        keys = [f"score_norm2/agreement_{name}" for name in ("length", "length16", "logit", "calibrated")]
+        lines = [{"step": n} | dict.fromkeys(keys, value if n < 21 else value + 0.3) for n in range(31)]
+        lines[1] |= dict.fromkeys(keys, 9.0)
+        lines[5][keys[0]] = None
+        lines[6][keys[0]] = value + 0.18
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    printed = printed_by("proxies", ["--folder", tmp_path, "--seeds", 2], monkeypatch, capsys)
+    assert "| 0 | 2 - 20 | 0.210 | 0.200 | 0.200 | 0.200 |" in printed  # 18 values of `length`, one of them 0.38
+    assert "| 1 | all from 2 | 0.514 | 0.503 | 0.503 | 0.503 |" in printed
+    assert "| 1 | last 20 | 0.550 | 0.550 | 0.550 | 0.550 |" in printed
 
 
 def clock_rows(seconds, accuracies, every=10):

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -15,8 +16,7 @@ import torch
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.config import AlgorithmConfig
 from oblrpo.estimators import BASELINES
-from oblrpo.trainer import sampler_mismatch
-from oblrpo.trainer.metrics import step_metrics
+from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "oblrpo"
@@ -87,19 +87,17 @@ def test_the_page_of_an_algorithm_says_what_the_table_says(name):
     assert (claim[1] == "unbiased") == BASELINES[row.baseline].unbiased
 
 
-def test_every_metric_is_in_the_glossary():
-    source = Path(step_metrics.__code__.co_filename).read_text()
-    glossary = (ROOT / "docs" / "metrics.md").read_text()
-    keys = re.findall(r'^        "([a-z0-9_/]+)": ', source.split("def completion_rows")[0], re.MULTILINE)
-    assert len(keys) == 23
-    proxies = [f"score_norm2/agreement_{name}" for name in ("length", "length16", "logit", "calibrated")]
-    norms = ["score_norm2/mean", "score_norm2/kappa", *proxies]
-    ledger = ["variance/NAME", "signal2/NAME", "variance_between_prompts", "effective_dimension", "step_kl", "warnings"]
-    source = Path(sampler_mismatch.__file__).read_text()
-    sampling = re.findall(r'"(sampling/[a-z_/]+)": ', source)
-    assert len(sampling) == 7
-    for key in [*keys, *norms, *ledger, *sampling, "eval/accuracy", "eval/accuracy_stderr", "step_time"]:
-        assert f"`{key}`" in glossary, key
+def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page, dense_reward, tmp_path):  # noqa: F811
+    """Two steps that measure all there is; `warnings` come of what goes wrong."""
+    code, _, err = small_run(
+        "--sampler-logps", steps=2, eval_steps=1, calibration_steps=1, ledger_steps=1, schedule="auto", save_steps=0
+    )
+    assert code == 0, err
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    written = {re.sub(rf"^(variance|signal2)/({'|'.join(BASELINES)})$", r"\1/NAME", key) for row in rows for key in row}
+    table = (ROOT / "docs" / "metrics.md").read_text().split("| key | meaning | unit |")[1]
+    first_cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert set(re.findall(r"`(.+?)`", " ".join(first_cells))) == written | {"warnings"}
 
 
 def test_the_page_of_baselines_says_what_the_table_says():

@@ -1,12 +1,70 @@
 """The house rules that a machine can check."""
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "oblrpo"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "oblrpo"
+FILES = {file: ast.parse(file.read_text()) for file in sorted(SOURCE.rglob("*.py"))}
+DRAWN_TOO_HIGH = {("evaluate", "runs")}
+"""Arrows that point up only because of a line of the drawing that could stand further down."""
+
+
+def room_of(path):
+    """`("adapters", "verl", "engine")` lies in the room `adapters/verl`."""
+    return "/".join(path[:2]) if path[0] == "adapters" else path[0]
+
+
+def drawn_floors():
+    """Room -> floor, from the top, and the modules that lie beside the house, as docs/architecture.md has them."""
+    _, drawing, text, *_ = (ROOT / "docs" / "architecture.md").read_text().split("```")
+    lines = [re.findall(r"(?:^|\s{4,})([a-z]+(?:/[a-z]+)?)\s{2,}", line) for line in drawing.splitlines() if line]
+    floors = {room: floor for floor, rooms in enumerate(lines) for room in rooms}
+    beside = {file.stem for file in SOURCE.glob("*.py") if f"`{file.stem}`" in text.split("##")[0]}
+    return {room: floor for room, floor in floors.items() if room not in beside}
+
+
+def arrows():
+    """(file, its room, the room that it imports from), imports within functions too."""
+    for file, tree in FILES.items():
+        inside = file.relative_to(SOURCE).with_suffix("").parts
+        for node in ast.walk(tree):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for first, *path in (name.split(".") for name in names):
+                if first == "oblrpo" and path[0] != "__version__":
+                    yield file, room_of(inside), room_of(path)
+
+
+def test_arrows_point_down():
+    """Modules that are not drawn lie beside the house: every room may use them, and they use no room."""
+    floors, rooms = drawn_floors(), {room_of(file.relative_to(SOURCE).with_suffix("").parts) for file in FILES}
+    assert len(floors) > 10
+    assert set(floors) <= rooms, "drawn, but not there"
+    assert {room for room in rooms if (SOURCE / room).is_dir()} <= set(floors), "there, but not drawn"
+    door, ground = {"__init__": -1}, max(floors.values()) + 1  # what is not drawn is under all
+    level = dict.fromkeys(rooms, ground) | floors | door
+    wrong = {
+        f"{file.relative_to(ROOT)} of {here} imports {there}"
+        for file, here, there in arrows()
+        if here != there and (here, there) not in DRAWN_TOO_HIGH
+        if level[here] >= level.get(there, -1) and not (here not in floors and there not in floors)
+    }
+    assert not wrong
+
+
+def test_nothing_of_the_product_imports_the_research_wing():
+    commands = {SOURCE / "cli" / f"{name}.py" for name in ("theory", "bench", "probe")}
+    users = {file for file, here, there in arrows() if there == "research" != here}
+    assert users == commands
 
 
 @pytest.mark.parametrize("room", ["estimators", "scores"])
@@ -38,13 +96,21 @@ def test_the_config_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_files_hold_one_idea():
-    for file in SOURCE.rglob("*.py"):
+def test_files_and_functions_are_short():
+    """A file has up to 350 lines, a function up to 50 without its docstring: it fits a screen."""
+    for file, tree in FILES.items():
         assert len(file.read_text().splitlines()) <= 350, file
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                docstring = ast.get_docstring(node, clean=False) or ""
+                lines = node.end_lineno - node.lineno + 1 - len(docstring.splitlines())
+                assert lines <= 50, f"{file}: {node.name}"
 
 
 def test_nothing_is_unpickled():
-    for file in SOURCE.rglob("*.py"):
-        text = file.read_text()
-        assert "torch.load(" not in text, file
-        assert "import pickle" not in text, file
+    for file, tree in FILES.items():
+        for node in ast.walk(tree):
+            names = {alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)}
+            names |= {getattr(node, "module", None)} if isinstance(node, ast.ImportFrom) else set()
+            assert not names & {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}, file
+            assert not isinstance(node, ast.Attribute) or ast.unparse(node) not in {"torch.load", "numpy.load"}, file

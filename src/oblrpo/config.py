@@ -324,34 +324,3 @@ class TrainConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     scores: ScoresConfig = field(default_factory=ScoresConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-
-
-@dataclass(frozen=True)
-class BenchConfig:
-    """Compare ways to have squared score norms and the weighted gradient: time, operations, memory and error.
-
-    Every figure is a ratio to a plain forward and backward in the same run. Examples: `oblrpo bench scores`;
-    `oblrpo bench scores --shape long --methods "exact (auto)" projected`; `oblrpo bench scores --scaling`;
-    `oblrpo bench scores --shape qwen3-4b --sequences 2 --tokens 4096 --device cuda --dtype bfloat16`.
-    """
-
-    what: Annotated[Literal["scores"], tyro.conf.Positional] = "scores"
-    """The benchmark."""
-    shape: tuple[str, ...] = ("short", "medium", "long")
-    """short, medium, long, qwen3-4b."""
-    methods: tuple[str, ...] = ()
-    """Rows to measure; all if none is named."""
-    scaling: bool = False
-    """Instead: the medium shape with more sequences, tokens or parameters."""
-    sequences: int = 0
-    """Use this many sequences instead of the shape's: whole groups, or part of one."""
-    tokens: int = 0
-    """Use this many tokens a sequence instead of the shape's."""
-    rounds: int = 9
-    """Rounds in which every method has its turn."""
-    threads: int = 1
-    """CPU threads."""
-    device: str = "cpu"
-    """cpu or cuda."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Of the model."""

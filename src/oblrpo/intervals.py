@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Z95 = 1.959963984540054
-"""Standard errors on each side of a 95 % interval of something normal."""
+"""Half-width of a 95 % interval of a normally distributed quantity, in standard errors."""
 
 
 def within(t: float, df: int) -> float:
-    """P(-t <= T <= t) for Student's t with a whole number of degrees of freedom, t >= 0; exact, in finite sums.
+    """Chance that |T| <= t, for Student's T with a whole number of degrees of freedom; exact, in finite sums.
 
     With theta = atan(t / sqrt(df)) (Abramowitz & Stegun 26.7.3 and 26.7.4):
     df even: sin(theta) (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 + ... up to cos^(df-2));
@@ -33,7 +33,7 @@ def within(t: float, df: int) -> float:
 
 
 def student_t(df: int, share: float = 0.95) -> float:
-    """The t with P(-t <= T <= t) = share, by bisection of `within`.
+    """The t for which |T| <= t has this chance, T Student's: by bisection of `within`.
 
     Raises:
         ValueError: df is less than 1, or the share is not between 0 and 1.
@@ -51,22 +51,31 @@ def student_t(df: int, share: float = 0.95) -> float:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over n values and the half-width of its 95 % interval; None of a single value."""
+    """A mean of n independent values and the half-width of its 95 % interval."""
 
     value: float
     margin: float | None
+    """None of a single value, which says nothing of its own error."""
     n: int
 
 
-def mean(values: Sequence[float]) -> Mean:
-    """Mean +- t s / sqrt(n), s the standard deviation of the values (n - 1)."""
-    n, value = len(values), math.fsum(values) / len(values)
-    margin = student_t(n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else None
-    return Mean(value, margin, n)
+def mean(values: Sequence[float], sizes: Sequence[int] | None = None) -> Mean:
+    """Mean +- t s / sqrt(n), where s is the standard deviation of the values (n - 1) and t Student's.
+
+    With `sizes`, each value is itself the mean of so many: the mean is sum m_i v_i / sum m_i, and s is that of
+    n m_i (v_i - mean) / sum m_i.
+    """
+    n = len(values)
+    shares = [1.0] * n if sizes is None else [n * size / sum(sizes) for size in sizes]
+    value = math.fsum(share * each for share, each in zip(shares, values, strict=True)) / n
+    if n == 1:
+        return Mean(value, None, n)
+    pulls = [share * (each - value) for share, each in zip(shares, values, strict=True)]
+    return Mean(value, student_t(n - 1) * statistics.stdev(pulls) / math.sqrt(n), n)
 
 
 def around(n: int, window: int) -> Iterator[slice]:
-    """`window` points around each of n; at the ends those there are, as many before as after."""
+    """For each of n points, the `window` points centred on it; towards the ends fewer, still centred."""
     half = (window - 1) // 2
     for place in range(n):
         reach = min(half, place, n - 1 - place)
@@ -74,5 +83,5 @@ def around(n: int, window: int) -> Iterator[slice]:
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Moving average over `window` points around each; at the ends over those there are, as many before as after."""
+    """Moving average over the points that `around` gives."""
     return [statistics.fmean(values[part]) for part in around(len(values), window)]

@@ -6,11 +6,11 @@ import os
 
 import tyro
 
-from oblrpo.config import BenchConfig
+from oblrpo.research.bench.config import BenchConfig
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo bench`."""
+    """Run `oblrpo bench`."""
     config = tyro.cli(BenchConfig, args=argv, prog="oblrpo bench")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the memory meter's profiler is talkative
     from oblrpo.research.bench.tables import print_tables

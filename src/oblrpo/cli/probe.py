@@ -16,7 +16,7 @@ from oblrpo.settings import flags_in
 
 @dataclass(frozen=True)
 class ProbeModelConfig:
-    """Where the target is a model: what it is probed on. A run knows its own, and refuses these."""
+    """What a model is probed on. A run knows its own task and sampling and refuses these settings."""
 
     task: TaskConfig = field(default_factory=TaskConfig)
     max_completion_length: int = 512
@@ -44,21 +44,22 @@ class ProbeCommand:
     prompts: int = 128
     """Prompts of each of two independent batches."""
     outputs: int = 8
-    """Completions a prompt."""
+    """Completions of each prompt."""
     iterations: int = 12
     """Hessian-vector products to find the direction of largest curvature."""
     probe_seed: int = 0
-    """Of samples and the first direction."""
+    """Seed of the samples and of the first direction."""
     device: str | None = None
-    """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one. None: that of the run; for a model `auto`."""
+    """`cpu`, `cuda`, `cuda:1`, or `auto` for the first GPU if there is one. None: the run's own; for a model `auto`."""
     of_model: ProbeModelConfig = field(default_factory=ProbeModelConfig)
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo probe`.
+    """Run `oblrpo probe`.
 
     Raises:
-        InputError: settings of a model given for a run, no such folder, or as `probe_run` and `probe_model` raise.
+        InputError: settings of a model are given for a run, there is no such folder, or as `probe_run` and
+            `probe_model` raise.
     """
     command = tyro.cli(
         ProbeCommand,
@@ -99,13 +100,13 @@ def run(argv: list[str]) -> None:
 
 
 def model_settings_in(argv: list[str]) -> list[str]:
-    """The flags among these that set what a run knows itself, whatever values they give."""
+    """Return the flags that set what a run knows itself, whatever their values."""
     names = {each.name for part in (ProbeModelConfig, TaskConfig) for each in fields(part)}
     return [flag for name, flag in flags_in(argv).items() if name in names]
 
 
 def check_is_a_model(target: str) -> None:
-    """Refuse at once what is neither a folder nor can be a name on the hub, which would be asked for long.
+    """Refuse at once what is neither a folder nor can be a name on the hub.
 
     Raises:
         InputError: it is neither.

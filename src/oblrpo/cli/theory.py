@@ -21,16 +21,16 @@ class TheoryCommand:
     """
 
     output: str = "theory.html"
-    """The page."""
+    """File of the page with the plots."""
     threads: int = 1
-    """CPU threads."""
+    """CPU threads to use."""
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo theory`.
+    """Run `oblrpo theory`.
 
     Raises:
-        InputError: the page cannot be written, or threads that this machine does not have.
+        InputError: the page cannot be written, or this machine has fewer cores than threads are asked for.
     """
     command = tyro.cli(TheoryCommand, args=argv, prog="oblrpo theory")
     output = Path(command.output)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oblrpo.config import BenchConfig
 from oblrpo.errors import InputError
 from oblrpo.research.bench import scores
+from oblrpo.research.bench.config import BenchConfig
 from oblrpo.research.bench.tables import _parameters, print_tables
 from oblrpo.research.bench.workload import SHAPES, build
 

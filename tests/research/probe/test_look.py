@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from oblrpo.research.probe import probe
+from oblrpo.intervals import Mean, student_t
 from oblrpo.research.probe.probe import Along, Curvature, Place, look, print_place
 from tests.research.probe.conftest import P, drawn
 
@@ -81,7 +81,7 @@ def test_the_curvature_is_looked_for_in_one_batch_and_measured_in_the_other(poli
     assert elsewhere != pytest.approx(float(values.abs().max()), rel=0.2)  # the batches differ
     assert found.lower == pytest.approx(abs(elsewhere), rel=2e-2)
     assert found.upper == pytest.approx(float(values.abs().max()), rel=1e-2)
-    assert found.elsewhere.freedom == P - 1
+    assert found.elsewhere.n == P
 
 
 def test_the_path(policy, seen):
@@ -98,7 +98,7 @@ def test_the_path(policy, seen):
     update()
     realised_P = improvement_of(policy, two)
     assert path.realised.value == pytest.approx(float(realised_P.mean()))
-    assert path.realised.stderr == pytest.approx(float(realised_P.std()) / P**0.5)
+    assert path.realised.margin == pytest.approx(student_t(P - 1) * float(realised_P.std()) / P**0.5)
     weight_PG = (policy.logps(two.sequences).logps_S.view(two.logps_PG.shape) - two.logps_PG).exp()
     away = torch.stack([
         flat(torch.autograd.grad(each, policy.parameters, retain_graph=True))
@@ -141,10 +141,10 @@ def test_where_no_reward_varies_nothing_is_known_and_the_rest_goes_on(policy, wh
 
 
 def test_what_is_printed(capsys):
-    elsewhere = probe.Measured(-0.17, 0.1, 3)
+    elsewhere = Mean(-0.17, 0.318, 4)
     curved = Curvature(lowest=-0.5, highest=0.25, residual=0.125, elsewhere=elsewhere)
     assert (curved.lower, curved.upper, curved.rate) == (0.17, 0.625, 1.6)
-    path = Along(0.5, 0.25, probe.Measured(1.0, 0.5, 15), 2.0, None, 0.25, probe.Measured(0.5, 0.25, 7))
+    path = Along(0.5, 0.25, Mean(1.0, 1.0657, 16), 2.0, None, 0.25, Mean(0.5, 0.5912, 8))
     print_place(Place(3, 0.5, (2, 3), 4, -0.25, curved, path))
     out = " ".join(capsys.readouterr().out.split())
     assert "varies on 2 and 3 of 4 prompts; ||grad J||^2 -0.25" in out
@@ -156,4 +156,4 @@ def test_what_is_printed(capsys):
 
 
 def test_nothing_to_divide_by():
-    assert Curvature(0.0, 0.0, 0.0, probe.Measured(0.0, 0.0, 3)).rate == math.inf
+    assert Curvature(0.0, 0.0, 0.0, Mean(0.0, 0.0, 4)).rate == math.inf

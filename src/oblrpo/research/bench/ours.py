@@ -50,4 +50,4 @@ OURS: dict[str, Rival] = {
     "projected": _method("projected"),
     "calibrated proxy, no norms": _method(norms=False),
 }
-"""By the name of their row. The last is a step whose baseline weights come from a forward alone."""
+"""The score tape's methods, by the name of their row. The last takes its baseline weights from a forward alone."""

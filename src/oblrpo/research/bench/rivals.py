@@ -48,7 +48,7 @@ class Rival:
     missing: Callable[[], str | None] = _never_missing
 
     def __call__(self, workload: Workload) -> Tensor | None:
-        """Prepare, run, undo."""
+        """Prepare the model, run once, and undo the preparation."""
         with self.prepared(workload) as run:
             return run()
 
@@ -126,13 +126,13 @@ def func_vmap(workload: Workload) -> Tensor:
 
 
 def _norm2(score: tuple[Tensor, ...]) -> Tensor:
-    """||g||^2 over parameters, in one fused pass; short types are summed in float32."""
+    """Squared norm ||g||^2 over all parameters in one fused pass; short types are summed in float32."""
     wide = torch.promote_types(score[0].dtype, torch.float32)
     return torch.stack(torch._foreach_norm(score, 2, dtype=wide)).square().sum()
 
 
 def _norm2_rows(score_SN: Sequence[Tensor]) -> Tensor:
-    """||g_s||^2 over parameters of stacked per-sequence gradients, (S,)."""
+    """Squared norms ||g_s||^2 of stacked per-sequence gradients, (S,)."""
     wide = torch.promote_types(score_SN[0].dtype, torch.float32)
     norms = [torch.linalg.vector_norm(score.flatten(1), dim=1, dtype=wide) for score in score_SN]
     return torch.stack(norms).square().sum(0)
@@ -173,4 +173,4 @@ RIVALS: dict[str, Rival] = {
     "Opacus ghost norms": Rival(partial(_with_opacus, ghost=True), opacus_ghost.missing),
     "Opacus fast gradient clipping": Rival(partial(_with_opacus, ghost=False), opacus_ghost.missing),
 }
-"""By the name of their row."""
+"""Other ways, by the name of their row."""

@@ -41,14 +41,14 @@ SCALING = {
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one shape."""
+    """What was measured of one method at one shape."""
 
     method: str
     time: float
     """Median over rounds of its time over the plain step's in the same round."""
     low: float
     high: float
-    """10th and 90th percentile over rounds."""
+    """The same ratio's 10th and 90th percentile over rounds."""
     flops: float
     """Floating-point operations of its matrix products over the plain step's."""
     memory: float
@@ -58,7 +58,7 @@ class Row:
     gradient_error: float
     """Relative error of the weighted gradient."""
     missing: str = ""
-    """Why it could not run."""
+    """Reason why the method could not run, or empty."""
 
 
 def keep_freed_memory() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from oblrpo.config import BenchConfig
 from oblrpo.errors import InputError, did_you_mean
+from oblrpo.research.bench.config import BenchConfig
 from oblrpo.research.bench.scores import METHODS, SCALING, Row, keep_freed_memory, measure
 from oblrpo.research.bench.workload import SHAPES, Shape
 
@@ -18,7 +18,7 @@ SCALED = ("exact (auto)", "exact, gradients kept", "exact, folds", "projected")
 
 
 def print_tables(config: BenchConfig) -> None:
-    """Measure and print.
+    """Measure what the config asks for and print the tables.
 
     Raises:
         InputError: an unknown shape or method, a size out of range, or a device that is not there.

@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def groups(self) -> int:
-        """S / G."""
+        """Number of groups, S / G."""
         return self.sequences // self.group_size
 
 
@@ -58,8 +58,8 @@ SHAPES: dict[str, Shape] = {
         Shape("qwen3-4b", 8, 512, 8, 2560, 9728, 36, 32, 8, 128, 151936, True),
     )
 }
-"""By name. The first three are for one thread of a processor, the last has the sizes of Qwen3-4B; its T can be raised
-with `dataclasses.replace`."""
+"""Shapes by name. The first three are for one thread of a processor; the last has the sizes of Qwen3-4B, and its T can
+be raised with `dataclasses.replace`."""
 
 
 @dataclass(frozen=True)
@@ -86,25 +86,25 @@ class Workload:
 
     @property
     def coef_S(self) -> Tensor:
-        """a_s = F_s - b_p(s)."""
+        """Coefficient of each sequence, a_s = F_s - b_p(s)."""
         return self.rewards_S - self.baseline_P.repeat_interleave(self.group_size)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained, a tied weight once."""
+        """The parameters that are trained; a tied weight is there once."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def logps(self) -> Tensor:
-        """Log pi of every sequence in one forward, (S,)."""
+        """Log-probability of every sequence, in one forward, (S,)."""
         return sequence_logps(self.model, self.ids_ST)
 
     def logps_of(self, rows: slice) -> Tensor:
-        """Log pi of some sequences in a forward of their own, (rows,)."""
+        """Log-probabilities of some sequences, in a forward of their own, (rows,)."""
         return sequence_logps(self.model, self.ids_ST[rows])
 
 
 def sequence_logps(call: Callable[..., Any], ids_ST: Tensor) -> Tensor:
-    """sum_{t > 1} log pi(ids_t | ids_<t), (S,), of `call`, the model or what stands for it; float32 or wider."""
+    """Log-probability of each sequence under `call`, sum_{t > 1} log pi(ids_t | ids_<t), (S,), in float32 or wider."""
     logits_STV: Tensor = call(input_ids=ids_ST, use_cache=False).logits[:, :-1]
     # Rounded to bfloat16, the normaliser would put an error of percents into every probability of the backward.
     logits_STV = logits_STV.to(torch.promote_types(logits_STV.dtype, torch.float32))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Direction = list[Tensor]
-"""One tensor a trained parameter."""
+"""A direction in parameter space: one tensor a trained parameter."""
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class Ritz:
     """What a Krylov space shows of an operator."""
 
     lowest: float
-    """Its least Ritz value: no eigenvalue is certain to be as low, the least eigenvalue is at most that."""
+    """Least Ritz value; the operator's least eigenvalue is at most that."""
     highest: float
-    """Its greatest; the greatest eigenvalue is at least that."""
+    """Greatest Ritz value; the operator's greatest eigenvalue is at least that."""
     direction: Direction
-    """Of length 1: the Ritz vector of the one of both that is larger in size."""
+    """Ritz vector, of length 1, of whichever of the two is larger in size."""
     value: float
-    """That one: direction' A direction."""
+    """Its Ritz value, direction' A direction."""
     residual: float
-    """|| A direction - value direction ||, by recurrence: some eigenvalue is as near to `value`, rounding aside."""
+    """Error || A direction - value direction ||, by recurrence: some eigenvalue is as near to `value`."""
 
 
 def lanczos(times: Callable[[Direction], Direction], start: Direction, iterations: int) -> Ritz:
@@ -69,12 +69,12 @@ def lanczos(times: Callable[[Direction], Direction], start: Direction, iteration
 
 
 def inner(a: Direction, b: Direction) -> float:
-    """<a, b> in float64."""
+    """Inner product in float64."""
     return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
 
 
 def length(a: Direction) -> float:
-    """|| a ||."""
+    """Length of a direction."""
     return math.sqrt(inner(a, a))
 
 

@@ -43,7 +43,7 @@ class Claim:
 
     @property
     def slack(self) -> float:
-        """What is left before the statement fails, negative where it does. Of `=`: the relative difference."""
+        """What is left before an inequality fails, negative where it does; for `=` the relative difference."""
         if self.relation != "=":
             return self.claimed - self.computed if self.relation == "<=" else self.computed - self.claimed
         if self.gap is not None:
@@ -55,35 +55,35 @@ class Claim:
 
     @property
     def room(self) -> float:
-        """Slack as a share of what is claimed; of `=`, less what chance allows. Negative: it fails."""
+        """Slack as a share of what is claimed; for `=`, what tolerance and chance leave. Negative: it fails."""
         scale = abs(self.claimed) or 1.0
         allowed = max(self.tolerance, self.margin / scale)
         return allowed - self.slack if self.relation == "=" else self.slack / scale
 
     @property
     def holds(self) -> bool:
-        """Whether it does, for all of the interval; NaN never."""
+        """Whether the statement holds over the whole interval; NaN never holds."""
         if self.relation == "=":
             return self.room >= 0
         return self.slack - self.margin >= -self.tolerance * abs(self.claimed)
 
     @property
     def undecided(self) -> bool:
-        """Whether the interval of an inequality lies on both sides."""
+        """Whether the interval of an inequality lies on both sides of what is claimed."""
         return not self.holds and self.relation != "=" and self.slack + self.margin >= 0
 
     @property
     def where(self) -> str:
-        """The note up to its first colon."""
+        """Where it was computed: the note up to its first colon."""
         return self.note.split(":")[0]
 
     @property
     def verdict(self) -> str:
-        """In a word or three."""
+        """The verdict in a word or three."""
         return "holds" if self.holds else "undecided" if self.undecided else "does not hold"
 
     def noted(self, note: str) -> Claim:
-        """The same with a note."""
+        """The same claim with another note."""
         return replace(self, note=note)
 
 
@@ -99,7 +99,7 @@ class Measurement:
 
 
 def same(result: str, source: str, claimed: Tensor, computed: Tensor, note: str) -> Claim:
-    """That two tensors are one, on the scale of the claimed one's norm.
+    """Claim that two tensors are equal, on the scale of the claimed one's norm.
 
     gap = ||computed - claimed|| / ||claimed||.
     """
@@ -109,7 +109,7 @@ def same(result: str, source: str, claimed: Tensor, computed: Tensor, note: str)
 
 
 def worst(claims: list[Claim]) -> Claim:
-    """Of one statement tried in several places: the one with the least room."""
+    """Of the claims of one statement in several places, the one with the least room."""
     least = min(claims, key=lambda claim: -math.inf if math.isnan(claim.room) else claim.room)
     return least.noted(f"worst of {len(claims)}, {least.note}")
 
@@ -121,7 +121,7 @@ def interval(values: Tensor) -> tuple[float, float]:
 
 
 def slope(x: Tensor, y: Tensor) -> float:
-    """Of the least-squares line through points."""
+    """Slope of the least-squares line through points."""
     x = x - x.mean()
     return float((x @ y) / (x @ x))
 

@@ -1,4 +1,4 @@
-"""Theorems 5 and 6, run: how fast the squared gradient falls under the exact schedule, and under fixed rates.
+"""Theorems 5 and 6 on sampled runs: how fast the squared gradient falls under the exact schedule and fixed rates.
 
 Prompts with two outputs each and one shared parameter: everything is a closed form of theta, so that hundreds of runs
 of tens of thousands of steps take seconds. R runs, Q prompts, W ways to set the rate.
@@ -22,7 +22,7 @@ RUNS, STEPS, N = 128, 20_000, 4
 
 @dataclass(frozen=True)
 class Slide:
-    """J(theta) = mean_q r_q sigmoid(a_q theta + b_q); output 1 of prompt q pays r_q, output 0 nothing."""
+    """A task with J(theta) = mean_q r_q sigmoid(a_q theta + b_q): output 1 of prompt q pays r_q, output 0 nothing."""
 
     name: str
     a_Q: Tensor
@@ -32,7 +32,7 @@ class Slide:
 
     @property
     def smoothness(self) -> float:
-        """C = mean_q |r_q| a_q^2 / (6 sqrt 3), a bound on |J''| by |sigmoid''| <= 1 / (6 sqrt 3).
+        """Bound on |J''| by |sigmoid''| <= 1 / (6 sqrt 3): c = mean_q |r_q| a_q^2 / (6 sqrt 3).
 
         Osc(F) L, prompt by prompt, is 3 sqrt(3) / 2 times that: there L = a_q^2 / 4.
         """
@@ -45,24 +45,24 @@ class Slide:
 
     @cached_property
     def supremum(self) -> float:
-        """Of J: on a grid of theta, plus what J can rise by between two of its points (|J'| <= mean |r a| / 4)."""
+        """Upper bound on J: its maximum on a grid, plus what it can rise by in between (|J'| <= mean |r a| / 4)."""
         theta_R = torch.linspace(-100, 100, 40_001, dtype=torch.float64)
         between = float((self.r_Q * self.a_Q).abs().mean()) / 4 * 200 / 40_000 / 2
         return float(self.objective(theta_R).max()) + between
 
     def objective(self, theta_R: Tensor) -> Tensor:
-        """J, (R,)."""
+        """The objective J at every theta, (R,)."""
         return (self.r_Q * (theta_R[..., None] * self.a_Q + self.b_Q).sigmoid()).mean(-1)
 
     def moments(self, theta_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Grad J, tr H of one prompt with one output and no baseline, and P(output 1), (R, Q)."""
+        """The gradient of J, tr H of one output without a baseline, and the chance of output 1, (R, Q)."""
         p_RQ = (theta_R[..., None] * self.a_Q + self.b_Q).sigmoid()
         estimate_RQ = self.r_Q * self.a_Q * (1 - p_RQ)
         gradient_R = (p_RQ * estimate_RQ).mean(-1)
         return gradient_R, (p_RQ * estimate_RQ.square()).mean(-1) - gradient_R.square(), p_RQ
 
     def at(self, theta: float) -> World:
-        """The same as a policy to enumerate."""
+        """The task at this theta as a policy to enumerate."""
         rewards_QO = torch.stack([torch.zeros_like(self.r_Q), self.r_Q], 1)
         signs = torch.tensor([-1.0, 1.0], dtype=torch.float64)
 
@@ -100,30 +100,30 @@ def flat() -> Slide:
 
 @dataclass(frozen=True)
 class Curve:
-    """What runs under one rate did. K times T."""
+    """What runs under one rate did, looked at after K numbers of steps T."""
 
     times_K: Tensor
     norm2_RK: Tensor
-    """Means of ||grad J||^2 over t < T."""
+    """Means of ||grad J||^2 over the steps t < T."""
     norm_RK: Tensor
-    """Means of ||grad J||."""
+    """Means of ||grad J|| over the steps t < T."""
     now_RK: Tensor
-    """||grad J|| at step T itself."""
+    """The norm ||grad J|| at step T itself."""
     objective_R: Tensor
-    """J in the end."""
+    """J at the end of each run."""
     earned_R: Tensor
-    """(1/2c) sum_t ||grad J||^2 f_t over all steps, f the factor of the exact schedule."""
+    """The sum (1/2c) sum_t ||grad J||^2 f_t over all steps, where f is the factor of the exact schedule."""
 
 
 def times(steps: int) -> list[int]:
-    """Eight a decade from 10 on, and the last step."""
+    """Numbers of steps to look at: eight a decade from 10 on, and the last."""
     return sorted({*(round(10 ** (k / 8)) for k in range(8, 1 + int(8 * math.log10(steps)))), steps})
 
 
 def run(
     slide: Slide, rates: list[float | None], runs: int = RUNS, steps: int = STEPS, n: int = N, seed: int = 0
 ) -> list[Curve]:
-    """SGD on sampled gradients of n prompts, at theorem 4's rate (None) or fixed ones: a curve for each."""
+    """Run SGD on sampled gradients of n prompts at each rate; None is the rate of theorem 4."""
     generator = torch.Generator().manual_seed(seed)
     theta_WR = torch.full((len(rates), runs), slide.start, dtype=torch.float64)
     fixed_W1 = torch.tensor([math.nan if rate is None else rate for rate in rates], dtype=torch.float64)[:, None]
@@ -151,7 +151,7 @@ def run(
 
 
 def total_decrease(slide: Slide, curve: Curve) -> Claim:
-    """What T5 says of sampled runs: (1/2c) sum_t E[||grad J||^2 f_t] <= E J_T - J_0."""
+    """Theorem 5 on sampled runs: (1/2c) sum_t E[||grad J||^2 f_t] <= E J_T - J_0."""
     gain_R = curve.objective_R - float(slide.objective(torch.tensor([slide.start], dtype=torch.float64)))
     _, margin = interval(curve.earned_R - gain_R)
     note = f"{slide.name}, {len(gain_R)} runs of {int(curve.times_K[-1])} steps, N = {N}"
@@ -160,7 +160,7 @@ def total_decrease(slide: Slide, curve: Curve) -> Claim:
 
 
 def bounded_decay(slide: Slide, curve: Curve, n: int = N) -> Claim:
-    """T6 at every T: mean E||grad J||^2 against its bound with constants; computed: the largest share of the bound."""
+    """Theorem 6 with its constants at every T; what is computed is the largest share of the bound that is used."""
     gain = slide.supremum - float(slide.objective(torch.tensor([slide.start], dtype=torch.float64)))
     bound_K = decay_bound(curve.times_K.double(), gain, slide.variance, n, slide.smoothness)
     share_K = curve.norm2_RK.mean(0) / bound_K
@@ -175,7 +175,7 @@ def bounded_decay(slide: Slide, curve: Curve, n: int = N) -> Claim:
 
 
 def decay(curve: Curve, values_RK: Tensor, decade: int = 0, seed: int = 0) -> tuple[float, float]:
-    """Slope of log mean value against log T over a decade (0: the last), and `Z` bootstrap standard errors of it."""
+    """Slope of the log mean value against log T over a decade (0: the last), and `Z` bootstrap standard errors."""
     top = curve.times_K[-1] / 10**decade
     kept = (curve.times_K >= top / 10) & (curve.times_K <= top)
     log_T = curve.times_K[kept].double().log()

@@ -1,4 +1,4 @@
-"""Theorems 3 to 6, exactly: what a step is promised, the step that is promised most, and every path of a few steps.
+"""Theorems 3 to 6 by enumeration: what a step is promised, the best step, and every path of a few steps.
 
 A landscape is anything with a J and gradient estimates that can be listed: a `SampledWorld`, whose estimates are those
 of a policy, or a `Quadratic`, on which every inequality of the proofs is an equality, so that a wrong constant shows.
@@ -25,22 +25,22 @@ Number = TypeVar("Number", float, Tensor)
 
 
 def promised(eta: Number, signal2: Number, trace: Number, N: int, c: float) -> Number:
-    """T3, one step: J(th + eta g) - J(th) >= eta ||grad J||^2 - (c/2) eta^2 (||grad J||^2 + tr H / N) on average."""
+    """Mean gain that theorem 3 promises of one step, eta ||grad J||^2 - (c/2) eta^2 (||grad J||^2 + tr H / N)."""
     return eta * signal2 - c / 2 * eta**2 * (signal2 + trace / N)
 
 
 def factor(signal2: Number, trace: Number, N: int) -> Number:
-    """T4: N SNR / (1 + N SNR), the best rate's share of 1/c."""
+    """The share of 1/c that theorem 4's best rate takes, N SNR / (1 + N SNR)."""
     return signal2 / (signal2 + trace / N)
 
 
 def earned(signal2: Number, trace: Number, N: int, c: float) -> Number:
-    """What T3 promises of T4's step: ||grad J||^2 f / (2c), f the factor."""
+    """What theorem 3 promises of theorem 4's step, ||grad J||^2 f / (2c), where f is the factor."""
     return signal2 * factor(signal2, trace, N) / (2 * c)
 
 
 def decay_bound(T: Tensor, gain: float, variance: float, N: int, c: float) -> Tensor:
-    """T6 with its constants: the mean over T steps of E ||grad J||^2 is at most (k + sqrt(k^2 + 4 k a)) / 2.
+    """Theorem 6's bound on the mean over T steps of E ||grad J||^2, with constants: (k + sqrt(k^2 + 4 k a)) / 2.
 
     k = 2 c gain / T and a = variance / N, gain >= E J_T - J_0 and variance >= tr H. By T5, sum_t E[x^2 / (x + a)] <=
     2 c gain with x = ||grad J||^2; x^2 / (x + a) is convex, so the mean m of x obeys m^2 / (m + a) <= k. No more than
@@ -51,41 +51,41 @@ def decay_bound(T: Tensor, gain: float, variance: float, N: int, c: float) -> Te
 
 
 class Landscape(Protocol):
-    """What the theorems speak of, at one place."""
+    """An objective and its gradient estimates at one place, as the theorems need them."""
 
     @property
     def theta_D(self) -> Tensor:
-        """The place."""
+        """Parameters of this place."""
 
     @property
     def N(self) -> int:
         """Prompts a batch."""
 
     def at(self, theta_D: Tensor) -> Landscape:
-        """The same elsewhere."""
+        """The same landscape at other parameters."""
 
     @property
     def where(self) -> str:
-        """In words."""
+        """Name of the landscape and its sizes, for a claim's note."""
 
     @property
     def signal2(self) -> float:
-        """|| grad J ||^2."""
+        """Squared norm of the gradient, || grad J ||^2."""
 
     @property
     def trace(self) -> float:
-        """Tr H of one prompt's gradient."""
+        """Trace of the covariance H of one prompt's gradient."""
 
     def outcomes(self) -> tuple[Tensor, Tensor]:
-        """(chance_K, gradient_KD) of every batch of N."""
+        """Chance and gradient of every batch of N, (chance_K, gradient_KD)."""
 
     def objectives(self, theta_KD: Tensor) -> Tensor:
-        """J at many places, (K,)."""
+        """Objective J at many places, (K,)."""
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """J = -(c/2) ||th||^2, with 2 D equally likely prompt gradients -c th +- sigma sqrt(D) e_d: tr H = D sigma^2."""
+    """The objective J = -(c/2) ||th||^2 with 2 D equally likely prompt gradients -c th +- sigma sqrt(D) e_d."""
 
     theta_D: Tensor
     c: float
@@ -94,25 +94,25 @@ class Quadratic:
 
     @property
     def where(self) -> str:
-        """In words."""
+        """Name of the landscape and its sizes, for a claim's note."""
         return f"a quadratic of {len(self.theta_D)} parameters, N = {self.N}"
 
     def at(self, theta_D: Tensor) -> Quadratic:
-        """The same elsewhere."""
+        """The same landscape at other parameters."""
         return replace(self, theta_D=theta_D)
 
     @property
     def signal2(self) -> float:
-        """|| grad J ||^2."""
+        """Squared norm of the gradient, || grad J ||^2."""
         return float((self.c * self.theta_D).square().sum())
 
     @property
     def trace(self) -> float:
-        """Tr H."""
+        """Trace of the covariance of a prompt's gradient, D sigma^2."""
         return len(self.theta_D) * self.sigma**2
 
     def outcomes(self) -> tuple[Tensor, Tensor]:
-        """(chance_K, gradient_KD) of every batch of N."""
+        """Chance and gradient of every batch of N, (chance_K, gradient_KD)."""
         D = len(self.theta_D)
         axes_DD = self.sigma * D**0.5 * torch.eye(D, dtype=torch.float64)
         prompt_KD = torch.cat([axes_DD, -axes_DD]) - self.c * self.theta_D
@@ -120,7 +120,7 @@ class Quadratic:
         return chance_B, gradient_BND.mean(1)
 
     def objectives(self, theta_KD: Tensor) -> Tensor:
-        """J at many places, (K,)."""
+        """Objective J at many places, (K,)."""
         return -self.c / 2 * theta_KD.square().sum(1)
 
 
@@ -136,35 +136,35 @@ class SampledWorld:
 
     @property
     def theta_D(self) -> Tensor:
-        """Where it is."""
+        """Parameters of this place."""
         return self.world.theta_D
 
     @property
     def where(self) -> str:
-        """In words."""
+        """Name of the landscape and its sizes, for a claim's note."""
         return f"{self.world.name}, N = {self.N}, G = {self.G}, {self.name}"
 
     def at(self, theta_D: Tensor) -> SampledWorld:
-        """The same elsewhere."""
+        """The same landscape at other parameters."""
         return replace(self, world=self.world.at(theta_D))
 
     @property
     def signal2(self) -> float:
-        """|| grad J ||^2."""
+        """Squared norm of the gradient, || grad J ||^2."""
         return float(self.world.gradient_D.square().sum())
 
     @cached_property
     def trace(self) -> float:
-        """Tr H, by enumeration."""
+        """Trace of the covariance of one prompt's gradient, by enumeration."""
         return exact.group_moments(self.world, self.baseline, self.G).trace
 
     def outcomes(self) -> tuple[Tensor, Tensor]:
-        """(chance_K, gradient_KD) of every batch of N."""
+        """Chance and gradient of every batch of N, (chance_K, gradient_KD)."""
         chance_B, gradient_BND = exact.batches(*exact.prompt_gradients(self.world, self.baseline, self.G), self.N)
         return chance_B, gradient_BND.mean(1)
 
     def objectives(self, theta_KD: Tensor) -> Tensor:
-        """J at many places, (K,)."""
+        """Objective J at many places, (K,)."""
         return self.world.objectives(theta_KD)
 
 
@@ -173,13 +173,13 @@ class Path:
     """Sums over every path of some updates."""
 
     start: float
-    """J in the beginning."""
+    """Objective J before the first update."""
     gain: float
-    """E J(th_T) - J(th_0)."""
+    """Mean improvement, E J(th_T) - J(th_0)."""
     promised: float
-    """What T3 promises of it."""
+    """Improvement that theorem 3 promises."""
     earned: float
-    """(1/2c) sum_t E[||grad J||^2 f_t]: what T5 says of the exact schedule."""
+    """Improvement that theorem 5 promises of the exact schedule, (1/2c) sum_t E[||grad J||^2 f_t]."""
 
 
 def walk(landscape: Landscape, rates: list[float | None], c: float) -> Path:
@@ -203,7 +203,7 @@ def walk(landscape: Landscape, rates: list[float | None], c: float) -> Path:
 
 
 def loss_bound(landscape: Landscape, rates: list[float | None], c: float, label: str) -> Claim:
-    """T3: E L(th_T) <= L(th_0) - sum_t eta_t E||grad L||^2 + (c/2) sum_t eta_t^2 E(||grad L||^2 + tr H / N).
+    """Theorem 3: E L(th_T) <= L(th_0) - sum_t eta_t E||grad L||^2 + (c/2) sum_t eta_t^2 E(||grad L||^2 + tr H / N).
 
     On a quadratic of curvature c it is an equality, and is held to that.
     """
@@ -215,7 +215,7 @@ def loss_bound(landscape: Landscape, rates: list[float | None], c: float, label:
 
 
 def total_decrease(landscape: Landscape, steps: int, c: float) -> Claim:
-    """T5: (1/2c) sum_t E[||grad J||^2 f_t] <= E J_T - J_0 under the exact schedule; an equality on a quadratic."""
+    """Theorem 5: (1/2c) sum_t E[||grad J||^2 f_t] <= E J_T - J_0 under the exact schedule; equal on a quadratic."""
     path = walk(landscape, [None] * steps, c)
     tight = isinstance(landscape, Quadratic)
     what = "T5: (1/2c) sum E[||grad J||^2 f] <= gain in J" + (", attained" if tight else "")
@@ -225,7 +225,7 @@ def total_decrease(landscape: Landscape, steps: int, c: float) -> Claim:
 
 
 def decay_bound_is_attained(quadratic: Quadratic) -> Claim:
-    """T6's constants: after one step from one place on a quadratic nothing is given away."""
+    """The constants of theorem 6 are attained: by one step from one place on a quadratic."""
     gain = walk(quadratic, [None], quadratic.c).gain
     bound = decay_bound(torch.ones(1, dtype=torch.float64), gain, quadratic.trace, quadratic.N, quadratic.c)
     return Claim("T6: the bound on mean E||grad J||^2, attained", "derived", float(bound), quadratic.signal2,
@@ -233,7 +233,7 @@ def decay_bound_is_attained(quadratic: Quadratic) -> Claim:
 
 
 def curvature_of_steps(landscape: SampledWorld, rate: float, places: int = 5) -> float:
-    """The largest |d' grad^2 J d| / d'd at places of every step d that a batch can make: a c where no L is known."""
+    """The largest |d' grad^2 J d| / d'd along every step d that a batch can make: a value for c where no L is known."""
     _, gradient_KD = landscape.outcomes()
     gradient_KD = gradient_KD[gradient_KD.square().sum(1) > 0]
 
@@ -248,7 +248,7 @@ def curvature_of_steps(landscape: SampledWorld, rate: float, places: int = 5) ->
 
 
 def best_rate(world: World, N: int, G: int, c: float) -> Claim:
-    """T4: the eta that minimises T3's step is (1/c) N SNR / (1 + N SNR): where the derivative is 0, by bisection."""
+    """Theorem 4: the rate that is promised most is (1/c) N SNR / (1 + N SNR); found where the derivative is 0."""
     signal2, trace = float(world.gradient_D.square().sum()), exact.rloo_moments(world, G).trace
     n_snr = N * signal2 / trace
 
@@ -262,7 +262,7 @@ def best_rate(world: World, N: int, G: int, c: float) -> Claim:
 
 
 def schedule_uses_it(world: World, N: int, G: int) -> Claim:
-    """T4: `SNRSchedule`, told the exact moments, sets the rate of the theorem."""
+    """Theorem 4: `SNRSchedule`, told the exact moments, sets the rate of the theorem."""
     signal2, trace = float(world.gradient_D.square().sum()), exact.rloo_moments(world, G).trace
     schedule = estimators.SNRSchedule(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), ema=0.0)
     share = schedule.step(estimators.Moments(signal2, trace, N))

@@ -18,30 +18,30 @@ from oblrpo import estimators
 from oblrpo.research.theory.worlds import World
 
 BaselineFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(rewards_BG, norm2_BG, rho_BG) -> baseline_BG, of B groups that know nothing of each other."""
+"""Maps rewards_BG, norm2_BG and rho_BG of B independent groups to baseline_BG."""
 
 
 @dataclass(frozen=True)
 class ExactMoments:
-    """Of one prompt's gradient estimate, for every prompt."""
+    """Mean and covariance of one prompt's gradient estimate, for every prompt."""
 
     mean_QD: Tensor
     cov_QDD: Tensor
 
     @property
     def total(self) -> Tensor:
-        """H = Cov_q(mu_q) + E_q[Cov_G]: covariance over prompts and outputs."""
+        """Covariance over prompts and outputs, H = Cov_q(mu_q) + E_q[Cov_G]."""
         between_QD = self.mean_QD - self.mean_QD.mean(0)
         return between_QD.mT @ between_QD / len(between_QD) + self.cov_QDD.mean(0)
 
     @property
     def trace(self) -> float:
-        """Tr H."""
+        """Trace of the covariance over prompts and outputs."""
         return float(self.total.trace())
 
 
 def groups(O: int, G: int) -> Tensor:
-    """(B, G) indices of all ordered groups with repetition."""
+    """Indices of all ordered groups of G outputs with repetition, (B, G)."""
     return torch.tensor(list(product(range(O), repeat=G)))
 
 
@@ -74,7 +74,7 @@ def named(name: str) -> BaselineFunction:
 
 
 def fixed(baseline: float) -> BaselineFunction:
-    """One number for every output."""
+    """A baseline that is one number for every output."""
     return lambda rewards_BG, *_: torch.full_like(rewards_BG, baseline)
 
 
@@ -85,10 +85,10 @@ def group_moments(
 
     Args:
         world: the policy.
-        baseline: of groups.
+        baseline: baseline of each output, from its group.
         G: outputs a group.
-        sampler_QO: probabilities that outputs were sampled from; rho = pi / sampler, in the baseline's weights too.
-        cut: the greatest rho there is.
+        sampler_QO: probabilities that outputs were sampled with; rho = pi / sampler, in the baseline's weights too.
+        cut: truncates rho.
     """
     means, covs = [], []
     for q in range(len(world.rewards_QO)):
@@ -102,7 +102,7 @@ def group_moments(
 def group_gradients(
     world: World, q: int, baseline: BaselineFunction, G: int, sampler_QO: Tensor | None = None, cut: float = math.inf
 ) -> tuple[Tensor, Tensor]:
-    """(chance_B, gradient_BD): every group of G outputs of prompt q, and its gradient estimate."""
+    """Chance and gradient estimate of every group of G outputs of prompt q, (chance_B, gradient_BD)."""
     index_BG = groups(world.rewards_QO.shape[1], G)
     sampler_O = world.pi_QO[q] if sampler_QO is None else sampler_QO[q]
     rho_BG = (world.pi_QO[q] / sampler_O).clamp(max=cut)[index_BG]
@@ -113,26 +113,26 @@ def group_gradients(
 
 
 def prompt_gradients(world: World, baseline: BaselineFunction, G: int) -> tuple[Tensor, Tensor]:
-    """(chance_K, gradient_KD): every prompt, and every group of its outputs."""
+    """Chance and gradient estimate of every prompt with every group of its outputs, (chance_K, gradient_KD)."""
     Q = len(world.rewards_QO)
     each = [group_gradients(world, q, baseline, G) for q in range(Q)]
     return torch.cat([chance_B for chance_B, _ in each]) / Q, torch.cat([gradient_BD for _, gradient_BD in each])
 
 
 def batches(chance_K: Tensor, gradient_KD: Tensor, N: int) -> tuple[Tensor, Tensor]:
-    """(chance_B, gradient_BND): every batch of N independent draws of these."""
+    """Chance and gradients of every batch of N independent draws of these, (chance_B, gradient_BND)."""
     index_BN = groups(len(chance_K), N)
     return chance_K[index_BN].prod(1), gradient_KD[index_BN]
 
 
 def fixed_baseline_moments(world: World, baseline_Q: Tensor, G: int) -> ExactMoments:
-    """The same for b(q), by theorem 2: mu = E[F s], Cov = (1/G) (E[(F - b)^2 s s'] - mu mu')."""
+    """Moments under a baseline b(q) by theorem 2: mu = E[F s], Cov = (1/G) (E[(F - b)^2 s s'] - mu mu')."""
     mean_QD = policy_gradients(world)
     return ExactMoments(mean_QD, (weighted_fisher(world, world.rewards_QO - baseline_Q[:, None]) - _outer(mean_QD)) / G)
 
 
 def rloo_moments(world: World, G: int) -> ExactMoments:
-    """Of RLOO, by formula: Cov = (1/G) (K - mu mu') + (1 / (G (G-1))) (sigma^2 Phi + mu mu')."""
+    """Moments of RLOO by formula: Cov = (1/G) (K - mu mu') + (1 / (G (G-1))) (sigma^2 Phi + mu mu')."""
     mean_QD = policy_gradients(world)
     centred_QO = world.rewards_QO - world.mean(world.rewards_QO)[:, None]
     variance_Q = world.mean(centred_QO.square())
@@ -143,18 +143,18 @@ def rloo_moments(world: World, G: int) -> ExactMoments:
 
 
 def policy_gradients(world: World) -> Tensor:
-    """Mu_q = E[F s | q], (Q, D)."""
+    """The gradient of each prompt's expected reward, mu_q = E[F s | q], (Q, D)."""
     return world.mean(world.rewards_QO[..., None] * world.score_QOD)
 
 
 def weighted_fisher(world: World, factor_QO: Tensor) -> Tensor:
-    """E[factor^2 s s' | q], (Q, D, D)."""
+    """The weighted Fisher matrix of each prompt, E[factor^2 s s' | q], (Q, D, D)."""
     weight_QO = world.pi_QO * factor_QO.square()
     return torch.einsum("qo,qod,qoe->qde", weight_QO, world.score_QOD, world.score_QOD)
 
 
 def optimal_baseline(world: World, sampler_QO: Tensor | None = None) -> Tensor:
-    """B*(q) = E[w F] / E[w], (Q,); off-policy with rho^2 w for w, over what was sampled."""
+    """The best baseline b*(q) = E[w F] / E[w], (Q,); off-policy over the sampler, with rho^2 w for w."""
     sampler_QO = world.pi_QO if sampler_QO is None else sampler_QO
     weight_QO = sampler_QO * (world.pi_QO / sampler_QO).square() * world.norm2_QO
     return (weight_QO * world.rewards_QO).sum(1) / weight_QO.sum(1)

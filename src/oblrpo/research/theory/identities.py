@@ -13,7 +13,7 @@ from oblrpo.research.theory.worlds import World
 
 
 def leverage(world: World, G: int, sampler_QO: Tensor | None = None) -> Claim:
-    """F_j - b_j = (F_j - b_full) / (1 - h_j), h_j = w_j / sum w, is what `oblr` computes; off-policy with rho^2 w.
+    """The advantage of `oblr` is F_j - b_j = (F_j - b_full) / (1 - h_j), h_j = w_j / sum w; off-policy with rho^2 w.
 
     Where 1 - h_j > 1e-4: one weight that is nearly all costs the quotient its digits.
     """
@@ -32,7 +32,7 @@ def leverage(world: World, G: int, sampler_QO: Tensor | None = None) -> Claim:
 
 
 def in_sample_mean(world: World, q: int, G: int) -> Tensor:
-    """E g of prompt q with b = sum w F / sum w over all G outputs, (D,): E[F s] - E[b s_j], by counts of the others."""
+    """Mean gradient of prompt q with b = sum w F / sum w over all G outputs, (D,), by counts of the other outputs."""
     pi_O, F_O, w_O = world.pi_QO[q], world.rewards_QO[q], world.norm2_QO[q]
     counts_BO, chance_B = exact.counts(pi_O, G - 1)
     baseline_BO = ((counts_BO @ (w_O * F_O))[:, None] + w_O * F_O) / ((counts_BO @ w_O)[:, None] + w_O)
@@ -40,25 +40,25 @@ def in_sample_mean(world: World, q: int, G: int) -> Tensor:
 
 
 def scaled_bias(world: World, G: int) -> Tensor:
-    """G (E g - grad J) in sample, (D,)."""
+    """The bias in sample times G, G (E g - grad J), (D,)."""
     means = [in_sample_mean(world, q, G) for q in range(len(world.rewards_QO))]
     return G * (torch.stack(means).mean(0) - world.gradient_D)
 
 
 def limit_of_bias(world: World) -> Tensor:
-    """-E[w (F - b*) s] / E w, (D,)."""
+    """The limit of G times the bias, -E[w (F - b*) s] / E w, (D,)."""
     centred_QO = world.norm2_QO * (world.rewards_QO - exact.optimal_baseline(world)[:, None])
     means_QD = world.mean(centred_QO[..., None] * world.score_QOD) / world.mean(world.norm2_QO)[:, None]
     return -means_QD.mean(0)
 
 
 def spread(world: World) -> float:
-    """E[w^2] / E[w]^2 of the prompt where it is greatest: G must be well above it for an expansion in 1/G to hold."""
+    """The greatest E[w^2] / E[w]^2 of a prompt. An expansion in 1/G holds only for G well above it."""
     return float((world.mean(world.norm2_QO.square()) / world.mean(world.norm2_QO).square()).max())
 
 
 def in_sample_is_biased(world: World, smallest: int = 32, rounds: int = 4) -> Claim:
-    """G (E g - grad J) -> -E[w (F - b*) s] / E w in sample: its limit by Richardson's extrapolation, G = 32 ... 256."""
+    """The bias in sample: G (E g - grad J) -> -E[w (F - b*) s] / E w, extrapolated from G = 32 ... 256."""
     sizes = [smallest * 2**k for k in range(rounds)]
     scaled_GD = torch.stack([scaled_bias(world, G) for G in sizes])
     found_D = torch.tensor([romberg(column_G.tolist()) for column_G in scaled_GD.T], dtype=torch.float64)
@@ -109,14 +109,14 @@ def truncated_importance(world: World, sampler_QO: Tensor, cut: float, G: int) -
 
 
 def _mean_baseline(world: World, q: int, sampler_O: Tensor, rho_O: Tensor, G: int) -> Tensor:
-    """E[sum w F / sum w] over G - 1 sampled outputs, w = rho^2 ||s||^2."""
+    """Mean baseline E[sum w F / sum w] over G - 1 sampled outputs, w = rho^2 ||s||^2."""
     counts_BO, chance_B = exact.counts(sampler_O, G - 1)
     weight_O = rho_O.square() * world.norm2_QO[q]
     return chance_B @ ((counts_BO @ (weight_O * world.rewards_QO[q])) / (counts_BO @ weight_O))
 
 
 def shift_leaves_the_hessian(world: World, shift: float) -> Claim:
-    """E[grad^2 log pi] = -Phi: adding a constant to F leaves grad^2 J = E[F (grad^2 log pi + s s')] as it is."""
+    """Adding a constant to F leaves grad^2 J = E[F (grad^2 log pi + s s')] as it is, since E[grad^2 log pi] = -Phi."""
     outer = torch.einsum("qod,qoe->qode", world.score_QOD, world.score_QOD)
     formula = world.mean((world.rewards_QO + shift)[..., None, None] * (world.curvature_QODD + outer)).mean(0)
     return same("a constant in F leaves grad^2 J alone", "derived", world.hessian_DD, formula,

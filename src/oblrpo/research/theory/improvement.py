@@ -18,15 +18,15 @@ class Ascent:
     """One expected step from each place along the mean path under the exact schedule, N = 1 prompt of G outputs."""
 
     predicted: list[float]
-    """Eta ||grad J||^2 - (c/2) eta^2 (||grad J||^2 + tr H), c = osc(F) L."""
+    """Theorem 3's promise for each step, eta ||grad J||^2 - (c/2) eta^2 (||grad J||^2 + tr H) with c = osc(F) L."""
     local: list[float]
-    """The same step by the second-order expansion with the true Hessian: what a perfect local bound would say."""
+    """Mean improvement by a second-order expansion with the true Hessian: what a perfect local bound would say."""
     realised: list[float]
-    """E J(th + eta g) - J(th), over every group that could be sampled."""
+    """Mean improvement E J(th + eta g) - J(th), over every group that could be sampled."""
 
 
 def ascend(world: World, steps: int, G: int) -> Ascent:
-    """Follow the schedule; every expectation is a sum over all prompts and groups."""
+    """Follow the exact schedule; every expectation is a sum over all prompts and groups."""
     c = world.width * world.smoothness
     rows, here = [], world
     for _ in range(steps):
@@ -42,13 +42,13 @@ def ascend(world: World, steps: int, G: int) -> Ascent:
 
 
 def second_order(world: World, moments: exact.ExactMoments) -> float:
-    """E[g' grad^2 J g] = tr(H grad^2 J) + grad J' grad^2 J grad J, for one prompt's gradient g."""
+    """Mean of g' grad^2 J g over one prompt's gradient g, tr(H grad^2 J) + grad J' grad^2 J grad J."""
     hessian_DD, gradient_D = world.hessian_DD, world.gradient_D
     return float((moments.total * hessian_DD).sum() + gradient_D @ hessian_DD @ gradient_D)
 
 
 def second_order_is_the_derivative(world: World, G: int, name: str) -> Claim:
-    """d^2/d eta^2 E J(th + eta g) at eta = 0 is E[g' grad^2 J g]: by automatic differentiation through every step."""
+    """The second derivative of E J(th + eta g) at eta = 0 is E[g' grad^2 J g], by autograd through every step."""
     chance_K, gradient_KD = exact.prompt_gradients(world, exact.named(name), G)
     eta = torch.zeros((), dtype=torch.float64, requires_grad=True)
     expected: Tensor = chance_K @ world.objectives(world.theta_D + eta * gradient_KD)
@@ -60,7 +60,7 @@ def second_order_is_the_derivative(world: World, G: int, name: str) -> Claim:
 
 
 def never_less_than_predicted(world: World, ascent: Ascent, G: int) -> Claim:
-    """T3, step by step: what is realised is at least what is predicted."""
+    """Theorem 3, step by step: what is realised is at least what is predicted."""
     gaps = [got - said for got, said in zip(ascent.realised, ascent.predicted, strict=True)]
     promise = sum(ascent.predicted)
     note = f"{world.name}, {len(gaps)} steps, N = 1, G = {G}: least of realised - predicted"

@@ -19,11 +19,11 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda log_ratio: log_ratio.square() / 2,
     "k3": lambda log_ratio: torch.expm1(-log_ratio) + log_ratio,
 }
-"""Of log(pi / ref) of a sampled output: Schulman's estimators of KL(pi || ref), to be differentiated as they stand."""
+"""Schulman's estimators of KL(pi || ref) as functions of a sampled output's log(pi / ref), to be differentiated."""
 
 
 def sampled_gradient(world: World, reference_QO: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """E over sampled outputs of the gradient of `loss`: the sampling is not differentiated, the loss is."""
+    """Mean gradient of `loss` over sampled outputs; the loss is differentiated, the sampling is not."""
 
     def over_samples(theta_D: Tensor) -> Tensor:
         return (world.pi_QO * loss(world.logp(theta_D) - reference_QO.log())).sum(1).mean()

@@ -21,7 +21,7 @@ from oblrpo.research.theory.worlds import World
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the statements speak of, of a world with one prompt."""
+    """Probabilities, rewards, weights and scores of a single prompt's outputs."""
 
     pi_O: Tensor
     F_O: Tensor
@@ -30,37 +30,37 @@ class Prompt:
 
     @classmethod
     def of(cls, world: World) -> Prompt:
-        """The first one."""
+        """The first prompt of a world."""
         return cls(world.pi_QO[0], world.rewards_QO[0], world.norm2_QO[0], world.score_QOD[0])
 
     def mean(self, value_O: Tensor) -> Tensor:
-        """E value."""
+        """Mean of a value over outputs."""
         average: Tensor = torch.tensordot(self.pi_O, value_O, 1)
         return average
 
     @property
     def weight(self) -> Tensor:
-        """E w."""
+        """Mean weight, E w."""
         return self.mean(self.w_O)
 
     @property
     def best(self) -> Tensor:
-        """B* = E[w F] / E[w]."""
+        """The best baseline, b* = E[w F] / E[w]."""
         return self.mean(self.w_O * self.F_O) / self.weight
 
     @property
     def variance(self) -> Tensor:
-        """Var F."""
+        """Variance of the reward."""
         return self.mean((self.F_O - self.mean(self.F_O)).square())
 
     @property
     def covariance(self) -> Tensor:
-        """Cov(F, w)."""
+        """Covariance of reward and weight."""
         return self.mean(self.w_O * self.F_O) - self.weight * self.mean(self.F_O)
 
 
 def difference(prompt: Prompt, G: int) -> float:
-    """Tr Cov of leave-one-out less that of RLOO, by the decomposition above, from counts of outputs."""
+    """Variance (tr Cov) of leave-one-out less that of RLOO, by the decomposition above, from counts of outputs."""
     F_O, w_O, pi_O = prompt.F_O, prompt.w_O, prompt.pi_O
     counts_BO, chance_B = exact.counts(pi_O, G - 1)
     error_B = (counts_BO @ (w_O * F_O)) / (counts_BO @ w_O) - prompt.best
@@ -83,7 +83,7 @@ def decomposition(world: World, G: int) -> Claim:
 
 
 def second_coefficient(prompt: Prompt, mutual: bool = True) -> float:
-    """What follows -Cov(F,w)^2 / E w in G (tr Cov_LOO - tr Cov_RLOO), over G - 1.
+    """The coefficient of 1 / (G - 1) in G (tr Cov_LOO - tr Cov_RLOO), next after -Cov(F,w)^2 / E w.
 
     E[w^2 (F-b*)^2] / E w - E w Var F, and of the mutual terms ||E[w (F-b*) s]||^2 / (E w)^2 - ||E[F s]||^2.
     """
@@ -95,7 +95,7 @@ def second_coefficient(prompt: Prompt, mutual: bool = True) -> float:
 
 
 def expected_advantage(prompt: Prompt, G: int, mutual: bool = True) -> float:
-    """G (tr Cov_RLOO - tr Cov_LOO) to second order: Cov(F,w)^2 / E w - (second coefficient) / (G-1).
+    """Advantage G (tr Cov_RLOO - tr Cov_LOO) to second order, Cov(F,w)^2 / E w - (second coefficient) / (G-1).
 
     Without the mutual terms this is the rule of thumb: leave-one-out wins roughly iff Cov(F,w)^2 / E[w]^2 >
     (E[w^2 (F-b*)^2] / E[w]^2 - Var F) / (G-1).

@@ -32,7 +32,7 @@ def quartic(start: float = 2.0) -> Slide:
 
 
 def steepness(slide: Slide, theta_R: Tensor) -> Tensor:
-    """|J'| for theta > 0, every digit of it: the two terms are combined before they are computed."""
+    """The steepness |J'| for theta > 0 to every digit: its two terms are combined before they are computed."""
     h_R = 2 * (theta_R / 2).sinh().square()
     scale = float(slide.r_Q.abs()[0]) * math.sinh(B1) / A1**2 / 4
     rest_R = (A2 - A1) * (2 * A1 * A2 + h_R * (A1 + A2)) / ((A1 + h_R) * (A2 + h_R)).square()
@@ -40,7 +40,7 @@ def steepness(slide: Slide, theta_R: Tensor) -> Tensor:
 
 
 def log_change(theta_R1: Tensor, step_RE: Tensor) -> Tensor:
-    """Log |J'(theta + step)| - log |J'(theta)|, every digit of it however small the step is."""
+    """Change of log |J'| by a step, to every digit however small the step is."""
     h_R1 = 2 * (theta_R1 / 2).sinh().square()
     bend_RE = 2 * (step_RE / 2).sinh().square()
     change_RE = theta_R1.sinh() * step_RE.sinh() + theta_R1.cosh() * bend_RE  # of cosh theta
@@ -59,18 +59,18 @@ class Growth:
 
     theta_R: Tensor
     growth_R: Tensor
-    """E V(theta') - V(theta) over every outcome."""
+    """Mean growth E V(theta') - V(theta), over every outcome."""
     least: float
-    """The least theta' / theta: above 0 no run passes 0."""
+    """The least theta' / theta of a step; above 0, no run passes the maximum at 0."""
 
     @property
     def most(self) -> float:
-        """K."""
+        """The greatest mean growth, K."""
         return float(self.growth_R.max())
 
 
 def growth(slide: Slide, places: int = 2000, begin: float = 1e-3, end: float = 8.0) -> Growth:
-    """On a grid of theta; at its lower end the growth has long reached its limit (it is flat below 0.1)."""
+    """Growth on a grid of theta, at whose lower end it has long reached its limit (it is flat below 0.1)."""
     theta_R = torch.logspace(math.log10(begin), math.log10(end), places, dtype=torch.float64)
     p_RQ = slide.moments(theta_R)[2]
     norm_R = steepness(slide, theta_R)
@@ -84,7 +84,7 @@ def growth(slide: Slide, places: int = 2000, begin: float = 1e-3, end: float = 8
 
 
 def floor(slide: Slide, most: float, times_K: Tensor) -> tuple[Tensor, Tensor]:
-    """(V_0 + K t)^(-3/8) at t, and a lower bound on its mean over the first T steps (an integral), at given times."""
+    """The floor (V_0 + K t)^(-3/8) at given times, and a lower bound on its mean until then (an integral)."""
     first = steepness(slide, torch.tensor([slide.start], dtype=torch.float64)) ** -POWER
     now_K = (first + most * times_K) ** (-1 / POWER)
     share = 1 - 1 / POWER

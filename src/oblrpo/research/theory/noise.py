@@ -23,7 +23,7 @@ MODES: tuple[Mode, ...] = ("plugin", "debiased")
 
 
 def moments_are_unbiased(world: World, N: int, G: int, per_block: int = 1, name: str = "rloo") -> list[Claim]:
-    """E S = ||grad J||^2 and E T = tr H for `estimators.moments`, over every batch of N prompts in blocks of some."""
+    """One batch's moments are unbiased, E S = ||grad J||^2 and E T = tr H, over every batch of N prompts."""
     blocks = N // per_block
     chance_B, gradient_BND = exact.batches(*exact.prompt_gradients(world, exact.named(name), G), N)
     block_BMD = gradient_BND.unflatten(1, (blocks, per_block)).mean(2)
@@ -41,7 +41,7 @@ def moments_are_unbiased(world: World, N: int, G: int, per_block: int = 1, name:
 
 
 def expected_factor(mode: Mode, n_snr: float, N: int, D: int, nodes: int = 4000) -> float:
-    """E of the schedule's factor on one such batch, by quadrature.
+    """Mean of the schedule's factor on one such batch, by quadrature.
 
     With u = A / (A + B), A = N ||g||^2 and B = (N-1) T: plug-in A / (A + T) = u / (u + (1-u)/(N-1)); debiased
     max(0, 1 - T / A) = max(0, 1 - (1-u) / ((N-1) u)). u is Beta(D/2 + j, (N-1) D/2), j Poisson of mean D x / 2;
@@ -59,7 +59,7 @@ def expected_factor(mode: Mode, n_snr: float, N: int, D: int, nodes: int = 4000)
 
 
 def expected_plugin(n_snr: float, N: int, D: int) -> float:
-    """E of N ||g||^2 / T on one such batch: (1 + x) (N-1) D / ((N-1) D - 2)."""
+    """Mean of N ||g||^2 / T on one such batch, (1 + x) (N-1) D / ((N-1) D - 2)."""
     return (1 + n_snr) * (N - 1) * D / ((N - 1) * D - 2)
 
 
@@ -73,7 +73,7 @@ def draw(n_snr: float, N: int, D: int, batches: int, seed: int) -> list[estimato
 
 
 def factors(mode: Mode, found: list[estimators.Moments]) -> Tensor:
-    """What `SNRSchedule` makes of each batch alone, (B,)."""
+    """Factor that `SNRSchedule` sets from each batch alone, (B,)."""
     schedule = estimators.SNRSchedule(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), mode, ema=0.0)
     return torch.tensor([schedule.step(each) for each in found], dtype=torch.float64)
 
@@ -106,7 +106,7 @@ def schedule_on_one_batch(
 
 
 def plugin_floor(N: int = 16) -> list[Claim]:
-    """Without signal the plug-in factor is within 0.01 of 1/2: of large effective dimension, not of a small one."""
+    """Without signal the plug-in factor is within 0.01 of 1/2 in many effective dimensions, and not in few."""
     return [
         Claim("without signal the plug-in factor is 1/2, to 0.01", "derived", 0.5, expected_factor("plugin", 0.0, N, D),
               tolerance=0.02, note=f"N = {N}, effective dimension {D}, by quadrature")

@@ -21,7 +21,7 @@ four standard errors to each side.</p>"""
 
 
 def print_claims(claims: list[Claim], console: Console) -> None:
-    """One line a claim; what was sampled with its interval."""
+    """Print the table of claims, with intervals where something was sampled."""
     printed = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("result", "source", "where"):
         printed.add_column(name)
@@ -35,7 +35,7 @@ def print_claims(claims: list[Claim], console: Console) -> None:
 
 
 def print_measurements(measurements: list[Measurement], console: Console) -> None:
-    """One line each."""
+    """Print one line for each measurement."""
     printed = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("measured, nothing claimed", "where"):
         printed.add_column(name)
@@ -47,7 +47,7 @@ def print_measurements(measurements: list[Measurement], console: Console) -> Non
 
 
 def write_page(findings: Findings, path: Path, seconds: float) -> None:
-    """The table with notes, the decay of the squared gradient, predicted against realised improvement."""
+    """Write the page: the table with notes, the decay of the squared gradient, predicted and realised improvement."""
     heads = ("result", "source", "claimed", "computed", "slack", "verdict", "where")
     rows = [
         [text(claim.result), text(claim.source), *map(text, _figures(claim)),

@@ -41,7 +41,7 @@ def everywhere(world: World) -> dict[str, float]:
 
 
 def here(world: World) -> dict[str, float]:
-    """The same of one place: from the largest ||grad^2 log pi|| and squared score norm of any output there."""
+    """Bounds on the curvature at one place, from the largest ||grad^2 log pi|| and squared score norm there."""
     bound = float(world.rewards_QO.abs().max())
     return constants(world.width, bound, float(spectral_norm(world.curvature_QODD).max()), float(world.norm2_QO.max()))
 
@@ -59,7 +59,7 @@ def places(world: World, number: int, spread: float = 2.0, seed: int = 0) -> Ite
 
 
 def bounds_hold(world: World, number: int = 30) -> list[Claim]:
-    """Each bound with L and M for all parameters against the largest curvature found."""
+    """Check each bound with the L and M of all parameters against the largest curvature found."""
     found = max(float(spectral_norm(place.hessian_DD)) for place in places(world, number))
     return [
         Claim(f"c <= {label}", SOURCES[label], bound, found, "<=", note=f"{world.name}, {number} starts")
@@ -68,7 +68,7 @@ def bounds_hold(world: World, number: int = 30) -> list[Claim]:
 
 
 def bounds_hold_at_every_place(world: World, number: int) -> list[Claim]:
-    """Each bound with the L and M of a place against the curvature there: no L for all parameters is needed."""
+    """Check each bound with the L and M of a place against the curvature there, which needs no L for all parameters."""
     claims = []
     for place in places(world, number, 0.5):
         found = float(spectral_norm(place.hessian_DD))
@@ -93,7 +93,7 @@ def rare(chance: float = 1e-3, rewards: tuple[float, float] = (0.0, 1.0)) -> Wor
 
 
 def nearly_attained() -> Claim:
-    """Osc(F) L is not to be had smaller: rare outputs with all of the score."""
+    """The bound osc(F) L cannot be made smaller: it is attained by rare outputs with all of the score."""
     world = rare()
     found, bound = float(spectral_norm(world.hessian_DD)), here(world)["osc(F) L"]
     note = f"{world.name}: {found / bound:.4f} of the bound"
@@ -148,13 +148,13 @@ def kl_bound(world: World, reference_QO: Tensor, beta: float, number: int = 0) -
 
 
 def penalised(world: World, reference_QO: Tensor, beta: float, theta_D: Tensor) -> Tensor:
-    """J - beta KL(pi || ref)."""
+    """The penalised objective, J - beta KL(pi || ref)."""
     logp_QO = world.logp(theta_D)
     return (logp_QO.exp() * (world.rewards_QO - beta * (logp_QO - reference_QO.log()))).sum(1).mean()
 
 
 def kl_bound_is_nearly_attained(beta: float) -> Claim:
-    """Where the reference is the policy itself and rare outputs cost: both terms bend J the same way."""
+    """The bound with a KL penalty is attained where the reference is the policy itself and rare outputs cost."""
     world = rare(rewards=(1.0, 0.0))
     found = float(spectral_norm(hessian(lambda theta_D: penalised(world, world.pi_QO, beta, theta_D))(world.theta_D)))
     bound = (world.width + beta) * float(spectral_norm(world.curvature_QODD).max())

@@ -36,7 +36,7 @@ class Findings:
     claims: list[Claim]
     measurements: list[Measurement]
     curves: list[tuple[Slide, dict[str, Curve]]]
-    """By what sets the rate."""
+    """Curves of sampled runs on each task, by what sets the rate."""
     ascents: list[tuple[World, Ascent]]
 
 
@@ -48,7 +48,7 @@ def shifted(world: World, seed: int = 7) -> Tensor:
 
 @cache
 def family(name: str) -> World:
-    """One policy of it, whose derivatives are taken once."""
+    """One policy of a family; its derivatives are taken once."""
     return FAMILIES[name]()
 
 
@@ -63,7 +63,7 @@ def columns(rows: Iterable[list[Claim]]) -> list[Claim]:
 
 
 def run_all(note: Callable[[str], None] = lambda text: None, seed: int = 0) -> Findings:
-    """All claims, in under two minutes on one core; `note` is told what goes on, `seed` is of all that is sampled."""
+    """Compute all claims, in under two minutes on one core; `note` is told what goes on, `seed` seeds the sampling."""
     note("assumptions, and theorems 1, 2, 4 and 7 on every family of policies")
     claims, measured = _assumptions()
     claims += _unbiasedness() + _covariances() + _rates() + _baselines()
@@ -141,12 +141,12 @@ def _baselines() -> list[Claim]:
 
 
 def quadratic() -> Quadratic:
-    """Where nothing is given away."""
+    """Places where the bounds on the smoothness are attained."""
     return Quadratic(torch.tensor([0.7, -0.4], dtype=torch.float64), 1.3, 0.5, 2)
 
 
 def _bounds() -> list[Claim]:
-    """Theorems 3 and 5, path by path."""
+    """Theorems 3 and 5 over every path of a few steps."""
     flat = quadratic()
     found = [descent.loss_bound(flat, [0.5, 0.3, 0.2], flat.c, "c its curvature")]
     for world in (bandit(0, O=3), tree(0), linear_bandit(0)):

@@ -17,7 +17,7 @@ from oblrpo.research.theory.worlds import World
 
 
 def baselines_leave_their_output_out() -> list[Claim]:
-    """A1: b_j does not depend on output j, for every baseline that says it is unbiased, and for no other."""
+    """Assumption 1: b_j does not depend on output j, for every baseline that claims to be unbiased and for no other."""
     names = estimators.BASELINES
     saying = [name for name in names if names[name].unbiased]
     kept = {name: not estimators.depends_on_own_output(name) for name in names}
@@ -31,7 +31,7 @@ def baselines_leave_their_output_out() -> list[Claim]:
 
 
 def baselines_are_bounded(world: World, name: str, G: int) -> Claim:
-    """A4: |F| <= B bounds the baseline too, which is a weighted mean of rewards."""
+    """Assumption 4: |F| <= B bounds the baseline too, which is a weighted mean of rewards."""
     index_BG = exact.groups(world.rewards_QO.shape[1], G)
     largest = 0.0
     for rewards_O, norm2_O in zip(world.rewards_QO, world.norm2_QO, strict=True):
@@ -42,14 +42,14 @@ def baselines_are_bounded(world: World, name: str, G: int) -> Claim:
 
 
 def unbiased(world: World, name: str, G: int, sampler_QO: Tensor | None = None) -> Claim:
-    """T1: g = (1/G) sum_j rho_j (F_j - b_j) s_j has mean grad J where b_j does not depend on output j."""
+    """Theorem 1: g = (1/G) sum_j rho_j (F_j - b_j) s_j has mean grad J where b_j does not depend on output j."""
     mean_D = exact.group_moments(world, exact.named(name), G, sampler_QO).mean_QD.mean(0)
     off = "" if sampler_QO is None else ", off-policy"
     return same(f"T1: {name} is unbiased{off}", "paper", world.gradient_D, mean_D, f"{world.name}, G = {G}")
 
 
 def unbiased_across_prompts(world: World, name: str, G: int = 2) -> Claim:
-    """T1 of a baseline that borrows from the batch's other prompts: every batch of two prompts, all their groups."""
+    """Theorem 1 for a baseline that borrows from other prompts of the batch, over every batch of two prompts."""
     first, second = world.rewards_QO[:2]
     index_BG = exact.groups(len(first), G)
     mean_D = torch.zeros_like(world.theta_D)
@@ -66,7 +66,7 @@ def unbiased_across_prompts(world: World, name: str, G: int = 2) -> Claim:
 
 
 def fixed_baseline_covariance(world: World, G: int, baseline_Q: Tensor) -> Claim:
-    """T2: for a fixed b, Cov_G = (1/G) (E[(F - b)^2 s s'] - mu mu')."""
+    """Theorem 2: for a fixed b, Cov_G = (1/G) (E[(F - b)^2 s s'] - mu mu')."""
     formula_QDD = exact.fixed_baseline_moments(world, baseline_Q, G).cov_QDD
     found_QDD = [
         exact.group_moments(world.only(q), exact.fixed(float(b)), G).cov_QDD[0] for q, b in enumerate(baseline_Q)
@@ -76,14 +76,14 @@ def fixed_baseline_covariance(world: World, G: int, baseline_Q: Tensor) -> Claim
 
 
 def rloo_covariance(world: World, G: int) -> Claim:
-    """T2: RLOO's Cov = (1/G) (K - mu mu') + (1/(G(G-1))) (sigma^2 Phi + mu mu')."""
+    """Theorem 2: the covariance of RLOO is (1/G) (K - mu mu') + (1/(G(G-1))) (sigma^2 Phi + mu mu')."""
     found_QDD = exact.group_moments(world, exact.named("rloo"), G).cov_QDD
     return same("T2: covariance of RLOO", "derived", exact.rloo_moments(world, G).cov_QDD, found_QDD,
                 f"{world.name}, G = {G}")  # fmt: skip
 
 
 def batch_covariance(world: World, N: int, G: int) -> Claim:
-    """T2: the batch gradient's covariance is H/N, H = Cov_q(mu_q) + E_q[Cov_G]: every batch of N prompts."""
+    """Theorem 2: the covariance of the batch gradient is H/N with H = Cov_q(mu_q) + E_q[Cov_G]."""
     chance_B, gradient_BND = exact.batches(*exact.prompt_gradients(world, exact.named("rloo"), G), N)
     batch_BD = gradient_BND.mean(1)
     mean_D = chance_B @ batch_BD
@@ -106,7 +106,7 @@ def group_mean_is_scaled_rloo(world: World, G: int) -> list[Claim]:
 
 
 def optimal_baseline(world: World, G: int = 1, sampler_QO: Tensor | None = None) -> Claim:
-    """T7: b*(q) = E[w F] / E[w] minimises tr H: the vertex of the parabola through three enumerated traces.
+    """Theorem 7: b*(q) = E[w F] / E[w] minimises tr H, the vertex of the parabola through three enumerated traces.
 
     Off-policy the weights are rho^2 w: b* = E_old[rho^2 w F] / E_old[rho^2 w].
     """
@@ -121,14 +121,14 @@ def optimal_baseline(world: World, G: int = 1, sampler_QO: Tensor | None = None)
 
 
 def optimal_baseline_beats(world: World, G: int) -> Claim:
-    """T7: no fixed baseline is quieter than b*; the expected reward, the limit of RLOO's, is one of them."""
+    """Theorem 7: no fixed baseline is quieter than b*; the expected reward, the limit of RLOO's, is one of them."""
     best = exact.fixed_baseline_moments(world, exact.optimal_baseline(world), G).trace
     mean = exact.fixed_baseline_moments(world, world.mean(world.rewards_QO), G).trace
     return Claim("T7: tr H under b* against E F", "paper", mean, best, "<=", note=f"{world.name}, G = {G}")
 
 
 def vertex(f: Callable[[float], float]) -> float:
-    """Where a parabola is least."""
+    """The argument at which a parabola is least."""
     left, middle, right = f(-1.0), f(0.0), f(1.0)
     curvature = left - 2 * middle + right
     return (left - right) / (2 * curvature) if curvature > 0 else math.nan

@@ -44,61 +44,61 @@ class World:
         return replace(self, rewards_QO=rewards_QO)
 
     def objective(self, theta_D: Tensor) -> Tensor:
-        """J = mean_q sum_o pi(o|q) F(q, o)."""
+        """The objective J = mean_q sum_o pi(o|q) F(q, o)."""
         return (self.logp(theta_D).exp() * self.rewards_QO).sum(1).mean()
 
     def objectives(self, theta_KD: Tensor) -> Tensor:
-        """J at many places, (K,)."""
+        """The objective at many places, (K,)."""
         values: Tensor = torch.vmap(self.objective, chunk_size=256)(theta_KD)
         return values
 
     @cached_property
     def logp_QO(self) -> Tensor:
-        """Log pi(o|q)."""
+        """Log-probability of each output, log pi(o|q)."""
         return self.logp(self.theta_D).detach()
 
     @cached_property
     def pi_QO(self) -> Tensor:
-        """Pi(o|q)."""
+        """Probability of each output, pi(o|q)."""
         return self.logp_QO.exp()
 
     @cached_property
     def score_QOD(self) -> Tensor:
-        """Grad log pi(o|q)."""
+        """Score of each output, grad log pi(o|q)."""
         return _detached(jacrev(self.logp)(self.theta_D))
 
     @cached_property
     def norm2_QO(self) -> Tensor:
-        """Squared score norms, w."""
+        """Squared score norm w of each output."""
         return self.score_QOD.square().sum(2)
 
     @cached_property
     def curvature_QODD(self) -> Tensor:
-        """Grad^2 log pi(o|q)."""
+        """Hessian of each output's log-probability, grad^2 log pi(o|q)."""
         return _detached(hessian(self.logp)(self.theta_D))
 
     @cached_property
     def gradient_D(self) -> Tensor:
-        """Grad J, by differentiating the sum over all outputs."""
+        """Gradient of J, by differentiating the sum over all outputs."""
         return _detached(jacrev(self.objective)(self.theta_D))
 
     @cached_property
     def width(self) -> float:
-        """Osc(F): the greatest difference between the rewards of two outputs of one prompt."""
+        """The greatest difference between the rewards of two outputs of one prompt, osc(F)."""
         return float((self.rewards_QO.max(1).values - self.rewards_QO.min(1).values).max())
 
     def only(self, q: int) -> World:
-        """One prompt of it."""
+        """The world with a single one of its prompts."""
         alone = World(self.name, lambda theta: self.logp(theta)[q : q + 1], self.theta_D, self.rewards_QO[q : q + 1])
         return replace(alone, smoothness=self.smoothness, score_bound=self.score_bound)
 
     @cached_property
     def hessian_DD(self) -> Tensor:
-        """Grad^2 J."""
+        """Hessian of J."""
         return _detached(hessian(self.objective)(self.theta_D))
 
     def mean(self, value_QO: Tensor) -> Tensor:
-        """E[value | q], (Q, ...), of a value (Q, O, ...)."""
+        """Mean over outputs, E[value | q], (Q, ...), of a value (Q, O, ...)."""
         return torch.einsum("qo,qo...->q...", self.pi_QO, value_QO)
 
 
