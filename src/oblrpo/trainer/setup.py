@@ -15,7 +15,7 @@ from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.policy import Policy, check_policy, load_policy
 from oblrpo.rewards import Rewards
-from oblrpo.rollout import make_sampler
+from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import flatten
@@ -120,8 +120,8 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
         raise InputError(f"{error} {mend}") from None
 
 
-def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig) -> Learner:
-    """All parts of the algorithm that the config names, for a policy.
+def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler: Sampler | None = None) -> Learner:
+    """All parts of the algorithm that the config names, for a policy; a sampler that is there is not made again.
 
     Raises:
         InputError: the optimizer or the schedule refuses its settings, the model has a layer without a rule, or the
@@ -151,7 +151,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig) -> Learn
     rows = prompts * rollout.num_generations
     return Learner(
         policy=policy,
-        sampler=make_sampler(policy, rollout, config.policy.trust_remote_code),
+        sampler=sampler or make_sampler(policy, rollout, config.policy.trust_remote_code),
         rewards=rewards,
         algorithm=algorithm,
         baseline=baseline,

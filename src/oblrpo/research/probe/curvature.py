@@ -83,15 +83,16 @@ def draw(policy: Policy, rewards: Rewards, problems: list[Problem], rollout: Rol
     G = rollout.num_generations
     prompts = [problem.prompt for problem in problems]
     rollouts = sample(policy, prompts, G, rollout.max_completion_length, rollout.temperature)
-    rewards_PG = torch.tensor(rewards(problems, rollouts.completions), device=policy.device)
-    part_P = (~rewards_PG.isnan()).sum(1) >= 2
+    earned = rewards(problems, rollouts.completions)
+    rewards_PG, valid_PG = (torch.tensor(each, device=policy.device) for each in earned)
+    part_P = valid_PG.sum(1) >= 2
     if part_P.sum() < FEWEST_PROMPTS:
         raise InputError(
             f"only {int(part_P.sum())} of {len(problems)} prompts have two completions with a reward, and a probe "
             f"needs {FEWEST_PROMPTS}; mend the rewards, or give more prompts or outputs."
         )
-    rewards_PG = rewards_PG[part_P]
-    valid_PG = ~rewards_PG.isnan()
+    rewards_PG, valid_PG = rewards_PG[part_P], valid_PG[part_P]
+    rewards_PG = torch.where(valid_PG, rewards_PG, torch.nan)
     advantages_PG = rewards_PG - estimators.baseline("rloo", rewards_PG, valid_PG=valid_PG)
     blank = Samples(
         rollouts.sequences.at(part_P.repeat_interleave(G)), rewards_PG, torch.where(valid_PG, advantages_PG, 0),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
@@ -63,9 +62,9 @@ def standings(run: Path, device: str | None = None) -> Iterator[Standing]:
                 drop_long_prompts(task, policy, config.task.max_prompt_length)
                 sampler = _sampler(policy, config, checkpoint)
             set_threads(config.run.threads, policy)
-            learner = make_learner(policy, config, resolve(config.algorithm, config.optim))
+            learner = make_learner(policy, rewards, config, sampler)
             learner.load_state_dict(load_state(checkpoint), str(run))
-            update = partial(_update, learner, sampler, rewards, config, step + 1)
+            update = partial(_update, learner, config, step + 1)
             yield Standing(step, policy, config, rewards, update)
     finally:
         rewards.close()
@@ -81,18 +80,10 @@ def _sampler(policy: Policy, config: TrainConfig, checkpoint: Path) -> Sampler:
         ) from None
 
 
-def _update(learner: Learner, sampler: Sampler, rewards: Rewards, config: TrainConfig, step: int) -> float:
-    """Do what `trainer.loop` does in this step, up to the update."""
-    rollout = config.rollout
+def _update(learner: Learner, config: TrainConfig, step: int) -> float:
+    """Do what `trainer.loop` does in this step."""
     torch.manual_seed(seed_of(config.run.seed, step))
-    problems = rewards.task.train_batch(step, rollout.prompts_per_step)
-    sampler.sync(learner.policy)
-    rollouts = sampler.sample(
-        [problem.prompt for problem in problems],
-        rollout.num_generations,
-        rollout.max_completion_length,
-        rollout.temperature,
-    )
-    rewards_PG = torch.tensor(rewards(problems, rollouts.completions), device=learner.policy.device)
-    updates = learner.learn(rollouts, rewards_PG, step, ~rewards_PG.isnan())
+    learner.sampler.sync(learner.policy)
+    problems = learner.rewards.task.train_batch(step, config.rollout.prompts_per_step)
+    updates = learner.step(problems, step).updates
     return updates[-1].learning_rate if updates else 0.0
