@@ -23,7 +23,7 @@ def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: i
         outputs: G.
         tokens: T.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     shape = (prompts, outputs)
 
     def inputs() -> dict[str, Tensor]:
@@ -41,7 +41,8 @@ def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: i
             name, values["rewards_PG"], **{key: each for key, each in values.items() if key != "rewards_PG"}
         )
 
-    given, others = inputs(), inputs()
+    with torch.device("cpu"):  # whatever the default is
+        given, others = inputs(), inputs()
     before = of(given)
     for p in range(prompts):
         for j in range(outputs):

@@ -40,7 +40,7 @@ def heldout_accuracy(
             part = problems[start : start + at_once]
             prompts = [problem.prompt for problem in part]
             drawn = sampler.sample(prompts, samples, rollout.max_completion_length, rollout.temperature)
-            blocks.append(torch.tensor(rewards(part, drawn.completions)))
+            blocks.append(torch.tensor(rewards(part, drawn.completions), device="cpu"))
     mean_P = torch.cat(blocks).double().nanmean(1)  # NaN: masked
     mean_P = mean_P[mean_P.isfinite()]
     return Accuracy(mean_P.mean().item(), mean_P.std().item() / len(mean_P) ** 0.5)

@@ -54,10 +54,10 @@ class Sequences:
 def pad(rows: list[list[int]], token: int, left: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows of token ids as (ids, mask), each (S, longest), padded on one side."""
     width = max(1, *(len(row) for row in rows))
-    ids = torch.full((len(rows), width), token, dtype=torch.long)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    ids = torch.full((len(rows), width), token, dtype=torch.long, device="cpu")
+    mask = torch.zeros((len(rows), width), dtype=torch.long, device="cpu")
     for index, row in enumerate(rows):
         place = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[index, place] = torch.tensor(row, dtype=torch.long)
+        ids[index, place] = torch.tensor(row, dtype=torch.long, device="cpu")
         mask[index, place] = 1
     return ids.to(device), mask.to(device)
