@@ -36,7 +36,9 @@ class Recorder:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._owners = owners_of_trainable_parameters(model)
-        self.root = torch.zeros((), requires_grad=True)  # reached from every tap, so that each runs in the backward
+        self.root = torch.zeros(
+            (), requires_grad=True, device="cpu"
+        )  # reached from every tap, so that each runs in the backward
         self._handles: list[RemovableHandle] = []
         self._delivered: list[Slot] = []
         self._layout: Layout | None = None  # None: no backward of ours is running
