@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,36 @@ class Owner:
             self._replaced = False
 
 
+class SharedPrompt:
+    """A PEFT model with a trained prompt, which looks it up once and repeats it for every row of the batch.
+
+    Asked for the prompt of one row, it repeats nothing, and the tape has the ids looked up once for each row.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module: Any = module
+
+    def look_up_per_row(self) -> None:
+        """Ask for one row's prompt from now on."""
+        own = self._module.get_prompt
+        self._module.get_prompt = lambda batch_size, **further: own(1, **further)
+
+    def restore(self) -> None:
+        """Give the module its own method back."""
+        self._module.__dict__.pop("get_prompt", None)
+
+
+def shared_prompts(model: nn.Module) -> list[SharedPrompt]:
+    """The PEFT models inside, prompt tuning and p-tuning, whose prompt is trained."""
+    kinds = {"PromptEmbedding", "PromptEncoder"}
+    found = []
+    for module in model.modules():
+        encoders = module._modules.get("prompt_encoder")
+        if encoders is not None and any(type(each).__name__ in kinds for each in encoders.children()):
+            found.append(SharedPrompt(module))
+    return found
+
+
 def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
     """Every module with trainable parameters of its own.
 
@@ -98,7 +129,7 @@ def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
         if not own:
             continue
         owner = owners[module] = Owner(name or "the model itself", module, own)
-        owner.inside = forward_for(module, frozenset(own))
+        owner.inside = forward_for(owner.name, module, frozenset(own))
         if owner.inside is None:
             _check_rule(owner)
     if not owners:

@@ -75,6 +75,7 @@ class ScoreTape:
         memory_budget: int = 0,
         directions: int = 8,
         generator: torch.Generator | None = None,
+        check_rows: bool = True,
     ) -> None:
         if method not in methods.METHODS:
             raise ValueError(f"no method {method!r}; there are {', '.join(methods.METHODS)}.")
@@ -82,7 +83,7 @@ class ScoreTape:
             raise ValueError(f"directions must be at least 2, to know their standard error, got {directions}.")
         self.model, self.method = model, method
         self.memory_budget, self.directions = memory_budget, directions
-        self._generator = generator
+        self._generator, self._rows_checked = generator, not check_rows
         self._recorder = Recorder(model)
         self._forget()
 
@@ -142,6 +143,8 @@ class ScoreTape:
         try:
             streamed = self.method == "streamed"
             stores = self._streamed(S, gram, sketches) if streamed else self._stores_for(S, basis_SK, group_size)
+            if not self._rows_checked and S > 1:
+                self._rows_checked = self._recorder.check_rows(logps_S, layout)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
         except BaseException:
             self._forget()  # a refused record leaves nothing to read
@@ -178,14 +181,16 @@ class ScoreTape:
         return {slot: Streamed(gram, partial(sketch, slot)) for slot in self._recorder.slots}
 
     def _check_record(self, logps_S: Tensor, basis_SK: Tensor | None, group_size: int) -> None:
-        if logps_S.ndim != 1 or not logps_S.requires_grad:
-            raise ValueError(f"record needs differentiable log-probabilities of shape (S,), got {logps_S.shape}.")
+        if logps_S.ndim != 1:
+            raise ValueError(f"record needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
         if not self._recorder.active:
             raise ValueError("record inside the `with` block.")
+        if not logps_S.requires_grad:
+            raise ValueError(f"record needs differentiable log-probabilities: {self._recorder.why_nothing(logps_S)}")
         if self._recorded_here:
             raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
         if not self._recorder.slots:
-            raise ValueError("nothing to record: run the model inside the `with` block, with gradients enabled.")
+            raise ValueError(f"nothing to record: {self._recorder.why_nothing(logps_S)}")
         if (basis_SK is not None) != (self.method == "folds"):
             raise ValueError('basis_SK belongs to method="folds", which needs it.')
         if basis_SK is not None and self._fold_size not in {0, group_size}:
