@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,13 @@ class Slot:
         yield added
         if added is not grad:
             grad += added
+
+    def scale(self, metric: Mapping[nn.Parameter, Tensor] | None, like: Tensor) -> Tensor | None:
+        """Square root of the metric, for this gradient and of the type of `like`, or None."""
+        if metric is None:
+            return None
+        whole = metric[self.parameter]
+        return (whole if self.index is None else whole[self.index]).to(like).sqrt()
 
 
 class Owner:
@@ -97,7 +104,11 @@ class SharedPrompt:
     def look_up_per_row(self) -> None:
         """Ask for one row's prompt from now on."""
         own = self._module.get_prompt
-        self._module.get_prompt = lambda batch_size, **further: own(1, **further)
+
+        def get_prompt(batch_size: int, **further: Any) -> Any:
+            return own(1 if torch.is_grad_enabled() else batch_size, **further)
+
+        self._module.get_prompt = get_prompt
 
     def restore(self) -> None:
         """Give the module its own method back."""
@@ -105,12 +116,12 @@ class SharedPrompt:
 
 
 def shared_prompts(model: nn.Module) -> list[SharedPrompt]:
-    """The PEFT models inside, prompt tuning and p-tuning, whose prompt is trained."""
-    kinds = {"PromptEmbedding", "PromptEncoder"}
+    """The PEFT models inside that train a prompt: by prompt tuning or p-tuning."""
     found = []
     for module in model.modules():
-        encoders = module._modules.get("prompt_encoder")
-        if encoders is not None and any(type(each).__name__ in kinds for each in encoders.children()):
+        encoders: Any = module._modules.get("prompt_encoder") or {}
+        prompts = [each for each in encoders.values() if type(each).__name__ in {"PromptEmbedding", "PromptEncoder"}]
+        if any(each.embedding.weight.requires_grad for each in prompts):
             found.append(SharedPrompt(module))
     return found
 

@@ -145,7 +145,8 @@ class Recorder:
         owner.hide_parameters()
         # Learned positions of shape (1, T) or (T,) are meant for every row: their gradient would be summed over rows.
         first = args[0] if args else None
-        if isinstance(module, nn.Embedding) and isinstance(first, Tensor) and self.batch_rows:
+        learned = isinstance(module, nn.Embedding) and isinstance(first, Tensor) and torch.is_grad_enabled()
+        if learned and self.batch_rows:
             if first.ndim == 1:
                 raise UnsupportedModelError(f"{owner.name}: ids of shape (T,) for all rows; give it ids of every row.")
             if first.shape[0] == 1:

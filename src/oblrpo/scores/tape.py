@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo.scores import methods
+from oblrpo.scores.contributions import sum_in_widest
 from oblrpo.scores.gram import Sketch, Sketcher
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Slot
@@ -209,7 +210,7 @@ class ScoreTape:
             with self._no_autocast():
                 norms = methods.norm2(list(self._stores.values()))
             # Gram products may round a norm of nothing to a little less than nothing.
-            self._norm2_S = _sum(norms).clamp(min=0)
+            self._norm2_S = sum_in_widest(norms).clamp(min=0)
         return self._norm2_S
 
     @torch.no_grad()
@@ -221,7 +222,7 @@ class ScoreTape:
         norm2_S = self.norm2()
         variances = [store.variance_S for store in self._stores.values() if isinstance(store, Projected)]
         known = [variance_S for variance_S in variances if variance_S is not None]
-        return _sum(known).sqrt() if known else torch.zeros_like(norm2_S)
+        return sum_in_widest(known).sqrt() if known else torch.zeros_like(norm2_S)
 
     @torch.no_grad()
     def accumulate(
@@ -262,10 +263,10 @@ class ScoreTape:
         for slot, store in self._stores.items():
             assert not isinstance(store, NormsOnly | Streamed)  # those are above
             with self._no_autocast(), slot.wide_grad() as grad:
-                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad, _scale(slot, metric, grad)))
+                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad, slot.scale(metric, grad)))
         if self.method == "folds":
             self._forget()
-        return _sum(norms)
+        return sum_in_widest(norms)
 
     @torch.no_grad()
     def gram(self) -> Tensor:
@@ -276,9 +277,9 @@ class ScoreTape:
         """
         if self.method == "streamed":
             self._need_record()
-            return _sum([store.gram() for store in self._stores.values() if isinstance(store, Streamed)])
+            return sum_in_widest([store.gram() for store in self._stores.values() if isinstance(store, Streamed)])
         with self._no_autocast():
-            return _sum([store.gram() for store in self._holding_gradients().values()])
+            return sum_in_widest([store.gram() for store in self._holding_gradients().values()])
 
     @torch.no_grad()
     def sketch(self, seed: int, directions: int = 16, dimensions: int = 4096) -> Tensor:
@@ -325,12 +326,12 @@ class ScoreTape:
         (logps_S, layout), self._graph = self._graph, None
         wide = torch.promote_types(coef_S.dtype, torch.float32)
         sums = {
-            slot: Sums(slot.wide_grad, group_size, _scale(slot, metric, coef_S.new_empty(0, dtype=wide)))
+            slot: Sums(slot.wide_grad, group_size, slot.scale(metric, coef_S.new_empty(0, dtype=wide)))
             for slot in self._stores
         }
         with self._recorder.resumed(), torch.enable_grad():
             self._recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
-        return _sum([store.norm2_P for store in sums.values() if store.norm2_P is not None])
+        return sum_in_widest([store.norm2_P for store in sums.values() if store.norm2_P is not None])
 
     def _no_autocast(self) -> torch.autocast:
         return torch.autocast(next(self.model.parameters()).device.type, enabled=False)
@@ -339,17 +340,3 @@ class ScoreTape:
         if not self._sequences:
             again = ' ("folds" lets its sums go in accumulate)' if self.method == "folds" else ""
             raise ValueError(f"call record(logps_S) inside the `with` block first{again}.")
-
-
-def _scale(slot: Slot, metric: Mapping[nn.Parameter, Tensor] | None, like: Tensor) -> Tensor | None:
-    """Square root of the metric for a slot's gradient."""
-    if metric is None:
-        return None
-    whole = metric[slot.parameter]
-    return (whole if slot.index is None else whole[slot.index]).to(like).sqrt()
-
-
-def _sum(values: list[Tensor]) -> Tensor:
-    """Sum over parameters, in the widest of their types."""
-    dtype = max((value.dtype for value in values), key=lambda each: torch.finfo(each).bits)
-    return torch.stack([value.to(dtype) for value in values]).sum(0)
