@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 
 from oblrpo.scores import ScoreTape, UnsupportedModelError
 from tests.scores.models import batch, compare, logps
@@ -120,3 +120,59 @@ def test_lora_on_an_embedding_is_refused():
 def test_trainable_tokens_are_refused():
     model = adapt("qwen3-untied-biased", target_modules=ATTENTION, trainable_token_indices=[3, 5])
     assert "trainable_tokens" in refusal(model)
+
+
+PROMPTS = {
+    "prompt tuning": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    "p-tuning": PromptEncoderConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=8, encoder_reparameterization_type="MLP"
+    ),
+    "prefix tuning": PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+}
+
+
+class WithoutPrompt(torch.nn.Module):
+    """Logits of the given tokens alone, not of the virtual ones before them."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, **_):
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        output.logits = output.logits[:, -input_ids.shape[1] :]
+        return output
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_trained_prompts_are_exact(name):
+    torch.manual_seed(0)
+    model = WithoutPrompt(get_peft_model(build_family("qwen3-tied"), PROMPTS[name]).double().eval())
+    assert all("prompt_encoder" in key for key in trainable(model))
+    data = batch()
+    with torch.no_grad():
+        expected = logps(model, *data)
+    with ScoreTape(model):
+        torch.testing.assert_close(logps(model, *data).detach(), expected, rtol=1e-12, atol=0)
+        with torch.no_grad():  # sampling in between, of a batch of another size
+            torch.testing.assert_close(logps(model, data[0][:2], data[1][:2], data[2]), expected[:2])
+    assert "get_prompt" not in vars(model.model)
+    assert_exact(model)
+
+
+def test_p_tuning_with_a_recurrent_encoder_is_refused():
+    settings = {"num_virtual_tokens": 3, "encoder_hidden_size": 8, "encoder_reparameterization_type": "LSTM"}
+    model = get_peft_model(build_family("qwen3-tied"), PromptEncoderConfig(task_type="CAUSAL_LM", **settings))
+    assert "LSTM at prompt_encoder.default.lstm_head" in refusal(model.double().eval())
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_reentrant_checkpointing_under_adapters_is_named():
+    model = adapt("qwen3-untied-biased")
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    model.train()  # transformers checkpoints in training mode only; no dropout here
+    for inputs_require_grad in (False, True):
+        if inputs_require_grad:
+            model.enable_input_require_grads()
+        with pytest.raises(ValueError, match="reentrant"), ScoreTape(model) as tape:
+            tape.record(logps(model, *batch()))

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from oblrpo.scores import ScoreTape, UnsupportedModelError, chunked_logps, oracle
 from oblrpo.scores import contributions as contributions_module
 from tests.scores.models import batch, build, gradients, logps, relative
-from tests.scores.test_methods import packed
+from tests.scores.test_methods import moe, packed
 
 
 class OddTopKRouter(nn.Module):
@@ -38,7 +38,7 @@ class OddTopKRouter(nn.Module):
 @pytest.mark.parametrize("way", ["chunks", "a list", "joined"])
 def test_a_routers_weight_used_in_pieces_is_refused(way):
     model = nn.Sequential(nn.Embedding(5, 6).double(), OddTopKRouter(way))
-    with pytest.raises(UnsupportedModelError, match="OddTopKRouter uses weight in"), ScoreTape(model):
+    with pytest.raises(UnsupportedModelError, match=r"^1: OddTopKRouter uses weight in"), ScoreTape(model):
         model(torch.randint(5, (3, 4)))
 
 
@@ -212,6 +212,88 @@ def test_a_class_that_is_only_named_rmsnorm_is_refused_by_name(fault):
     else:
         with pytest.raises(UnsupportedModelError, match="1: OddRMSNorm"):
             ScoreTape(model)
+
+
+class Recomputing(torch.autograd.Function):
+    """Activation checkpointing as some libraries write it: the forward again, in the backward."""
+
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function = function
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = (each.detach().requires_grad_() for each in ctx.saved_tensors)
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.function(x), grad)
+        return None, x.grad
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, twice=False):
+        super().__init__()
+        self.embed, self.body, self.head, self.twice = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 3), twice
+
+    def forward(self, ids_ST):
+        x = self.embed(ids_ST)
+        x = Recomputing.apply(self.body, x if x.requires_grad else x.clone().requires_grad_())
+        x = self.body(x) if self.twice else x  # once where the tape sees it
+        return self.head(x).tanh().sum((1, 2))
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_layer_run_again_by_an_autograd_function_is_refused_by_name(twice):
+    model = Checkpointed(twice)
+    with pytest.raises(UnsupportedModelError, match=r"^body: an autograd function"), ScoreTape(model) as tape:
+        tape.record(model(torch.randint(5, (3, 4))))
+
+
+def test_what_hides_every_layer_is_named():
+    model = Checkpointed()
+    for frozen in (model.embed, model.head):
+        frozen.requires_grad_(False)
+    ids_ST = torch.randint(5, (3, 4))
+    with ScoreTape(model) as tape, pytest.raises(ValueError, match=r"an autograd function \(Recomputing\)"):
+        tape.record(model(ids_ST))
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+    with ScoreTape(model) as tape:
+        with torch.no_grad():
+            logps_S = model(ids_ST).sum((1, 2))
+        with pytest.raises(ValueError, match="ran without gradients"):
+            tape.record(logps_S)
+
+
+@pytest.mark.parametrize("part", ["model", "in place", "layer"])
+def test_a_compiled_model_is_refused_by_name(part):
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+    if part == "in place":
+        model.compile(backend="eager")
+    elif part == "layer":
+        model[1] = torch.compile(model[1], backend="eager")
+    name = "1" if part == "layer" else "the model itself"
+    with pytest.raises(UnsupportedModelError, match=f"^{name} is compiled"):
+        ScoreTape(torch.compile(model, backend="eager") if part == "model" else model)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda experts: setattr(experts, "has_bias", True), "form that is known: has_bias is True.$"),
+        (
+            lambda experts: experts.register_parameter("scale", nn.Parameter(torch.ones(1))),
+            "parameters are down_proj, gate_up_proj, scale, not down_proj and gate_up_proj",
+        ),
+        (lambda experts: setattr(experts, "__class__", type("OddExperts", (nn.Module,), {})), "no method _apply_gate"),
+    ],
+)
+def test_experts_of_another_form_are_refused_by_path_and_cause(change, message):
+    model = moe()
+    change(model.model.layers[1].mlp.experts)
+    with pytest.raises(UnsupportedModelError, match=rf"^model.layers.1.mlp.experts: .*{message}"):
+        ScoreTape(model)
 
 
 def test_one_parameter_as_vector_and_matrix_is_refused():

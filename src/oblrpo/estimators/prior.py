@@ -42,8 +42,8 @@ class Prior:
         if not 0 <= memory < 1:
             raise ValueError(f"the prior's memory must lie in [0, 1), got {memory}.")
         self.strength, self.memory = strength, memory
-        self._sums = torch.zeros(3, dtype=torch.float64)  # of 1, w, w F over outputs, discounted
-        self._risk_C = torch.zeros(len(STRENGTHS), dtype=torch.float64)  # of earlier steps
+        self._sums = torch.zeros(3, dtype=torch.float64, device="cpu")  # of 1, w, w F over outputs, discounted
+        self._risk_C = torch.zeros(len(STRENGTHS), dtype=torch.float64, device="cpu")  # of earlier steps
         self._new_risk_C = torch.zeros_like(self._risk_C)  # of this step's
 
     @property

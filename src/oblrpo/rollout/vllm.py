@@ -76,7 +76,7 @@ class VLLMSampler:
                 logprobs=0,  # of the sampled token alone
                 detokenize=False,
             )
-            for seed in torch.randint(2**48, (len(rows),)).tolist()
+            for seed in torch.randint(2**48, (len(rows),), device="cpu").tolist()
         ]
         requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
         outputs = [each for request in requests for each in sorted(request.outputs, key=lambda output: output.index)]

@@ -223,6 +223,12 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def sum_in_widest(values: list[Tensor]) -> Tensor:
+    """The sum of tensors of one shape, in the widest of their types."""
+    dtype = max((value.dtype for value in values), key=lambda each: torch.finfo(each).bits)
+    return torch.stack([value.to(dtype) for value in values]).sum(0)
+
+
 def matmul(first: Tensor, second: Tensor) -> Tensor:
     """Batched product with float32 sums (or wider); on CUDA short types are multiplied as they are."""
     if first.is_cuda and first.dtype == second.dtype and first.dtype in {torch.bfloat16, torch.float16}:

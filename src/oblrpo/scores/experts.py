@@ -37,34 +37,34 @@ Tap: TypeAlias = Callable[[str, Tensor, Tensor, Dispatch | None], Tensor]
 Forward: TypeAlias = Callable[..., Any]
 
 
-def forward_for(module: nn.Module, trainable: frozenset[str]) -> Forward | None:
-    """The recorded forward for this module, whose `trainable` parameters count, or None.
+def forward_for(path: str, module: nn.Module, trainable: frozenset[str]) -> Forward | None:
+    """The recorded forward for the module at this path, whose `trainable` parameters count, or None.
 
     Raises:
         UnsupportedModelError: a batched-experts layer of a form that is not known here.
     """
     name = type(module).__name__
     if name.endswith("TopKRouter"):
-        return partial(linear_uses, trainable)
+        return partial(linear_uses, path, trainable)
     if name.endswith("Experts"):
-        return experts_forward(module)
+        return experts_forward(path, module)
     return None
 
 
-def linear_uses(trainable: frozenset[str], module: nn.Module, tap: Tap, *args: Any, **kwargs: Any) -> Any:
+def linear_uses(path: str, trainable: frozenset[str], module: nn.Module, tap: Tap, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, with each `linear(x, self.weight)` in it recorded.
 
     Raises:
         UnsupportedModelError: a trainable parameter is used in some other way.
     """
-    with _LinearUses(trainable, module, tap):
+    with _LinearUses(path, trainable, module, tap):
         return type(module).forward(module, *args, **kwargs)
 
 
 class _LinearUses(TorchFunctionMode):
-    def __init__(self, trainable: frozenset[str], module: nn.Module, tap: Tap) -> None:
+    def __init__(self, path: str, trainable: frozenset[str], module: nn.Module, tap: Tap) -> None:
         super().__init__()
-        self.module, self.tap = module, tap
+        self.path, self.module, self.tap = path, module, tap
         self.names = {id(module._parameters[name]): name for name in trainable}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,7 +76,8 @@ class _LinearUses(TorchFunctionMode):
         if func is linear and len(used) == 1 and len(args) > 1 and id(args[1]) in self.names:
             return self.tap(used[0], args[0], result, None)
         raise UnsupportedModelError(
-            f"{type(self.module).__name__} uses {used[0]} in {getattr(func, '__name__', func)}."
+            f"{self.path}: {type(self.module).__name__} uses {used[0]} in {getattr(func, '__name__', func)}; only "
+            "linear(x, weight) with the whole weight is known of a router."
         )
 
 
@@ -89,7 +90,7 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def experts_forward(module: nn.Module) -> Forward:
+def experts_forward(path: str, module: nn.Module) -> Forward:
     """The forward of transformers' batched experts: y = sum_k p_k D[e_k] (act(gate) * up), [gate, up] = U[e_k] x.
 
     Raises:
@@ -97,12 +98,16 @@ def experts_forward(module: nn.Module) -> Forward:
     """
     wanted = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False,
               "_is_expert_parallel": False}  # fmt: skip
-    odd = [name for name, value in wanted.items() if getattr(module, name, value) is not value]
-    parameters = set(dict(module.named_parameters(recurse=False)))
-    if odd or parameters != {"gate_up_proj", "down_proj"} or not hasattr(module, "_apply_gate"):
+    settings = {name: getattr(module, name, value) for name, value in wanted.items()}
+    odd = [f"{name} is {value}" for name, value in settings.items() if value is not wanted[name]]
+    parameters = sorted(dict(module.named_parameters(recurse=False)))
+    if parameters != ["down_proj", "gate_up_proj"]:
+        odd.append(f"its parameters are {', '.join(parameters)}, not down_proj and gate_up_proj")
+    if not hasattr(module, "_apply_gate"):
+        odd.append("it has no method _apply_gate")
+    if odd:
         raise UnsupportedModelError(
-            f"{type(module).__name__}: only experts with gate_up_proj and down_proj are known "
-            f"(here: {', '.join([*odd, *sorted(parameters)])})."
+            f"{path}: {type(module).__name__} is no batched-experts layer of the form that is known: {'; '.join(odd)}."
         )
     return _experts
 

@@ -51,12 +51,12 @@ class CountSketch:
         mixed = self.seed
         for part in key:
             mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
-        return torch.Generator().manual_seed(mixed)
+        return torch.Generator("cpu").manual_seed(mixed)
 
     def add(self, sketch_SL: Tensor, rows_SN: Tensor, generator: torch.Generator) -> None:
         """Add a block."""
         N, device = rows_SN.shape[1], rows_SN.device
-        bucket_N = torch.randint(self.dimensions, (N,), generator=generator).to(device)
+        bucket_N = torch.randint(self.dimensions, (N,), generator=generator, device="cpu").to(device)
         sign_N = random_signs((N,), generator).to(rows_SN)
         sketch_SL.index_add_(1, bucket_N, (rows_SN * sign_N).to(sketch_SL))
 

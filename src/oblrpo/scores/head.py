@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo.scores.contributions import Contribution, Recomputed, Vector, chunks, wide
-from oblrpo.scores.recorder import ACTIVE, Use
+from oblrpo.scores.recorder import ACTIVE
 from oblrpo.scores.rules import linear
+from oblrpo.scores.taps import Use
 
 
 def chunked_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperature: float = 1.0) -> Tensor:
@@ -96,10 +97,10 @@ class _HeadLogps(torch.autograd.Function):
                 grad_weight += left.flatten(0, 1).mT @ wide(hidden[rows]).flatten(0, 1)
             if grad_bias is not None:
                 grad_bias += left.sum((0, 1))
-        if use is not None:
+        if use is not None and not use.receiver.only_checks(use, grad_ST):
             with torch.no_grad():
-                saved = use.recorder.rows(use, hidden, target_ST, normaliser_ST, grad_ST)
-                use.recorder.deliver(use, _contributions(saved, left_of, weight, bias is not None))
+                saved = use.receiver.rows(use, hidden, target_ST, normaliser_ST, grad_ST)
+                use.receiver.deliver(use, _contributions(saved, left_of, weight, bias is not None))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,13 @@ class Slot:
         yield added
         if added is not grad:
             grad += added
+
+    def scale(self, metric: Mapping[nn.Parameter, Tensor] | None, like: Tensor) -> Tensor | None:
+        """Square root of the metric, for this gradient and of the type of `like`, or None."""
+        if metric is None:
+            return None
+        whole = metric[self.parameter]
+        return (whole if self.index is None else whole[self.index]).to(like).sqrt()
 
 
 class Owner:
@@ -84,6 +92,40 @@ class Owner:
             self._replaced = False
 
 
+class SharedPrompt:
+    """A PEFT model with a trained prompt, which looks it up once and repeats it for every row of the batch.
+
+    Asked for the prompt of one row, it repeats nothing, and the tape has the ids looked up once for each row.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module: Any = module
+
+    def look_up_per_row(self) -> None:
+        """Ask for one row's prompt from now on."""
+        own = self._module.get_prompt
+
+        def get_prompt(batch_size: int, **further: Any) -> Any:
+            return own(1 if torch.is_grad_enabled() else batch_size, **further)
+
+        self._module.get_prompt = get_prompt
+
+    def restore(self) -> None:
+        """Give the module its own method back."""
+        self._module.__dict__.pop("get_prompt", None)
+
+
+def shared_prompts(model: nn.Module) -> list[SharedPrompt]:
+    """The PEFT models inside that train a prompt: by prompt tuning or p-tuning."""
+    found = []
+    for module in model.modules():
+        encoders: Any = module._modules.get("prompt_encoder") or {}
+        prompts = [each for each in encoders.values() if type(each).__name__ in {"PromptEmbedding", "PromptEncoder"}]
+        if any(each.embedding.weight.requires_grad for each in prompts):
+            found.append(SharedPrompt(module))
+    return found
+
+
 def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
     """Every module with trainable parameters of its own.
 
@@ -98,7 +140,7 @@ def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
         if not own:
             continue
         owner = owners[module] = Owner(name or "the model itself", module, own)
-        owner.inside = forward_for(module, frozenset(own))
+        owner.inside = forward_for(owner.name, module, frozenset(own))
         if owner.inside is None:
             _check_rule(owner)
     if not owners:

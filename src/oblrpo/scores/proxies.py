@@ -193,8 +193,10 @@ class CalibratedProxy:
         self.forgetting, self.ridge = forgetting, ridge
         self.observed = 0
         K = len(self.FEATURES)
-        self._products = torch.zeros(K, K + 1, dtype=torch.float64)  # discounted sums of x x' and x y within groups
-        self._totals = torch.zeros(K + 2, dtype=torch.float64)  # discounted sums of x, y and 1
+        self._products = torch.zeros(
+            K, K + 1, dtype=torch.float64, device="cpu"
+        )  # discounted sums of x x' and x y within groups
+        self._totals = torch.zeros(K + 2, dtype=torch.float64, device="cpu")  # discounted sums of x, y and 1
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -253,9 +255,9 @@ class CalibratedProxy:
         self._products, self._totals = _cpu64(state["products"]).clone(), _cpu64(state["totals"]).clone()
 
     def _beta(self) -> Tensor:
-        prior = torch.zeros(len(self.FEATURES), dtype=torch.float64)
+        prior = torch.zeros(len(self.FEATURES), dtype=torch.float64, device="cpu")
         prior[0] = LENGTH_EXPONENT
-        ridge = self.ridge * torch.eye(len(prior), dtype=torch.float64)
+        ridge = self.ridge * torch.eye(len(prior), dtype=torch.float64, device="cpu")
         beta: Tensor = torch.linalg.solve(self._products[:, :-1] + ridge, self._products[:, -1] + self.ridge * prior)
         return beta
 
@@ -301,7 +303,8 @@ def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Ten
 
 
 def _counted(valid_S: Tensor | None, norm2_S: Tensor) -> Tensor:
-    return torch.ones(len(norm2_S), dtype=torch.bool) if valid_S is None else valid_S.detach().cpu().bool()
+    everything_S = torch.ones(len(norm2_S), dtype=torch.bool, device="cpu")
+    return everything_S if valid_S is None else valid_S.detach().cpu().bool()
 
 
 def _cpu64(values: Tensor) -> Tensor:

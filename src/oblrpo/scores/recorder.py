@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from oblrpo.scores.contributions import Contribution
 from oblrpo.scores.experts import Dispatch
-from oblrpo.scores.layout import Layout, take
-from oblrpo.scores.owners import Owner, Slot, owners_of_trainable_parameters
-from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, linear, rule_for, wrapped_by_fsdp
+from oblrpo.scores.graphs import compiled_module, foreign_functions, foreign_hooks, why_nothing_was_recorded
+from oblrpo.scores.layout import Layout
+from oblrpo.scores.owners import Owner, SharedPrompt, Slot, owners_of_trainable_parameters, shared_prompts
+from oblrpo.scores.rules import Gradients, UnsupportedModelError, linear, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
+from oblrpo.scores.taps import Receiver, Tap, Use
 
 ACTIVE: list[Recorder] = []
 """Recorders inside their `with`, innermost last."""
@@ -34,14 +34,16 @@ class Recorder:
     """The hooks on one model, and the taps of one forward."""
 
     def __init__(self, model: nn.Module) -> None:
+        refuse_compiled(model)
         self.model = model
         self._owners = owners_of_trainable_parameters(model)
-        self.root = torch.zeros((), requires_grad=True)  # reached from every tap, so that each runs in the backward
+        self.root = torch.zeros(
+            (), requires_grad=True, device="cpu"
+        )  # reached from every tap, so that each runs in the backward
+        self.receiver = Receiver()
         self._handles: list[RemovableHandle] = []
-        self._delivered: list[Slot] = []
-        self._layout: Layout | None = None  # None: no backward of ours is running
-        self._stores: Mapping[Slot, Sink] = {}
-        self._pending: dict[Slot, list[Contribution]] = {}
+        self._prompts: list[SharedPrompt] = []
+        self._ran_without_gradients = self._foreign_hooks = False
         self._slots: dict[tuple[int, int | None], Slot] = {}
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.batch_rows: int | None = None
@@ -69,9 +71,11 @@ class Recorder:
         """
         if self.active:
             raise RuntimeError("this tape is already recording; use one `with` at a time.")
+        refuse_compiled(self.model)
         self._owners = owners_of_trainable_parameters(self.model)
         self.batch_rows = self.tokens = None
         self._gathered = {}
+        self._ran_without_gradients = self._foreign_hooks = False
         for slot in self._slots.values():
             slot.forget()
         try:
@@ -88,6 +92,8 @@ class Recorder:
         for owner in self._owners.values():  # a KeyboardInterrupt inside a forward skips its hook
             owner.show_parameters()
             owner.restore_forward()
+        for prompt in self._prompts:
+            prompt.restore()
         if self in ACTIVE:
             ACTIVE.remove(self)
 
@@ -107,6 +113,9 @@ class Recorder:
         for name, module in self.model.named_modules():
             if wrapped_by_fsdp(module):
                 self._handles.append(module.register_forward_pre_hook(partial(self._gather, name)))
+        self._prompts = shared_prompts(self.model)
+        for prompt in self._prompts:
+            prompt.look_up_per_row()
         for owner in self._owners.values():
             module = owner.module
             if owner.inside is not None:
@@ -136,7 +145,8 @@ class Recorder:
         owner.hide_parameters()
         # Learned positions of shape (1, T) or (T,) are meant for every row: their gradient would be summed over rows.
         first = args[0] if args else None
-        if isinstance(module, nn.Embedding) and isinstance(first, Tensor) and self.batch_rows:
+        learned = isinstance(module, nn.Embedding) and isinstance(first, Tensor) and torch.is_grad_enabled()
+        if learned and self.batch_rows:
             if first.ndim == 1:
                 raise UnsupportedModelError(f"{owner.name}: ids of shape (T,) for all rows; give it ids of every row.")
             if first.shape[0] == 1:
@@ -146,6 +156,7 @@ class Recorder:
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         owner = self._owners[module]
         owner.show_parameters()
+        self._ran_without_gradients |= not torch.is_grad_enabled()
         if output is None or not torch.is_grad_enabled() or owner.inside is not None:
             return None
         first = args[0] if args else next(iter(kwargs.values()))
@@ -154,7 +165,7 @@ class Recorder:
         rule = rule_for(module)
         assert rule is not None
         use = self.use(owner, rule.gradients, dict(owner.parameters), first, output.shape)
-        return _Tap.apply(output, self.root, use, first, *([output] if rule.needs_output else []))
+        return Tap.apply(output, self.root, use, first, *([output] if rule.needs_output else []))
 
     def tap(
         self,
@@ -169,7 +180,7 @@ class Recorder:
             return output
         names = {"weight": owner.parameters[name]}
         use = self.use(owner, linear, names, input, output.shape, dispatch)
-        tapped: Tensor = _Tap.apply(output, self.root, use, input)
+        tapped: Tensor = Tap.apply(output, self.root, use, input)
         return tapped
 
     def use(
@@ -194,7 +205,8 @@ class Recorder:
                 slot.calls += 1
                 slot.tokens += math.prod(output_shape[:-1])
                 slot.only_lookups &= not input.is_floating_point()
-        return Use(self, owner, gradients, slots, dispatch)
+        self._foreign_hooks |= foreign_hooks()
+        return Use(self.receiver, owner, gradients, slots, dispatch, recomputed=not counting)
 
     def backward(
         self,
@@ -213,12 +225,12 @@ class Recorder:
             UnsupportedModelError: a parameter is used around its module, or checkpointing is reentrant.
             RuntimeError: autograd's own.
         """
-        self._layout, self._stores, self._delivered = layout, stores, []
+        self.receiver.expect(layout, stores)
         try:
             with torch.autocast(logps_S.device.type, enabled=False):  # ours are products of the types they are given
                 return self._backward(logps_S, coef_S, keep_graph)
-        finally:  # or they would live on through the next micro-batch
-            self._layout, self._stores, self._pending, self._delivered = None, {}, {}, []
+        finally:
+            self.receiver.forget()
 
     def _backward(self, logps_S: Tensor, coef_S: Tensor | None, keep_graph: bool) -> list[Slot]:
         """`backward`, with its layout and stores in place.
@@ -251,98 +263,56 @@ class Recorder:
                     f"{name} is used other than by calling its module (a fused or functional layer?); the score norms "
                     "would miss that use. Use the module's own forward, or scores.chunked_logps for a large head."
                 )
-        if self._layout is not None and self._layout.strays():
-            raise UnsupportedModelError(
-                "tokens that sequence_ids gives to no sequence change logps_S: through attention, or an entry of it."
-            )
-        for slot in list(self._pending):  # calls whose output does not matter brought nothing
-            self._complete(slot)
-        return self._delivered
+        return self.receiver.complete()
 
-    @torch.no_grad()
-    def receive(self, use: Use, input: Tensor, output: Tensor | None, grad: Tensor) -> None:
-        """What a tap saw in the backward."""
-        input, grad_rows, *outputs = self.rows(use, input, grad, *([] if output is None else [output]))
-        if self._layout is not None and use.dispatch is None:
-            self._layout.watch(grad)
-        self.deliver(use, use.gradients(Call(use.owner.module, input, *outputs), grad_rows))
+    def check_rows(self, logps_S: Tensor, layout: Layout) -> bool:
+        """Backward of some entries of logps_S, which must leave all other rows of every layer without a gradient.
 
-    def rows(self, use: Use, *activations: Tensor) -> list[Tensor]:
-        """A call's activations as (S, T, ...).
+        Returns:
+            Whether it was done: not of sharded models, where all ranks would have to, and not where the graph holds
+            functions or hooks of other libraries, which may not stand a second backward.
 
         Raises:
-            UnsupportedModelError: their leading axes are not understood.
+            UnsupportedModelError: other rows matter.
+            RuntimeError: autograd's own.
         """
-        layout = self._layout
-        if layout is None:
+        sharded = any(map(wrapped_by_fsdp, self.model.modules()))
+        if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
+            return False
+        chosen_S = rows_to_check(len(logps_S), logps_S.device)
+        self.receiver.expect_rows(layout, chosen_S)
+        try:
+            with torch.autocast(logps_S.device.type, enabled=False):
+                torch.autograd.grad(logps_S, self.root, chosen_S.to(logps_S), retain_graph=True, allow_unused=True)
+            mixes = self.receiver.first_that_mixes()
+        finally:
+            self.receiver.forget()
+        if mixes is not None:
             raise UnsupportedModelError(
-                "a backward other than that of ScoreTape.record ran through a recorded forward."
+                f"{mixes}: entries of logps_S depend on other rows of this layer than their own; they are in another "
+                "order than the rows, the layer runs time-first, or sequences mix."
             )
-        try:
-            if use.dispatch is None:
-                return [layout.rows(each) for each in activations]
-            index_ST = layout.rows_at(use.dispatch.token_N, use.dispatch.tokens)
-            return [take(each, index_ST) for each in activations]
-        except ValueError as error:
-            raise UnsupportedModelError(
-                f"{use.owner.name}: got {error}; activations must lead with batch rows, or with rows times tokens."
-            ) from None
+        return True
 
-    def deliver(self, use: Use, parts: Mapping[str, Contribution]) -> None:
-        """Give shares to their slots, and complete slots to their stores.
-
-        Raises:
-            UnsupportedModelError: a share is missing.
-        """
-        for name, slot in use.slots.items():
-            if name not in parts:
-                raise UnsupportedModelError(
-                    f"{use.owner.name}: its rule gives no gradient for {name} (a parametrised weight?)."
-                )
-            pending = self._pending.setdefault(slot, [])
-            pending.append(parts[name])
-            if len(pending) == slot.calls:
-                self._complete(slot)
-
-    def _complete(self, slot: Slot) -> None:
-        self._stores[slot].take(self._pending.pop(slot))
-        self._delivered.append(slot)
+    def why_nothing(self, logps_S: Tensor) -> str:
+        """What hid every layer from the tape, in a sentence."""
+        return why_nothing_was_recorded(logps_S, self._ran_without_gradients)
 
 
-@dataclass(frozen=True)
-class Use:
-    """One tapped call: whose, by which rule, of which parameters, for which tokens."""
-
-    recorder: Recorder
-    owner: Owner
-    gradients: Gradients
-    slots: dict[str, Slot]
-    dispatch: Dispatch | None
+def rows_to_check(sequences: int, device: torch.device) -> Tensor:
+    """About half of the rows, (S,), in no order: reversed, transposed or shifted they are hardly ever the same rows."""
+    golden = 0.6180339887
+    return (torch.arange(sequences, device=device, dtype=torch.float64) * golden) % 1 >= 0.5
 
 
-class _Tap(torch.autograd.Function):
-    """Identity on `output`; its backward shows the call's input and output gradient to the recorder."""
+def refuse_compiled(model: nn.Module) -> None:
+    """Refuse a model that torch.compile has compiled.
 
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, root: Tensor, use: Use, *saved: Tensor) -> Tensor:
-        ctx.use = use
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*saved)
-        return output.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        (grad,) = grads
-        use: Use = ctx.use
-        if grad is None:
-            return None, None, None, *(None for _ in ctx.needs_input_grad[3:])
-        try:
-            saved = [each.detach() for each in ctx.saved_tensors]  # a tensor with its graph would keep the tape alive
-        except RuntimeError as error:
-            if "inplace" in str(error):
-                raise UnsupportedModelError(
-                    f"{use.owner.name}: its input or output was changed in place after the call."
-                ) from None
-            raise
-        use.recorder.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
-        return grad, None, None, *(None for _ in saved)
+    Raises:
+        UnsupportedModelError: it has.
+    """
+    name = compiled_module(model)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"{name} is compiled (torch.compile), which hides its layers from the tape; record the model uncompiled."
+        )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo.scores import methods
+from oblrpo.scores.contributions import sum_in_widest
 from oblrpo.scores.gram import Sketch, Sketcher
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Slot
@@ -75,6 +76,7 @@ class ScoreTape:
         memory_budget: int = 0,
         directions: int = 8,
         generator: torch.Generator | None = None,
+        check_rows: bool = True,
     ) -> None:
         if method not in methods.METHODS:
             raise ValueError(f"no method {method!r}; there are {', '.join(methods.METHODS)}.")
@@ -82,7 +84,7 @@ class ScoreTape:
             raise ValueError(f"directions must be at least 2, to know their standard error, got {directions}.")
         self.model, self.method = model, method
         self.memory_budget, self.directions = memory_budget, directions
-        self._generator = generator
+        self._generator, self._rows_checked = generator, not check_rows
         self._recorder = Recorder(model)
         self._forget()
 
@@ -142,6 +144,8 @@ class ScoreTape:
         try:
             streamed = self.method == "streamed"
             stores = self._streamed(S, gram, sketches) if streamed else self._stores_for(S, basis_SK, group_size)
+            if not self._rows_checked and S > 1:
+                self._rows_checked = self._recorder.check_rows(logps_S, layout)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
         except BaseException:
             self._forget()  # a refused record leaves nothing to read
@@ -178,14 +182,16 @@ class ScoreTape:
         return {slot: Streamed(gram, partial(sketch, slot)) for slot in self._recorder.slots}
 
     def _check_record(self, logps_S: Tensor, basis_SK: Tensor | None, group_size: int) -> None:
-        if logps_S.ndim != 1 or not logps_S.requires_grad:
-            raise ValueError(f"record needs differentiable log-probabilities of shape (S,), got {logps_S.shape}.")
+        if logps_S.ndim != 1:
+            raise ValueError(f"record needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
         if not self._recorder.active:
             raise ValueError("record inside the `with` block.")
+        if not logps_S.requires_grad:
+            raise ValueError(f"record needs differentiable log-probabilities: {self._recorder.why_nothing(logps_S)}")
         if self._recorded_here:
             raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
         if not self._recorder.slots:
-            raise ValueError("nothing to record: run the model inside the `with` block, with gradients enabled.")
+            raise ValueError(f"nothing to record: {self._recorder.why_nothing(logps_S)}")
         if (basis_SK is not None) != (self.method == "folds"):
             raise ValueError('basis_SK belongs to method="folds", which needs it.')
         if basis_SK is not None and self._fold_size not in {0, group_size}:
@@ -204,7 +210,7 @@ class ScoreTape:
             with self._no_autocast():
                 norms = methods.norm2(list(self._stores.values()))
             # Gram products may round a norm of nothing to a little less than nothing.
-            self._norm2_S = _sum(norms).clamp(min=0)
+            self._norm2_S = sum_in_widest(norms).clamp(min=0)
         return self._norm2_S
 
     @torch.no_grad()
@@ -216,7 +222,7 @@ class ScoreTape:
         norm2_S = self.norm2()
         variances = [store.variance_S for store in self._stores.values() if isinstance(store, Projected)]
         known = [variance_S for variance_S in variances if variance_S is not None]
-        return _sum(known).sqrt() if known else torch.zeros_like(norm2_S)
+        return sum_in_widest(known).sqrt() if known else torch.zeros_like(norm2_S)
 
     @torch.no_grad()
     def accumulate(
@@ -257,10 +263,10 @@ class ScoreTape:
         for slot, store in self._stores.items():
             assert not isinstance(store, NormsOnly | Streamed)  # those are above
             with self._no_autocast(), slot.wide_grad() as grad:
-                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad, _scale(slot, metric, grad)))
+                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad, slot.scale(metric, grad)))
         if self.method == "folds":
             self._forget()
-        return _sum(norms)
+        return sum_in_widest(norms)
 
     @torch.no_grad()
     def gram(self) -> Tensor:
@@ -271,9 +277,9 @@ class ScoreTape:
         """
         if self.method == "streamed":
             self._need_record()
-            return _sum([store.gram() for store in self._stores.values() if isinstance(store, Streamed)])
+            return sum_in_widest([store.gram() for store in self._stores.values() if isinstance(store, Streamed)])
         with self._no_autocast():
-            return _sum([store.gram() for store in self._holding_gradients().values()])
+            return sum_in_widest([store.gram() for store in self._holding_gradients().values()])
 
     @torch.no_grad()
     def sketch(self, seed: int, directions: int = 16, dimensions: int = 4096) -> Tensor:
@@ -320,12 +326,12 @@ class ScoreTape:
         (logps_S, layout), self._graph = self._graph, None
         wide = torch.promote_types(coef_S.dtype, torch.float32)
         sums = {
-            slot: Sums(slot.wide_grad, group_size, _scale(slot, metric, coef_S.new_empty(0, dtype=wide)))
+            slot: Sums(slot.wide_grad, group_size, slot.scale(metric, coef_S.new_empty(0, dtype=wide)))
             for slot in self._stores
         }
         with self._recorder.resumed(), torch.enable_grad():
             self._recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
-        return _sum([store.norm2_P for store in sums.values() if store.norm2_P is not None])
+        return sum_in_widest([store.norm2_P for store in sums.values() if store.norm2_P is not None])
 
     def _no_autocast(self) -> torch.autocast:
         return torch.autocast(next(self.model.parameters()).device.type, enabled=False)
@@ -334,17 +340,3 @@ class ScoreTape:
         if not self._sequences:
             again = ' ("folds" lets its sums go in accumulate)' if self.method == "folds" else ""
             raise ValueError(f"call record(logps_S) inside the `with` block first{again}.")
-
-
-def _scale(slot: Slot, metric: Mapping[nn.Parameter, Tensor] | None, like: Tensor) -> Tensor | None:
-    """Square root of the metric for a slot's gradient."""
-    if metric is None:
-        return None
-    whole = metric[slot.parameter]
-    return (whole if slot.index is None else whole[slot.index]).to(like).sqrt()
-
-
-def _sum(values: list[Tensor]) -> Tensor:
-    """Sum over parameters, in the widest of their types."""
-    dtype = max((value.dtype for value in values), key=lambda each: torch.finfo(each).bits)
-    return torch.stack([value.to(dtype) for value in values]).sum(0)

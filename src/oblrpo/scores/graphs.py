@@ -1,0 +1,56 @@
+"""What an autograd graph tells of how it was made: for refusals that name the cause, and to be careful with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def foreign_functions(output: Tensor) -> Iterator[type]:
+    """Autograd functions written in Python that the output was computed by, but for those of the score tape."""
+    waiting, seen = [output.grad_fn], set[Any]()
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        function = getattr(node, "_forward_cls", None)
+        if function is not None and not function.__module__.startswith("oblrpo.scores."):
+            yield function
+        waiting += [each for each, _ in node.next_functions]
+
+
+def foreign_hooks() -> bool:
+    """Whether what autograd saves now passes through hooks (offloading, say) other than those of torch itself."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
+
+
+def compiled_module(model: nn.Module) -> str | None:
+    """Name of a module that torch.compile has compiled, or None."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            return name or "the model itself"
+    return None
+
+
+def why_nothing_was_recorded(logps_S: Tensor, ran_without_gradients: bool) -> str:
+    """What hid every layer of the model from the tape, as far as can be told."""
+    functions = list(foreign_functions(logps_S))
+    if any(each.__name__ == "CheckpointFunction" for each in functions):
+        return "reentrant activation checkpointing hides the layers from the tape; checkpoint with use_reentrant=False."
+    if functions:
+        names = ", ".join(sorted({each.__name__ for each in functions}))
+        return f"the layers run inside an autograd function ({names}), which hides them from the tape."
+    if ran_without_gradients:
+        return (
+            "the layers ran without gradients: under torch.no_grad(), or inside reentrant activation checkpointing "
+            "(checkpoint with use_reentrant=False)."
+        )
+    return (
+        "run the model inside the `with` block, with gradients enabled; it must be the model that the tape was given, "
+        "and not its compiled twin (torch.compile)."
+    )

@@ -1,0 +1,176 @@
+"""Taps on recorded calls, and what receives the output gradients that they see in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oblrpo.scores.contributions import Contribution
+from oblrpo.scores.experts import Dispatch
+from oblrpo.scores.layout import Layout, take
+from oblrpo.scores.owners import Owner, Slot
+from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError
+from oblrpo.scores.stores import Sink
+
+
+class Receiver:
+    """Turns what the taps of one backward see into shares of the score, and hands every parameter's to its store."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None  # None: no backward of ours is running
+        self._stores: Mapping[Slot, Sink] = {}
+        self._pending: dict[Slot, list[Contribution]] = {}
+        self._delivered: list[Slot] = []
+        self._chosen_S: Tensor | None = None  # rows of a backward that only checks that rows do not mix
+        self._mixing: list[tuple[str, Tensor]] = []
+
+    def expect(self, layout: Layout, stores: Mapping[Slot, Sink]) -> None:
+        """Begin a backward whose shares go to these stores."""
+        self.forget()
+        self._layout, self._stores = layout, stores
+
+    def expect_rows(self, layout: Layout, chosen_S: Tensor) -> None:
+        """Begin a backward of the chosen sequences' log-probabilities, which only checks that no other row matters."""
+        self.forget()
+        self._layout, self._chosen_S = layout, chosen_S
+
+    def forget(self) -> None:
+        """End the backward: what it left would live on through the next micro-batch."""
+        self._layout, self._stores, self._pending, self._delivered = None, {}, {}, []
+        self._chosen_S, self._mixing = None, []
+
+    @torch.no_grad()
+    def receive(self, use: Use, input: Tensor, output: Tensor | None, grad: Tensor) -> None:
+        """Take in a call's input, output and output gradient."""
+        input, grad_rows, *outputs = self.rows(use, input, grad, *([] if output is None else [output]))
+        if self._layout is not None and use.dispatch is None:
+            self._layout.watch(grad)
+        self.deliver(use, use.gradients(Call(use.owner.module, input, *outputs), grad_rows))
+
+    def only_checks(self, use: Use, grad: Tensor) -> bool:
+        """Whether this backward only checks that rows do not mix; if so, the call's output gradient is looked at."""
+        if self._chosen_S is None:
+            return False
+        (rows,) = self.rows(use, grad)
+        largest_S = torch.linalg.vector_norm(rows.flatten(1), ord=torch.inf, dim=1)
+        self._mixing.append((use.owner.name, ((largest_S > 0) & ~self._chosen_S).any()))
+        return True
+
+    def first_that_mixes(self) -> str | None:
+        """Name of the layer nearest to the log-probabilities whose other rows mattered, or None."""
+        if not self._mixing or not bool(torch.stack([mixes for _, mixes in self._mixing]).any()):
+            return None
+        return next(name for name, mixes in self._mixing if bool(mixes))
+
+    def rows(self, use: Use, *activations: Tensor) -> list[Tensor]:
+        """A call's activations as (S, T, ...).
+
+        Raises:
+            UnsupportedModelError: their leading axes are not understood, or the backward is not one of ours.
+        """
+        layout = self._layout
+        if layout is None:
+            raise UnsupportedModelError(
+                "a backward other than that of ScoreTape.record ran through a recorded forward."
+            )
+        if use.recomputed:
+            raise UnsupportedModelError(
+                f"{use.owner.name}: an autograd function of another library runs this layer again in its own backward "
+                "(activation checkpointing?); the tape cannot follow it. Checkpoint with torch's use_reentrant=False."
+            )
+        try:
+            if use.dispatch is None:
+                return [layout.rows(each) for each in activations]
+            index_ST = layout.rows_at(use.dispatch.token_N, use.dispatch.tokens)
+            return [take(each, index_ST) for each in activations]
+        except ValueError as error:
+            raise UnsupportedModelError(
+                f"{use.owner.name}: got {error}; activations must lead with batch rows, or with rows times tokens."
+            ) from None
+
+    def deliver(self, use: Use, parts: Mapping[str, Contribution]) -> None:
+        """Give shares to their slots, and complete slots to their stores.
+
+        Raises:
+            UnsupportedModelError: a share is missing.
+        """
+        for name, slot in use.slots.items():
+            if name not in parts:
+                raise UnsupportedModelError(
+                    f"{use.owner.name}: its rule gives no gradient for {name} (a parametrised weight?)."
+                )
+            pending = self._pending.setdefault(slot, [])
+            pending.append(parts[name])
+            if len(pending) == slot.calls:
+                self._complete(slot)
+
+    def complete(self) -> list[Slot]:
+        """Complete the slots with calls whose output did not matter; return all that got shares.
+
+        Raises:
+            UnsupportedModelError: a token that belongs to no sequence mattered.
+        """
+        if self._layout is not None and self._layout.strays():
+            raise UnsupportedModelError(
+                "tokens that sequence_ids gives to no sequence change logps_S: through attention, or an entry of it."
+            )
+        for slot in list(self._pending):
+            self._complete(slot)
+        return self._delivered
+
+    def _complete(self, slot: Slot) -> None:
+        self._stores[slot].take(self._pending.pop(slot))
+        self._delivered.append(slot)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One tapped call: whose it was, by which rule its gradients come, of which parameters, for which tokens."""
+
+    receiver: Receiver
+    owner: Owner
+    gradients: Gradients
+    slots: dict[str, Slot]
+    dispatch: Dispatch | None
+    recomputed: bool
+    """Whether the call ran inside a backward. Under torch's checkpointing the backward passes the first call's tap."""
+
+
+class Tap(torch.autograd.Function):
+    """Identity on `output`; its backward shows the call's input and output gradient to the receiver."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, root: Tensor, use: Use, *saved: Tensor) -> Tensor:
+        """Pass the output on, saving what the call's rule will need."""
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Pass the gradient on.
+
+        Raises:
+            UnsupportedModelError: an activation was changed in place.
+            RuntimeError: autograd's own.
+        """
+        (grad,) = grads
+        use: Use = ctx.use
+        if grad is None:
+            return None, None, None, *(None for _ in ctx.needs_input_grad[3:])
+        if not use.receiver.only_checks(use, grad):
+            try:
+                saved = [each.detach() for each in ctx.saved_tensors]  # one with its graph would keep the tape alive
+            except RuntimeError as error:
+                if "inplace" in str(error):
+                    raise UnsupportedModelError(
+                        f"{use.owner.name}: its input or output was changed in place after the call."
+                    ) from None
+                raise
+            use.receiver.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
+        return grad, None, None, *(None for _ in ctx.needs_input_grad[3:])
