@@ -101,13 +101,8 @@ def _overrides(command: CompareCommand) -> dict[str, Any]:
 
 def _describe(plan: Any) -> None:
     from oblrpo.compare.conductor import check
-    from oblrpo.compare.pool import Pool
 
-    pool = Pool()
-    try:
-        check(plan, pool)
-    finally:
-        pool.kill()
+    check(plan)
     print(yaml.safe_dump(plan.spec.as_mapping(), sort_keys=False, allow_unicode=True, default_flow_style=None))
     print(f"{plan.count()} runs, {plan.processes()} at a time")
     for variant in plan.spec.variants:

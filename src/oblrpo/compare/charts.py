@@ -9,9 +9,9 @@ from collections.abc import Callable
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from oblrpo.compare.summary import Curve, Outcome, Result, Summary, band
+from oblrpo.compare.summary import ENDED, Curve, Outcome, Result, Summary, band
 from oblrpo.intervals import smooth
-from oblrpo.report.charts import INK, below_legend, drawing, legend, look
+from oblrpo.report.charts import INK, below_legend, drawing, error_bar, legend, look
 from oblrpo.report.ledger import UNBIASED
 
 REWARD_WINDOW = 9
@@ -64,7 +64,7 @@ def _label(outcome: Outcome) -> str:
 
 def ended(results: list[Result]) -> list[Result]:
     """Runs whose curves are whole, or as whole as they will be."""
-    return [result for result in results if result.state in {"finished", "diverged"}]
+    return [result for result in results if result.state in ENDED]
 
 
 def _banded(axes: Axes, curves: list[Curve], label: str, color: str, dashes: str) -> None:
@@ -212,11 +212,9 @@ def variances(summary: Summary) -> str:
         for number, found in shown.items():
             shift = 0.5 * ((number + 0.5) / len(shown) - 0.5)
             for place, ratio in found:
-                spread = math.exp(ratio.margin or 0.0)
-                bar = [[ratio.value - ratio.value / spread], [ratio.value * spread - ratio.value]]
                 name = summary.outcomes[number].variant.name if place == found[0][0] else None
                 color = look(number)[0]
-                axes.errorbar([place + shift], [ratio.value], bar, color=color, marker="o", markersize=4, capsize=2,
+                axes.errorbar([place + shift], [ratio.value], error_bar(ratio), color=color, marker="o", markersize=4, capsize=2,
                               linestyle="", label=name)  # fmt: skip
         axes.set_xticks(range(len(UNBIASED)), UNBIASED)
         top = max(ratio.value for found in shown.values() for _, ratio in found)

@@ -64,7 +64,7 @@ def _headline(summary: Summary) -> str:
 def _notes(summary: Summary) -> str:
     curves = (
         "Bands of curves: 95 % by Student's t over seeds; of two seeds, the two. A curve ends where the first of its "
-        "runs does. Bars against learning rate: lowest and highest seed. A run that diverged counts with accuracy 0."
+        "runs does. Bars against learning rate: lowest and highest seed."
     )
     return f"<ul class=notes>{''.join(f'<li>{text(note)}' for note in [*notes(summary), curves])}</ul>"
 

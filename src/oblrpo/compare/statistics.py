@@ -73,13 +73,16 @@ class Window:
         return self.high / self.low
 
 
-def usable(rates: Sequence[float], finals: Sequence[float], share: float = 0.9) -> Window:
-    """The window of a grid in rising order, with its mean final accuracies."""
-    best = max(range(len(rates)), key=finals.__getitem__)
-    level = share * finals[best]
+def usable(rates: Sequence[float], finals: Sequence[float], share: float = 0.9, best: float | None = None) -> Window:
+    """Return the window of a grid in rising order, given its mean final accuracies.
+
+    `best` is the rate that the window lies around: unless given, the one of the highest accuracy, which must be above 0.
+    """
+    top = max(range(len(rates)), key=finals.__getitem__) if best is None else list(rates).index(best)
+    level = share * finals[top]
     logs = [math.log(rate) for rate in rates]
-    low, open_low = _edge(logs[best::-1], finals[best::-1], level)
-    high, open_high = _edge(logs[best:], finals[best:], level)
+    low, open_low = _edge(logs[top::-1], finals[top::-1], level)
+    high, open_high = _edge(logs[top:], finals[top:], level)
     return Window(low, high, open_low, open_high)
 
 

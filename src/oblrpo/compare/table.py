@@ -12,7 +12,7 @@ from rich.table import Table
 
 from oblrpo.compare.statistics import Paired, Window
 from oblrpo.compare.summary import LAST, Outcome, Result, Summary
-from oblrpo.intervals import Mean
+from oblrpo.intervals import GeometricMean, Mean
 from oblrpo.report.ledger import UNBIASED
 from oblrpo.runs import write_atomically
 
@@ -90,8 +90,28 @@ def notes(summary: Summary) -> list[str]:
         told.append(
             "Each rate was chosen on the very seeds it is reported on: a little too good where rates differ little."
         )
+    return [*told, *_of_diverged(summary), *_of_missing(summary)]
+
+
+def _of_diverged(summary: Summary) -> list[str]:
+    """What diverged runs count with, and the variants that did nothing else."""
+    if not any(result.state == "diverged" for result in summary.results):
+        return []
+    lowest = ", the lowest that any run measured" if summary.floor < 0 else ""
+    told = f"A run that diverged counts with accuracy {summary.floor:.3g}{lowest}. "
+    told += "A rate at which fewer runs diverge is chosen before any other."
+    wild = [o.variant.name for o in summary.outcomes if all(result.state == "diverged" for result in o.results)]
+    return [told, *(f"{name}: every run diverged, so that no rate could be chosen; lower them all." for name in wild)]
+
+
+def _of_missing(summary: Summary) -> list[str]:
+    """Runs without a result, and why."""
     ended = [result for result in summary.results if result.state not in {"part", "none"}]
-    told += [f"{r.run.name}: {r.state}: {r.why}" for r in ended if r.state != "finished"]
+    told = [f"{r.run.name}: {r.state}: {r.why}" for r in ended if r.state != "finished"]
+    for variant in summary.spec.variants:
+        stuck = all(run.settled() for run in summary.plan.search(variant)) and summary.plan.best_rate(variant) is None
+        if stuck and len(variant.learning_rates) > 1:
+            told.append(f"{variant.name}: no rate has an accuracy on every seed that chooses, so that none was chosen.")
     if missing := summary.plan.count() - len(ended):
         told.append(f"{missing} of {summary.plan.count()} runs have not ended yet; the same command goes on with them.")
     return told
@@ -159,14 +179,11 @@ def reached(outcome: Outcome, brief: bool = False) -> str:
     return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
 
 
-def factor(found: Mean | None) -> str:
+def factor(found: GeometricMean | None) -> str:
     """A geometric mean and its interval."""
     if found is None:
         return ""
-    if found.margin is None:
-        return f"{found.value:.2f}"
-    low, high = (found.value * math.exp(sign * found.margin) for sign in (-1, 1))
-    return f"{found.value:.2f} ({low:.2f} to {high:.2f})"
+    return f"{found.value:.2f}" + (f" ({found.low:.2f} to {found.high:.2f})" if found.n > 1 else "")
 
 
 def window(found: Window | None) -> str:

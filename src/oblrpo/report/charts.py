@@ -15,6 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from oblrpo.intervals import GeometricMean, Mean
 from oblrpo.report.html import text
 
 INK = "#123456"
@@ -150,6 +151,11 @@ def draw_line(axes: Axes, line: Line, number: int) -> None:
         axes.plot(line.x, _floats(line.dots), ".", color=color, alpha=0.35, markersize=3)
     if line.low is not None and line.high is not None:
         axes.fill_between(line.x, _floats(line.low), _floats(line.high), color=color, alpha=0.2, linewidth=0)
+
+
+def error_bar(found: Mean | GeometricMean) -> list[list[float]]:
+    """The interval of one point as matplotlib's `errorbar` takes it: lengths below and above."""
+    return [[found.value - found.low], [found.high - found.value]]
 
 
 def legend(axes: Axes) -> None:
