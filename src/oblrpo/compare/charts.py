@@ -214,8 +214,8 @@ def variances(summary: Summary) -> str:
             for place, ratio in found:
                 name = summary.outcomes[number].variant.name if place == found[0][0] else None
                 color = look(number)[0]
-                axes.errorbar([place + shift], [ratio.value], error_bar(ratio), color=color, marker="o", markersize=4, capsize=2,
-                              linestyle="", label=name)  # fmt: skip
+                axes.errorbar([place + shift], [ratio.value], error_bar(ratio), color=color, marker="o", markersize=4,
+                              capsize=2, linestyle="", label=name)  # fmt: skip
         axes.set_xticks(range(len(UNBIASED)), UNBIASED)
         top = max(ratio.value for found in shown.values() for _, ratio in found)
         axes.set_ylim(0, 1.3 * max(1.0, top))

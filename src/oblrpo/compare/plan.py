@@ -16,7 +16,6 @@ from oblrpo.errors import InputError
 from oblrpo.runs import Metrics, RunFolder, write_atomically
 from oblrpo.workers import cores
 
-
 LONGEST_LINES = 2**16
 """Bytes that hold the last two lines of any run's metrics."""
 
@@ -181,7 +180,7 @@ class Plan:
         return foremost(finals)
 
     def later(self, variant: Variant) -> list[Run]:
-        """Return the best rate's runs on the seeds that did not choose it; none before all that choose it have ended."""
+        """Return the best rate's runs on the seeds that did not choose it; none before those that do have ended."""
         rest = self.spec.seeds[len(self.search_seeds(variant)) :]
         ended = rest and all(run.failure() or run.finished() for run in self.search(variant))
         rate = self.best_rate(variant) if ended else None

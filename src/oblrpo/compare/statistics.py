@@ -76,7 +76,8 @@ class Window:
 def usable(rates: Sequence[float], finals: Sequence[float], share: float = 0.9, best: float | None = None) -> Window:
     """Return the window of a grid in rising order, given its mean final accuracies.
 
-    `best` is the rate that the window lies around: unless given, the one of the highest accuracy, which must be above 0.
+    `best` is the rate that the window lies around; unless given, the one of the highest accuracy. Accuracy there must
+    be above 0.
     """
     top = max(range(len(rates)), key=finals.__getitem__) if best is None else list(rates).index(best)
     level = share * finals[top]

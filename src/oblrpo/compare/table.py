@@ -212,13 +212,12 @@ def write_table(summary: Summary, folder: Path) -> Path:
 
 
 def _record(summary: Summary, result: Result) -> list[object]:
-    accuracy = result.accuracy()
     steps = result.rows[-1]["step"] if result.rows else 0
     level = summary.level
     completions = None if level is None else result.completions_to(level, summary.spec.target)
     return [
         result.variant, repr(result.rate), result.seed, result.state, result.why, steps, steps * result.per_step,
-        _figure(accuracy[0][1] if accuracy else None), _figure(result.final),
+        _figure(result.before), _figure(result.final),
         _figure(result.last_reward()),
         "" if completions is None else "not reached" if math.isinf(completions) else f"{completions:.0f}",
         f"{sum(row.get('step_time', 0.0) for row in result.rows):.1f}",

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from oblrpo.compare.plan import Run
 from oblrpo.config import PolicyConfig, TrainConfig
@@ -28,7 +29,7 @@ STOPPED = 130
 STAND_IN = PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=2**20)
 """A policy in place of a named model, which is too large to be loaded for a check."""
 
-CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 CONTEXT.set_forkserver_preload(["oblrpo.compare.loaded"])
 
 
@@ -39,7 +40,7 @@ def start(run: Run, processes: int) -> BaseProcess:
     died, once the step in progress is done and saved. Any other code is a failure, which `run.failure()` explains if
     the process could still say why.
     """
-    process = CONTEXT.Process(target=_train, args=(run, processes), name=run.name)
+    process: BaseProcess = CONTEXT.Process(target=_train, args=(run, processes), name=run.name)
     process.start()
     return process
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeGuard
 
 import plotille
 from rich.console import Console
@@ -114,10 +114,10 @@ def _accuracy(row: dict[str, Any]) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return f"{value:.3f}" if value is not None and _is_number(value) else "-"
+    return f"{value:.3f}" if _is_number(value) else "-"
 
 
-def _is_number(value: float | None) -> bool:
+def _is_number(value: float | None) -> TypeGuard[float]:
     """Whether a metric has a value: one that has none is NaN in the process, and null in the file."""
     return value is not None and math.isfinite(value)
 
