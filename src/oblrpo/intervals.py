@@ -79,7 +79,7 @@ class GeometricMean:
 
 
 def geometric_mean(ratios: Sequence[float]) -> GeometricMean:
-    """exp(mean +- t s / sqrt(n)) of the ratios' logarithms, as `mean` has them."""
+    """Return exp(mean +- t s / sqrt(n)) of the ratios' logarithms."""
     logs = mean([math.log(ratio) for ratio in ratios])
     return GeometricMean(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n)
 

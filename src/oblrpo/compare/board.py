@@ -48,11 +48,11 @@ class Board:
         self._ended[run.name] = _outcome(run)
 
     def started(self, run: Run) -> None:
-        """A run has begun, or goes on."""
+        """Show a run that has begun, or goes on."""
         self._running[run.name] = run
 
     def ended(self, run: Run, failed: str = "", seconds: float = 0.0) -> None:
-        """A run has ended; `failed` says why it did so early."""
+        """Tell that a run has ended; `failed` says why it did so early."""
         self._running.pop(run.name, None)
         if run.is_warm_start:
             outcome = failed or "ready"
@@ -63,7 +63,7 @@ class Board:
         self.console.print(line, highlight=False, style="yellow" if failed else None)
 
     def paused(self, run: Run) -> None:
-        """A run was stopped before its end."""
+        """Show a run no more that was stopped before its end."""
         self._running.pop(run.name, None)
 
     def _render(self) -> Group:
@@ -80,7 +80,7 @@ class Board:
         return Group(table, *lines, Text(self._time(sum(done for done, _ in positions.values()))))
 
     def _best(self, variant: str) -> tuple[str, str]:
-        """Rate and accuracy of the best runs that have ended, whatever their seeds: to look at, not a result."""
+        """Return rate and accuracy of the best runs so far, whatever their seeds: to look at, not a result."""
         by_rate: dict[str, list[float]] = {}
         for name, outcome in self._ended.items():
             owner, rate, _ = name.rsplit(", ", 2)
@@ -93,7 +93,7 @@ class Board:
         return best, f"{means[best]:.3f}"
 
     def _time(self, part: float) -> str:
-        """Time spent and left; the runs in progress are worth `part` runs."""
+        """Return the time spent and left; the runs in progress are worth `part` runs."""
         spent = time.monotonic() - self._begun
         done, left = self._fresh + part, self._total - len(self._ended) - part
         rest = f", about {_minutes(left * spent / done)} left" if done > 0.2 else ""
@@ -109,7 +109,7 @@ def _outcome(run: Run) -> str:
 
 
 def _position(run: Run) -> tuple[float, str]:
-    """The share of its steps that a run has done, and what to say of it."""
+    """Return the share of its steps that a run has done, and what to say of it."""
     row, steps = run.last_row(), run.config.run.steps
     if row is None:
         return 0.0, "warm start" if run.config.warm_start.warm_start_steps else "starting"

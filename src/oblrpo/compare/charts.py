@@ -1,4 +1,4 @@
-"""The pictures of a comparison, one colour a variant throughout."""
+"""The pictures of a comparison; each variant has one colour throughout."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ REWARD_WINDOW = 9
 ACCURACY = "held-out accuracy"
 
 MOST_TICKS = 10
-"""Rates that are written out below an axis."""
+"""The most rates that are written out below an axis."""
 
 
 def learning(summary: Summary) -> list[str]:
-    """Held-out accuracy and batch reward against completions, each variant at its best rate."""
+    """Draw held-out accuracy and batch reward against completions, each variant at its best rate."""
     half = REWARD_WINDOW // 2
 
     def smoothed(result: Result) -> Curve:
@@ -63,7 +63,7 @@ def _label(outcome: Outcome) -> str:
 
 
 def ended(results: list[Result]) -> list[Result]:
-    """Runs whose curves are whole, or as whole as they will be."""
+    """Return the runs whose curves are whole, or as whole as they will be."""
     return [result for result in results if result.state in ENDED]
 
 
@@ -82,7 +82,7 @@ def _legend(axes: Axes) -> None:
 
 
 def rates(summary: Summary) -> list[str]:
-    """Final accuracy against learning rate: mean, lowest and highest seed; below, the windows of usable rates."""
+    """Draw final accuracy against learning rate (mean, lowest and highest seed) and the windows of usable rates."""
     if not any(len(outcome.by_rate) > 1 for outcome in summary.outcomes):
         return []
 
@@ -126,7 +126,7 @@ def _by_rate(axes: Axes, outcome: Outcome, color: str, dashes: str) -> None:
 
 
 def every_rate(summary: Summary) -> list[str]:
-    """For each variant with several rates: held-out accuracy, one curve a rate."""
+    """Draw the held-out accuracy of each variant that has several rates, one curve a rate."""
     drawings = []
     for outcome in summary.outcomes:
         if len(outcome.variant.learning_rates) < 2 or not ended(outcome.results):
@@ -145,7 +145,7 @@ def every_rate(summary: Summary) -> list[str]:
 
 
 def completions(summary: Summary) -> str:
-    """Completions to the target: a dot a seed, a bar at the median; who never arrives stands at the right edge."""
+    """Draw the completions to the target: a dot a seed, at the right edge if it never arrives, a bar at the median."""
 
     def draw(axes: Axes) -> None:
         known = [v for o in summary.outcomes for v in o.completions.values() if math.isfinite(v)]
@@ -168,7 +168,7 @@ def completions(summary: Summary) -> str:
 
 
 def differences(summary: Summary) -> str:
-    """Final accuracy less the reference's, paired by seed: a dot a seed, mean and 95 % interval."""
+    """Draw final accuracy less the reference's, paired by seed: a dot a seed, the mean and its 95 % interval."""
 
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=INK, linewidth=0.8)
@@ -199,7 +199,7 @@ def _height(summary: Summary) -> float:
 
 
 def variances(summary: Summary) -> str:
-    """Gradient variance under each unbiased baseline over RLOO's, from the ledger; empty where no run kept one."""
+    """Draw the gradient variance under each unbiased baseline over RLOO's; empty where no run kept a ledger."""
     shown = {
         number: [(place, ratio) for place, name in enumerate(UNBIASED) if (ratio := outcome.variance_ratio(name))]
         for number, outcome in enumerate(summary.outcomes)

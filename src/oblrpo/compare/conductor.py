@@ -1,4 +1,4 @@
-"""Starts the runs of a plan in the order in which they become possible, and keeps what became of them."""
+"""The conductor starts the runs of a plan as they become possible, and keeps what became of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oblrpo.runs import held
 
 @dataclass(frozen=True)
 class Training:
-    """A run in progress."""
+    """A run in progress and its process."""
 
     run: Run
     process: BaseProcess
@@ -42,7 +42,7 @@ class Conductor:
     """By variant, the runs at the rate that its search chose."""
 
     def run(self) -> None:
-        """Run all that is not settled.
+        """Train every run that is not settled.
 
         Raises:
             InputError: a folder holds a run of other settings, a config cannot work, or another process is at it;
@@ -102,7 +102,7 @@ class Conductor:
         self.board.ended(run, f"{kind}: {message}", seconds)
 
     def _ready(self) -> list[Run]:
-        """What can start now; warm starts that several runs wait for come first, and once."""
+        """Return what can start now; a warm start that several runs wait for comes first, and once."""
         possible: dict[str, Run] = {}
         for run in self._wanted():
             waits = run.start is not None and not self._is_settled(run.start)
@@ -112,13 +112,13 @@ class Conductor:
         return sorted(possible.values(), key=lambda run: run.config.run.steps > 0)
 
     def _wanted(self) -> list[Run]:
-        """Runs not settled, seed by seed over all variants, so that what is there early can be compared."""
+        """Return the runs to be done, seed by seed over all variants, so that what is there early can be compared."""
         runs = [run for v in self.plan.spec.variants for run in (*self.plan.search(v), *self._later(v))]
         order = {seed: place for place, seed in enumerate(self.plan.spec.seeds)}
         return sorted((run for run in runs if not self._has_ended(run)), key=lambda run: order[run.config.run.seed])
 
     def _later(self, variant: Variant) -> list[Run]:
-        """The runs at the rate that a variant's search chose, once it has."""
+        """Return the further runs at the rate that a variant's search chose, once it has."""
         if variant.name not in self.later and all(map(self._has_ended, self.plan.search(variant))):
             self.later[variant.name] = self.plan.later(variant)
             for run in self.later[variant.name]:

@@ -28,11 +28,11 @@ HEADS = ("variant", "accuracy after", "difference", "p", "p adjusted", "completi
 NARROW = {"variant": "", "rate": "", "accuracy after": "after", "difference": "", "p adjusted": "p",
           "completions to target": "to target", "over reference's": "over", "usable rates": "usable",
           "seeds": ""}  # fmt: skip
-"""Columns that the console has, and their shorter names there."""
+"""The columns that the console has, and their shorter names there."""
 
 
 def print_table(summary: Summary, console: Console) -> None:
-    """One line a variant, then what stands behind the figures."""
+    """Print one line a variant, then what stands behind the figures."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, short in NARROW.items():
         table.add_column(short or name, justify="left" if name == "variant" else "right", no_wrap=name == "rate")
@@ -48,7 +48,7 @@ def print_table(summary: Summary, console: Console) -> None:
 
 
 def lines(summary: Summary) -> list[list[str]]:
-    """Cells of `HEADS`, one line a variant, as plain text."""
+    """Return one line a variant, its cells in the order of `HEADS`, as plain text."""
     return [_line(summary, outcome) for outcome in summary.outcomes]
 
 
@@ -72,7 +72,7 @@ def _line(summary: Summary, outcome: Outcome) -> list[str]:
 
 
 def notes(summary: Summary) -> list[str]:
-    """What the figures mean, in the order of the columns, and what is missing from them."""
+    """Say what the figures mean, in the order of the columns, and what is missing from them."""
     spec = summary.spec
     told = [
         "Intervals are 95 % by Student's t over seeds; differences are to the reference, seed by seed, p is of the "
@@ -94,7 +94,7 @@ def notes(summary: Summary) -> list[str]:
 
 
 def _of_diverged(summary: Summary) -> list[str]:
-    """What diverged runs count with, and the variants that did nothing else."""
+    """Say what diverged runs count with, and which variants have no others."""
     if not any(result.state == "diverged" for result in summary.results):
         return []
     lowest = ", the lowest that any run measured" if summary.floor < 0 else ""
@@ -105,7 +105,7 @@ def _of_diverged(summary: Summary) -> list[str]:
 
 
 def _of_missing(summary: Summary) -> list[str]:
-    """Runs without a result, and why."""
+    """Name the runs without a result, and say why they have none."""
     ended = [result for result in summary.results if result.state not in {"part", "none"}]
     told = [f"{r.run.name}: {r.state}: {r.why}" for r in ended if r.state != "finished"]
     for variant in summary.spec.variants:
@@ -118,7 +118,7 @@ def _of_missing(summary: Summary) -> list[str]:
 
 
 def _of_target(summary: Summary) -> list[str]:
-    """What the target is, what is told of the way there, or why nothing is."""
+    """Say what the target is and what is told of the way there, or why nothing is."""
     target = summary.spec.target
     curve = "held-out accuracy" if target.curve == "accuracy" else "batch reward"
     best = "best final accuracy" if target.curve == "accuracy" else f"best reward of the last {LAST} steps"
@@ -141,30 +141,30 @@ def _of_target(summary: Summary) -> list[str]:
 
 
 def interval(found: Mean | None) -> str:
-    """Mean and margin."""
+    """Write a mean and its margin."""
     if found is None:
         return ""
     return f"{found.value:.3f}" + ("" if found.margin is None else f" ± {found.margin:.3f}")
 
 
 def lowest(outcome: Outcome) -> str:
-    """Of the seeds, and how many of them ended below where they began."""
+    """Write the lowest final accuracy of the seeds, and how many seeds ended below where they began."""
     fell = f" ({outcome.fallen} fell)" if outcome.fallen else ""
     return f"{min(outcome.finals.values()):.3f}{fell}" if outcome.finals else ""
 
 
 def difference(test: Paired | None) -> str:
-    """Mean difference and margin."""
+    """Write a mean difference and its margin."""
     return "" if test is None else f"{'+' if test.difference.value >= 0 else ''}{interval(test.difference)}"
 
 
 def p_value(p: float | None) -> str:
-    """Three decimals."""
+    """Write a p value with three decimals."""
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def reached(outcome: Outcome, brief: bool = False) -> str:
-    """The median; the seeds' range, how many arrived if not all did, and how many were there before they began."""
+    """Write the median and, unless `brief`, the seeds' range; then how many arrived, and how many began there."""
     middle, values = outcome.median_completions, outcome.completions.values()
     if middle is None:
         return ""
@@ -180,14 +180,14 @@ def reached(outcome: Outcome, brief: bool = False) -> str:
 
 
 def factor(found: GeometricMean | None) -> str:
-    """A geometric mean and its interval."""
+    """Write a geometric mean and its interval."""
     if found is None:
         return ""
     return f"{found.value:.2f}" + (f" ({found.low:.2f} to {found.high:.2f})" if found.n > 1 else "")
 
 
 def window(found: Window | None) -> str:
-    """From - to and the ratio; ~ where the grid ends first."""
+    """Write the window's ends and their ratio; a ~ stands where the grid ends first."""
     if found is None:
         return ""
     low, high = ("~" * found.open_low) + f"{found.low:.2g}", f"{found.high:.2g}" + "~" * found.open_high
@@ -195,7 +195,7 @@ def window(found: Window | None) -> str:
 
 
 def ratio(found: Window | None) -> str:
-    """The window's highest over lowest rate; ~ at the ends where the grid ends first."""
+    """Write the window's highest over its lowest rate; a ~ stands where the grid ends first."""
     return "" if found is None else f"{'~' * found.open_low}x{found.ratio:.2g}{'~' * found.open_high}"
 
 

@@ -24,7 +24,7 @@ from oblrpo.config import PolicyConfig, TrainConfig
 from oblrpo.errors import DivergedError, InputError
 
 STOPPED = 130
-"""Exit code of a process that was told to stop and has saved what there is."""
+"""The exit code of a process that was told to stop and has saved what there is."""
 
 STAND_IN = PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=2**20)
 """A policy in place of a named model, which is too large to be loaded for a check."""
@@ -125,7 +125,7 @@ def _check(runs: list[Run], whole: list[Run], sender: Connection) -> None:
 
 
 def first_mistake(runs: list[Run], whole: list[Run]) -> str:
-    """What is wrong with the first run that cannot work; empty if all can."""
+    """Say what is wrong with the first run that cannot work; empty if all can."""
     from oblrpo.trainer.setup import check as check_settings
 
     for test, tested in ((check_settings, runs), (_build, whole)):
@@ -159,7 +159,7 @@ def _build(config: TrainConfig) -> None:
 
 
 def how_it_ended(process: BaseProcess) -> str:
-    """In words, how a process ended that could not say so itself."""
+    """Say how a process ended that could not say so itself."""
     code = process.exitcode
     assert code is not None
     if code < 0:

@@ -1,4 +1,4 @@
-"""The variance ledger of a run: the gradient's variance under every baseline, on the run's own batches."""
+"""The charts of a run's variance ledger: the gradient's variance under every baseline, on the run's own batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def variance_ratios(rows: Sequence[Metrics], baseline: str) -> list[float]:
 
 
 def charts(record: Record) -> list[str]:
-    """Mean ratio under every baseline, and its course; none where the run kept no ledger."""
+    """Draw the mean ratio under every baseline, and its course; none where the run kept no ledger."""
     rows = [row for row in record.steps if row.get("variance/rloo")]
     names = list(dict.fromkeys(key.removeprefix("variance/") for row in rows for key in row if key[:9] == "variance/"))
     ratios = {name: geometric_mean(found) for name in names if (found := variance_ratios(rows, name))}
@@ -41,7 +41,7 @@ def charts(record: Record) -> list[str]:
 
 
 def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: float) -> str:
-    """A dot and an interval a baseline: unbiased ones first, each kind by variance."""
+    """Draw a dot and an interval for each baseline: unbiased ones first, each kind by variance."""
 
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")

@@ -15,7 +15,7 @@ from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
 
 LINES = 20
-"""Plain lines printed over a run where the console is no terminal."""
+"""How many plain lines a run prints where the console is no terminal."""
 
 
 class Progress:
@@ -58,17 +58,17 @@ class Progress:
         self._train = self._bar.add_task("training", total=steps, completed=done or 0, note="")
 
     def warm_start(self, step: int, loss: float) -> None:
-        """A step of supervised learning is done."""
+        """Show that a step of supervised learning is done."""
         self._bar.update(self._warm, completed=step + 1, note=f"loss {loss:.3f} nats a token")
         if not self.console.is_terminal and step % 50 == 49:
             self.console.print(f"warm start {step + 1}: loss {loss:.3f} nats a token", highlight=False)
 
     def warn(self, message: str) -> None:
-        """Something has gone wrong that the user can mend."""
+        """Tell of something that has gone wrong and that the user can mend."""
         self.console.print(f"warning: {message}", style="yellow", highlight=False)
 
     def step(self, step: int, metrics: dict[str, Any]) -> None:
-        """A step of the run is done."""
+        """Show that a step of the run is done."""
         if "eval/accuracy" in metrics:
             self._accuracy = _figure(metrics["eval/accuracy"])
         note = f"held-out {self._accuracy}"
@@ -83,7 +83,7 @@ class Progress:
 
 
 def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
-    """The run in words and a curve of its rewards, from its metrics."""
+    """Sum a run up from its metrics: a curve of its rewards, then words."""
     measured = [row for row in rows if "eval/accuracy" in row]
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
@@ -106,7 +106,7 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
 
 
 def _accuracy(row: dict[str, Any]) -> str:
-    """The held-out accuracy of a step and its interval; a policy whose completions were all masked has none."""
+    """Write the held-out accuracy of a step and its interval; there is none where all completions were masked."""
     value, error = row["eval/accuracy"], row.get("eval/accuracy_stderr")
     if not _is_number(value):
         return f"none (step {row['step']}, all masked)"
