@@ -15,8 +15,8 @@ import csv
 import math
 from pathlib import Path
 
-from oblrpo.compare.summary import geometric
 from oblrpo.compare.table import factor
+from oblrpo.intervals import geometric_mean
 
 Arrivals = dict[str, dict[int, float]]
 """Completions to the target by variant and seed, infinite if it is not reached by learning."""
@@ -59,7 +59,7 @@ def main() -> None:
         found = ratios(tables, variant, arguments.reference)
         arrive = [ratio for ratio in found if math.isfinite(ratio)]
         whole = variant != arguments.reference and len(arrive) == len(found)
-        print(f"| {variant} | {factor(geometric(arrive)) if whole else ''} | {len(arrive)} of {len(found)} |")
+        print(f"| {variant} | {factor(geometric_mean(arrive)) if whole else ''} | {len(arrive)} of {len(found)} |")
 
 
 if __name__ == "__main__":

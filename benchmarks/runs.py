@@ -2,18 +2,17 @@
 
 import csv
 import json
-import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from oblrpo.compare.conductor import request
-from oblrpo.compare.pool import Worker
+from oblrpo.compare.plan import Run
+from oblrpo.compare.training import how_it_ended, start
 from oblrpo.config import TrainConfig
 from oblrpo.intervals import mean
-from oblrpo.settings import flatten, load_recipe, with_settings
+from oblrpo.settings import load_recipe, with_settings
 
 ADDITION = {"task": "addition", "task_args": {"max_terms": 4}, "max_completion_length": 24}
 
@@ -33,45 +32,34 @@ Runs = Mapping[Key, tuple[Path, dict]]
 
 
 def train_all(runs: Runs, processes: int, tell: Callable[[Key], None] = lambda key: None) -> None:
-    """Every run, or what is left of it, by so many worker processes; calls `tell` as each ends."""
-    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    workers = [Worker() for _ in range(min(processes, len(runs)))]
-
-    def one(key: Key) -> None:
-        worker = idle.get()
-        try:
-            train(worker, *runs[key], len(workers))
-            tell(key)
-        finally:
-            idle.put(worker)
-
-    try:
-        for worker in workers:
-            idle.put(worker)
-        with ThreadPoolExecutor(max(1, len(workers))) as pool:
-            list(pool.map(one, runs))
-    finally:
-        for worker in workers:
-            worker.dismiss()
-            worker.process.kill()
-            worker.close()
-
-
-def train(worker: Worker, output: Path, settings: dict, processes: int = 1) -> None:
-    """One run, or what is left of it, in a worker process.
+    """Every run, or what is left of it, each in a process of its own and so many at a time; calls `tell` as each ends.
 
     Raises:
-        RuntimeError: the run failed, or the worker did.
+        RuntimeError: a run failed, or its process died; the others have been stopped.
     """
+    waiting, running, at_once = list(runs), {}, max(1, min(processes, len(runs)))
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                key = waiting.pop(0)
+                run = run_of(*runs[key])
+                running[key] = run, start(run, at_once)
+            wait([process.sentinel for _, process in running.values()])
+            for key in [key for key, (_, process) in running.items() if process.exitcode is not None]:
+                run, process = running.pop(key)
+                if process.exitcode:
+                    _, why = run.failure() or ("", how_it_ended(process))
+                    raise RuntimeError(f"{run.place}: {why}; its log: {run.log}")
+                tell(key)
+    finally:
+        for _, process in running.values():
+            process.terminate()
+
+
+def run_of(output: Path, settings: dict) -> Run:
+    """The run with these settings over the demo's."""
     config = with_settings(load_recipe("demo", TrainConfig()), settings | {"output": str(output)}, output.name)
-    log = output.with_name(f"{output.name}.log")
-    worker.send(request("train", processes, settings=flatten(config), log=str(log)))
-    while True:
-        for event in worker.read():
-            if event["event"] == "done":
-                return
-            if event["event"] in {"failed", "died", "stopped"}:
-                raise RuntimeError(f"{output}: {event.get('message', 'stopped')}; its log: {log}")
+    return Run(output.name, config)
 
 
 class Results:

@@ -187,7 +187,7 @@ def test_runs_are_trained_once_and_kept_in_a_csv(tmp_path, monkeypatch, capsys):
     kept, made = file.read_text().splitlines()[1:]
     assert kept == line
     assert made.startswith("path,64x4,oblr,0,0.")
-    monkeypatch.setattr(runs, "Worker", None)  # nothing is left to train
+    monkeypatch.setattr(runs, "start", None)  # nothing is left to train
     assert "path 64x4" not in printed_by("splits", words, monkeypatch, capsys)
 
 

@@ -58,6 +58,32 @@ class Mean:
     """None of a single value, which says nothing of its own error."""
     n: int
 
+    @property
+    def low(self) -> float:
+        """Lower end of the interval; the value itself where there is none."""
+        return self.value - (self.margin or 0.0)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval; the value itself where there is none."""
+        return self.value + (self.margin or 0.0)
+
+
+@dataclass(frozen=True)
+class GeometricMean:
+    """A geometric mean of n ratios and the ends of its 95 % interval; both are the value where n is 1."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def geometric_mean(ratios: Sequence[float]) -> GeometricMean:
+    """Return exp(mean +- t s / sqrt(n)) of the ratios' logarithms."""
+    logs = mean([math.log(ratio) for ratio in ratios])
+    return GeometricMean(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n)
+
 
 def mean(values: Sequence[float], sizes: Sequence[int] | None = None) -> Mean:
     """Mean +- t s / sqrt(n), where s is the standard deviation of the values (n - 1) and t Student's.

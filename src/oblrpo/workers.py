@@ -21,6 +21,12 @@ LONGEST = 2.0**30
 """Seconds; a longer time is cut to this, for timers take no number of any size."""
 
 
+def cores() -> int:
+    """CPU cores that this process may use; where the system does not say (macOS), those there are."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 class WorkerDied(RuntimeError):  # noqa: N818  (what happened, not an error of ours)
     """The process ended before it answered: out of memory, a fault of the interpreter, a call of exit."""
 

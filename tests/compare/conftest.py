@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ BASE = {key[2:].replace("-", "_"): value for key, value in SMALL.items()} | {
 
 
 @pytest.fixture(scope="session")
-def dense_workers(tmp_path_factory):
-    """Let worker processes, which start from nothing, use `DENSE_REWARD`."""
+def dense_trainings(tmp_path_factory):
+    """Let training processes use `DENSE_REWARD`: the process they are forked from starts from nothing."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(DENSE_REWARD)
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [before])])
+    forkserver._forkserver._stop()  # one that another test has started
     yield
+    forkserver._forkserver._stop()
     os.environ.pop("PYTHONPATH")
     if before is not None:
         os.environ["PYTHONPATH"] = before

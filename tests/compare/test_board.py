@@ -12,7 +12,7 @@ from tests.compare.conftest import plan_of, pretend
 
 @pytest.fixture
 def shown(write_spec, tmp_path, monkeypatch):
-    """Two variants at two rates: of a rloo run that has ended and one in progress, after 100 s."""
+    """Two variants at two rates: one rloo run has ended and one is in progress, after 100 s."""
     now = [0.0]
     monkeypatch.setattr(boards.time, "monotonic", lambda: now[0])
     variants = {"rloo": {"algorithm": "rloo"}, "ours": {"algorithm": "oblrpo"}}
@@ -21,9 +21,11 @@ def shown(write_spec, tmp_path, monkeypatch):
     board = Board(plan, Console(file=io.StringIO()))
     first, second = plan.search(plan.spec.variants[0])
     pretend(first, [0.2, 0.3, 0.3, 0.3, 0.4])
-    board.progress(first, 0.5, "step 2/4")
+    board.started(first)
     board.ended(first, seconds=50.0)
-    board.progress(second, 0.25, "step 1/4, reward 0.300")
+    board.started(second)
+    pretend(second, [0.2] * 5, reward=lambda step: 0.3)
+    second.folder.drop_metrics_after(1)
     now[0] = 100.0
     console = Console(file=io.StringIO(), width=100)
     console.print(board._render())

@@ -1,9 +1,10 @@
-"""Comparisons as a user runs them: worker processes, real trainings of very small policies."""
+"""Comparisons as a user runs them: real trainings of very small policies, each in a process of its own."""
 
 import csv
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from oblrpo.compare.worker import first_mistake
+from oblrpo.compare.training import first_mistake
 from oblrpo.settings import flatten
 from tests.cli.conftest import metrics_of
 from tests.cli.test_bad_input import complained
 from tests.compare.conftest import launch, plan_of
 
-pytestmark = pytest.mark.usefixtures("dense_workers", "dense_reward")
+pytestmark = pytest.mark.usefixtures("dense_trainings", "dense_reward")
 
 VARIANTS = {"rloo": {"algorithm": "rloo"}, "ours": {"algorithm": "oblrpo_shrunk", "learning_rate": 1e-3}}
 KEYS = {"variants": VARIANTS, "learning_rates": [1e-3, 1e-2], "seeds": 3, "search_seeds": 2, "processes": 2}
@@ -121,11 +122,12 @@ def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
         ({}, ""),
     ],
 )
-def test_what_a_worker_checks(write_spec, tmp_path, variant, words):
+def test_what_is_checked_before_anything_starts(write_spec, tmp_path, variant, words):
     plan = plan_of(write_spec(variants={"b": variant}, share_warm_start=False), tmp_path / "out")
-    run = {"name": "b", "settings": flatten(plan.all_known()[0].config), "whole": True}
-    assert words in first_mistake([run])
-    assert bool(first_mistake([run])) == bool(words)
+    run = plan.all_known()[0]
+    told = first_mistake([run], [run])
+    assert words in told
+    assert told.startswith("b, rate 0.01, seed 0: ") == bool(words)
 
 
 @pytest.mark.slow
@@ -147,9 +149,29 @@ def test_dry_run_lists_and_writes_nothing(write_spec, oblrpo, tmp_path):
     assert "rloo, the best of these rates, 1 further seed" in told
 
 
+@pytest.mark.slow
+def test_what_trainings_are_forked_from_has_not_touched_cuda():
+    """CUDA cannot be used in a fork of a process that has so much as counted the GPUs."""
+    names = ("is_available", "device_count", "init", "_lazy_init", "get_device_properties", "get_device_capability")
+    code = (
+        "import sys, torch\n"
+        "def touched(*_, **__): sys.exit('CUDA was touched')\n"
+        f"for name in {names}: setattr(torch.cuda, name, touched)\n"
+        "import oblrpo.compare.loaded\n"
+        "assert 'oblrpo.trainer.loop' in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def children(pid):
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in listed if "compare.worker" in Path(f"/proc/{child}/cmdline").read_text()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def trainings(pid):
+    """Forks of the fork server that a comparison has started."""
+    servers = [child for child in children(pid) if "forkserver" in Path(f"/proc/{child}/cmdline").read_text()]
+    return [training for server in servers for training in children(server)]
 
 
 def wait_for(there, seconds=180):
@@ -163,20 +185,20 @@ LONG = {"variants": {"a": {}, "b": {"algorithm": "rloo"}}, "seeds": 1, "processe
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds trainings in /proc")
 def test_ctrl_c_saves_and_the_same_command_goes_on(write_spec, oblrpo, tmp_path):
     out = tmp_path / "out"
     spec = write_spec(**LONG, base={"steps": 3000, "save_steps": 0, "eval_steps": 0, "warm_start_steps": 0})
     process = launch(spec, out)
     folders = [run.folder for run in plan_of(spec, out).all_known()]
     wait_for(lambda: all((folder.completions / "step_2.jsonl").exists() for folder in folders))
-    workers = children(process.pid)
-    assert len(workers) == 2
+    found = trainings(process.pid)
+    assert len(found) == 2
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=300)
     assert process.returncode == 130, told
     assert "stopped with 0 of 2 runs finished; the same command goes on" in told
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert not any(Path(f"/proc/{training}").exists() for training in found)
     for folder in folders:
         last = metrics_of(folder.path)[-1]["step"]
         assert folder.latest_checkpoint().name == f"step_{last}"
@@ -184,14 +206,14 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(write_spec, oblrpo, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
-def test_a_worker_that_is_killed_takes_one_run_with_it(write_spec, tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="finds trainings in /proc")
+def test_a_process_that_is_killed_takes_one_run_with_it(write_spec, tmp_path):
     out = tmp_path / "out"
     spec = write_spec(**LONG | {"processes": 1}, base={"steps": 40, "save_steps": 1, "warm_start_steps": 0})
     process = launch(spec, out)
     first, second = plan_of(spec, out).all_known()
     wait_for(lambda: (first.folder.completions / "step_2.jsonl").exists())
-    os.kill(children(process.pid)[0], signal.SIGKILL)
+    os.kill(trainings(process.pid)[0], signal.SIGKILL)
     told, _ = process.communicate(timeout=300)
     assert process.returncode == 2, told
     assert "a, rate 0.01, seed 0: failed: its process was ended by SIGKILL (out of memory?)" in told
@@ -200,16 +222,17 @@ def test_a_worker_that_is_killed_takes_one_run_with_it(write_spec, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
-def test_workers_end_with_the_process_that_started_them(write_spec, tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="finds trainings in /proc")
+def test_trainings_end_with_the_process_that_started_them(write_spec, tmp_path):
     spec, out = write_spec(**LONG, base={"steps": 3000, "save_steps": 0, "warm_start_steps": 0}), tmp_path / "out"
     process = launch(spec, out)
     folders = [run.folder for run in plan_of(spec, out).all_known()]
     wait_for(lambda: all((folder.completions / "step_2.jsonl").exists() for folder in folders))
-    workers = children(process.pid)
+    found = trainings(process.pid)
+    assert len(found) == 2
     process.kill()
     process.communicate()
-    wait_for(lambda: not any(alive(worker) for worker in workers))
+    wait_for(lambda: not any(map(alive, found)))
     assert all(int(folder.latest_checkpoint().name.removeprefix("step_")) >= 2 for folder in folders)
 
 

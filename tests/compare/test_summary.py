@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import statistics
 from io import StringIO
 
@@ -142,13 +143,89 @@ def test_diverged_failed_and_missing_runs_are_never_dropped_silently(filled):
     assert states["ours", 1e-3, 1] == ("part", None)
 
 
-def test_a_diverged_run_counts_as_zero_in_the_choice(filled):
+def diverge(run):
+    """Let a run have diverged before its first step."""
+    run.folder.metrics_file.unlink(missing_ok=True)
+    run.note_failure("diverged", "lower learning_rate")
+
+
+def test_a_diverged_run_counts_as_zero_where_no_accuracy_is_negative(filled):
     ours = filled.spec.variants[1]
-    filled.run(ours, 1e-3, 0).folder.metrics_file.unlink()
-    filled.run(ours, 1e-3, 0).note_failure("diverged", "lower learning_rate")
-    outcome = summarise(filled).outcomes[1]
+    diverge(filled.run(ours, 1e-3, 0))
+    summary = summarise(filled)
+    outcome = summary.outcomes[1]
     assert outcome.rate == 1e-2
     assert outcome.by_rate[1e-3] == [0.0, 0.66, 0.60]
+    assert "A run that diverged counts with accuracy 0. " in "\n".join(notes(summary))
+
+
+def test_a_rate_that_diverges_loses_against_negative_accuracies(write_spec, tmp_path):
+    """Of 1e-4 at -0.4, 1e-3 with one of two seeds diverged at -0.1, 1e9 diverged, the first is the best."""
+    spec = write_spec(
+        variants={"a": None}, learning_rates=[1e-4, 1e-3, 1e9], seeds=3, search_seeds=2, base={"warm_start_steps": 0}
+    )
+    plan = plan_of(spec, tmp_path / "out")
+    variant = plan.spec.variants[0]
+    for seed in (0, 1):
+        pretend(plan.run(variant, 1e-4, seed), [-1.0, -0.9, -0.6, -0.5, -0.4])
+        diverge(plan.run(variant, 1e9, seed))
+    pretend(plan.run(variant, 1e-3, 0), [-0.5, -0.5, -0.3, -0.2, -0.1])
+    diverge(plan.run(variant, 1e-3, 1))
+    assert plan.best_rate(variant) == 1e-4
+    assert [run.config.optim.learning_rate for run in plan.later(variant)] == [1e-4]
+    summary = summarise(plan)
+    (outcome,) = summary.outcomes
+    assert (outcome.rate, outcome.final.value, outcome.window) == (1e-4, -0.4, None)
+    assert outcome.by_rate == {1e-4: [-0.4, -0.4], 1e-3: [-0.1, -1.0], 1e9: [-1.0, -1.0]}  # the lowest of any run
+    assert "counts with accuracy -1, the lowest that any run measured" in "\n".join(notes(summary))
+    rows = csv.DictReader(write_table(summary, tmp_path).read_text().splitlines())
+    assert [row["accuracy_after"] for row in rows if row["state"] == "diverged"] == ["-1"] * 3
+
+
+def test_where_all_rates_diverge_it_is_said(write_spec, tmp_path):
+    base = {"warm_start_steps": 0}
+    spec = write_spec(variants={"a": None, "wild": None}, learning_rates=[1e8, 1e9], seeds=1, base=base)
+    plan = plan_of(spec, tmp_path / "out")
+    good, wild = plan.spec.variants
+    for run in plan.search(good):
+        pretend(run, [0.2, 0.2, 0.2, 0.2, 0.3])
+    for run in plan.search(wild):
+        diverge(run)
+    assert plan.best_rate(wild) == 1e8
+    told = notes(summarise(plan))
+    assert "wild: every run diverged, so that no rate could be chosen; lower them all." in told
+    assert not any(note.startswith("a: every run diverged") for note in told)
+
+
+def test_a_run_whose_completions_were_all_masked_has_no_result(write_spec, tmp_path):
+    spec = write_spec(variants={"a": None}, learning_rates=[1e-3, 1e-2], seeds=2, base={"warm_start_steps": 0})
+    plan = plan_of(spec, tmp_path / "out")
+    variant = plan.spec.variants[0]
+    for seed in (0, 1):
+        pretend(plan.run(variant, 1e-3, seed), [0.2, 0.2, 0.3, 0.3, 0.3])
+    pretend(plan.run(variant, 1e-2, 0), [math.nan, 0.2, 0.9, 0.9, 0.9])
+    pretend(plan.run(variant, 1e-2, 1), [0.2, 0.2, 0.9, 0.9, math.nan])
+    assert plan.run(variant, 1e-2, 1).settled()  # it is not run again
+    summary = summarise(plan)
+    assert summary.outcomes[0].rate == 1e-3
+    told = "\n".join(notes(summary))
+    assert "a, rate 0.01, seed 1: unmeasured: every held-out completion of its last step was masked" in told
+    assert "have not ended" not in told
+    assert "unmeasured" in write_page(summary, tmp_path).read_text()
+    rows = list(csv.DictReader(write_table(summary, tmp_path).read_text().splitlines()))
+    found = {(r["learning_rate"], r["seed"]): (r["accuracy_before"], r["accuracy_after"]) for r in rows}
+    assert found["0.01", "0"] == ("", "0.9")
+    assert found["0.01", "1"] == ("0.2", "")
+
+
+def test_where_no_rate_has_an_accuracy_it_is_said(write_spec, tmp_path):
+    base = {"warm_start_steps": 0}
+    spec = write_spec(variants={"a": None}, learning_rates=[1e-3, 1e-2], seeds=2, search_seeds=2, base=base)
+    plan = plan_of(spec, tmp_path / "out")
+    for run in plan.search(plan.spec.variants[0]):
+        pretend(run, [0.2, 0.2, 0.3, 0.3, math.nan if run.config.run.seed else 0.4])
+    told = "\n".join(notes(summarise(plan)))
+    assert "a: no rate has an accuracy on every seed that chooses, so that none was chosen." in told
 
 
 def test_seeds_that_ended_below_their_start_are_counted(write_spec, tmp_path):
@@ -156,7 +233,7 @@ def test_seeds_that_ended_below_their_start_are_counted(write_spec, tmp_path):
     a, b = (plan.search(variant) for variant in plan.spec.variants)
     for run, final in zip([*a, *b[:2]], (0.3, 0.1, 0.2, 0.3, 0.05), strict=True):
         pretend(run, [0.2, 0.2, 0.4, 0.4, final])
-    b[2].note_failure("diverged", "lower learning_rate")
+    diverge(b[2])
     outcomes = summarise(plan).outcomes
     assert [outcome.fallen for outcome in outcomes] == [1, 2]
     assert column(summarise(plan), "lowest") == ["0.100 (1 fell)", "0.000 (2 fell)"]
@@ -293,12 +370,23 @@ def test_completions_over_the_references_are_of_all_seeds_or_none(write_spec, tm
     assert "not all seeds of the reference arrive" in "\n".join(notes(summarise(Plan(backwards, plan.output))))
 
 
+def titles(page):
+    """Of the page's drawings, each of which is there."""
+    figures = re.findall(r"<figcaption><b>(.*?)</b>.*?</figcaption>(<svg .*?</svg>)</figure>", page, re.DOTALL)
+    return [title for title, _ in figures]
+
+
 def test_page_and_table(filled, tmp_path):
     summary = summarise(filled)
     page = write_page(summary, tmp_path).read_text()
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "<script" not in page
-    assert page.count("<svg") == 4 + 1 + 2 + 1
+    assert titles(page) == [
+        "Held-out accuracy at the best rate", "Reward, mean of 9 steps", "Completions to accuracy 0.496",
+        "Final accuracy less that of rloo, by seed", "Final accuracy against learning rate",
+        "rloo: held-out accuracy by rate", "ours: held-out accuracy by rate",
+        "Gradient variance along each variant&#x27;s runs",
+    ]  # fmt: skip
     for text in ("0.620&nbsp;±&nbsp;0.086", "+0.100 ± 0.050", "algorithm: oblrpo", "prefers-color-scheme"):
         assert text in page
     rows = list(csv.DictReader(write_table(summary, tmp_path).read_text().splitlines()))
@@ -316,7 +404,9 @@ def test_a_page_of_one_run(write_spec, tmp_path):
         summarise(plan)
     pretend(plan.search(plan.spec.variants[0])[0], [0.1, 0.2, 0.3, 0.3, 0.4])
     summary = summarise(plan)
-    assert write_page(summary, tmp_path).read_text().count("<svg") == 3
+    assert titles(write_page(summary, tmp_path).read_text()) == [
+        "Held-out accuracy at the best rate", "Reward, mean of 9 steps", "Completions to accuracy 0.320",
+    ]  # fmt: skip
     assert column(summary, "accuracy after") == ["0.400"]
 
 

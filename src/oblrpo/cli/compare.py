@@ -33,13 +33,13 @@ class CompareCommand:
     base: str = ""
     """A recipe or YAML file in place of the comparison's base."""
     learning_rates: tuple[float, ...] = ()
-    """In place of the rates of every variant that does not fix one."""
+    """Rates in place of those of every variant that does not fix one."""
     seeds: int = 0
     """Seeds 0 to N - 1 in place of the comparison's."""
     search_seeds: int = -1
     """The first so many seeds choose each variant's rate, which then runs on all seeds. 0: every rate on every seed."""
     target: Mapping = field(default_factory=dict)
-    """Over the comparison's target, such as '{of_gain: 0.8}'; with --only-report, for the runs that are there."""
+    """Keys over the comparison's target, such as '{of_gain: 0.8}'; with --only-report, for the runs that are there."""
     processes: int = 0
     """Trainings at a time. 0: the comparison's, or one a CPU core, or one in all for a `model` of your own."""
     dry_run: bool = False
@@ -49,7 +49,7 @@ class CompareCommand:
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo compare`.
+    """Run `oblrpo compare`.
 
     Raises:
         InputError: a flag or a key that cannot be, a config that cannot work, runs that failed (after the others).
@@ -78,7 +78,7 @@ def run(argv: list[str]) -> None:
 
 
 def _overrides(command: CompareCommand) -> dict[str, Any]:
-    """The keys of the spec that flags replace.
+    """Return the keys of the spec that flags replace.
 
     Raises:
         InputError: a number that cannot be.
@@ -101,13 +101,8 @@ def _overrides(command: CompareCommand) -> dict[str, Any]:
 
 def _describe(plan: Any) -> None:
     from oblrpo.compare.conductor import check
-    from oblrpo.compare.pool import Pool
 
-    pool = Pool()
-    try:
-        check(plan, pool)
-    finally:
-        pool.kill()
+    check(plan)
     print(yaml.safe_dump(plan.spec.as_mapping(), sort_keys=False, allow_unicode=True, default_flow_style=None))
     print(f"{plan.count()} runs, {plan.processes()} at a time")
     for variant in plan.spec.variants:

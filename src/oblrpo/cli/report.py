@@ -25,11 +25,11 @@ class ReportCommand:
     follow: bool = False
     """Write the page again whenever the run has moved, until its last step or Ctrl-C; a browser reloads it."""
     seconds: int = 10
-    """With --follow: how often to look, and to reload."""
+    """Seconds between two looks, and between two reloads of the page, with --follow."""
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo report`.
+    """Run `oblrpo report`.
 
     Raises:
         InputError: no run is there, a file is damaged, or the page cannot be written.

@@ -1,6 +1,6 @@
-"""Algorithms x learning rates x seeds: run side by side in worker processes, reported on one page.
+"""Algorithms x learning rates x seeds: trained side by side, reported on one page.
 
-`spec` says what is compared, `plan` which runs that takes; `conductor` hands them to the `pool` of `worker` processes
-and tells the `board`; `summary` reads what they left, `statistics` judges it, `page` and `table` show it. Only the
-workers load torch.
+`spec` says what is compared and `plan` which runs that takes. `conductor` starts each run in a process of its own
+(`training`) and tells the `board`. `summary` reads what they left, `statistics` judges it, `page` and `table` show it.
+Only the training processes load torch.
 """

@@ -1,4 +1,4 @@
-"""The pictures of a comparison, one colour a variant throughout."""
+"""The pictures of a comparison; each variant has one colour throughout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from oblrpo.compare.summary import Curve, Outcome, Result, Summary, band
+from oblrpo.compare.summary import ENDED, Curve, Outcome, Result, Summary, band
 from oblrpo.intervals import smooth
-from oblrpo.report.charts import INK, below_legend, drawing, legend, look
+from oblrpo.report.charts import INK, below_legend, drawing, error_bar, legend, look
 from oblrpo.report.ledger import UNBIASED
 
 REWARD_WINDOW = 9
@@ -20,11 +20,11 @@ REWARD_WINDOW = 9
 ACCURACY = "held-out accuracy"
 
 MOST_TICKS = 10
-"""Rates that are written out below an axis."""
+"""The most rates that are written out below an axis."""
 
 
 def learning(summary: Summary) -> list[str]:
-    """Held-out accuracy and batch reward against completions, each variant at its best rate."""
+    """Draw held-out accuracy and batch reward against completions, each variant at its best rate."""
     half = REWARD_WINDOW // 2
 
     def smoothed(result: Result) -> Curve:
@@ -63,8 +63,8 @@ def _label(outcome: Outcome) -> str:
 
 
 def ended(results: list[Result]) -> list[Result]:
-    """Runs whose curves are whole, or as whole as they will be."""
-    return [result for result in results if result.state in {"finished", "diverged"}]
+    """Return the runs whose curves are whole, or as whole as they will be."""
+    return [result for result in results if result.state in ENDED]
 
 
 def _banded(axes: Axes, curves: list[Curve], label: str, color: str, dashes: str) -> None:
@@ -82,7 +82,7 @@ def _legend(axes: Axes) -> None:
 
 
 def rates(summary: Summary) -> list[str]:
-    """Final accuracy against learning rate: mean, lowest and highest seed; below, the windows of usable rates."""
+    """Draw final accuracy against learning rate (mean, lowest and highest seed) and the windows of usable rates."""
     if not any(len(outcome.by_rate) > 1 for outcome in summary.outcomes):
         return []
 
@@ -126,7 +126,7 @@ def _by_rate(axes: Axes, outcome: Outcome, color: str, dashes: str) -> None:
 
 
 def every_rate(summary: Summary) -> list[str]:
-    """For each variant with several rates: held-out accuracy, one curve a rate."""
+    """Draw the held-out accuracy of each variant that has several rates, one curve a rate."""
     drawings = []
     for outcome in summary.outcomes:
         if len(outcome.variant.learning_rates) < 2 or not ended(outcome.results):
@@ -145,7 +145,7 @@ def every_rate(summary: Summary) -> list[str]:
 
 
 def completions(summary: Summary) -> str:
-    """Completions to the target: a dot a seed, a bar at the median; who never arrives stands at the right edge."""
+    """Draw the completions to the target: a dot a seed, at the right edge if it never arrives, a bar at the median."""
 
     def draw(axes: Axes) -> None:
         known = [v for o in summary.outcomes for v in o.completions.values() if math.isfinite(v)]
@@ -168,7 +168,7 @@ def completions(summary: Summary) -> str:
 
 
 def differences(summary: Summary) -> str:
-    """Final accuracy less the reference's, paired by seed: a dot a seed, mean and 95 % interval."""
+    """Draw final accuracy less the reference's, paired by seed: a dot a seed, the mean and its 95 % interval."""
 
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=INK, linewidth=0.8)
@@ -199,7 +199,7 @@ def _height(summary: Summary) -> float:
 
 
 def variances(summary: Summary) -> str:
-    """Gradient variance under each unbiased baseline over RLOO's, from the ledger; empty where no run kept one."""
+    """Draw the gradient variance under each unbiased baseline over RLOO's; empty where no run kept a ledger."""
     shown = {
         number: [(place, ratio) for place, name in enumerate(UNBIASED) if (ratio := outcome.variance_ratio(name))]
         for number, outcome in enumerate(summary.outcomes)
@@ -212,12 +212,10 @@ def variances(summary: Summary) -> str:
         for number, found in shown.items():
             shift = 0.5 * ((number + 0.5) / len(shown) - 0.5)
             for place, ratio in found:
-                spread = math.exp(ratio.margin or 0.0)
-                bar = [[ratio.value - ratio.value / spread], [ratio.value * spread - ratio.value]]
                 name = summary.outcomes[number].variant.name if place == found[0][0] else None
                 color = look(number)[0]
-                axes.errorbar([place + shift], [ratio.value], bar, color=color, marker="o", markersize=4, capsize=2,
-                              linestyle="", label=name)  # fmt: skip
+                axes.errorbar([place + shift], [ratio.value], error_bar(ratio), color=color, marker="o", markersize=4,
+                              capsize=2, linestyle="", label=name)  # fmt: skip
         axes.set_xticks(range(len(UNBIASED)), UNBIASED)
         top = max(ratio.value for found in shown.values() for _, ratio in found)
         axes.set_ylim(0, 1.3 * max(1.0, top))

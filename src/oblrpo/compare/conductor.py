@@ -1,38 +1,48 @@
-"""Hands the runs of a plan to workers in the order in which they become possible, and keeps what became of them."""
+"""The conductor starts the runs of a plan as they become possible, and keeps what became of them."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 
+from oblrpo.compare import training
 from oblrpo.compare.board import Board
 from oblrpo.compare.plan import Plan, Run
-from oblrpo.compare.pool import Event, Pool, Worker
 from oblrpo.compare.spec import Variant
-from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.runs import held
-from oblrpo.settings import flatten
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run in progress and its process."""
+
+    run: Run
+    process: BaseProcess
+    begun: float = field(default_factory=time.monotonic)
 
 
 @dataclass
 class Conductor:
-    """One call of `oblrpo compare`. `settled` and `failed` hold folders; the next call tries failed runs again."""
+    """One call of `oblrpo compare`. Runs are known by their folders; the next call tries failed ones again."""
 
     plan: Plan
     processes: int
+    """How many trainings go on at a time."""
     board: Board
-    pool: Pool = field(default_factory=Pool)
     settled: set[str] = field(default_factory=set)
+    """Runs that need nothing more."""
     failed: dict[str, str] = field(default_factory=dict)
-    running: dict[Worker, tuple[Run, float]] = field(default_factory=dict)
+    """Runs that failed in this call, and why."""
+    running: dict[str, Training] = field(default_factory=dict)
     later: dict[str, list[Run]] = field(default_factory=dict)
-    idle: set[Worker] = field(default_factory=set)
-    loading: set[Worker] = field(default_factory=set)
+    """By variant, the runs at the rate that its search chose."""
 
     def run(self) -> None:
-        """Run all that is not settled.
+        """Train every run that is not settled.
 
         Raises:
             InputError: a folder holds a run of other settings, a config cannot work, or another process is at it;
@@ -42,59 +52,74 @@ class Conductor:
         for run in self.plan.all_known():
             run.check_same()
             if run.settled():
-                self.settled.add(run.config.run.output)
-        known = self.plan.all_known()
-        self.board.found(run for run in known if run.config.run.output in self.settled)
+                self.settled.add(run.place)
+        self.board.found(run for run in self.plan.all_known() if self._is_settled(run))
         try:
             if len(self.settled) < self.plan.count():
-                check(self.plan, self.pool)
+                check(self.plan)
                 self.plan.output.mkdir(parents=True, exist_ok=True)
                 with held(self.plan.output):
                     self._go_on()
         except KeyboardInterrupt:
             self._stop()
-            there = sum(run.config.run.output in self.settled for run in self.plan.all_known())
+            there = sum(run.place in self.settled for run in self.plan.all_known())
             raise KeyboardInterrupt(
                 f"stopped with {there} of {self.plan.count()} runs finished; the same command goes on."
             ) from None
         finally:
-            self.pool.kill()
+            for each in self.running.values():
+                each.process.kill()
 
     def _go_on(self) -> None:
-        self.idle |= self.pool.workers
         while True:
-            if len(self.running) < self.processes:
-                ready = self._ready()
-                if not self.running and not ready:
-                    return
-                self._hand_out(ready)
-            for worker, event in self.pool.events(1.0):
-                self._note(worker, event)
+            for run in self._ready()[: self.processes - len(self.running)]:
+                run.forget_failure()
+                self.running[run.place] = Training(run, training.start(run, self.processes))
+                self.board.started(run)
+            if not self.running:
+                return
+            ended = wait([each.process.sentinel for each in self.running.values()])
+            for each in [each for each in self.running.values() if each.process.sentinel in ended]:
+                each.process.join()
+                del self.running[each.run.place]
+                self._settle(each)
+
+    def _settle(self, ended: Training) -> None:
+        run, seconds = ended.run, time.monotonic() - ended.begun
+        if ended.process.exitcode == 0:
+            self.settled.add(run.place)
+            if not self.plan.spec.keep_checkpoints and run.config.run.steps:
+                shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
+            self.board.ended(run, seconds=seconds)
+            return
+        if run.failure() is None:
+            run.note_failure("failed", training.how_it_ended(ended.process))
+        kind, message = run.failure() or ("", "")
+        if kind == "diverged":
+            self.settled.add(run.place)
+        else:
+            self.failed[run.place] = f"{run.name}: {message}"
+        self.board.ended(run, f"{kind}: {message}", seconds)
 
     def _ready(self) -> list[Run]:
-        """What can start now; warm starts that several runs wait for come first, and once."""
-        busy = {run.config.run.output for run, _ in self.running.values()}
+        """Return what can start now; a warm start that several runs wait for comes first, and once."""
         possible: dict[str, Run] = {}
         for run in self._wanted():
-            needed = run
-            if run.start is not None and not self._is_settled(run.start):
-                needed = run.start
-            place = needed.config.run.output
-            if place not in busy and place not in self.failed:
-                possible[place] = needed
+            waits = run.start is not None and not self._is_settled(run.start)
+            needed = run.start if waits and run.start else run
+            if needed.place not in self.running and needed.place not in self.failed:
+                possible[needed.place] = needed
         return sorted(possible.values(), key=lambda run: run.config.run.steps > 0)
 
     def _wanted(self) -> list[Run]:
-        """Runs not settled, seed by seed over all variants, so that what is there early can be compared."""
+        """Return the runs to be done, seed by seed over all variants, so that what is there early can be compared."""
         runs = [run for v in self.plan.spec.variants for run in (*self.plan.search(v), *self._later(v))]
         order = {seed: place for place, seed in enumerate(self.plan.spec.seeds)}
-        missing = [r for r in runs if not self._is_settled(r) and r.config.run.output not in self.failed]
-        return sorted(missing, key=lambda run: order[run.config.run.seed])
+        return sorted((run for run in runs if not self._has_ended(run)), key=lambda run: order[run.config.run.seed])
 
     def _later(self, variant: Variant) -> list[Run]:
-        """The runs at the rate that a variant's search chose, once it has."""
-        ended = all(self._is_settled(r) or r.config.run.output in self.failed for r in self.plan.search(variant))
-        if ended and variant.name not in self.later:
+        """Return the further runs at the rate that a variant's search chose, once it has."""
+        if variant.name not in self.later and all(map(self._has_ended, self.plan.search(variant))):
             self.later[variant.name] = self.plan.later(variant)
             for run in self.later[variant.name]:
                 self._admit(run)
@@ -105,112 +130,47 @@ class Conductor:
         try:
             run.check_same()
             if run.settled():
-                self.settled.add(run.config.run.output)
+                self.settled.add(run.place)
                 self.board.known(run)
         except InputError as error:  # the others go on
-            self.failed[run.config.run.output] = f"{run.name}: {error}"
+            self.failed[run.place] = f"{run.name}: {error}"
             self.board.ended(run, f"failed: {error}")
 
+    def _has_ended(self, run: Run) -> bool:
+        return self._is_settled(run) or run.place in self.failed
+
     def _is_settled(self, run: Run) -> bool:
-        place = run.config.run.output
-        if place not in self.settled and run.start is None and not run.config.run.steps and run.settled():
-            self.settled.add(place)  # a shared warm start, which the plan does not list
-        return place in self.settled
-
-    def _hand_out(self, ready: list[Run]) -> None:
-        for run in ready:
-            if len(self.running) >= self.processes:
-                return
-            if not self.idle:
-                wanted = min(self.processes, len(self.running) + len(ready))
-                while len(self.running) + len(self.loading) < wanted:
-                    self.loading.add(self.pool.start())
-                return
-            worker = self.idle.pop()
-            self.running[worker] = run, time.monotonic()
-            run.forget_failure()
-            begun = run.folder.latest_checkpoint() is not None
-            config = run.as_saved() if begun else run.config
-            worker.send(request("train", self.processes, settings=_settings(config, run), log=str(run.log)))
-            self.board.progress(run, 0.0, "starting")
-
-    def _note(self, worker: Worker, event: Event) -> None:
-        kind = event["event"]
-        if kind == "ready":
-            self.loading.discard(worker)
-            self.idle.add(worker)
-            return
-        if kind == "died" and worker in self.loading:
-            raise RuntimeError(f"a worker process could not start: {event['message']}")
-        if worker not in self.running:
-            self.idle.discard(worker)
-            return
-        run, begun = self.running[worker]
-        if kind == "step":
-            self.board.progress(run, event["done"], event["note"])
-            return
-        del self.running[worker]
-        if kind != "died":
-            self.idle.add(worker)
-        self._settle(run, event, time.monotonic() - begun)
-
-    def _settle(self, run: Run, event: Event, seconds: float) -> None:
-        place, kind = run.config.run.output, event["event"]
-        if kind == "done":
-            self.settled.add(place)
-            if not self.plan.spec.keep_checkpoints and run.config.run.steps:
-                shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
-            self.board.ended(run, seconds=seconds)
-            return
-        outcome, message = event.get("kind", "failed"), event.get("message", "its process was told to stop")
-        run.note_failure(outcome, message)
-        if outcome == "diverged":
-            self.settled.add(place)
-        else:
-            self.failed[place] = f"{run.name}: {message}"
-        self.board.ended(run, f"{outcome}: {message}", seconds)
+        if run.place not in self.settled and run.is_warm_start and run.settled():
+            self.settled.add(run.place)  # the plan does not list it
+        return run.place in self.settled
 
     def _stop(self) -> None:
-        """Let the runs in progress finish their step and save."""
+        """Let the trainings finish their step and save."""
         self.board.console.print("stopping after the steps in progress; once more to stop at once", highlight=False)
-        for worker, event in self.pool.dismiss():
-            if worker in self.running and event["event"] in {"done", "stopped", "died", "failed"}:
-                run, begun = self.running.pop(worker)
-                if event["event"] in {"done", "failed"}:
-                    self._settle(run, event, time.monotonic() - begun)
-                else:
-                    self.board.paused(run)
+        for each in self.running.values():
+            each.process.terminate()
+        for place, each in list(self.running.items()):
+            each.process.join()
+            del self.running[place]
+            if each.process.exitcode == 0 or each.run.failure() is not None:
+                self._settle(each)
+            else:
+                self.board.paused(each.run)
 
 
-def check(plan: Plan, pool: Pool) -> None:
-    """Let a worker check every config before anything starts; it stays in the pool.
+def check(plan: Plan) -> None:
+    """Check every config before anything starts; one of each variant is built.
 
     Raises:
         InputError: the first that cannot work, by the name of its run.
-        RuntimeError: the worker could not start.
+        RuntimeError: the process that checks them died.
     """
-    runs = []
-    for variant in plan.spec.variants:
-        for number, rate in enumerate(variant.learning_rates):
-            run = plan.run(variant, rate, plan.spec.seeds[0])
-            config = plan.spec.config(variant, rate, plan.spec.seeds[0], run.config.run.output)
-            runs.append({"name": run.name, "settings": flatten(config), "whole": number == 0})
-    worker = pool.start()
-    worker.send(request("check", 1, runs=runs))
-    while True:
-        for _, event in pool.events(1.0):
-            if event["event"] == "died":
-                raise RuntimeError(f"a worker process could not start: {event['message']}")
-            if event["event"] == "checked":
-                if event["error"]:
-                    raise InputError(event["error"])
-                return
-
-
-def request(do: str, processes: int, **fields: object) -> dict[str, object]:
-    """A request to a worker; `processes` share the machine's cores."""
-    return {"do": do, "processes": processes} | fields
-
-
-def _settings(config: TrainConfig, run: Run) -> dict[str, object]:
-    return flatten(config) | {"output": run.config.run.output}
+    seed = plan.spec.seeds[0]
+    runs = {
+        (variant.name, rate): Run(run.name, plan.spec.config(variant, rate, seed, run.place))
+        for variant in plan.spec.variants
+        for rate in variant.learning_rates
+        if (run := plan.run(variant, rate, seed))
+    }
+    whole = [runs[variant.name, variant.learning_rates[0]] for variant in plan.spec.variants]
+    training.check(list(runs.values()), whole)

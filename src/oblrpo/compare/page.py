@@ -37,12 +37,12 @@ def write_page(summary: Summary, folder: Path) -> Path:
 
 
 def _unbroken(cell: str) -> str:
-    """Figures break before what stands in brackets, and between its parts."""
+    """Make HTML of a figure, which may break before a bracket and after the commas within it, and nowhere else."""
     return text(cell).replace(" ", "&nbsp;").replace("&nbsp;(", " (").replace(",&nbsp;", ", ")
 
 
 def _headline(summary: Summary) -> str:
-    """The variant that ends highest, and what it is against the reference."""
+    """Say which variant ends highest, and how it compares with the reference."""
     ended = [outcome for outcome in summary.outcomes if outcome.final]
     best = max(ended, key=lambda outcome: outcome.final.value if outcome.final else 0.0)
     name = best.variant.name
@@ -64,13 +64,13 @@ def _headline(summary: Summary) -> str:
 def _notes(summary: Summary) -> str:
     curves = (
         "Bands of curves: 95 % by Student's t over seeds; of two seeds, the two. A curve ends where the first of its "
-        "runs does. Bars against learning rate: lowest and highest seed. A run that diverged counts with accuracy 0."
+        "runs does. Bars against learning rate: lowest and highest seed."
     )
     return f"<ul class=notes>{''.join(f'<li>{text(note)}' for note in [*notes(summary), curves])}</ul>"
 
 
 def _settings(summary: Summary) -> str:
-    """What each variant changes, and what all share."""
+    """Show what each variant changes, and what all share."""
     spec = summary.spec
     rows = [
         [text(v.name), f"<code>{text(_flow(v.settings))}</code>", text(", ".join(f"{r:g}" for r in v.learning_rates))]

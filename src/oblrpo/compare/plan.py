@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -12,6 +14,10 @@ from oblrpo.compare.spec import Spec, Variant
 from oblrpo.config import RolloutConfig, RunConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.runs import Metrics, RunFolder, write_atomically
+from oblrpo.workers import cores
+
+LONGEST_LINES = 2**16
+"""Bytes that hold the last two lines of any run's metrics."""
 
 
 @dataclass(frozen=True)
@@ -19,24 +25,41 @@ class Run:
     """One training, and the files beside its folder: `NAME.log`, and `NAME.failed` while it has failed."""
 
     name: str
-    """For people: variant, rate, seed."""
+    """Variant, rate and seed, for people."""
     config: TrainConfig
     start: Run | None = None
-    """The run whose policy it goes on from."""
+    """The run whose policy this one goes on from."""
+    is_warm_start: bool = False
+    """Whether this run only makes the policy that others go on from."""
+
+    @property
+    def place(self) -> str:
+        """The folder's path, by which runs are told apart."""
+        return self.config.run.output
 
     @property
     def folder(self) -> RunFolder:
-        """Where it lies."""
-        return RunFolder(Path(self.config.run.output))
+        """The folder of the run."""
+        return RunFolder(Path(self.place))
 
     @property
     def log(self) -> Path:
-        """What it printed."""
+        """The file of what the run printed."""
         return self.folder.path.with_name(f"{self.folder.path.name}.log")
 
     def rows(self) -> list[Metrics]:
-        """Its metrics so far."""
+        """Return the metrics so far."""
         return self.folder.read_metrics()
+
+    def last_row(self) -> Metrics | None:
+        """Return the newest metrics without reading all; None before the first step."""
+        file = self.folder.metrics_file
+        if not file.is_file():
+            return None
+        with file.open("rb") as metrics:
+            metrics.seek(max(0, file.stat().st_size - LONGEST_LINES))
+            lines = metrics.read().split(b"\n")
+        return dict(json.loads(lines[-2])) if len(lines) > 1 else None
 
     def finished(self) -> bool:
         """Whether the last step's metrics are there; of a run of no steps, whether the policy is."""
@@ -47,7 +70,7 @@ class Run:
         return bool(rows) and rows[-1]["step"] >= steps and "eval/accuracy" in rows[-1]
 
     def failure(self) -> tuple[str, str] | None:
-        """(diverged or failed, why) of a run that ended so."""
+        """Return (diverged or failed, why) for a run that ended so."""
         file = self._failed
         if not file.is_file():
             return None
@@ -55,18 +78,30 @@ class Run:
         return kind, message.strip()
 
     def note_failure(self, kind: str, message: str) -> None:
-        """Keep why it ended."""
+        """Keep why the run ended."""
         self._failed.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._failed, f"{kind}: {' '.join(message.split())}\n")
 
     def forget_failure(self) -> None:
-        """It is tried again."""
+        """Forget why the run ended, for it is tried again."""
         self._failed.unlink(missing_ok=True)
+
+    def diverged(self) -> bool:
+        """Whether the run ended in numbers that are not finite."""
+        failure = self.failure()
+        return failure is not None and failure[0] == "diverged"
 
     def settled(self) -> bool:
         """Whether there is nothing more to do: it is finished, or diverged, which it would do again."""
-        failure = self.failure()
-        return (failure is not None and failure[0] == "diverged") or self.finished()
+        return self.diverged() or self.finished()
+
+    def final_accuracy(self) -> float | None:
+        """Return the held-out accuracy after the last step, a mean total reward, which may be negative.
+
+        It is None for a run that has not finished, and where every held-out completion was masked.
+        """
+        accuracy = self.rows()[-1]["eval/accuracy"] if self.finished() and not self.is_warm_start else None
+        return None if accuracy is None else float(accuracy)
 
     def check_same(self) -> None:
         """Refuse to go on with, or to report, what lies here if it was made with other settings.
@@ -89,7 +124,7 @@ class Run:
             )
 
     def as_saved(self) -> TrainConfig:
-        """The config, with the shared start where it lay when the run began: the whole output may have been moved."""
+        """Return the config, with the shared start where it lay when the run began: the output may have been moved."""
         saved = self.folder.saved_config().policy.model
         if self.start is None or Path(saved).parts[-5:] != Path(self.config.policy.model).parts[-5:]:
             return self.config
@@ -108,7 +143,7 @@ class Plan:
         self._made: dict[tuple[str, float, int], Run] = {}
 
     def run(self, variant: Variant, rate: float, seed: int) -> Run:
-        """One of them."""
+        """Return the run of a variant at a rate and seed."""
         key = variant.name, rate, seed
         if key not in self._made:
             self._made[key] = self._make(variant, rate, seed)
@@ -126,46 +161,49 @@ class Plan:
         return Run(name, replace(config, policy=policy, warm_start=warm), start)
 
     def search(self, variant: Variant) -> list[Run]:
-        """The runs that choose a variant's rate, seed by seed; all its runs if nothing is to be chosen."""
+        """Return the runs that choose a variant's rate, seed by seed; all its runs if nothing is to be chosen."""
         return [self.run(variant, rate, seed) for seed in self.search_seeds(variant) for rate in variant.learning_rates]
 
     def search_seeds(self, variant: Variant) -> tuple[int, ...]:
-        """The seeds on which every rate of a variant runs."""
+        """Return the seeds on which every rate of a variant runs."""
         few = self.spec.search_seeds if len(variant.learning_rates) > 1 else 0
         return self.spec.seeds[: few or None]
 
     def best_rate(self, variant: Variant) -> float | None:
-        """The rate of the highest mean final accuracy over the search seeds; None where no rate has them all."""
-        seeds, means = self.search_seeds(variant), {}
+        """Return the `foremost` rate over the search seeds; None where no rate has a result on all of them."""
+        finals: dict[float, list[float]] = {}
         for rate in variant.learning_rates:
-            finals = [final_accuracy(self.run(variant, rate, seed)) for seed in seeds]
-            known = [final for final in finals if final is not None]
-            if len(known) == len(seeds):
-                means[rate] = sum(known) / len(known)
-        return max(means, key=means.__getitem__) if means else None
+            runs = [self.run(variant, rate, seed) for seed in self.search_seeds(variant)]
+            found = [run.final_accuracy() for run in runs if not run.diverged()]
+            if None not in found:
+                finals[rate] = [final for final in found if final is not None]
+        return foremost(finals)
 
     def later(self, variant: Variant) -> list[Run]:
-        """The best rate's runs on the seeds that did not choose it; none before all that choose it have ended."""
+        """Return the best rate's runs on the seeds that did not choose it; none before those that do have ended."""
         rest = self.spec.seeds[len(self.search_seeds(variant)) :]
         ended = rest and all(run.failure() or run.finished() for run in self.search(variant))
         rate = self.best_rate(variant) if ended else None
         return [] if rate is None else [self.run(variant, rate, seed) for seed in rest]
 
     def all_known(self) -> list[Run]:
-        """Every run that the plan names by now."""
+        """Return every run that the plan names by now."""
         return [run for v in self.spec.variants for run in (*self.search(v), *self.later(v))]
 
     def count(self) -> int:
-        """How many runs there will be, shared warm starts not counted."""
+        """Return how many runs there will be, shared warm starts not counted."""
         return sum(len(self.search(v)) + len(self.spec.seeds) - len(self.search_seeds(v)) for v in self.spec.variants)
 
     def processes(self) -> int:
-        """Trainings at a time: as told, else one a core, or a single one where a model is named and may be large."""
+        """Return how many trainings go on at a time.
+
+        Unless the spec says it, that is one a core, or a single one where a model is named, which may be large.
+        """
         named = any(self.spec.config(v, v.learning_rates[0], 0, "").policy.model for v in self.spec.variants)
-        return min(self.spec.processes or (1 if named else len(os.sched_getaffinity(0))), self.count())
+        return min(self.spec.processes or (1 if named else cores()), self.count())
 
     def _warm(self, config: TrainConfig) -> Run:
-        """The supervised start that every variant with this policy, task and demonstrations shares."""
+        """Make the supervised start that every variant with this policy, task and demonstrations shares."""
         parts = {part: asdict(getattr(config, part)) for part in ("policy", "warm_start", "task")}
         del parts["policy"]["device"]
         key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:8]
@@ -179,12 +217,14 @@ class Plan:
         start = TrainConfig(
             run=short, policy=config.policy, warm_start=config.warm_start, task=config.task, rollout=rollout
         )
-        return Run(f"warm start, seed {seed}", start)
+        return Run(f"warm start, seed {seed}", start, is_warm_start=True)
 
 
-def final_accuracy(run: Run) -> float | None:
-    """Held-out accuracy after the last step; 0 of a run that diverged, None of one that has not ended."""
-    failure = run.failure()
-    if failure is not None and failure[0] == "diverged":
-        return 0.0
-    return float(run.rows()[-1]["eval/accuracy"]) if run.finished() else None
+def foremost(finals: Mapping[float, Sequence[float]]) -> float | None:
+    """Return the best rate, given the final accuracies of each rate's runs that did not diverge.
+
+    The rate with the most of them comes first, and of these the one with the highest mean: whatever rewards are, a rate
+    at which fewer runs diverge wins. It is the lowest rate where all runs diverged, and None without a rate.
+    """
+    means = {rate: statistics.fmean(values) if values else -math.inf for rate, values in finals.items()}
+    return max(means, key=lambda rate: (len(finals[rate]), means[rate], -rate), default=None)

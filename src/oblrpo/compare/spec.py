@@ -17,7 +17,7 @@ from oblrpo.yaml_files import read_yaml_file
 SPECS = files("oblrpo") / "recipes" / "compare"
 
 DEFAULTS: dict[str, Any] = {"save_steps": 20, "save_total_limit": 1}
-"""Settings of every run that neither recipe nor spec names: a killed run loses some steps, but writes less."""
+"""Settings of every run that neither the recipe nor the spec names. They save seldom: a killed run loses some steps."""
 
 KEYS = (
     "about", "base", "variants", "learning_rates", "seeds", "search_seeds", "reference", "target", "share_warm_start",
@@ -31,7 +31,7 @@ OURS = {
 
 
 LEVELS = ("of_best", "of_gain", "accuracy")
-"""Keys of a target of which one says where it lies."""
+"""The keys of a target that say where it lies; it has one of them."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Target:
     accuracy: float | None = None
     """The level itself."""
     curve: str = "accuracy"
-    """accuracy (held out) or reward (of the training batches), which the level is of, too."""
+    """The curve that has to reach the level: accuracy (held out) or reward (of the training batches)."""
     window: int = 3
-    """Points of the curve in its centred moving average."""
+    """How many points of the curve its centred moving average takes."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A comparison, resolved. `search_seeds` 0: every rate runs on every seed."""
+    """A resolved comparison. Where `search_seeds` is 0, every rate runs on every seed."""
 
     name: str
     about: str
@@ -76,7 +76,7 @@ class Spec:
     processes: int
 
     def config(self, variant: Variant, rate: float, seed: int, output: str) -> TrainConfig:
-        """The config of one run.
+        """Return the config of one run.
 
         Raises:
             InputError: an unknown setting or a value of the wrong type, with the variant's name.
@@ -87,7 +87,7 @@ class Spec:
 
     @cached_property
     def base_config(self) -> TrainConfig:
-        """The recipe of the base, and the base's settings over it.
+        """The config of the base: its recipe, and its settings over it.
 
         Raises:
             InputError: as `load_recipe` and `with_settings` raise.
@@ -99,7 +99,7 @@ class Spec:
         return with_settings(config, settings, f"{self.name}, base")
 
     def as_mapping(self) -> dict[str, Any]:
-        """The resolved spec, as a file would hold it."""
+        """Return the resolved spec as a file would hold it."""
         target = {key: value for key, value in asdict(self.target).items() if value is not None}
         variants = {v.name: v.settings | {"learning_rates": list(v.learning_rates)} for v in self.variants}
         plain = {key: getattr(self, key) for key in ("search_seeds", "reference")}
@@ -110,7 +110,7 @@ class Spec:
 
 
 def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) -> Spec:
-    """A built-in spec or a YAML file; `overrides` replace its keys, `settings` those of its base.
+    """Read a built-in spec or a YAML file; `overrides` replace its keys, `settings` those of its base.
 
     `learning_rates` among the overrides replaces the rates of every variant that does not set `learning_rate`.
 
@@ -138,7 +138,7 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
 
 
 def _over(target: Any, changed: dict[str, Any], source: str) -> dict[str, Any]:
-    """A target with some of its keys changed; a level takes the place of the one that was there."""
+    """Change some keys of a target; a level takes the place of the one that was there."""
     _target(changed, "--target")
     level = set(LEVELS) & changed.keys()
     kept = {key: value for key, value in _mapping(target, "target", source).items() if not (level and key in LEVELS)}
@@ -187,12 +187,12 @@ def _resolve(raw: dict[str, Any], source: str, settings: dict[str, Any]) -> Spec
 
 
 def _sets(key: str, variant: dict[str, Any] | None, grid: bool) -> bool:
-    """Whether a variant's own settings, or the common grid, hide that setting of the base."""
+    """Whether a variant's own settings, or the common grid, hide this setting of the base."""
     return key in (variant or {}) or (key == "learning_rate" and (grid or "learning_rates" in (variant or {})))
 
 
 def _base(value: Any, source: str) -> dict[str, Any]:
-    """Settings, or the name of a recipe or file of them."""
+    """Read the base, which is settings, or the name of a recipe or of a file of settings."""
     if isinstance(value, str):
         return {"recipe": value}
     settings = _mapping(value, "base", source)

@@ -11,9 +11,9 @@ from oblrpo.intervals import Mean, mean, student_t, within
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences a - b of the seeds that both have, and the two-sided p of Student's paired t test.
+    """The mean difference a - b over the seeds that both have, and the two-sided p of Student's paired t test.
 
-    p is None of a single seed, and where all differences are equal, which leaves no noise to test against.
+    There is no p (None) for a single seed, and where all differences are equal, which leaves no noise to test against.
     """
 
     difference: Mean
@@ -21,7 +21,7 @@ class Paired:
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
-    """Compare by seed; None without a common seed."""
+    """Compare two variants seed by seed; None without a common seed."""
     differences = [a[seed] - b[seed] for seed in a if seed in b]
     if not differences:
         return None
@@ -33,7 +33,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down adjustment of several p values (family-wise error); None stays None and does not count."""
+    """Adjust several p values for their number by Holm's step-down method; None stays None and does not count."""
     order = sorted((p, place) for place, p in enumerate(ps) if p is not None)
     adjusted: list[float | None] = [None] * len(ps)
     highest = 0.0
@@ -44,7 +44,7 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
 
 
 def crossing(x: Sequence[float], y: Sequence[float], level: float) -> float:
-    """The first x at which y, linear between its points, reaches the level; infinite if it never does."""
+    """Return the first x at which y, linear between its points, reaches the level; infinite if it never does."""
     for place, value in enumerate(y):
         if value >= level:
             if place == 0:
@@ -69,22 +69,26 @@ class Window:
 
     @property
     def ratio(self) -> float:
-        """Highest over lowest."""
+        """The highest over the lowest rate."""
         return self.high / self.low
 
 
-def usable(rates: Sequence[float], finals: Sequence[float], share: float = 0.9) -> Window:
-    """The window of a grid in rising order, with its mean final accuracies."""
-    best = max(range(len(rates)), key=finals.__getitem__)
-    level = share * finals[best]
+def usable(rates: Sequence[float], finals: Sequence[float], share: float = 0.9, best: float | None = None) -> Window:
+    """Return the window of a grid in rising order, given its mean final accuracies.
+
+    `best` is the rate that the window lies around; unless given, the one of the highest accuracy. Accuracy there must
+    be above 0.
+    """
+    top = max(range(len(rates)), key=finals.__getitem__) if best is None else list(rates).index(best)
+    level = share * finals[top]
     logs = [math.log(rate) for rate in rates]
-    low, open_low = _edge(logs[best::-1], finals[best::-1], level)
-    high, open_high = _edge(logs[best:], finals[best:], level)
+    low, open_low = _edge(logs[top::-1], finals[top::-1], level)
+    high, open_high = _edge(logs[top:], finals[top:], level)
     return Window(low, high, open_low, open_high)
 
 
 def _edge(logs: Sequence[float], finals: Sequence[float], level: float) -> tuple[float, bool]:
-    """Where the accuracies, from the best outwards, first fall below the level; the last rate if they never do."""
+    """Return where the accuracies, from the best outwards, first fall below the level, and whether they never do."""
     for place in range(1, len(logs)):
         if finals[place] < level:
             inside = (finals[place - 1] - level) / (finals[place - 1] - finals[place])

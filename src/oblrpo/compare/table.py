@@ -12,7 +12,7 @@ from rich.table import Table
 
 from oblrpo.compare.statistics import Paired, Window
 from oblrpo.compare.summary import LAST, Outcome, Result, Summary
-from oblrpo.intervals import Mean
+from oblrpo.intervals import GeometricMean, Mean
 from oblrpo.report.ledger import UNBIASED
 from oblrpo.runs import write_atomically
 
@@ -28,11 +28,11 @@ HEADS = ("variant", "accuracy after", "difference", "p", "p adjusted", "completi
 NARROW = {"variant": "", "rate": "", "accuracy after": "after", "difference": "", "p adjusted": "p",
           "completions to target": "to target", "over reference's": "over", "usable rates": "usable",
           "seeds": ""}  # fmt: skip
-"""Columns that the console has, and their shorter names there."""
+"""The columns that the console has, and their shorter names there."""
 
 
 def print_table(summary: Summary, console: Console) -> None:
-    """One line a variant, then what stands behind the figures."""
+    """Print one line a variant, then what stands behind the figures."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, short in NARROW.items():
         table.add_column(short or name, justify="left" if name == "variant" else "right", no_wrap=name == "rate")
@@ -48,7 +48,7 @@ def print_table(summary: Summary, console: Console) -> None:
 
 
 def lines(summary: Summary) -> list[list[str]]:
-    """Cells of `HEADS`, one line a variant, as plain text."""
+    """Return one line a variant, its cells in the order of `HEADS`, as plain text."""
     return [_line(summary, outcome) for outcome in summary.outcomes]
 
 
@@ -72,7 +72,7 @@ def _line(summary: Summary, outcome: Outcome) -> list[str]:
 
 
 def notes(summary: Summary) -> list[str]:
-    """What the figures mean, in the order of the columns, and what is missing from them."""
+    """Say what the figures mean, in the order of the columns, and what is missing from them."""
     spec = summary.spec
     told = [
         "Intervals are 95 % by Student's t over seeds; differences are to the reference, seed by seed, p is of the "
@@ -90,15 +90,35 @@ def notes(summary: Summary) -> list[str]:
         told.append(
             "Each rate was chosen on the very seeds it is reported on: a little too good where rates differ little."
         )
+    return [*told, *_of_diverged(summary), *_of_missing(summary)]
+
+
+def _of_diverged(summary: Summary) -> list[str]:
+    """Say what diverged runs count with, and which variants have no others."""
+    if not any(result.state == "diverged" for result in summary.results):
+        return []
+    lowest = ", the lowest that any run measured" if summary.floor < 0 else ""
+    told = f"A run that diverged counts with accuracy {summary.floor:.3g}{lowest}. "
+    told += "A rate at which fewer runs diverge is chosen before any other."
+    wild = [o.variant.name for o in summary.outcomes if all(result.state == "diverged" for result in o.results)]
+    return [told, *(f"{name}: every run diverged, so that no rate could be chosen; lower them all." for name in wild)]
+
+
+def _of_missing(summary: Summary) -> list[str]:
+    """Name the runs without a result, and say why they have none."""
     ended = [result for result in summary.results if result.state not in {"part", "none"}]
-    told += [f"{r.run.name}: {r.state}: {r.why}" for r in ended if r.state != "finished"]
+    told = [f"{r.run.name}: {r.state}: {r.why}" for r in ended if r.state != "finished"]
+    for variant in summary.spec.variants:
+        stuck = all(run.settled() for run in summary.plan.search(variant)) and summary.plan.best_rate(variant) is None
+        if stuck and len(variant.learning_rates) > 1:
+            told.append(f"{variant.name}: no rate has an accuracy on every seed that chooses, so that none was chosen.")
     if missing := summary.plan.count() - len(ended):
         told.append(f"{missing} of {summary.plan.count()} runs have not ended yet; the same command goes on with them.")
     return told
 
 
 def _of_target(summary: Summary) -> list[str]:
-    """What the target is, what is told of the way there, or why nothing is."""
+    """Say what the target is and what is told of the way there, or why nothing is."""
     target = summary.spec.target
     curve = "held-out accuracy" if target.curve == "accuracy" else "batch reward"
     best = "best final accuracy" if target.curve == "accuracy" else f"best reward of the last {LAST} steps"
@@ -121,30 +141,30 @@ def _of_target(summary: Summary) -> list[str]:
 
 
 def interval(found: Mean | None) -> str:
-    """Mean and margin."""
+    """Write a mean and its margin."""
     if found is None:
         return ""
     return f"{found.value:.3f}" + ("" if found.margin is None else f" ± {found.margin:.3f}")
 
 
 def lowest(outcome: Outcome) -> str:
-    """Of the seeds, and how many of them ended below where they began."""
+    """Write the lowest final accuracy of the seeds, and how many seeds ended below where they began."""
     fell = f" ({outcome.fallen} fell)" if outcome.fallen else ""
     return f"{min(outcome.finals.values()):.3f}{fell}" if outcome.finals else ""
 
 
 def difference(test: Paired | None) -> str:
-    """Mean difference and margin."""
+    """Write a mean difference and its margin."""
     return "" if test is None else f"{'+' if test.difference.value >= 0 else ''}{interval(test.difference)}"
 
 
 def p_value(p: float | None) -> str:
-    """Three decimals."""
+    """Write a p value with three decimals."""
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def reached(outcome: Outcome, brief: bool = False) -> str:
-    """The median; the seeds' range, how many arrived if not all did, and how many were there before they began."""
+    """Write the median and, unless `brief`, the seeds' range; then how many arrived, and how many began there."""
     middle, values = outcome.median_completions, outcome.completions.values()
     if middle is None:
         return ""
@@ -159,18 +179,15 @@ def reached(outcome: Outcome, brief: bool = False) -> str:
     return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
 
 
-def factor(found: Mean | None) -> str:
-    """A geometric mean and its interval."""
+def factor(found: GeometricMean | None) -> str:
+    """Write a geometric mean and its interval."""
     if found is None:
         return ""
-    if found.margin is None:
-        return f"{found.value:.2f}"
-    low, high = (found.value * math.exp(sign * found.margin) for sign in (-1, 1))
-    return f"{found.value:.2f} ({low:.2f} to {high:.2f})"
+    return f"{found.value:.2f}" + (f" ({found.low:.2f} to {found.high:.2f})" if found.n > 1 else "")
 
 
 def window(found: Window | None) -> str:
-    """From - to and the ratio; ~ where the grid ends first."""
+    """Write the window's ends and their ratio; a ~ stands where the grid ends first."""
     if found is None:
         return ""
     low, high = ("~" * found.open_low) + f"{found.low:.2g}", f"{found.high:.2g}" + "~" * found.open_high
@@ -178,7 +195,7 @@ def window(found: Window | None) -> str:
 
 
 def ratio(found: Window | None) -> str:
-    """The window's highest over lowest rate; ~ at the ends where the grid ends first."""
+    """Write the window's highest over its lowest rate; a ~ stands where the grid ends first."""
     return "" if found is None else f"{'~' * found.open_low}x{found.ratio:.2g}{'~' * found.open_high}"
 
 
@@ -195,13 +212,12 @@ def write_table(summary: Summary, folder: Path) -> Path:
 
 
 def _record(summary: Summary, result: Result) -> list[object]:
-    accuracy = result.accuracy()
     steps = result.rows[-1]["step"] if result.rows else 0
     level = summary.level
     completions = None if level is None else result.completions_to(level, summary.spec.target)
     return [
         result.variant, repr(result.rate), result.seed, result.state, result.why, steps, steps * result.per_step,
-        _figure(accuracy[0][1] if accuracy else None), _figure(result.final),
+        _figure(result.before), _figure(result.final),
         _figure(result.last_reward()),
         "" if completions is None else "not reached" if math.isinf(completions) else f"{completions:.0f}",
         f"{sum(row.get('step_time', 0.0) for row in result.rows):.1f}",

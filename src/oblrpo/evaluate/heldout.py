@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,4 +45,5 @@ def heldout_accuracy(
             blocks.append(torch.where(valid_PG, rewards_PG, torch.nan))
     mean_P = torch.cat(blocks).double().nanmean(1)
     mean_P = mean_P[mean_P.isfinite()]  # of problems with a reward
-    return Accuracy(mean_P.mean().item(), mean_P.std().item() / len(mean_P) ** 0.5)
+    stderr = mean_P.std().item() / len(mean_P) ** 0.5 if len(mean_P) > 1 else math.nan
+    return Accuracy(mean_P.mean().item(), stderr)  # NaN: every completion was masked

@@ -1,10 +1,10 @@
-"""What a run's own figures say of the batch size."""
+"""What a run's own figures say about the batch size."""
 
 from __future__ import annotations
 
 
 def advice(prompts: int, n_snr: float) -> str:
-    """What the measured signal-to-noise ratio says of the batch size, in a sentence.
+    """Say in a sentence what the measured signal-to-noise ratio means for the batch size.
 
     At the rate that a batch of N prompts supports, a step gains in proportion to N SNR / (1 + N SNR) (theorem 4).
     """

@@ -15,24 +15,25 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from oblrpo.intervals import GeometricMean, Mean
 from oblrpo.report.html import text
 
 INK = "#123456"
-"""Stands for the page's text colour until the SVG is written, so that light and dark both work."""
+"""A colour that stands for the page's text colour until the SVG is written, so that light and dark both work."""
 COLORS = ("#3b7dd8", "#d9822b", "#3f9c5a", "#8e6bbf", "#c8505a", "#2a9d9a", "#a8792c", "#c665a8", "#7a869a", "#8a9a2c")
 DASHES = ("-", "--", ":", "-.")
 HEIGHT = 2.8
-"""Of a chart 5 inches wide."""
+"""Height in inches of a chart, which is 5 inches wide."""
 
 LETTERS = 66
-"""Of legends that fit across a chart."""
+"""How many letters of a legend fit across a chart."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, `low` and `high` the ends of its interval; None where there is no value.
+    """A curve with the ends of its interval, `low` and `high`, and the single measurements behind it, `dots`.
 
-    `dots`: single measurements behind the curve.
+    A value that is missing is None.
     """
 
     label: str
@@ -45,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Level:
-    """A dotted line across, and its name."""
+    """A dotted line across the chart, and its name."""
 
     y: float
     label: str
@@ -62,7 +63,7 @@ def chart(
     levels: Sequence[Level] = (),
     height: float = HEIGHT,
 ) -> str:
-    """Curves over one x axis; `logarithmic` is the y axis, `ylabel` its unit, `note` how to read it."""
+    """Draw curves over one x axis; `logarithmic` is about the y axis, `ylabel` its unit, `note` says how to read it."""
 
     def draw(axes: Axes) -> None:
         for number, line in enumerate(lines):
@@ -84,7 +85,7 @@ def chart(
 def drawing(
     title: str, xlabel: str, draw: Callable[[Axes], None], height: float = HEIGHT, ylabel: str = "", note: str = ""
 ) -> str:
-    """Whatever `draw` puts on the axes, 5 inches wide, as a <figure> with its title and a note."""
+    """Draw what `draw` puts on the axes, 5 inches wide, as a <figure> with its title and a note."""
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style: dict[Any, Any] = dict.fromkeys(inked, INK) | {"svg.fonttype": "none", "svg.hashsalt": "oblrpo"}
     style |= {"font.size": 11, "axes.labelsize": 11, "xtick.labelsize": 10, "ytick.labelsize": 10}
@@ -111,7 +112,7 @@ def drawing(
 
 
 def _plain_ticks(axis: Axis) -> None:
-    """Numbers as people write them, on a logarithmic axis too, unless the drawing has named its own ticks."""
+    """Write numbers as people do, on a logarithmic axis too, unless the drawing has named its own ticks."""
     if axis.get_scale() == "log" and not isinstance(axis.get_minor_locator(), NullLocator):
         low, high = axis.get_view_interval()
         decades = math.log10(high / low) if low > 0 else 9.0
@@ -123,7 +124,7 @@ def _plain_ticks(axis: Axis) -> None:
 
 
 def short(value: float) -> str:
-    """A number in few characters: 3e-4, 0.25, 188, 12k, 3.4M."""
+    """Write a number in few characters: 3e-4, 0.25, 188, 12k, 3.4M."""
     size = abs(value)
     if size and size < 1e-2:
         mantissa, exponent = f"{value:.2e}".split("e")
@@ -137,12 +138,12 @@ def short(value: float) -> str:
 
 
 def look(number: int) -> tuple[str, str]:
-    """Colour and dashes of the line with this number, from 0; no two of the first forty look alike."""
+    """Return colour and dashes of the line with this number, from 0; no two of the first forty look alike."""
     return COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
 
 
 def draw_line(axes: Axes, line: Line, number: int) -> None:
-    """The curve, its interval as a band, and its dots."""
+    """Draw a curve, its interval as a band, and its dots."""
     color, dashes = look(number)
     y = _floats(line.y)
     axes.plot(line.x, y, dashes, color=color, label=line.label, linewidth=1.6, marker="." if len(y) < 30 else None)
@@ -152,8 +153,13 @@ def draw_line(axes: Axes, line: Line, number: int) -> None:
         axes.fill_between(line.x, _floats(line.low), _floats(line.high), color=color, alpha=0.2, linewidth=0)
 
 
+def error_bar(found: Mean | GeometricMean) -> list[list[float]]:
+    """Return the interval of one point as matplotlib's `errorbar` takes it: its lengths below and above."""
+    return [[found.value - found.low], [found.high - found.value]]
+
+
 def legend(axes: Axes) -> None:
-    """The names above the axes, where they hide nothing."""
+    """Put the names above the axes, where they hide nothing."""
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(handles, labels, loc="outside upper left", ncols=_columns(labels), frameon=False, fontsize=10)
 
@@ -163,7 +169,7 @@ def _columns(labels: Sequence[str]) -> int:
 
 
 def below_legend(labels: Sequence[str]) -> float:
-    """Inches that leave `HEIGHT` to the axes, and two rows of it to the legend, however many names it has."""
+    """Return the height that a chart needs so that a long legend takes nothing from its axes, in inches."""
     rows = math.ceil(len(labels) / _columns(labels)) if labels else 0
     return HEIGHT + 0.2 * max(0, rows - 2)
 

@@ -17,23 +17,23 @@ from oblrpo.report.record import Record
 Rows = list[dict[str, Any]]
 
 PROMPTS, COMPLETIONS = 3, 8
-"""Most prompts shown of a step, and most completions of each."""
+"""The most prompts shown of a step, and the most completions of each."""
 
 LONG = 240
-"""Characters from which on a text is folded."""
+"""A text of more characters is folded."""
 
 NARROW = 24
-"""Most characters of completions that stand in a column beside their figures."""
+"""Completions of at most so many characters stand in a column beside their figures."""
 
 POINTS = 200
-"""Most points of a step in a scatter."""
+"""The most points of a step in a scatter."""
 
 DISCRETE = 6
-"""Most different rewards that are drawn as columns."""
+"""At most so many different rewards are drawn as columns."""
 
 
 def samples(record: Record) -> str:
-    """Prompts of the first and the last step, their completions with reward and advantage; empty if none are left."""
+    """Show prompts of the first and the last step, and their completions; empty if none are left."""
     kept = _first_and_last(record, "reward")
     if not kept:
         return ""
@@ -73,7 +73,7 @@ def _group(rows: Rows) -> str:
 
 
 def _folded(plain: str) -> str:
-    """The text; of a long one the beginning, which opens."""
+    """Make HTML of a text; a long one shows its beginning, and opens."""
     if not plain.strip():
         return f"<small>{'only white space' if plain else 'empty'}</small>"
     if len(plain) <= LONG:
@@ -94,7 +94,7 @@ def _number(value: float | None, missing: str, form: str) -> str:
 
 
 def norm_against_reward(record: Record) -> list[str]:
-    """Squared score norm of each completion against its reward, before and after; none where none was taken."""
+    """Draw each completion's squared score norm against its reward, before and after; none where none was taken."""
     kept = _first_and_last(record, "score_norm2/mean")
     pairs = {
         step: [(row["reward"], row["score_norm2"]) for row in rows
@@ -123,7 +123,7 @@ def norm_against_reward(record: Record) -> list[str]:
 
 
 def _columns(axes: Axes, pairs: Mapping[int, Sequence[tuple[float, float]]], rewards: Sequence[float]) -> None:
-    """A column of points a reward and step, side by side, and its median."""
+    """Draw one column of points for each reward and step, side by side, and its median."""
     rng, width = random.Random(0), 0.8 / len(pairs)
     for number, (step, found) in enumerate(pairs.items()):
         for place, reward in enumerate(rewards):
@@ -139,7 +139,7 @@ def _columns(axes: Axes, pairs: Mapping[int, Sequence[tuple[float, float]]], rew
 
 
 def lengths(record: Record) -> list[str]:
-    """How lengths are spread, before and after."""
+    """Draw how lengths are spread, before and after."""
     kept = {
         step: [row["length"] for row in rows if row.get("length")]
         for step, rows in _first_and_last(record, "reward").items()
@@ -174,7 +174,7 @@ def _color(number: int) -> str:
 
 
 def _first_and_last(record: Record, key: str) -> dict[int, Rows]:
-    """Completions of the first and of the last step that have the metric and whose completions are still there."""
+    """Return the completions of the first and of the last step that have the metric and still have completions."""
     steps = [row["step"] for row in record.steps if row.get(key) is not None]
     kept: dict[int, Rows] = {}
     for order in (steps, steps[::-1]):

@@ -1,4 +1,4 @@
-"""What a run's metrics say, step by step."""
+"""The curves of a run's metrics, step by step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from oblrpo.report.record import Record
 from oblrpo.runs import Metrics
 
 WINDOW = 9
-"""Steps in the moving averages of batches."""
+"""How many steps the moving averages of batches take."""
 
 WIDE = 20.0
-"""Greatest over least from which on an axis is logarithmic."""
+"""An axis is logarithmic where the greatest value is more than so many times the least."""
 
 SHOWN_WIDER = 10.0
 """An open end of an interval of the critical batch is drawn at so many times all else."""
 
 
 def learning(record: Record) -> list[str]:
-    """Reward and held-out accuracy; prompts that taught nothing."""
+    """Draw reward and held-out accuracy, and the share of prompts that taught nothing."""
     note = (
         f"Dots: each batch. Line: mean of the {WINDOW} steps around. Bands: 95 %, over prompts. Held-out prompts are "
         "never trained on: what the reward has above them is learned by heart."
@@ -40,7 +40,7 @@ def learning(record: Record) -> list[str]:
 
 
 def noise(record: Record) -> list[str]:
-    """Signal to noise, the rate that follows from it, and the batch that it asks for."""
+    """Draw the signal-to-noise ratio, the rate that follows from it, and the batch that it asks for."""
     steps, prompts = record.steps, record.prompts
     rate = _line("learning rate", "learning_rate", steps)
     eta_0, fixed = record.number("learning_rate"), record.schedule == "off"
@@ -69,7 +69,7 @@ def _snr_line(steps: Sequence[Metrics], prompts: int) -> Line:
 
 
 def _critical(steps: Sequence[Metrics], prompts: int) -> str:
-    """1 / SNR; where the interval of SNR reaches 0 the critical batch has no upper end."""
+    """Draw the critical batch 1 / SNR; where the interval of SNR reaches 0, it has no upper end."""
     line = _line("critical batch size", "critical_batch_size", steps)
     known = [value for value in line.y if value]
     top = SHOWN_WIDER * max([*known, prompts or 1])
@@ -88,7 +88,7 @@ def _critical(steps: Sequence[Metrics], prompts: int) -> str:
 
 
 def norms(record: Record) -> list[str]:
-    """Score norms over the run, and how they go with the reward; none where they were not taken."""
+    """Draw score norms over the run, and how they go with the reward; none where they were not taken."""
     taken = [row for row in record.steps if row.get("score_norm2/mean") is not None]
     if not taken:
         return []
@@ -104,7 +104,7 @@ def norms(record: Record) -> list[str]:
 
 
 def lengths(record: Record) -> list[str]:
-    """Completion lengths over the run; the share that was cut, if any was."""
+    """Draw completion lengths over the run, and the share that was cut, if any was."""
     mean = _averaged(_line("mean length", "completions/mean_length", record.steps))
     limit = record.whole("max_completion_length")
     near = limit and any(value and value > limit / 2 for value in mean.y)
@@ -120,7 +120,7 @@ def lengths(record: Record) -> list[str]:
 
 
 def further(record: Record) -> list[str]:
-    """The rest, where it is there."""
+    """Draw the other metrics that the run has."""
     steps = record.steps
     kinds = (
         ("Entropy", "entropy", "nats a token", "Of the sampling distribution. At 0 there is nothing left to explore."),
@@ -140,7 +140,7 @@ def further(record: Record) -> list[str]:
 
 
 def reward_line(steps: Sequence[Metrics]) -> Line:
-    """Moving average of the batches' rewards; its interval from their standard errors over prompts."""
+    """Return the moving average of the batches' rewards, its interval from their standard errors over prompts."""
     known = [row for row in steps if row.get("reward") is not None]
     errors = [row.get("reward_stderr") for row in known]
     line = _averaged(Line("reward of the batch", _x(known), [row["reward"] for row in known]))
@@ -177,14 +177,14 @@ def _line(label: str, key: str, rows: Sequence[Metrics]) -> Line:
 
 
 def _averaged(line: Line) -> Line:
-    """The moving average, the values themselves as dots; values that are not there are left out."""
+    """Return the moving average of a line, its values as dots; values that are missing are left out."""
     known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
     values = [y for _, y in known]
     return Line(line.label, [x for x, _ in known], _whole(smooth(values, WINDOW)), dots=values)
 
 
 def _whole(averages: Sequence[float]) -> list[float | None]:
-    """Averages of whole windows only, where there are some: those at the ends are of fewer steps, and jump."""
+    """Keep the averages of whole windows only, if there are any: those at the ends are of fewer steps, and jump."""
     half = WINDOW // 2
     last = len(averages) - half if len(averages) > WINDOW else len(averages)
     return [value if len(averages) - last <= place < last else None for place, value in enumerate(averages)]

@@ -1,4 +1,4 @@
-"""`oblrpo report --follow`: the page again and again while the run goes on."""
+"""`oblrpo report --follow` writes the page again and again while the run goes on."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 def follow(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -> Path | None:
-    """Write the page whenever the run has moved, until its last step, its failure or Ctrl-C; None: it never began.
+    """Write the page whenever the run has moved, until its last step, its failure or Ctrl-C.
 
-    A run may be stopped, and resumed from an earlier step, meanwhile: the page shows what is there. A page of a run
-    that goes on asks the browser to read it anew; the last one written does not.
+    It returns the page's path, or None if the run never began. A run may be stopped, and resumed from an earlier step,
+    meanwhile: the page shows what is there. A page of a run that goes on asks the browser to read it anew; the last one
+    written does not.
 
     Raises:
         InputError: there is no such folder, or no more, or a file is damaged.
@@ -52,7 +53,7 @@ def _render(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) 
 
 
 def _signature(run: Path) -> Signature:
-    """Changes whenever metrics, settings or a failure do: file, size, time of the last write."""
+    """Return what changes whenever metrics, settings or a failure do: file, size, time of the last write."""
 
     def of(path: Path) -> tuple[int, int, int] | None:
         try:

@@ -1,4 +1,4 @@
-"""The shell of every page: one look, light and dark, laptop and phone; no network, no scripts."""
+"""The shell of every page. It suits light and dark screens, laptops and phones, and needs no network and no scripts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from html import escape
 
 
 def page(title: str, body: Iterable[str], reload_seconds: int = 0) -> str:
-    """A whole page; `body` is HTML, `title` text. The browser reads it anew every `reload_seconds`; 0: never."""
+    """Return a whole page; `body` is HTML, `title` text. A browser reads it anew every `reload_seconds`, unless 0."""
     again = f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else ""
     return PAGE.format(title=text(title), again=again, body="\n".join(body))
 
 
 def table(heads: Iterable[str], rows: Iterable[Sequence[str]], numbers: Iterable[int] = ()) -> str:
-    """A table that scrolls by itself where the screen is narrow; cells are HTML, columns `numbers` stand right."""
+    """Return a table that scrolls by itself on a narrow screen; cells are HTML, the columns `numbers` stand right."""
     right, heads = set(numbers), list(heads)
     kind = [" class=number" if place in right else "" for place in range(len(heads))]
     head = "".join(f"<th{side}>{name}" for side, name in zip(kind, heads, strict=True))
@@ -22,13 +22,13 @@ def table(heads: Iterable[str], rows: Iterable[Sequence[str]], numbers: Iterable
 
 
 def charts(drawings: Iterable[str], large: bool = False) -> str:
-    """Charts beside each other, as many as the screen is wide: three of a laptop's, or two large ones."""
+    """Return charts side by side, as many as the screen is wide: three on a laptop, or two large ones."""
     kind = '"charts large"' if large else "charts"
     return f"<div class={kind}>{''.join(drawings)}</div>"
 
 
 def facts(values: Mapping[str, tuple[str, str]]) -> str:
-    """The figures that matter as cards: name (text), figure and what stands behind it (HTML)."""
+    """Return the figures that matter as cards: a name (text), the figure and what stands behind it (HTML)."""
     cards = (
         f"<div><dt>{text(name)}<dd><b>{value}</b><small>{behind}</small></div>"
         for name, (value, behind) in values.items()
@@ -37,7 +37,7 @@ def facts(values: Mapping[str, tuple[str, str]]) -> str:
 
 
 def text(plain: str) -> str:
-    """Text as HTML."""
+    """Return text as HTML."""
     return escape(plain)
 
 

@@ -1,39 +1,38 @@
-"""The variance ledger of a run: the gradient's variance under every baseline, on the run's own batches."""
+"""The charts of a run's variance ledger: the gradient's variance under every baseline, on the run's own batches."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from oblrpo.intervals import Mean, mean
-from oblrpo.report.charts import INK, Level, Line, chart, drawing, look, short
+from oblrpo.intervals import GeometricMean, geometric_mean
+from oblrpo.report.charts import INK, Level, Line, chart, drawing, error_bar, look, short
 from oblrpo.report.record import Record
 from oblrpo.runs import Metrics
 
 UNBIASED = ("none", "js", "oblr", "oblr_shrunk", "oblr_crossfit")
-"""Baselines of the ledger to be compared by variance, beside RLOO at 1: that of biased ones is small for their
-shrinkage."""
+"""Baselines of the ledger that are compared by variance with RLOO. Biased ones are left out: they have less variance
+because they shrink the gradient."""
 
 
-def log_ratio(row: Metrics, baseline: str) -> float | None:
-    """Log of a step's variance under a baseline over that under RLOO; None where there is none."""
+def variance_ratio(row: Metrics, baseline: str) -> float | None:
+    """Return a step's variance under a baseline over that under RLOO; None where either is missing or 0."""
     own, rloo = row.get(f"variance/{baseline}") or 0.0, row.get("variance/rloo") or 0.0
-    return math.log(own / rloo) if own > 0 and rloo > 0 else None
+    return own / rloo if own > 0 and rloo > 0 else None
 
 
-def log_ratios(rows: Sequence[Metrics], baseline: str) -> list[float]:
-    """`log_ratio` of all steps that have one."""
-    return [ratio for ratio in (log_ratio(row, baseline) for row in rows) if ratio is not None]
+def variance_ratios(rows: Sequence[Metrics], baseline: str) -> list[float]:
+    """Return `variance_ratio` of every step that has one."""
+    return [ratio for row in rows if (ratio := variance_ratio(row, baseline)) is not None]
 
 
 def charts(record: Record) -> list[str]:
-    """Mean ratio under every baseline, and its course; none where the run kept no ledger."""
+    """Draw the mean ratio under every baseline, and its course; none where the run kept no ledger."""
     rows = [row for row in record.steps if row.get("variance/rloo")]
     names = list(dict.fromkeys(key.removeprefix("variance/") for row in rows for key in row if key[:9] == "variance/"))
-    ratios = {name: mean(logs) for name in names if (logs := log_ratios(rows, name))}
+    ratios = {name: geometric_mean(found) for name in names if (found := variance_ratios(rows, name))}
     if not ratios:
         return []
     height = 1.2 + 0.27 * len(ratios)
@@ -41,8 +40,8 @@ def charts(record: Record) -> list[str]:
     return [_means(ratios, record.baseline, len(rows), height), _course(rows, known, height)]
 
 
-def _means(ratios: dict[str, Mean], used: str, steps: int, height: float) -> str:
-    """A dot and an interval a baseline: unbiased ones first, each kind by variance."""
+def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: float) -> str:
+    """Draw a dot and an interval for each baseline: unbiased ones first, each kind by variance."""
 
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")
@@ -50,11 +49,9 @@ def _means(ratios: dict[str, Mean], used: str, steps: int, height: float) -> str
         for place, name in enumerate(order):
             ratio, unbiased = ratios[name], name in fair
             color = look(0 if unbiased else 8)[0]
-            bar = [[math.exp(ratio.value) * (1 - math.exp(-(ratio.margin or 0)))],
-                   [math.exp(ratio.value) * (math.exp(ratio.margin or 0) - 1)]]  # fmt: skip
-            axes.errorbar([math.exp(ratio.value)], [-place], xerr=bar, color=color, marker="o", markersize=6,
+            axes.errorbar([ratio.value], [-place], xerr=error_bar(ratio), color=color, marker="o", markersize=6,
                           capsize=2, markerfacecolor=color if unbiased else "none")  # fmt: skip
-            axes.text(1.02, -place, short(math.exp(ratio.value)), transform=axes.get_yaxis_transform(), va="center")
+            axes.text(1.02, -place, short(ratio.value), transform=axes.get_yaxis_transform(), va="center")
         axes.set_yticks([-place for place in range(len(order))], order)
         for tick, name in zip(axes.get_yticklabels(), order, strict=True):
             tick.set_fontweight("bold" if name == used else "normal")
@@ -78,9 +75,7 @@ def _means(ratios: dict[str, Mean], used: str, steps: int, height: float) -> str
 def _course(rows: list[Metrics], names: list[str], height: float) -> str:
     lines = []
     for name in names:
-        logs = [log_ratio(row, name) for row in rows]
-        ratios = [None if log is None else math.exp(log) for log in logs]
-        lines.append(Line(name, [row["step"] for row in rows], ratios))
+        lines.append(Line(name, [row["step"] for row in rows], [variance_ratio(row, name) for row in rows]))
     return chart(
         "Variance of unbiased baselines over the run", lines, ylabel="variance / RLOO's",
         note="On the same batch. A single step is a noisy estimate.", levels=[Level(1, "RLOO")],

@@ -1,4 +1,4 @@
-"""RUN/report.html: how the run went, or goes, from what it left on the disk; no network, no scripts."""
+"""The page of a run, RUN/report.html: how it went, or goes, from what it left on the disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
 
 
 def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
-    """Write the page of what was read, which a browser reads anew every `reload_seconds`; 0: never."""
+    """Write the page of a record. A browser reads it anew every `reload_seconds`, unless 0."""
     sections = {
         "Learning": html.charts(curves.learning(record), large=True) if record.steps else "",
         "Noise and learning rate": html.charts(curves.noise(record), large=True) if record.steps else "",
@@ -75,7 +75,7 @@ def _state(record: Record, reload_seconds: int) -> str:
 
 
 def _facts(record: Record) -> str:
-    """The figures that matter; each only where it is known."""
+    """Show the figures that matter, each only where it is known."""
     facts: dict[str, tuple[str, str]] = {}
     if record.measured:
         first, last = record.measured[0], record.measured[-1]
@@ -119,7 +119,7 @@ def _warnings(record: Record) -> str:
 
 
 def _settings(record: Record) -> str:
-    """What differs from the defaults, and everything as it was resolved."""
+    """Show what differs from the defaults, and everything as it was resolved."""
     usual = flatten(TrainConfig())
     changed = [
         [f"<code>{text(key)}</code>", f"<code>{text(_flow(value))}</code>", f"<code>{text(_flow(usual[key]))}</code>"]
@@ -134,6 +134,6 @@ def _settings(record: Record) -> str:
 
 
 def _flow(value: object) -> str:
-    """A value as YAML on one line."""
+    """Write a value as YAML on one line."""
     plain = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     return plain.removesuffix("...\n").strip()

@@ -1,4 +1,4 @@
-"""A run as it stands on the disk, finished or not."""
+"""What is on the disk of a run, finished or not."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Record:
 
     folder: RunFolder
     settings: dict[str, Any]
-    """`config.yaml`, flat."""
+    """The settings in `config.yaml`, by flag."""
     rows: list[Metrics]
-    """`metrics.jsonl`; step 0 holds the held-out accuracy alone."""
+    """The rows of `metrics.jsonl`; step 0 holds the held-out accuracy alone."""
     failure: str
-    """What ended it, if it failed."""
+    """What ended the run, if it failed."""
 
     @property
     def steps(self) -> list[Metrics]:
-        """Rows of RL steps."""
+        """The rows of RL steps."""
         return [row for row in self.rows if "reward" in row]
 
     @property
     def measured(self) -> list[Metrics]:
-        """Rows with a held-out accuracy."""
+        """The rows with a held-out accuracy."""
         return [row for row in self.rows if row.get("eval/accuracy") is not None]
 
     @property
@@ -41,21 +41,21 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """No step is left to do."""
+        """Whether no step is left to do."""
         return self.done >= self.whole("steps")
 
     @property
     def ended(self) -> bool:
-        """It will not go on by itself: finished, or failed."""
+        """Whether the run has finished or failed, so that it does not go on by itself."""
         return self.finished or bool(self.failure)
 
     @property
     def prompts(self) -> int:
-        """Prompts a step (P)."""
+        """How many prompts a step has (P)."""
         return self.whole("prompts_per_step")
 
     def number(self, key: str) -> float:
-        """A setting that is a number; 0 if it is not there.
+        """Return a setting that is a number; 0 if it is not there.
 
         Raises:
             InputError: it is something else.
@@ -66,7 +66,7 @@ class Record:
         return float(value)
 
     def whole(self, key: str) -> int:
-        """A setting that is a whole number; 0 if it is not there.
+        """Return a setting that is a whole number; 0 if it is not there.
 
         Raises:
             InputError: it is something else.
@@ -78,7 +78,7 @@ class Record:
 
     @property
     def baseline(self) -> str:
-        """The baseline it trains with; empty if nobody can tell."""
+        """The baseline that the run trains with; empty if nobody can tell."""
         return str(self.settings.get("baseline") or self._algorithm("baseline"))
 
     @property
@@ -87,7 +87,7 @@ class Record:
         return str(self.settings.get("schedule") or self._algorithm("schedule"))
 
     def completions(self, step: int) -> list[dict[str, Any]]:
-        """The completions of a step; none if they are not there.
+        """Return the completions of a step; none if they are not there.
 
         Raises:
             InputError: they are damaged.
@@ -105,7 +105,7 @@ class Record:
 
 
 def read_run(run: Path) -> Record | None:
-    """The run in a folder; None if it has not finished a step yet, not even the one before RL.
+    """Read the run in a folder; None if it has not finished a step yet, not even the one before RL.
 
     Lines that are still being written are left out.
 

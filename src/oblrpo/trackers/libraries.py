@@ -1,4 +1,4 @@
-"""One class a library. What it gets are a step's metrics under their own keys; texts are warnings.
+"""One class for each library. It is given a step's metrics under their own keys; warnings come as text.
 
 None of them needs the network: TensorBoard and trackio write files, and W&B is told to stay offline unless the
 environment says otherwise (WANDB_MODE=online; TRACKIO_SPACE_ID or TRACKIO_SERVER_URL).
@@ -22,24 +22,25 @@ Values = dict[str, float | str]
 
 @dataclass(frozen=True)
 class Opening:
-    """What a library is opened with."""
+    """What a library is told when it is opened."""
 
     folder: Path
-    """Of the run."""
+    """The run's folder."""
     name: str
-    """Of the run; the same after resuming, and so is its identity."""
+    """The run's name, which stays the same when it is resumed."""
     identity: str
+    """The run's identity in the library, which stays the same, too."""
     project: str
     settings: dict[str, Any]
     sent: int
-    """The last step that the library has been sent before; -1: none."""
+    """The last step that the library was sent before; -1 where it was sent none."""
 
 
 class Tracker(Protocol):
-    """An open run of a library."""
+    """An open run in a library."""
 
     lacks: int
-    """The first step it is to be sent."""
+    """The first step that the library is still to be sent."""
 
     def log(self, step: int, values: Values) -> None:
         """Take one step's values."""
@@ -51,7 +52,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard, through torch's writer.
+    """TensorBoard's event files in RUN/tensorboard, through torch's writer.
 
     What an interrupted run wrote after the last step noted is struck out (`purge_step`), and written again.
     """
@@ -67,7 +68,7 @@ class TensorBoard:
             self._writer.add_text("config", "\n".join(f"    {line}" for line in lines))  # indented: code, in Markdown
 
     def log(self, step: int, values: Values) -> None:
-        """Scalars, and texts as text, on the disk when this returns."""
+        """Write scalars, and texts as text; they are on the disk when this returns."""
         for key, value in values.items():
             (self._writer.add_text if isinstance(value, str) else self._writer.add_scalar)(key, value, step)
         self._writer.flush()
@@ -101,16 +102,19 @@ class Wandb:
         self.lacks = self._run.starting_step if self._run.resumed else 0
 
     def log(self, step: int, values: Values) -> None:
-        """One step."""
+        """Log one step."""
         self._run.log(values, step=step, commit=True)
 
     def close(self, failed: bool) -> None:
-        """Finish the run, as failed where it was."""
+        """Finish the run, as a failed one where it was."""
         self._run.finish(exit_code=int(failed))
 
 
 class Trackio:
-    """A run of trackio, in its own database on this machine, which it writes a moment later: a kill can cost a step."""
+    """A run of trackio, in its own database on this machine.
+
+    Trackio writes a moment later, so that a kill can cost a step.
+    """
 
     def __init__(self, opening: Opening) -> None:
         import trackio
@@ -127,7 +131,7 @@ class Trackio:
         )
 
     def log(self, step: int, values: Values) -> None:
-        """One step."""
+        """Log one step."""
         self._run.log(values, step=step)
 
     def close(self, failed: bool) -> None:
@@ -140,11 +144,11 @@ TRACKERS: dict[str, type[TensorBoard] | type[Wandb] | type[Trackio]] = {
     "wandb": Wandb,
     "trackio": Trackio,
 }
-"""By TRL's names, which are those of the packages and of our extras, too."""
+"""The classes by the names that TRL uses, which are those of the packages and of our extras, too."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse names that are none, or twice there, and libraries that are not installed.
+    """Refuse unknown names, names given twice, and libraries that are not installed.
 
     Raises:
         InputError: says which, and how to install it.

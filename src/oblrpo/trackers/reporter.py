@@ -1,4 +1,4 @@
-"""What metrics.jsonl holds, sent to every library once."""
+"""The reporter sends every library what metrics.jsonl holds, once."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from oblrpo.runs import Metrics, RunFolder, write_atomically
 from oblrpo.trackers.libraries import TRACKERS, Opening, Tracker, Values
 
 NOTE = "trackers.json"
-"""In the run's folder: by library the run's name and identity there, and the last step sent."""
+"""The file in the run's folder that holds, by library, the run's name and identity there and the last step sent."""
 
 
 class Reporter:
-    """Feeds the libraries of `report_to`.
+    """The reporter feeds the libraries of `report_to`.
 
     A resumed run does some steps again, with the same result: those that a library has are not sent a second time. One
     that comes later, or lacks some, is sent the earlier steps first. One that fails is given up with a warning, for the
     training matters more; the steps it missed are sent when the run is resumed.
 
     Args:
-        names: of `TRACKERS`.
-        folder: of the run.
-        settings: all of the run's, by flag.
-        warn: told of a library that fails.
+        names: the libraries, keys of `TRACKERS`.
+        folder: the run's folder.
+        settings: all settings of the run, by flag.
+        warn: is told of a library that fails.
 
     Raises:
         InputError: when entered, a library cannot be started, or the note of what was sent is damaged.
@@ -129,7 +129,7 @@ class Reporter:
 
 
 def values_of(row: Metrics) -> Values:
-    """A step's metrics as libraries take them: numbers, and warnings as one text; what has no value is left out."""
+    """Return a step's metrics as libraries take them: numbers, and warnings as one text, without what has no value."""
     values: Values = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "step"}
     if row.get("warnings"):
         values["warnings"] = "\n\n".join(row["warnings"])

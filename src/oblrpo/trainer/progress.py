@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeGuard
 
 import plotille
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
 
 LINES = 20
-"""Plain lines printed over a run where the console is no terminal."""
+"""How many plain lines a run prints where the console is no terminal."""
 
 
 class Progress:
@@ -56,23 +58,23 @@ class Progress:
         self._train = self._bar.add_task("training", total=steps, completed=done or 0, note="")
 
     def warm_start(self, step: int, loss: float) -> None:
-        """A step of supervised learning is done."""
+        """Show that a step of supervised learning is done."""
         self._bar.update(self._warm, completed=step + 1, note=f"loss {loss:.3f} nats a token")
         if not self.console.is_terminal and step % 50 == 49:
             self.console.print(f"warm start {step + 1}: loss {loss:.3f} nats a token", highlight=False)
 
     def warn(self, message: str) -> None:
-        """Something has gone wrong that the user can mend."""
+        """Tell of something that has gone wrong and that the user can mend."""
         self.console.print(f"warning: {message}", style="yellow", highlight=False)
 
     def step(self, step: int, metrics: dict[str, Any]) -> None:
-        """A step of the run is done."""
+        """Show that a step of the run is done."""
         if "eval/accuracy" in metrics:
-            self._accuracy = f"{metrics['eval/accuracy']:.3f}"
+            self._accuracy = _figure(metrics["eval/accuracy"])
         note = f"held-out {self._accuracy}"
         if step:
             note = (
-                f"reward {metrics['reward']:.3f}  {note}  SNR {metrics['snr']:.3f}  "
+                f"reward {_figure(metrics['reward'])}  {note}  SNR {_figure(metrics['snr'])}  "
                 f"lr {metrics['learning_rate']:.1e} (x{metrics['lr_factor']:.2f})"
             )
         self._bar.update(self._train, completed=step, note=note)
@@ -81,20 +83,15 @@ class Progress:
 
 
 def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
-    """The run in words and a curve of its rewards, from its metrics."""
-    accuracy = [
-        (row["step"], row["eval/accuracy"], row["eval/accuracy_stderr"]) for row in rows if "eval/accuracy" in row
-    ]
+    """Sum a run up from its metrics: a curve of its rewards, then words."""
+    measured = [row for row in rows if "eval/accuracy" in row]
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
     if steps:
         lines.append(_curve(steps))
-    if accuracy:
-        (first, before, before_error), (last, after, after_error) = accuracy[0], accuracy[-1]
-        lines.append(
-            f"held-out accuracy {before:.3f} +- {1.96 * before_error:.3f} (step {first}) -> "
-            f"{after:.3f} +- {1.96 * after_error:.3f} (step {last}), 95 % intervals over prompts"
-        )
+    if measured:
+        ends = f"{_accuracy(measured[0])} -> {_accuracy(measured[-1])}"
+        lines.append(f"held-out accuracy {ends}, 95 % intervals over prompts")
     if steps:
         tail = steps[-20:]
         mean = {key: sum(row[key] for row in tail) / len(tail) for key in ("reward", "lr_factor", "step_time")}
@@ -106,6 +103,23 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
             f"time              {mean['step_time']:.2f} s a step",
         ]
     return "\n".join([*lines, f"everything is in {output}: metrics.jsonl, completions/, checkpoints/, report.html"])
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    """Write the held-out accuracy of a step and its interval; there is none where all completions were masked."""
+    value, error = row["eval/accuracy"], row.get("eval/accuracy_stderr")
+    if not _is_number(value):
+        return f"none (step {row['step']}, all masked)"
+    return f"{value:.3f}" + (f" +- {Z95 * error:.3f}" if _is_number(error) else "") + f" (step {row['step']})"
+
+
+def _figure(value: float | None) -> str:
+    return f"{value:.3f}" if _is_number(value) else "-"
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    """Whether a metric has a value: one that has none is NaN in the process, and null in the file."""
+    return value is not None and math.isfinite(value)
 
 
 def _curve(steps: list[dict[str, Any]]) -> str:

@@ -1,0 +1,40 @@
+"""Which runs a comparison takes, how many at a time, and how far each is."""
+
+import os
+
+from tests.compare.conftest import plan_of, pretend
+
+
+def test_trainings_at_a_time(write_spec, tmp_path, monkeypatch):
+    """One a core, of which macOS does not say how many a process may use; one in all for a named model; as told."""
+    variants = dict.fromkeys("abcdefghi")
+
+    def processes(**keys):
+        return plan_of(write_spec(variants=variants, seeds=1, **keys), tmp_path / "out").processes()
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert processes() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert processes() == 7
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert processes() == 1
+    assert processes(processes=4) == 4
+    assert processes(processes=20) == 9  # there are no more runs
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert processes(base={"model": "some/model"}) == 1
+
+
+def test_the_last_row_of_a_run_that_goes_on(write_spec, tmp_path):
+    (run,) = plan_of(write_spec(variants={"a": None}, seeds=1, base={"warm_start_steps": 0}), tmp_path).all_known()
+    assert run.last_row() is None
+    pretend(run, [0.1] * 5)
+    assert run.last_row()["step"] == 4
+    with run.folder.metrics_file.open("a") as file:
+        file.write('{"step": 5, "rew')
+    assert run.last_row()["step"] == 4
+    run.folder.metrics_file.write_text("")
+    assert run.last_row() is None
+    run.folder.write_metrics({"step": 0, "long": "x" * 50_000})
+    run.folder.write_metrics({"step": 1, "long": "x" * 50_000})
+    assert run.last_row()["step"] == 1

@@ -1,0 +1,43 @@
+"""What a person sees of steps whose metrics have no value."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from oblrpo.trainer.progress import Progress, summary
+
+STEP = {"reward": 0.25, "snr": 0.5, "n_snr": 2.0, "learning_rate": 1e-3, "lr_factor": 0.5, "step_time": 1.0}
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_a_step_whose_completions_were_all_masked(nothing):
+    told = io.StringIO()
+    with Progress(Console(file=told, width=200)) as progress:
+        progress.start("a run", 2, 0, None)
+        progress.step(0, {"step": 0, "eval/accuracy": nothing, "eval/accuracy_stderr": nothing})
+        progress.step(1, STEP | {"reward": nothing, "snr": nothing})
+        progress.step(2, STEP | {"eval/accuracy": 0.5, "eval/accuracy_stderr": nothing})
+    assert told.getvalue().splitlines()[1:] == [
+        "step 0/2  held-out -",
+        "step 1/2  reward -  held-out -  SNR -  lr 1.0e-03 (x0.50)",
+        "step 2/2  reward 0.250  held-out 0.500  SNR 0.500  lr 1.0e-03 (x0.50)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ((0.25, 0.02), (0.5, 0.03), "held-out accuracy 0.250 +- 0.039 (step 0) -> 0.500 +- 0.059 (step 1), 95 %"),
+        ((0.25, 0.02), (None, None), "held-out accuracy 0.250 +- 0.039 (step 0) -> none (step 1, all masked), 95 %"),
+        ((None, None), (0.5, None), "held-out accuracy none (step 0, all masked) -> 0.500 (step 1), 95 %"),
+    ],
+)
+def test_the_summary_of_accuracies_that_may_be_missing(before, after, words):
+    keys = ("eval/accuracy", "eval/accuracy_stderr")
+    rows = [
+        {"step": 0} | dict(zip(keys, before, strict=True)),
+        {"step": 1} | STEP | dict(zip(keys, after, strict=True)),
+    ]
+    assert words in summary(rows, "runs/mine", 64)
