@@ -62,7 +62,7 @@ def same_formula(gold: str, answer: str) -> bool:
 
 
 def read(text: str) -> Any:
-    """Return the formula with decimals as rationals, `i` as the imaginary unit and `e` as Euler's number.
+    """Return the formula, with decimals as rationals, `i` as the imaginary unit and `e` as Euler's number.
 
     Raises:
         Unreadable: it is not one formula.
@@ -82,6 +82,9 @@ def read(text: str) -> Any:
         formula = formula.xreplace({x: sympy.Rational(str(x)) for x in formula.atoms(sympy.Float)})
         constants = {"i": sympy.I, "e": sympy.E}
         formula = formula.xreplace({x: constants[x.name] for x in formula.free_symbols if x.name in constants})
+        # `dv/dt` of a v that does not say how it depends on t is an unknown; sympy takes it for 0.
+        unknown = [x for x in formula.atoms(sympy.Derivative) if x.doit() == 0]
+        formula = formula.xreplace({x: sympy.Symbol(str(x), real=True) for x in unknown})
     except RecursionError:
         raise Unreadable("too deep") from None
     except Exception as error:  # a parser of foreign text raises whatever it likes
@@ -92,7 +95,7 @@ def read(text: str) -> Any:
 
 
 def _same_relation(gold: Any, answer: Any) -> bool:
-    """Equations are equal if their differences of sides are proportional; inequalities as math-verify has it."""
+    """Return whether two equations are multiples of each other; inequalities are compared by math-verify."""
     if isinstance(gold, Equality) and isinstance(answer, Equality):
         left, right = sympy.expand((gold.lhs - gold.rhs).doit()), sympy.expand((answer.lhs - answer.rhs).doit())
         ratio = sympy.simplify(left / right) if right != 0 else sympy.nan
