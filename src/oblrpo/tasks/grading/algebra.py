@@ -46,12 +46,12 @@ def same_formula(gold: str, answer: str) -> bool:
     """
     if r"\ln" in gold and r"\log" in answer:  # beside a gold with ln, log means the same; alone it has base 10
         answer = re.sub(r"\\log(?![A-Za-z]|\s*_)", r"\\ln", answer)
-    wanted, given = read(gold), read(answer)
-    if isinstance(wanted, Relational) or isinstance(given, Relational):
-        return isinstance(wanted, Relational) and isinstance(given, Relational) and _same_relation(wanted, given)
-    decimal = number(gold)
+    given, decimal = read(answer), number(gold)
     if decimal is not None and decimal.decimal:
         return _rounds_to(given, decimal.value)
+    wanted = read(gold)
+    if isinstance(wanted, Relational) or isinstance(given, Relational):
+        return isinstance(wanted, Relational) and isinstance(given, Relational) and _same_relation(wanted, given)
     difference = _differ(wanted, given)
     if difference is True:
         return False

@@ -64,7 +64,6 @@ def _same(gold: str, answer: str, algebra: Algebra) -> bool:
 
 
 def _same_scalars(gold: str, answer: str, algebra: Algebra) -> bool:
-    gold, answer = _bare(gold), _bare(answer)
     gold_number, answer_number = number(gold), number(answer)
     if gold_number is None or answer_number is None:
         gold, gold_unit = without_unit(gold) if gold_number is None else (gold, "")
@@ -83,11 +82,6 @@ def _same_scalars(gold: str, answer: str, algebra: Algebra) -> bool:
 
 def _radians(text: str, unit: str) -> str:
     return rf"({text}) \cdot \frac{{\pi}}{{180}}" if unit else text
-
-
-def _bare(text: str) -> str:
-    """Return `(5)` without its brackets."""
-    return text[1:-1].strip() if text.startswith("(") and closes(text) == len(text) - 1 else text
 
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:

@@ -2,6 +2,8 @@
 
 import re
 
+from oblrpo.tasks.grading.normal import levels
+
 # An answer stands at the end; what comes before this many characters is not read.
 MAX_TEXT = 20_000
 # No gold answer of the benchmarks has over 300 characters, or over 6 brackets within each other.
@@ -51,22 +53,13 @@ def extract_answer(completion: str) -> str | None:
     if answer is None:
         return None
     answer = answer.strip().strip("*").strip()
-    return answer if answer and len(answer) <= MAX_ANSWER and depth(answer) <= MAX_DEPTH else None
+    return answer if answer and len(answer) <= MAX_ANSWER and max(levels(answer)) <= MAX_DEPTH else None
 
 
 def last_box(text: str) -> str | None:
     r"""Return what the last \boxed{} holds; None if there is no box, or if the last one is never closed."""
     boxes = list(_BOX.finditer(text))
     return _boxed(text, boxes[-1].end()) if boxes else None
-
-
-def depth(text: str) -> int:
-    """Return how many brackets lie within each other at most."""
-    now = most = 0
-    for character in text:
-        now += (character in "([{") - (character in ")]}")
-        most = max(most, now)
-    return most
 
 
 def _boxed(text: str, start: int) -> str | None:

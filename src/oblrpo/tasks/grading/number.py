@@ -14,12 +14,11 @@ TOLERANCE = Fraction(5, 10**7)
 _PLAIN = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)"
 _TEN = r"(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d{1,4})))"
 _DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([-+]?\d{{1,4}})|{_TEN})?", re.ASCII)
-_POWER = re.compile(r"(\d{1,10})\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|(\d))", re.ASCII)
 _FRACTION = re.compile(
     rf"\\frac\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}|()({_PLAIN})\s*/\s*()({_PLAIN})",
     re.ASCII,
 )
-_MIXED = re.compile(r"(\d+)\s*(?:\\frac\{(\d+)\}\{(\d+)\}| (\d+)/(\d+))", re.ASCII)
+_MIXED = re.compile(r"(\d+) (\d+)/(\d+)", re.ASCII)
 _PERCENT = re.compile(r"\s*\\?%$|\s*(?:\\text\{\s*)?percent(?:\s*\})?$")
 
 
@@ -34,7 +33,7 @@ class Number:
 
 @lru_cache(maxsize=4096)
 def number(text: str) -> Number | None:
-    r"""Return the number that a tidy text is: `-1,234.5`, `4e21`, `3 \times 10^{8}`, `2^{10}`, `\frac{1}{2}`, `8\%`."""
+    r"""Return the number that a tidy text is: `-1,234.5`, `4e21`, `3 \times 10^{8}`, `\frac{1}{2}`, `1 1/2`, `8\%`."""
     if len(text) > MAX_DIGITS:
         return None
     body = _PERCENT.sub("", text)
@@ -45,7 +44,7 @@ def number(text: str) -> Number | None:
         value = _value(body)
     except (ZeroDivisionError, ValueError):
         return None
-    decimal = bool(re.search(r"\.|\d[eE]|10\s*\^", body)) and not _POWER.fullmatch(body)
+    decimal = bool(re.search(r"\.|\d[eE]|10\s*\^", body))
     return None if value is None else Number(sign * value, decimal, percent)
 
 
@@ -53,14 +52,11 @@ def _value(body: str) -> Fraction | None:
     if found := _DECIMAL.fullmatch(body):
         exponent = int(found[2] or found[3] or found[4] or 0)
         return _plain(found[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
-    if found := _POWER.fullmatch(body):
-        exponent = int(found[2] or found[3])
-        return Fraction(int(found[1])) ** exponent if abs(exponent) <= MAX_EXPONENT else None
     if found := _FRACTION.fullmatch(body):
         minus, top, other, bottom = found.groups()[:4] if found[2] else found.groups()[4:]
         return (-1 if minus != other else 1) * _plain(top) / _plain(bottom)
     if found := _MIXED.fullmatch(body):
-        return int(found[1]) + Fraction(int(found[2] or found[4]), int(found[3] or found[5]))
+        return int(found[1]) + Fraction(int(found[2]), int(found[3]))
     return None
 
 
@@ -86,10 +82,8 @@ def same_number(gold: Number, answer: Number) -> bool:
 
     A gold of p accepts an answer of p% only above 1: `0.5%` is not what a gold of 0.5 means.
     """
+    as_written = close(gold.value, answer.value, decimal=gold.decimal)
     if gold.percent == answer.percent:
-        return close(gold.value, answer.value, decimal=gold.decimal)
-    if answer.percent:
-        as_share = close(gold.value, answer.value / 100, decimal=gold.decimal)
-        return as_share or (abs(answer.value) > 1 and close(gold.value, answer.value, decimal=gold.decimal))
-    as_share = close(gold.value / 100, answer.value, decimal=gold.decimal)
-    return as_share or close(gold.value, answer.value, decimal=gold.decimal)
+        return as_written
+    shares = [number.value / 100 if number.percent else number.value for number in (gold, answer)]
+    return close(*shares, decimal=gold.decimal) or (as_written and (gold.percent or abs(answer.value) > 1))

@@ -4,7 +4,6 @@ import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, cast
 
 from oblrpo.errors import InputError
@@ -49,9 +48,7 @@ class MathVerifier:
     def __enter__(self) -> "MathVerifier":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
