@@ -1,4 +1,4 @@
-"""Equality of two formulas by math-verify. Runs in the worker: whatever is read here may hang or exhaust memory."""
+"""Equality of two formulas by math-verify. Runs in the worker, because reading a formula may hang or use up memory."""
 
 import random
 import re
@@ -13,7 +13,7 @@ from sympy.core.relational import Equality, Relational
 from oblrpo.tasks.grading.normal import split_top
 from oblrpo.tasks.grading.number import number, tolerance
 
-# Pinned, so that another version's defaults change nothing. Units, boxes and lists are our own work.
+# Pinned, so that another version's defaults change nothing. Units, boxes and lists are compared before.
 NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
 )
@@ -23,7 +23,7 @@ CONVERSION = ConversionConfig(
     interpret_contains_as_eq=True,
     lowercase_symbols=False,
 )
-# math-verify's own: decimal places (decimals are made rational before), digits of numeric evaluation.
+# As in math-verify: decimal places (decimals are made rational before), and digits of numeric evaluation.
 ROUNDING, PRECISION = 6, 15
 # Names that the parser takes for something else: \gamma for Euler's constant, E_1 for the number e.
 RENAMED = [
@@ -39,10 +39,10 @@ class Unreadable(Exception):  # noqa: N818  (a verdict on the text)
 
 
 def same_formula(gold: str, answer: str) -> bool:
-    """Return whether two tidy formulas are equal; a gold decimal is compared with a formula's value to 6 places.
+    """Return whether two tidy formulas are equal; a gold answer that is a decimal is compared to 6 places.
 
     Raises:
-        Unreadable: the answer, or the gold, is not a formula.
+        Unreadable: the answer or the gold answer is not a formula.
     """
     if r"\ln" in gold and r"\log" in answer:  # beside a gold with ln, log means the same; alone it has base 10
         answer = re.sub(r"\\log(?![A-Za-z]|\s*_)", r"\\ln", answer)
@@ -65,7 +65,7 @@ def read(text: str) -> Any:
     """Return the formula, with decimals as rationals, `i` as the imaginary unit and `e` as Euler's number.
 
     Raises:
-        Unreadable: it is not one formula.
+        Unreadable: the text is not one formula.
     """
     if len(split_top(text, ",")) > 1:
         raise Unreadable("a list")

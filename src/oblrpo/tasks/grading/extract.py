@@ -1,4 +1,4 @@
-"""Find the final answer in a completion. Every step is linear in the text, and the text is cut first."""
+"""Finding the final answer in a completion. Every step is linear in the text, and the text is cut first."""
 
 import re
 
@@ -46,7 +46,7 @@ _JOINT = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*", re.IGNORECASE)
 def extract_answer(completion: str) -> str | None:
     r"""Return the answer: the last \boxed{}, else after `####` or `answer is`, else the last formula or number.
 
-    None if there is none, if the last box is never closed, or if it is longer or nested deeper than any answer.
+    The result is None if there is no answer, if the last box is never closed, or if the answer is too long or deep.
     """
     text = _CONTROL.sub(" ", completion[-MAX_TEXT:])
     answer = last_box(text) if _BOX.search(text) else _unboxed(text)

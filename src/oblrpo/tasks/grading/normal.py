@@ -1,4 +1,4 @@
-"""One spelling for LaTeX that is spelled in many ways, and what an answer is made of: lists, brackets, units."""
+"""One spelling for the many of LaTeX, and the parts of an answer: lists, brackets, words, units."""
 
 import re
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ _MEASURES = {
 
 @lru_cache(maxsize=4096)
 def tidy(text: str) -> str:
-    """Return the text with one spelling for each of the many of fractions, spaces, delimiters and relations."""
+    """Return the text with one spelling for fractions, spaces, delimiters and functions, where there are many."""
     text = text.translate(_UNICODE)
     for pattern, replacement in _SUBSTITUTIONS:
         text = pattern.sub(replacement, text)
@@ -119,7 +119,7 @@ def _wrapping(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def key(text: str) -> str:
-    """Return what two tidy texts share if they differ in spaces and needless braces only."""
+    """Return a text that is the same for tidy texts that differ only in spaces and needless braces."""
     text = re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])", "\\1\0", text)
     text = re.sub(r"(?<=\d) (?=\d)", "\0", text)
     text = text.replace(" ", "").replace("\0", " ")

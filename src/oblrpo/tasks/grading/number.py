@@ -1,4 +1,4 @@
-"""Numbers as answers are written, exactly."""
+"""Numbers as they are written in answers, read exactly."""
 
 import re
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _PERCENT = re.compile(r"\s*\\?%$|\s*(?:\\text\{\s*)?percent(?:\s*\})?$")
 
 @dataclass(frozen=True)
 class Number:
-    """A rational number, whether it was written as a decimal, and whether a percent sign followed."""
+    """A rational number, with whether it was written as a decimal, and whether a percent sign followed."""
 
     value: Fraction
     decimal: bool
@@ -65,12 +65,12 @@ def _plain(text: str) -> Fraction:
 
 
 def close(gold: Fraction, answer: Fraction, *, decimal: bool) -> bool:
-    """Return whether they are equal; if the gold is a decimal, to `tolerance`."""
+    """Return whether two values are equal; if the gold answer is a decimal, up to `tolerance`."""
     return gold == answer or (decimal and abs(gold - answer) <= tolerance(gold))
 
 
 def tolerance(gold: Fraction) -> Fraction:
-    """Return half a unit of the sixth decimal place; for a gold below 0.1, of its sixth digit."""
+    """Return half a unit of the sixth decimal place; for a gold answer below 0.1, of its sixth digit."""
     scale = Fraction(1)
     while scale / 10 > abs(gold) > 0:
         scale /= 10
@@ -78,7 +78,7 @@ def tolerance(gold: Fraction) -> Fraction:
 
 
 def same_number(gold: Number, answer: Number) -> bool:
-    """Return whether they are equal: p% is p/100, and also p where the other states no percent sign.
+    """Return whether two numbers are equal: p% is p/100, and also p where the other states no percent sign.
 
     A gold of p accepts an answer of p% only above 1: `0.5%` is not what a gold of 0.5 means.
     """
