@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from oblrpo.errors import InputError
@@ -59,11 +60,9 @@ class Worker:
         if self._process is not None:
             _kill(self._process)
             for stream in (self._process.stdin, self._process.stdout):
-                try:
-                    if stream is not None:
-                        stream.close()
-                except OSError:  # what was not written is lost with the process
-                    pass
+                assert stream is not None
+                with suppress(OSError):  # what was not written is lost with the process
+                    stream.close()
             self._process.wait()
             self._process = None
 

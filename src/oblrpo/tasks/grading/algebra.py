@@ -67,6 +67,9 @@ def read(text: str) -> Any:
     Raises:
         Unreadable: the text is not one formula.
     """
+    exact = number(text)
+    if exact is not None and not exact.percent:
+        return sympy.Rational(exact.value.numerator, exact.value.denominator)
     if len(split_top(text, ",")) > 1:
         raise Unreadable("a list")
     for pattern, replacement in RENAMED:
