@@ -1,6 +1,7 @@
 """Prompts as text and as messages, and the precision and memory of a forward."""
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -114,7 +115,8 @@ def test_a_model_without_a_longest_length():
     tokenizer = byte_tokenizer()
     config = BloomConfig(vocab_size=len(tokenizer), hidden_size=8, n_layer=1, n_head=2)
     policy = Policy(BloomForCausalLM(config).eval(), tokenizer)
-    assert sample(policy, ["ab"], 1, 3, 1.0).completions
+    assert policy.longest == sys.maxsize
+    assert sample(policy, ["ab"], 2, 3, 1.0).sequences.completion_SC.shape[0] == 2
 
 
 def test_bfloat16_arithmetic_on_float32_weights(tiny_policy):

@@ -33,14 +33,12 @@ def test_the_answer_is_the_sum_of_the_terms():
 
 
 def test_hundreds_of_perturbed_answers_are_rejected(demonstrated):
-    task, rng, rejected = AdditionTask(), random.Random(0), 0
+    task, rng = AdditionTask(), random.Random(0)
     for problem, shown in demonstrated(task, 200):
         place = rng.randrange(len(shown.rpartition("=")[2])) + 1
         digit = rng.choice([digit for digit in "0123456789" if digit != shown[-place]])
         wrong = [shown[: len(shown) - place] + digit + shown[len(shown) - place + 1 :], shown[:-1], shown + shown[-1]]
         assert [task.reward(problem, text) for text in wrong] == [0.0] * 3
-        rejected += 3
-    assert rejected == 600
 
 
 def numbers(step):

@@ -71,15 +71,13 @@ def test_problems_have_the_numbers_and_a_target_in_range():
 
 
 def test_hundreds_of_perturbed_solutions_are_rejected(demonstrated):
-    task, rejected = CountdownTask(), 0
+    task = CountdownTask()
     for problem, shown in demonstrated(task, 100):
         question, _, target = problem.answer.rpartition(">")
         other = Problem("", f"{question}>{int(target) + 1}")
         wrong = [shown + "+0", "1*" + shown, re.sub("[0-9]+", lambda found: found[0] + "0", shown, count=1)]
         assert [task.reward(problem, text) for text in wrong] == [0.0] * 3
         assert task.reward(other, shown) == 0.0
-        rejected += 4
-    assert rejected == 400
 
 
 def test_every_plan_reaches_the_target_in_every_style():

@@ -20,6 +20,7 @@ from oblrpo.tasks.grading.normal import listed, tidy, without_unit
 from oblrpo.tasks.grading.number import number, same_number
 
 pytest.importorskip("math_verify")
+sympy = pytest.importorskip("sympy")
 
 RIGHT = [
     ("1/2", "0.5"), ("0.5", r"\frac{1}{2}"), ("1/2", r"\dfrac12"), (r"\frac12", "0.50"), ("0.5", r"50\%"),
@@ -35,7 +36,8 @@ RIGHT = [
     ("(5,8]", r"\left(5, 8\right]"), (r"(-\infty,4)\cup(9,\infty)", r"(9,\infty) \cup (-\infty, 4)"),
     (r"\begin{pmatrix} -1/5 \\ 3/5 \end{pmatrix}", r"\begin{bmatrix} -\frac15 \\ \frac35\end{bmatrix}"),
     ("x=5", "5"), ("5", "x=5"), (r"x \in [-3,8]", "[-3,8]"), ("y=4x+1", "y=1+4x"), (r"k \geqslant 3", r"k \ge 3"),
-    ("3x-2y+z+8=0", "6x-4y+2z+16=0"), (r"\text{Ottoline}", "ottoline"), (r"\text{(C)}", "C"),
+    ("3x-2y+z+8=0", "6x-4y+2z+16=0"), (r"m\frac{dv}{dt}+bv=f", r"bv+m\frac{dv}{dt}=f"),
+    (r"\text{Ottoline}", "ottoline"), (r"\text{(C)}", "C"),
     ("31_7", "31_{7}"), ("31_7", "31"),
     (r"90^\circ", "90"), (r"7.5 \text{ cents}", "7.5"), (r"12 \mbox{ inches}^2", r"12 \text{ in}^2"),
     ("18", r"18 \text{ eggs}"),
@@ -45,6 +47,13 @@ RIGHT = [
     ("114", r"\textbf{(114)}"), ("067", r"\mathbf{67}"),
     ("f(x)=2x", r"f{\left(x \right)} = 2 x"),
     ("np.arcsin(3/7)", r"\operatorname{asin}(3/7)"), (r"\ln 2", r"\log(2)"),
+    (r"\sqrt{3}", "sqrt(3)"), (r"2\sqrt{3}", "2*sqrt(3)"), (r"\sqrt{3}", "sqrt3"), ("1/2", "(1/2)"), ("5/2", "2 1/2"),
+    (r"\{1,2\}", r"\lbrace 2,1\rbrace"), ("1,2", "2{,}1"), ("x+1", r"\[1+x\]"), ("5", r"5 \text {cm}"),
+    ("90", r"90\degree"), ("90", "90\u00b0"), (r"x^2", "x\u00b2"), (r"1\pm\sqrt2", "1\u00b1\\sqrt2"), ("6", "2\u00b73"),
+    ("3e8", "3\u00d710^8"), (r"(0,\infty)", "(0,\u221e)"), (r"(0,1)\cup(2,3)", "(0,1)\u222a(2,3)"),
+    (r"x\geq2", "x\u22652"), (r"x\leq2", "x\u22642"), (r"90^\circ", "\u03c0/2"), ("1024", "2^{10}"), ("1/9", "3^{-2}"),
+    ("5/2", r"2\frac12"), ("x/2", r"\frac{x}2"), ("0.5", "x=1/2"),
+    ("10^3", "1,000"), ("1,000", r"\frac{2000}2"), ("1,000", "500+500"),
     (r"\frac{\pi}{2}", r"90^\circ"), (r"90^\circ", r"\frac{\pi}{2}"), (r"(3,\frac{\pi}{2})", r"(3, 90^\circ)"),
 ]  # fmt: skip
 WRONG = [
@@ -60,6 +69,7 @@ WRONG = [
     ("x=5", "x=6"), ("x=5", "6"), (r"k \geqslant 3", "k > 3"), ("5x-7y+4=0", "5x-7y-4=0"), ("5x-7y+4=0", "0=0"),
     (r"\text{(C)}", "D"), (r"\text{even}", "odd"), (r"21\mbox{ cm}^2", r"21\text{ km}^2"),
     ("3", r"3 \text{ million}"),
+    (r"m\frac{dv}{dt}+bv=f", r"w\frac{dv}{dt}+bv=f"), (r"m\frac{dv}{dt}+bv=f", "bv=f"),
     ("3", "3 or more"), (r"\lfloor\sqrt{n-3}\rfloor", r"\lfloor\sqrt{n+1}\rfloor"), ("PQ=STU", "PQ=VW"),
     (r"10^{-20}\sqrt{2}", r"2 \cdot 10^{-20}\sqrt{2}"), (r"m(\gamma^2-1)", r"m(\gamma-1)"), (r"E_1", r"E_2"),
     (r"\frac{\pi}{2}", r"60^\circ"), ("90", r"\frac{\pi}{2}"), (r"\frac{\pi}{2}", r"\frac{\pi}{2}^\circ"),
@@ -89,7 +99,7 @@ HOSTILE = {
     "null": "4\x002",
     "surrogate": "\ud800\udfff",
     "unbalanced": "}}}{{{ 42 }{ 7",
-    "code": "__import__('os').system('touch /tmp/oblrpo_was_here')",
+    "code": "__import__('os').system('true')",
     "eval": r"\text{eval}(open('/etc/passwd').read())",
     "lambda": "(lambda f: f(f))(lambda f: f(f))",
     "format": "{0.__class__.__mro__}",
@@ -166,6 +176,16 @@ def test_hostile_completions_are_wrong_and_bounded():
             True,
             False,
         ]
+
+
+@pytest.mark.parametrize("form", ["{}", "({},)", "x+{}", r"\frac{{{}}}{{2}}", r"\text{{{}}}", "$ {} $"])
+def test_no_answer_and_no_gold_is_run(verifier, form, tmp_path):
+    ran = tmp_path / "ran"
+    call = f"__import__('pathlib').Path('{ran}').touch()"
+    sympy.sympify(call, evaluate=False)  # the call is a real one: this way it does run
+    ran.unlink()
+    verifier.grade(["x+1", form.format(call)], [boxed(form.format(call)), boxed("x+1")])
+    assert not ran.exists()
 
 
 def test_a_gold_answer_that_hangs_is_a_timeout():

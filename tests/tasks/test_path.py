@@ -80,7 +80,7 @@ def test_problems_are_small_connected_graphs_with_routes_of_different_lengths():
 
 
 def test_hundreds_of_perturbed_routes_are_rejected(demonstrated):
-    task, rng, rejected = PathTask(), random.Random(0), 0
+    task, rng = PathTask(), random.Random(0)
     for problem, shown in demonstrated(task, 200):
         place = rng.randrange(1, len(shown))
         wrong = [
@@ -91,8 +91,6 @@ def test_hundreds_of_perturbed_routes_are_rejected(demonstrated):
             shown[:place] + "z" + shown[place:],
         ]
         assert [task.reward(problem, text) for text in wrong] == [0.0] * 5
-        rejected += 5
-    assert rejected == 1000
 
 
 def test_routes_are_all_simple_routes():

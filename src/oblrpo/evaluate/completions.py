@@ -1,4 +1,4 @@
-"""Grade a file of completions of a benchmark: read, check, grade, summarise."""
+"""The figures of a benchmark, from a file of completions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def remarks(result: dict[str, Any]) -> str:
-    """Return what could not be graded, and lengths where they are known, in a line."""
+    """Return one line on what could not be graded, and on lengths where they are known."""
     said = [f"{result[what]} {what}" for what in ("timeouts", "unparsable", "crashed")]
     if "mean_length" in result:
         said += [f"{result['mean_length']:.0f} tokens a completion", f"{result['clipped_ratio']:.1%} cut"]
@@ -90,7 +90,7 @@ def remarks(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Votes:
-    """How many completions of a problem gave the right answer, each wrong one, and none."""
+    """How many completions of a problem gave the right answer, how many each wrong answer, and how many none."""
 
     right: int
     others: list[int]
@@ -104,7 +104,7 @@ def evaluate_completions(
     verifier: MathVerifier,
     ks: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return benchmark, problems, samples, avg@k, pass@k, maj@k and the counts of what could not be graded.
+    """Return the figures of a benchmark, under the keys of its JSON: avg@k, pass@k, maj@k and what could not be graded.
 
     Raises:
         InputError: a k that is not from 1 to the number of completions a problem.
@@ -119,7 +119,10 @@ def evaluate_completions(
     )
     verdicts = [flat[row * n : (row + 1) * n] for row in range(len(problems))]
     correct = [sum(verdict.correct for verdict in row) for row in verdicts]
-    votes = count_votes(verdicts, verifier) if max(ks) > 1 else [Votes(c, [1] * (n - c), 0) for c in correct]
+    if max(ks) > 1:
+        votes = [count_votes(row, verifier) for row in verdicts]
+    else:  # in draws of one the wrong answers need not be told apart
+        votes = [Votes(c, [1] * (n - c), 0) for c in correct]
     reasons = Counter(verdict.reason for verdict in flat)
     return {
         "benchmark": name,
@@ -138,21 +141,17 @@ def _json(estimate: Estimate) -> dict[str, Any]:
     return {"value": estimate.value, "interval": list(estimate.interval) if estimate.interval else None}
 
 
-def count_votes(verdicts: Sequence[Sequence[Verdict]], verifier: MathVerifier) -> list[Votes]:
-    """Return the votes for each answer of each problem; equal answers in different spellings are one answer.
+def count_votes(verdicts: Sequence[Verdict], verifier: MathVerifier) -> Votes:
+    """Return the votes for each answer of one problem; equal answers in different spellings are one answer.
 
-    The right answers are one answer. A wrong one joins the first of the wrong answers so far that it equals.
+    The right answers are one answer. A wrong one joins the first wrong answer before it that it equals.
     """
-    return [_votes(row, verifier) for row in verdicts]
-
-
-def _votes(row: Sequence[Verdict], verifier: MathVerifier) -> Votes:
-    wrong = Counter(verdict.extracted for verdict in row if not verdict.correct and verdict.extracted)
+    wrong = Counter(verdict.extracted for verdict in verdicts if not verdict.correct and verdict.extracted)
     classes: dict[str, int] = {}
     for answer, count in wrong.items():
         known = list(classes)
         same = verifier.compare([(other,) for other in known], [answer] * len(known))
         first = next((other for other, verdict in zip(known, same, strict=True) if verdict.correct), answer)
         classes[first] = classes.get(first, 0) + count
-    silent = sum(not verdict.correct and not verdict.extracted for verdict in row)
-    return Votes(sum(verdict.correct for verdict in row), list(classes.values()), silent)
+    silent = sum(not verdict.correct and not verdict.extracted for verdict in verdicts)
+    return Votes(sum(verdict.correct for verdict in verdicts), list(classes.values()), silent)

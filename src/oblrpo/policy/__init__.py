@@ -1,4 +1,4 @@
-"""Causal language model and tokenizer, and the log-probability of whole completions."""
+"""The policy: a causal language model with its tokenizer, and the log-probability of whole completions."""
 
 from oblrpo.policy.load import check_policy, load_policy, make_policy
 from oblrpo.policy.model import Logps, Policy

@@ -1,4 +1,4 @@
-"""Low-rank adapters through PEFT: a few trained parameters beside a model that stays as it is."""
+"""Low-rank adapters by PEFT: a few trained parameters beside a model that stays as it is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ADAPTER = "adapter_config.json"
 
 
 def add_adapter(model: Any, config: PolicyConfig) -> Any:
-    """The model with new adapters in float32, which alone are trained.
+    """Return the model with new adapters in float32, which alone are trained.
 
-    They have no dropout: sampler and trainer must agree.
+    The adapters have no dropout, because sampler and trainer must agree.
 
     Raises:
         InputError: PEFT is not installed, or refuses the settings.
@@ -37,10 +37,10 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
 
 
 def base_of(folder: str) -> str | None:
-    """The model that the adapters in a folder belong to, or None if it holds no adapters.
+    """Return the model that the adapters in a folder belong to, or None if the folder holds no adapters.
 
     Raises:
-        InputError: the adapters do not say.
+        InputError: the adapters are damaged, or do not name their model.
     """
     file = Path(folder) / ADAPTER
     if not file.is_file():
@@ -55,10 +55,10 @@ def base_of(folder: str) -> str | None:
 
 
 def load_adapter(model: Any, folder: str) -> Any:
-    """The model with the adapters of a folder, to be trained on.
+    """Return the model with the adapters of a folder, ready to be trained on.
 
     Raises:
-        InputError: PEFT is not installed, or they do not fit.
+        InputError: PEFT is not installed, or the adapters do not fit the model.
     """
     peft = require_peft()
     try:
@@ -68,10 +68,10 @@ def load_adapter(model: Any, folder: str) -> Any:
 
 
 def require_peft() -> Any:
-    """The library.
+    """Return the module `peft`.
 
     Raises:
-        InputError: it is not installed.
+        InputError: PEFT is not installed.
     """
     if importlib.util.find_spec("peft") is None:
         raise InputError("adapters need PEFT; install it with: pip install 'oblrpo[lora]'")

@@ -20,21 +20,21 @@ from oblrpo.scores import Features, logit_norm2
 
 
 class Logps(NamedTuple):
-    """What one forward says of completions."""
+    """What one forward tells about completions."""
 
     logps_S: Tensor
     """Log-probability of each completion, differentiable."""
     logp_SC: Tensor
-    """Log-probability of each token, differentiable; whatever stands where there is none."""
+    """Log-probability of each token, differentiable; values at padding mean nothing."""
     entropy_SC: Tensor
     """Entropy of each token's distribution, without gradient."""
     logit_norm2_SC: Tensor | None
     """`scores.logit_norm2` of each token, without gradient, if asked for."""
     features: Features | None
-    """What proxies of score norms go by, without gradient, if asked for."""
+    """The features that proxies of score norms use, without gradient, if asked for."""
 
     def detached(self) -> Logps:
-        """The same without a graph."""
+        """Return the same without a graph."""
         return self._replace(logps_S=self.logps_S.detach(), logp_SC=self.logp_SC.detach())
 
 
@@ -46,25 +46,25 @@ class Policy:
     tokenizer: Any
     format: PromptFormat = field(default_factory=PromptFormat)
     bf16: bool = False
-    """Do arithmetic in bfloat16 (autocast) on weights that stay float32."""
+    """Whether arithmetic is done in bfloat16 (autocast), on weights that stay float32."""
     checkpointing: bool = False
-    """Keep only what enters each layer, and compute the rest again in the backward."""
+    """Whether only what enters each layer is kept, and the rest computed again in the backward."""
     name: str = ""
-    """Folder or hub name that it was loaded from; of adapters, theirs."""
+    """Folder or hub name that the model, or its adapters, were loaded from."""
 
     @property
     def rounds(self) -> bool:
-        """Whether it computes with fewer digits than float32."""
+        """Whether the policy computes with fewer digits than float32."""
         return self.bf16 or any(p.dtype in {torch.bfloat16, torch.float16} for p in self.model.parameters())
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device that the model is on."""
         return self.model.device  # type: ignore[no-any-return]
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Those that are trained."""
+        """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @property
@@ -76,11 +76,11 @@ class Policy:
 
     @property
     def longest(self) -> int:
-        """Most tokens the model can read; of one whose config names no limit (BLOOM), more than there are."""
+        """Most tokens the model can read; a huge number if its config names no limit, as BLOOM's."""
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize)
 
     def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of prompts, texts or messages.
+        """Return the token ids of prompts, which are texts or messages.
 
         Raises:
             InputError: a prompt is empty, or the chat template refuses it.
@@ -88,7 +88,7 @@ class Policy:
         return self.format.tokens(self.tokenizer, prompts)
 
     def encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
-        """Token ids of prompts, each with `room` tokens left in the model's context.
+        """Return the token ids of prompts, each of which leaves `room` tokens of the model's context.
 
         Raises:
             InputError: a prompt is empty or too long, or the chat template refuses it.
@@ -104,11 +104,11 @@ class Policy:
         return rows
 
     def pad_prompts(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask of prompts, padded on the left."""
+        """Return token ids and mask of prompts, padded on the left."""
         return pad(rows, self.tokenizer.pad_token_id, left=True, device=self.device)
 
     def sequences(self, prompts: Sequence[Prompt], completions: list[str]) -> Sequences:
-        """Given prompts and completions as tokens, an end token after each completion."""
+        """Return given prompts and completions as tokens, with an end token after each completion."""
         answers = [
             [*row, self.end_tokens[0]]
             for row in self.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
@@ -121,13 +121,13 @@ class Policy:
         )
 
     def logps(self, batch: Sequences, temperature: float = 1.0, features: bool = False) -> Logps:
-        """Log pi(o|q) of every completion, the entropy of its tokens, and, if asked for, what proxies go by.
+        """Return log pi(o|q) of every completion, the entropy of its tokens, and the features of proxies if asked for.
 
-        pi is the distribution that is sampled from: softmax(logits / temperature) token by token, the end token
-        included; a completion cut at its longest length ends without one.
+        The distribution pi is the one that is sampled from, softmax(logits / temperature) token by token, the end token
+        included. A completion that was cut at the longest length ends without one.
 
         Raises:
-            DivergedError: with `features`, one is NaN or infinite.
+            DivergedError: with `features`, a log-probability is NaN or infinite.
         """
         mask_ST = batch.mask_ST
         # Padding on the right needs no mask under causal attention; without one the fast attention kernels apply.
@@ -154,12 +154,12 @@ class Policy:
         return Logps((logp_SC * mask_SC).sum(1), logp_SC, entropy_SC, norm2_SC, known)
 
     def arithmetic(self) -> torch.autocast:
-        """The precision of forwards, the sampler's and the trainer's alike."""
+        """Return the context for the precision of forwards, the sampler's and the trainer's alike."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     @contextmanager
     def _layers_checkpointed(self) -> Iterator[None]:
-        """Layers checkpoint in training mode only: they are in it until they begin, and compute out of it."""
+        """Let layers checkpoint, which they do in training mode only: each leaves that mode as soon as it begins."""
         modules = (each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer))
         layers = [each for each in modules if each.gradient_checkpointing]
         functions = [layer._gradient_checkpointing_func for layer in layers]
@@ -184,7 +184,7 @@ class Policy:
 
 
 def _without_dropout(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """What checkpoints a layer, with the layer in eval mode; some call dropout themselves (OPT), not in modules."""
+    """Return a checkpoint function that computes the layer in eval mode: some layers call dropout themselves (OPT)."""
 
     def checkpointed(forward: Callable[..., Any], *inputs: Any) -> Any:
         def evaluate(*inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From prompts, text or messages, to the tokens that a policy goes on from."""
+"""Turning prompts, text or messages, into the tokens that a policy continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from oblrpo.errors import InputError
 
 Prompt = str | Sequence[Mapping[str, str]]
-"""Text, or messages with a role and a content."""
+"""A prompt is text, or messages with a role and a content."""
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class PromptFormat:
     """How prompts become tokens: text as it is, messages by the tokenizer's chat template."""
 
     chat: bool = False
-    """Show text to the model as a message of the user, too."""
+    """Whether text, too, is shown to the model as a message of the user."""
     system_prompt: str = ""
     """First message of a conversation that has no system message."""
     template_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, such as enable_thinking of Qwen3."""
 
     def tokens(self, tokenizer: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of each prompt.
+        """Return the token ids of each prompt.
 
         Raises:
             InputError: a prompt is empty, or the chat template is missing or refuses the messages.
@@ -44,7 +44,7 @@ class PromptFormat:
         return rows
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
-        """What the model reads.
+        """Return the text that the model reads.
 
         Raises:
             InputError: the chat template is missing or refuses the messages.

@@ -1,4 +1,4 @@
-"""A tokenizer of bytes, for policies built from nothing: one token a byte, so any text in any script."""
+"""A tokenizer with one token for each byte, so that a policy built from nothing can write any text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PAD, EOS = "<pad>", "<eos>"
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """258 tokens: padding, end of sequence, and the 256 bytes."""
+    """Return a tokenizer of 258 tokens: padding, end of sequence, and the 256 bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, *letters])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -21,11 +21,11 @@ def warm_start(
     """Maximise the mean token log-probability of demonstrated completions with AdamW and a cosine rate.
 
     Args:
-        policy: trained in place.
-        demonstrations: step -> prompts and completions.
-        steps: gradient steps.
-        learning_rate: peak rate.
-        progress: called with the step and its loss (nats a token).
+        policy: the policy, which is trained in place.
+        demonstrations: a function from the step to prompts and completions.
+        steps: the number of gradient steps.
+        learning_rate: the peak of the learning rate.
+        progress: a function that is called with each step and its loss, in nats a token.
     """
     optimizer = torch.optim.AdamW(policy.parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     for step in range(steps):

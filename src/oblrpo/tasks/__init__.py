@@ -19,7 +19,7 @@ TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in TAS
 
 
 def make_task(name: str, seed: int = 0, /, **parameters: object) -> Demonstrator:
-    """Return the built-in task of that name, or with `reasoning_gym/` before it that of reasoning-gym.
+    """Return the built-in task of that name; after `reasoning_gym/` the name is one of reasoning-gym's.
 
     Raises:
         InputError: no such task, no such parameter of it, or a parameter out of range.

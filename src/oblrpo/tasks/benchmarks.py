@@ -13,38 +13,41 @@ from oblrpo.tasks.sources import Row, keep_rows, read_hub, read_source
 from oblrpo.tasks.task import Problem
 
 TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
-"""What the policy is asked, unless told otherwise."""
+"""The default template of the prompts."""
 
 
 @dataclass(frozen=True)
 class BenchmarkProblem:
-    """One question; several gold answers must all be given."""
+    """One question with its gold answers, all of which must be given."""
 
     index: int
     """Row of the data, counted from 0 through all its files."""
     question: str
+    """The question as published."""
     golds: tuple[str, ...]
+    """The gold answers."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Where a benchmark lies on the hub, and how its rows are read."""
+    """Where a benchmark stands on the hub, and how its rows are read."""
 
     hub: tuple[str, str, str]
     """Dataset, configuration ("" for the only one), split."""
     questions: tuple[str, ...]
-    """Columns that may hold the question; the first that is there."""
+    """Columns that may hold the question; the first one that is there is read."""
     golds: Callable[[Row, str], tuple[str, ...]]
+    """Returns the gold answers of a row; the text says where the row stands."""
     train: str = ""
-    """Split on the hub that is meant for training, if there is one."""
+    """Split on the hub that is meant for training; empty if there is none."""
 
 
 def load_benchmark(
     name: str, files: Sequence[str] = (), split: str = "", where: Mapping[str, object] | None = None
 ) -> list[BenchmarkProblem]:
-    """Return the problems of a named benchmark, from files as published one after the other, or else from the hub.
+    """Return the problems of a named benchmark, from its published files in the order given, or else from the hub.
 
-    `split`: of the data set on the hub, if not the one that is reported on. `where`: columns and the values kept.
+    `split` is a split on the hub other than the one that is reported on. `where` names columns and the values to keep.
 
     Raises:
         InputError: no such benchmark, a row that does not fit it (named by file, line and column), or as `read_source`.
@@ -64,10 +67,10 @@ def load_benchmark(
 
 
 def to_train_on(problems: Sequence[BenchmarkProblem], template: str) -> list[Problem]:
-    """Return them as problems of a task; `template` holds {prompt}, where the question goes.
+    """Return the problems of a benchmark as those of a task; the question replaces {prompt} in the template.
 
     Raises:
-        InputError: a bad template.
+        InputError: the template has no {prompt}.
     """
     check_template(template)
     return [

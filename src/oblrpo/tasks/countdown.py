@@ -89,7 +89,11 @@ def reaches(numbers: Sequence[int], target: int, text: str) -> bool:
 
 
 def spend(expression: str, left: list[int]) -> Fraction:
-    """Return the value of the expression and remove the numbers it uses from `left`; ValueError if it cannot."""
+    """Return the value of the expression, and remove the numbers that it uses from `left`.
+
+    Raises:
+        ValueError: it is no expression, or uses a number that is not left.
+    """
     value, used = evaluate(expression)
     for number in used:
         left.remove(number)

@@ -1,4 +1,4 @@
-"""Any task of the library reasoning-gym: procedurally generated problems, scored by rules of their own.
+"""The tasks of the library reasoning-gym: procedurally generated problems, scored by rules of their own.
 
 Stojanovski et al., Reasoning Gym: Reasoning Environments for RL with Verifiable Rewards, arXiv 2505.24760.
 """
@@ -27,13 +27,13 @@ GIVE_UP_AFTER = 200
 
 
 class ReasoningGymTask(GeneratedTask):
-    """A data set of reasoning-gym, which runs in a process of its own: nothing of it, nor an answer, runs in this one.
+    """A data set of reasoning-gym, which runs in a process of its own.
 
     The answer of a problem is its place in the data set and its example answer, as JSON.
     """
 
     def __init__(self, name: str, seed: int = 0, /, prompt_template: str = TEMPLATE, **configuration: Any) -> None:
-        """Set the name without prefix, what is asked, and the data set's own configuration.
+        """Set the name without its prefix, the template of the prompts, and the data set's own configuration.
 
         Raises:
             InputError: reasoning-gym is not installed, does not know the name or refuses the configuration.
@@ -98,7 +98,7 @@ class ReasoningGymTask(GeneratedTask):
         return [scores[pair] for pair in pairs]
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """Return the example answer, each word with a slip with probability `noise`; in tags if the template has them.
+        """Return the example answer, in tags if the template has them; each word has a slip with probability `noise`.
 
         Raises:
             InputError: the problem has no example answer.
@@ -132,7 +132,7 @@ class ReasoningGymTask(GeneratedTask):
 
 
 def final_answer(completion: str) -> str:
-    """Return what stands between the last tags <answer> and </answer>, without tags everything; stripped."""
+    """Return what stands between the last tags <answer> and </answer>, or everything if there are no tags."""
     before, closing, _ = completion.rpartition("</answer>")
     _, opening, answer = before.rpartition("<answer>")
     return (answer if closing and opening else completion).strip()

@@ -27,7 +27,7 @@ REFUSED = {
     "game_of_life_halting": "it gives every answer that is not empty the full score",
     "puzzle24": "it does not check which numbers an answer uses, so that one answer solves every problem",
 }
-"""Data sets whose rewards say nothing, or that are none, and why."""
+"""Data sets that cannot be trained on, and why."""
 
 _NUMBERS = r"[\d\s+*/()-]|\.(?!\s*[a-z])"
 _FUNCTIONS = "a?(?:sin|cos|tan|sec|csc|cot)h?|exp|log|ln|sqrt|Abs|pi"
@@ -51,18 +51,18 @@ EVALUATED = {
 }
 """Data sets whose scorers hand text to Python's eval, and what an answer must look like to reach them.
 
-None lets an attribute through, nor a call but of the functions named above or of a single letter (sympy knows E, I, N,
-O, Q and S). What they let through can take long, or much memory, at most.
+No pattern lets an attribute through, or a call of anything but the functions named above and single letters (sympy
+knows E, I, N, O, Q and S). What they let through can at most take long, or much memory.
 """
 
 _guarded = False
 
 
 def _guard(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse to compile text while an answer is scored; in case a scorer of another version evaluates answers too.
+    """Refuse to compile text while an answer is scored, in case a scorer of another version evaluates answers too.
 
     Raises:
-        PermissionError: it is tried; scorers take that for an answer they cannot read.
+        PermissionError: text was to be compiled; scorers take this for an answer that they cannot read.
     """
     if _guarded and event == "compile":
         raise PermissionError("answers are not evaluated")
@@ -87,10 +87,10 @@ def _entry(name: str, configuration: str, seed: int, index: int) -> dict[str, An
 
 
 def check(name: str, configuration: str) -> None:
-    """Refuse what reasoning-gym does not know, and configurations that it refuses.
+    """Check that reasoning-gym knows the name and accepts the configuration.
 
     Raises:
-        InputError: it does.
+        InputError: the name is unknown or cannot be trained on, or the configuration is refused.
     """
     from reasoning_gym.factory import DATASETS
 
@@ -119,7 +119,7 @@ def check(name: str, configuration: str) -> None:
 
 
 def draw(name: str, configuration: str, seed: int, index: int) -> list[str | None]:
-    """Return question and example answer, which some problems lack; the question is None if there is no problem."""
+    """Return question and example answer, which some problems lack; if there is no problem, None and the reason."""
     try:
         entry = _entry(name, configuration, seed, index)
     except Exception as error:  # some generators give up on some seeds
@@ -131,7 +131,7 @@ def draw(name: str, configuration: str, seed: int, index: int) -> list[str | Non
 
 
 def load(name: str, configuration: str, seed: int, index: int) -> None:
-    """Make the problem, so that the clock of a score counts the score alone."""
+    """Make the problem, so that the time of a score is that of the scoring alone."""
     _entry(name, configuration, seed, index)
 
 
@@ -152,7 +152,7 @@ def score(name: str, configuration: str, seed: int, index: int, answer: str) -> 
 
 
 def reply(message: list[Any]) -> Any:
-    """Answer [one of the functions above, its arguments ...]; {"refused": why} where it raises InputError."""
+    """Return what the function named first in the message returns, or {"refused": why} if it raises InputError."""
     function, *arguments = message
     functions: dict[str, Callable[..., Any]] = {"check": check, "draw": draw, "load": load, "score": score}
     try:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 
 def rouge_l(reference: str, text: str) -> float:
-    """Return F1 = 2 L / (m + n), L the longest common subsequence of m and n words, lower-cased, without stemming.
+    """Return F1 = 2 L / (m + n), L the length of the longest common subsequence of the m and n words.
 
-    The words are those of the package rouge-score, and so are the figures. A longer text raises n and so must earn its
+    Words and figures are those of the package rouge-score without stemming. A longer text raises n and so must earn its
     length; a text without words gives 0.
     """
     wanted, given = words(reference), words(text)
@@ -21,7 +21,7 @@ def words(text: str) -> list[str]:
 
 
 def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return its length, in one operation on an integer of len(first) bits for each word of `second`.
+    """Return the length of the longest common subsequence, by one operation on len(first) bits for each later word.
 
     Hyyro 2004, "Bit-parallel LCS-length computation revisited": a zero bit marks a row at which the length grows.
     """

@@ -38,7 +38,7 @@ class SummariseTask:
         self._train = [problem for place, problem in placed if place >= HELDOUT_FRACTION]
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
-        """Return the `size` passages of one step: a piece of an epoch's permutation, again and again if it is larger.
+        """Return the `size` passages of one step, a piece of an epoch's permutation; a larger size repeats passages.
 
         Raises:
             InputError: `size` is not positive.

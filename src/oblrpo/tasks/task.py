@@ -17,17 +17,17 @@ class Problem:
     """One question."""
 
     prompt: str | Messages
-    """What the policy goes on from: text as it is, or messages for its chat template."""
+    """What the policy continues: text as it is, or messages for its chat template."""
     answer: str
-    """What the verifier needs, or the reference answer, as text."""
+    """The reference answer, or whatever else the verifier needs, as text."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """What else a reward may need, by the name of its argument."""
+    """Whatever else a reward may need, by the name of its argument."""
     question: str = ""
-    """The prompt before it was put into a template; empty: the prompt."""
+    """The prompt before it was put into a template; empty if there was no template."""
 
     @property
     def text(self) -> str:
-        """The prompt as text; of messages, what they say."""
+        """The prompt as text; messages become their contents, a line each."""
         return self.prompt if isinstance(self.prompt, str) else "\n".join(each["content"] for each in self.prompt)
 
 
@@ -41,7 +41,7 @@ class Task(Protocol):
 
     @property
     def default_rewards(self) -> Sequence[str]:
-        """Names of the rewards that apply unless others are asked for; `task` is its own."""
+        """Names of the rewards that apply unless others are asked for; `task` is the task's own."""
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the `size` problems of one training step, a pure function of seed, step and size."""

@@ -1,4 +1,4 @@
-"""Mathematical answers: where they stand in a completion, and whether they equal the gold answer."""
+"""Grading mathematical answers: finding them in a completion, and comparing them with the gold answer."""
 
 from oblrpo.tasks.grading.extract import extract_answer, last_box
 from oblrpo.tasks.grading.verifier import MathVerifier, Verdict

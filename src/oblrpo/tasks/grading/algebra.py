@@ -1,4 +1,4 @@
-"""Equality of two formulas by math-verify. Runs in the worker: whatever is read here may hang or exhaust memory."""
+"""Equality of two formulas by math-verify. Runs in the worker, because reading a formula may hang or use up memory."""
 
 import random
 import re
@@ -13,7 +13,7 @@ from sympy.core.relational import Equality, Relational
 from oblrpo.tasks.grading.normal import split_top
 from oblrpo.tasks.grading.number import number, tolerance
 
-# Pinned, so that another version's defaults change nothing. Units, boxes and lists are our own work.
+# Pinned, so that another version's defaults change nothing. Units, boxes and lists are compared before.
 NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
 )
@@ -23,7 +23,7 @@ CONVERSION = ConversionConfig(
     interpret_contains_as_eq=True,
     lowercase_symbols=False,
 )
-# math-verify's own: decimal places (decimals are made rational before), digits of numeric evaluation.
+# As in math-verify: decimal places (decimals are made rational before), and digits of numeric evaluation.
 ROUNDING, PRECISION = 6, 15
 # Names that the parser takes for something else: \gamma for Euler's constant, E_1 for the number e.
 RENAMED = [
@@ -39,19 +39,19 @@ class Unreadable(Exception):  # noqa: N818  (a verdict on the text)
 
 
 def same_formula(gold: str, answer: str) -> bool:
-    """Return whether two tidy formulas are equal; a gold decimal is compared with a formula's value to 6 places.
+    """Return whether two tidy formulas are equal; a gold answer that is a decimal is compared to 6 places.
 
     Raises:
-        Unreadable: the answer, or the gold, is not a formula.
+        Unreadable: the answer or the gold answer is not a formula.
     """
     if r"\ln" in gold and r"\log" in answer:  # beside a gold with ln, log means the same; alone it has base 10
         answer = re.sub(r"\\log(?![A-Za-z]|\s*_)", r"\\ln", answer)
-    wanted, given = read(gold), read(answer)
-    if isinstance(wanted, Relational) or isinstance(given, Relational):
-        return isinstance(wanted, Relational) and isinstance(given, Relational) and _same_relation(wanted, given)
-    decimal = number(gold)
+    given, decimal = read(answer), number(gold)
     if decimal is not None and decimal.decimal:
         return _rounds_to(given, decimal.value)
+    wanted = read(gold)
+    if isinstance(wanted, Relational) or isinstance(given, Relational):
+        return isinstance(wanted, Relational) and isinstance(given, Relational) and _same_relation(wanted, given)
     difference = _differ(wanted, given)
     if difference is True:
         return False
@@ -62,11 +62,14 @@ def same_formula(gold: str, answer: str) -> bool:
 
 
 def read(text: str) -> Any:
-    """Return the formula with decimals as rationals, `i` as the imaginary unit and `e` as Euler's number.
+    """Return the formula, with decimals as rationals, `i` as the imaginary unit and `e` as Euler's number.
 
     Raises:
-        Unreadable: it is not one formula.
+        Unreadable: the text is not one formula.
     """
+    exact = number(text)
+    if exact is not None and not exact.percent:
+        return sympy.Rational(exact.value.numerator, exact.value.denominator)
     if len(split_top(text, ",")) > 1:
         raise Unreadable("a list")
     for pattern, replacement in RENAMED:
@@ -82,6 +85,9 @@ def read(text: str) -> Any:
         formula = formula.xreplace({x: sympy.Rational(str(x)) for x in formula.atoms(sympy.Float)})
         constants = {"i": sympy.I, "e": sympy.E}
         formula = formula.xreplace({x: constants[x.name] for x in formula.free_symbols if x.name in constants})
+        # `dv/dt` of a v that does not say how it depends on t is an unknown; sympy takes it for 0.
+        unknown = [x for x in formula.atoms(sympy.Derivative) if x.doit() == 0]
+        formula = formula.xreplace({x: sympy.Symbol(str(x), real=True) for x in unknown})
     except RecursionError:
         raise Unreadable("too deep") from None
     except Exception as error:  # a parser of foreign text raises whatever it likes
@@ -92,7 +98,7 @@ def read(text: str) -> Any:
 
 
 def _same_relation(gold: Any, answer: Any) -> bool:
-    """Equations are equal if their differences of sides are proportional; inequalities as math-verify has it."""
+    """Return whether two equations are multiples of each other; inequalities are compared by math-verify."""
     if isinstance(gold, Equality) and isinstance(answer, Equality):
         left, right = sympy.expand((gold.lhs - gold.rhs).doit()), sympy.expand((answer.lhs - answer.rhs).doit())
         ratio = sympy.simplify(left / right) if right != 0 else sympy.nan

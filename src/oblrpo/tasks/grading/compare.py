@@ -1,4 +1,4 @@
-"""Whether an answer equals the gold answer: structure and numbers here, formulas by the `algebra` that is handed in."""
+"""Whether an answer equals the gold answer: structure and numbers are compared here, formulas by a function given."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from oblrpo.tasks.grading.normal import closes, key, listed, split_top, tidy, wi
 from oblrpo.tasks.grading.number import number, same_number
 
 Algebra = Callable[[str, str], bool]
-"""Whether two tidy formulas (gold, answer) are equal; may raise `NeedsAlgebra` to say that it cannot be told here."""
+"""Returns whether two tidy formulas (gold, answer) are equal; it may raise `NeedsAlgebra` if it cannot tell."""
 
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix)\}(.*)\\end\{\1\}", re.DOTALL)
 _NAME = re.compile(
@@ -18,12 +18,12 @@ _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _BASE = re.compile(r"(\d+)_\{?\d+\}?|([0-9A-F]+)_\{?1[1-6]\}?")
 
 
-class NeedsAlgebra(Exception):  # noqa: N818  (no error: an answer of "ask somebody else")
-    """Only computer algebra can tell."""
+class NeedsAlgebra(Exception):  # noqa: N818  (a reply, not an error)
+    """Only computer algebra can tell whether the formulas are equal."""
 
 
 class Group(NamedTuple):
-    """A structured answer: what kind it is, its items, and whether their order counts."""
+    """A structured answer: its kind, its items, and whether their order counts."""
 
     kind: str
     items: list[str]
@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
 
 def equal(golds: Sequence[str], answer: str, algebra: Algebra) -> bool:
-    """Return whether the answer is the gold answer, or, for several golds, lists them all once and nothing else.
+    """Return whether the answer is the gold answer; for several golds, whether it lists each once and nothing else.
 
     Whatever `algebra` raises passes through.
     """
@@ -64,7 +64,6 @@ def _same(gold: str, answer: str, algebra: Algebra) -> bool:
 
 
 def _same_scalars(gold: str, answer: str, algebra: Algebra) -> bool:
-    gold, answer = _bare(gold), _bare(answer)
     gold_number, answer_number = number(gold), number(answer)
     if gold_number is None or answer_number is None:
         gold, gold_unit = without_unit(gold) if gold_number is None else (gold, "")
@@ -83,11 +82,6 @@ def _same_scalars(gold: str, answer: str, algebra: Algebra) -> bool:
 
 def _radians(text: str, unit: str) -> str:
     return rf"({text}) \cdot \frac{{\pi}}{{180}}" if unit else text
-
-
-def _bare(text: str) -> str:
-    """Return `(5)` without its brackets."""
-    return text[1:-1].strip() if text.startswith("(") and closes(text) == len(text) - 1 else text
 
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:

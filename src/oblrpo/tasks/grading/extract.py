@@ -1,6 +1,8 @@
-"""Find the final answer in a completion. Every step is linear in the text, and the text is cut first."""
+"""Finding the final answer in a completion. Every step is linear in the text, and the text is cut first."""
 
 import re
+
+from oblrpo.tasks.grading.normal import levels
 
 # An answer stands at the end; what comes before this many characters is not read.
 MAX_TEXT = 20_000
@@ -44,29 +46,20 @@ _JOINT = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*", re.IGNORECASE)
 def extract_answer(completion: str) -> str | None:
     r"""Return the answer: the last \boxed{}, else after `####` or `answer is`, else the last formula or number.
 
-    None if there is none, if the last box is never closed, or if it is longer or nested deeper than any answer.
+    The result is None if there is no answer, if the last box is never closed, or if the answer is too long or deep.
     """
     text = _CONTROL.sub(" ", completion[-MAX_TEXT:])
     answer = last_box(text) if _BOX.search(text) else _unboxed(text)
     if answer is None:
         return None
     answer = answer.strip().strip("*").strip()
-    return answer if answer and len(answer) <= MAX_ANSWER and depth(answer) <= MAX_DEPTH else None
+    return answer if answer and len(answer) <= MAX_ANSWER and max(levels(answer)) <= MAX_DEPTH else None
 
 
 def last_box(text: str) -> str | None:
     r"""Return what the last \boxed{} holds; None if there is no box, or if the last one is never closed."""
     boxes = list(_BOX.finditer(text))
     return _boxed(text, boxes[-1].end()) if boxes else None
-
-
-def depth(text: str) -> int:
-    """Return how many brackets lie within each other at most."""
-    now = most = 0
-    for character in text:
-        now += (character in "([{") - (character in ")]}")
-        most = max(most, now)
-    return most
 
 
 def _boxed(text: str, start: int) -> str | None:

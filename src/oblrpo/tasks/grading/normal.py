@@ -1,25 +1,22 @@
-"""One spelling for LaTeX that is spelled in many ways, and what an answer is made of: lists, brackets, units."""
+"""One spelling for the many of LaTeX, and the parts of an answer: lists, brackets, words, units."""
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import accumulate
 
 _UNICODE = str.maketrans(
     {
         "\u2212": "-",
         "\u2013": "-",
-        "\u00a0": " ",
         "\u00b0": r"^\circ ",
         "\u00b1": r"\pm ",
         "\u00b2": "^2 ",
         "\u00b3": "^3 ",
         "\u00b7": r"\cdot ",
-        "\u00d7": r"\times ",
         "\u03c0": r"\pi ",
         "\u221e": r"\infty ",
         "\u222a": r"\cup ",
-        "\u2260": r"\neq ",
-        "\u2264": r"\leq ",
-        "\u2265": r"\geq ",
     }
 )
 _FUNCTIONS = "(?:arc|a)?(?:sin|cos|tan)|(?:sin|cos|tan)h|exp|ln|log|max|min|gcd"
@@ -35,24 +32,17 @@ _SUBSTITUTIONS = [
         (rf"\\(?:operatorname|mathrm|text)\*?\s*\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1"),
         (r"\\(?:mbox|text(?:bf|it|rm|normal|tt|sf)|math(?:rm|bf|it|sf|tt)|operatorname)(?![A-Za-z])\s*", r"\\text"),
         (r"\\text\s+\{", r"\\text{"),
-        (r"\\(?:geqslant|ge)(?![A-Za-z])", r"\\geq"),
-        (r"\\(?:leqslant|le)(?![A-Za-z])", r"\\leq"),
-        (r"\\ne(?![A-Za-z])", r"\\neq"),
         (r"\^\s*\{\s*\\circ\s*\}|\\degrees?(?![A-Za-z])|\^\s*\\circ", r"^\\circ"),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\{,\}", ","),
-        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
-        (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
-        (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
         # Greek and functions that programs write without a backslash, numpy's among them
         (r"\bnp\.", ""),
-        (rf"(?<![\\A-Za-z])({_FUNCTIONS}|pi|infty)(?![A-Za-z])", r"\\\1"),
+        (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (rf"(?<![\\A-Za-z])({_FUNCTIONS}|pi|infty|sqrt)(?![A-Za-z])", r"\\\1"),
         (r"\\a(sin|cos|tan)(?![A-Za-z])", r"\\arc\1"),
         # sympy writes f{\left(x \right)}
         (r"(?<![A-Za-z\\])([A-Za-z])\s*\{\s*(\([^(){}]*\))\s*\}", r"\1\2"),
-        (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt"),
         (r"\s+", " "),
     ]
 ]
@@ -108,7 +98,7 @@ _MEASURES = {
 
 @lru_cache(maxsize=4096)
 def tidy(text: str) -> str:
-    """Return the text with one spelling for each of the many of fractions, spaces, delimiters and relations."""
+    """Return the text with one spelling for fractions, spaces, delimiters and functions, where there are many."""
     text = text.translate(_UNICODE)
     for pattern, replacement in _SUBSTITUTIONS:
         text = pattern.sub(replacement, text)
@@ -129,7 +119,7 @@ def _wrapping(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def key(text: str) -> str:
-    """Return what two tidy texts share if they differ in spaces and needless braces only."""
+    """Return a text that is the same for tidy texts that differ only in spaces and needless braces."""
     text = re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])", "\\1\0", text)
     text = re.sub(r"(?<=\d) (?=\d)", "\0", text)
     text = text.replace(" ", "").replace("\0", " ")
@@ -138,12 +128,12 @@ def key(text: str) -> str:
 
 def closes(text: str) -> int:
     """Return where the bracket that opens `text` is closed, whatever its kind; -1 if nowhere."""
-    level = 0
-    for place, character in enumerate(text):
-        level += (character in "([{") - (character in ")]}")
-        if level == 0:
-            return place
-    return -1
+    return next((place for place, level in enumerate(levels(text)) if level == 0), -1)
+
+
+def levels(text: str) -> Iterator[int]:
+    """Yield how many brackets are open after each character."""
+    return accumulate((character in "([{") - (character in ")]}") for character in text)
 
 
 def split_top(text: str, separator: str, *, thousands: bool = False) -> list[str]:

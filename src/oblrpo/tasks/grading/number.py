@@ -1,4 +1,4 @@
-"""Numbers as answers are written, exactly."""
+"""Numbers as they are written in answers, read exactly."""
 
 import re
 from dataclasses import dataclass
@@ -14,18 +14,17 @@ TOLERANCE = Fraction(5, 10**7)
 _PLAIN = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)"
 _TEN = r"(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d{1,4})))"
 _DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([-+]?\d{{1,4}})|{_TEN})?", re.ASCII)
-_POWER = re.compile(r"(\d{1,10})\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|(\d))", re.ASCII)
 _FRACTION = re.compile(
     rf"\\frac\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}|()({_PLAIN})\s*/\s*()({_PLAIN})",
     re.ASCII,
 )
-_MIXED = re.compile(r"(\d+)\s*(?:\\frac\{(\d+)\}\{(\d+)\}| (\d+)/(\d+))", re.ASCII)
+_MIXED = re.compile(r"(\d+) (\d+)/(\d+)", re.ASCII)
 _PERCENT = re.compile(r"\s*\\?%$|\s*(?:\\text\{\s*)?percent(?:\s*\})?$")
 
 
 @dataclass(frozen=True)
 class Number:
-    """A rational number, whether it was written as a decimal, and whether a percent sign followed."""
+    """A rational number, with whether it was written as a decimal, and whether a percent sign followed."""
 
     value: Fraction
     decimal: bool
@@ -34,7 +33,7 @@ class Number:
 
 @lru_cache(maxsize=4096)
 def number(text: str) -> Number | None:
-    r"""Return the number that a tidy text is: `-1,234.5`, `4e21`, `3 \times 10^{8}`, `2^{10}`, `\frac{1}{2}`, `8\%`."""
+    r"""Return the number that a tidy text is: `-1,234.5`, `4e21`, `3 \times 10^{8}`, `\frac{1}{2}`, `1 1/2`, `8\%`."""
     if len(text) > MAX_DIGITS:
         return None
     body = _PERCENT.sub("", text)
@@ -45,7 +44,7 @@ def number(text: str) -> Number | None:
         value = _value(body)
     except (ZeroDivisionError, ValueError):
         return None
-    decimal = bool(re.search(r"\.|\d[eE]|10\s*\^", body)) and not _POWER.fullmatch(body)
+    decimal = bool(re.search(r"\.|\d[eE]|10\s*\^", body))
     return None if value is None else Number(sign * value, decimal, percent)
 
 
@@ -53,14 +52,11 @@ def _value(body: str) -> Fraction | None:
     if found := _DECIMAL.fullmatch(body):
         exponent = int(found[2] or found[3] or found[4] or 0)
         return _plain(found[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
-    if found := _POWER.fullmatch(body):
-        exponent = int(found[2] or found[3])
-        return Fraction(int(found[1])) ** exponent if abs(exponent) <= MAX_EXPONENT else None
     if found := _FRACTION.fullmatch(body):
         minus, top, other, bottom = found.groups()[:4] if found[2] else found.groups()[4:]
         return (-1 if minus != other else 1) * _plain(top) / _plain(bottom)
     if found := _MIXED.fullmatch(body):
-        return int(found[1]) + Fraction(int(found[2] or found[4]), int(found[3] or found[5]))
+        return int(found[1]) + Fraction(int(found[2]), int(found[3]))
     return None
 
 
@@ -69,12 +65,12 @@ def _plain(text: str) -> Fraction:
 
 
 def close(gold: Fraction, answer: Fraction, *, decimal: bool) -> bool:
-    """Return whether they are equal; if the gold is a decimal, to `tolerance`."""
+    """Return whether two values are equal; if the gold answer is a decimal, up to `tolerance`."""
     return gold == answer or (decimal and abs(gold - answer) <= tolerance(gold))
 
 
 def tolerance(gold: Fraction) -> Fraction:
-    """Return half a unit of the sixth decimal place; for a gold below 0.1, of its sixth digit."""
+    """Return half a unit of the sixth decimal place; for a gold answer below 0.1, of its sixth digit."""
     scale = Fraction(1)
     while scale / 10 > abs(gold) > 0:
         scale /= 10
@@ -82,14 +78,12 @@ def tolerance(gold: Fraction) -> Fraction:
 
 
 def same_number(gold: Number, answer: Number) -> bool:
-    """Return whether they are equal: p% is p/100, and also p where the other states no percent sign.
+    """Return whether two numbers are equal: p% is p/100, and also p where the other states no percent sign.
 
     A gold of p accepts an answer of p% only above 1: `0.5%` is not what a gold of 0.5 means.
     """
+    as_written = close(gold.value, answer.value, decimal=gold.decimal)
     if gold.percent == answer.percent:
-        return close(gold.value, answer.value, decimal=gold.decimal)
-    if answer.percent:
-        as_share = close(gold.value, answer.value / 100, decimal=gold.decimal)
-        return as_share or (abs(answer.value) > 1 and close(gold.value, answer.value, decimal=gold.decimal))
-    as_share = close(gold.value / 100, answer.value, decimal=gold.decimal)
-    return as_share or close(gold.value, answer.value, decimal=gold.decimal)
+        return as_written
+    shares = [number.value / 100 if number.percent else number.value for number in (gold, answer)]
+    return close(*shares, decimal=gold.decimal) or (as_written and (gold.percent or abs(answer.value) > 1))

@@ -1,10 +1,9 @@
-"""Grade completions against gold answers, formulas in worker processes with a hard time limit each."""
+"""Grading completions against gold answers; formulas are compared in processes with a hard time limit."""
 
 import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, cast
 
 from oblrpo.errors import InputError
@@ -17,7 +16,7 @@ Reason = Literal["ok", "timeout", "unparsable", "crashed"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The grade of one completion; `reason` is "ok" when it could be graded, whether right or wrong."""
+    """The grade of one completion. `reason` is "ok" if it could be graded, whether right or wrong."""
 
     correct: bool
     reason: Reason
@@ -32,7 +31,7 @@ class MathVerifier:
     """
 
     def __init__(self, processes: int = 1, seconds: float = 5.0) -> None:
-        """Start nothing yet: a worker starts with the first formula it is needed for.
+        """Set the number of processes and the time limit; a process starts with the first formula that needs it.
 
         Raises:
             InputError: math-verify is not installed, or a parameter is not positive.
@@ -49,9 +48,7 @@ class MathVerifier:
     def __enter__(self) -> "MathVerifier":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -60,7 +57,7 @@ class MathVerifier:
             worker.stop()
 
     def grade(self, golds: Sequence[Sequence[str] | str], completions: Sequence[str]) -> list[Verdict]:
-        """Return one verdict a completion; several golds for one must all be listed, in any order.
+        """Return a verdict for each completion; one with several golds must list them all, in any order.
 
         Raises:
             InputError: golds and completions are not equally many, or an entry has no gold.
@@ -75,7 +72,7 @@ class MathVerifier:
         return self.compare(wanted, answers)
 
     def compare(self, golds: Sequence[tuple[str, ...]], answers: Sequence[str | None]) -> list[Verdict]:
-        """Return one verdict an answer that was extracted before; None is unparsable."""
+        """Return a verdict for each answer, extracted before; None is unparsable."""
         asked = list(dict.fromkeys((g, a) for g, a in zip(golds, answers, strict=True) if a is not None))
         known = {pair: verdict for pair in asked if (verdict := _without_algebra(*pair)) is not None}
         hard = [pair for pair in asked if pair not in known]

@@ -1,15 +1,15 @@
-"""The process that grades; see `oblrpo.workers`."""
+"""The process that compares formulas; see `oblrpo.workers`."""
 
 from typing import Any
 
 from oblrpo.workers import serve
 
-# What a grading may use; a tower of exponents takes all there is.
+# Address space of the process; a tower of exponents takes all there is.
 MEMORY = 2 << 30
 
 
 def grade(golds: list[str], answer: str) -> str:
-    """Return "right", "wrong", or "unparsable" if an unreadable formula decided."""
+    """Return "right", "wrong", or "unparsable" if it is wrong and a formula could not be read."""
     from oblrpo.tasks.grading.algebra import Unreadable, same_formula
     from oblrpo.tasks.grading.compare import equal
 
@@ -29,7 +29,7 @@ def grade(golds: list[str], answer: str) -> str:
 
 
 def reply(message: Any) -> str:
-    """Return the grade of [golds, answer]; no text may end the worker."""
+    """Return the grade of [golds, answer]; no text may end the process."""
     try:
         return grade(*message)
     except Exception:  # MemoryError and RecursionError among them
