@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import tyro
-import yaml
 
 from oblrpo.constraints import MAY_CHANGE, Idle, Range
-from oblrpo.yaml_files import read_yaml
+from oblrpo.yaml_files import read_yaml, yaml_line
 
 Mapping = Annotated[
     dict[str, Any],
@@ -18,7 +17,7 @@ Mapping = Annotated[
         metavar="YAML",
         instance_from_str=lambda words: read_yaml(words[0], words[0]),
         is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [yaml.safe_dump(value, default_flow_style=True).strip()],
+        str_from_instance=lambda value: [yaml_line(value)],
     ),
 ]
 """Further arguments by name; on the command line one word of YAML, such as '{momentum: 0.9}'."""

@@ -1,4 +1,4 @@
-"""YAML settings, read safely."""
+"""YAML settings, read safely and written alike everywhere."""
 
 from __future__ import annotations
 
@@ -65,3 +65,16 @@ def read_yaml_file(path: Path | Traversable) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as text ({' '.join(str(error).split())}).") from None
     return read_yaml(text, str(path))
+
+
+def yaml_text(value: Any, short_lists: bool = False) -> str:
+    """Settings as YAML, one a line in their own order; with `short_lists`, plain lists on one line."""
+    flow = None if short_lists else False
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=flow)
+    return text
+
+
+def yaml_line(value: Any) -> str:
+    """A value as one line of YAML, with keys in order, as somebody writes it on the command line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    return text.removesuffix("...\n").strip()

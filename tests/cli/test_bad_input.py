@@ -4,8 +4,10 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from oblrpo import cli
 from oblrpo.config import TrainConfig
 from oblrpo.constraints import refuse_idle
 from oblrpo.settings import RECIPES, load_recipe, recipe_settings
@@ -276,3 +278,27 @@ def test_names_are_not_taken_for_markup(small_run, tmp_path):
 @pytest.mark.slow
 def test_out_of_memory(small_run):
     complained(small_run(hidden_size=2**22, num_attention_heads=2), "out of memory", "prompts_per_micro_batch")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
+            True,
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("an illegal memory access was encountered"), False),
+        (RuntimeError("Pin memory thread exited unexpectedly"), False),
+    ],
+)
+def test_only_an_allocation_that_failed_is_out_of_memory(monkeypatch, capsys, error, told):
+    def fail(argv):
+        raise error
+
+    monkeypatch.setattr(cli, "dispatch", fail)
+    with pytest.raises(SystemExit if told else type(error)) as caught:
+        cli.main()
+    assert ("out of memory" in capsys.readouterr().err) == told
+    assert caught.value is error or caught.value.code == 2

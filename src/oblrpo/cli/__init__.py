@@ -40,12 +40,13 @@ def main() -> None:
     except InputError as error:
         Console(stderr=True, soft_wrap=True).print(f"oblrpo: {error}", style="bold red", markup=False, highlight=False)
         raise SystemExit(2) from None
-    except RuntimeError as error:
-        if "memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not _out_of_memory(error):
             raise
+        what = (str(error).splitlines() or ["no memory for Python's own objects"])[0][:200]
         print(
-            f"oblrpo: out of memory ({str(error).splitlines()[0][:200]}); lower prompts_per_micro_batch, "
-            "prompts_per_step, max_completion_length or the model's size.",
+            f"oblrpo: out of memory ({what}); lower prompts_per_micro_batch, prompts_per_step, max_completion_length "
+            "or the model's size.",
             file=sys.stderr,
         )
         raise SystemExit(2) from None
@@ -55,6 +56,12 @@ def main() -> None:
     except KeyboardInterrupt as stop:
         print(f"oblrpo: {stop or 'interrupted.'}", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed: by torch's class of such errors on a GPU, by its allocator's name on a CPU."""
+    failed = {"OutOfMemoryError", "MemoryError"} & {kind.__name__ for kind in type(error).__mro__}
+    return bool(failed) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def dispatch(argv: list[str]) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-import yaml
 from rich.console import Console
 
 from oblrpo.config import Mapping
 from oblrpo.errors import InputError
+from oblrpo.yaml_files import yaml_text
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _describe(plan: Any) -> None:
     from oblrpo.compare.conductor import check
 
     check(plan)
-    print(yaml.safe_dump(plan.spec.as_mapping(), sort_keys=False, allow_unicode=True, default_flow_style=None))
+    print(yaml_text(plan.spec.as_mapping(), short_lists=True))
     print(f"{plan.count()} runs, {plan.processes()} at a time")
     for variant in plan.spec.variants:
         for each in plan.search(variant):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-import yaml
 from rich.console import Console
 
 from oblrpo.config import TrainConfig
 from oblrpo.constraints import refuse_idle
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings import flags_in, flatten, load_recipe, recipe_settings, with_settings
+from oblrpo.yaml_files import yaml_text
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run(argv: list[str]) -> None:
     console = Console(soft_wrap=True, markup=False)
     trainer = Trainer(command.config, command.resume)
     if command.dry_run:
-        print(yaml.safe_dump(flatten(command.config), sort_keys=False) + "\n" + trainer.describe())
+        print(yaml_text(flatten(command.config)) + "\n" + trainer.describe())
         return
     try:
         with Progress(console) as progress:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from oblrpo.compare import charts
 from oblrpo.compare.summary import Summary
 from oblrpo.compare.table import HEADS, difference, interval, lines, notes, p_value, window
@@ -13,6 +11,7 @@ from oblrpo.report import html
 from oblrpo.report.html import text
 from oblrpo.runs import write_atomically
 from oblrpo.settings import flatten
+from oblrpo.yaml_files import yaml_text
 
 
 def write_page(summary: Summary, folder: Path) -> Path:
@@ -76,7 +75,7 @@ def _settings(summary: Summary) -> str:
         [text(v.name), f"<code>{text(_flow(v.settings))}</code>", text(", ".join(f"{r:g}" for r in v.learning_rates))]
         for v in spec.variants
     ]
-    base = yaml.safe_dump(flatten(spec.base_config), sort_keys=False, allow_unicode=True)
+    base = yaml_text(flatten(spec.base_config))
     seeds = ", ".join(map(str, spec.seeds))
     return (
         f"<h2>Settings</h2>{html.table(('variant', 'changes', 'rates'), rows)}<p>Seeds {seeds}.</p>"

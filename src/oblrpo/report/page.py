@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-import yaml
-
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
@@ -17,6 +15,7 @@ from oblrpo.report.html import text
 from oblrpo.report.record import Record, read_run
 from oblrpo.runs import write_atomically
 from oblrpo.settings import flatten
+from oblrpo.yaml_files import yaml_line
 
 LAST = 20
 """Steps over which the figures at the end are averaged."""
@@ -68,7 +67,7 @@ def _state(record: Record, reload_seconds: int) -> str:
     told = f"finished, {steps} steps" if record.finished else f"step {record.done} of {steps}"
     told_of = [record.settings.get(key) for key in ("algorithm", "model", "data")]
     about = " · ".join(
-        text(_flow(each)) for each in [*told_of, *([] if told_of[-1] else [record.settings.get("task")])] if each
+        text(yaml_line(each)) for each in [*told_of, *([] if told_of[-1] else [record.settings.get("task")])] if each
     )
     live = f" · live: this page is read anew every {reload_seconds} s" if reload_seconds else ""
     return f"<p><small>{about} · {told}{live}</small></p>"
@@ -122,7 +121,11 @@ def _settings(record: Record) -> str:
     """Show what differs from the defaults, and everything as it was resolved."""
     usual = flatten(TrainConfig())
     changed = [
-        [f"<code>{text(key)}</code>", f"<code>{text(_flow(value))}</code>", f"<code>{text(_flow(usual[key]))}</code>"]
+        [
+            f"<code>{text(key)}</code>",
+            f"<code>{text(yaml_line(value))}</code>",
+            f"<code>{text(yaml_line(usual[key]))}</code>",
+        ]
         for key, value in record.settings.items()
         if key in usual and value != usual[key]
     ]
@@ -131,9 +134,3 @@ def _settings(record: Record) -> str:
         html.table(("changed", "here", "default"), changed)
         + f"<details><summary>All settings, as in config.yaml</summary><pre>{whole}</pre></details>"
     )
-
-
-def _flow(value: object) -> str:
-    """Write a value as YAML on one line."""
-    plain = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
-    return plain.removesuffix("...\n").strip()

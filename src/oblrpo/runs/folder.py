@@ -10,14 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from oblrpo.config import TrainConfig
 from oblrpo.constraints import may_change_on_resume
 from oblrpo.errors import InputError
 from oblrpo.runs import atomic
 from oblrpo.settings import flatten, with_settings
-from oblrpo.yaml_files import read_yaml_file
+from oblrpo.yaml_files import read_yaml_file, yaml_text
 
 Metrics = dict[str, Any]
 
@@ -53,7 +51,7 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig) -> None:
         """Write `config.yaml`."""
-        text = yaml.safe_dump(flatten(config), sort_keys=False, allow_unicode=True)
+        text = yaml_text(flatten(config))
         atomic.write_atomically(self.config_file, text)
 
     def saved_config(self) -> TrainConfig:

@@ -13,9 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from oblrpo.errors import InputError, did_you_mean
+from oblrpo.yaml_files import yaml_text
 
 Values = dict[str, float | str]
 
@@ -64,7 +63,7 @@ class TensorBoard:
         purge = {"purge_step": self.lacks} if self.lacks else {}
         self._writer: Any = SummaryWriter(str(opening.folder / "tensorboard"), **purge)
         if not purge:
-            lines = yaml.safe_dump(opening.settings, sort_keys=False, allow_unicode=True).splitlines()
+            lines = yaml_text(opening.settings).splitlines()
             self._writer.add_text("config", "\n".join(f"    {line}" for line in lines))  # indented: code, in Markdown
 
     def log(self, step: int, values: Values) -> None:
