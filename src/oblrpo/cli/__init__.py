@@ -34,6 +34,7 @@ def main() -> None:
     Raises:
         SystemExit: 2 after one sentence about what the user can mend, 130 when interrupted, 1 when nobody reads.
         RuntimeError: a fault of ours, or of a library.
+        MemoryError: never; it is told.
     """
     try:
         dispatch(sys.argv[1:])
