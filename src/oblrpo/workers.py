@@ -140,7 +140,7 @@ class Worker:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process and its group: a child that it left behind would hold the pipe that we read from."""
+    """Kill a process that nobody has waited for, and its group: a child of it would hold the pipe that we read from."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (AttributeError, OSError):  # Windows has no groups; this one may have ended
