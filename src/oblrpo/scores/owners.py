@@ -21,14 +21,14 @@ class Slot:
         self.forget()
 
     def forget(self) -> None:
-        """A new forward begins."""
+        """Forget the last forward, because a new one begins."""
         self.calls = 0
         self.tokens = 0
         self.only_lookups = True
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the gradient."""
+        """Shape of the parameter's gradient, or of its slice."""
         return self.parameter.shape if self.index is None else self.parameter.shape[1:]
 
     @contextmanager
