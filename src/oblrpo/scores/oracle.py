@@ -25,7 +25,7 @@ def norm2(model: nn.Module, logps_S: Tensor) -> Tensor:
 
 
 def accumulate(model: nn.Module, logps_S: Tensor, coef_S: Tensor, group_size: int = 1) -> Tensor:
-    """Add to `.grad` and return each group's squared norm, (S / G,), as `ScoreTape.accumulate` does, by loop autograd."""
+    """Add to `.grad` by loop autograd; return each group's squared norm, (S / G,), as `ScoreTape.accumulate` does."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     per_sequence = scores(model, logps_S)
     group_norm2 = []

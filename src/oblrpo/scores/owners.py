@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo.scores.experts import Forward, forward_for
+from oblrpo.scores.graphs import is_compiled
 from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, rule_for
 
 
@@ -130,10 +131,15 @@ def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
     """Every module with trainable parameters of its own.
 
     Raises:
-        UnsupportedModelError: there is none, one has no rule, or sequences mix in a BatchNorm.
+        UnsupportedModelError: there is none, one has no rule, one is compiled, or sequences mix in a BatchNorm.
     """
     owners = {}
     for name, module in model.named_modules():
+        if is_compiled(module):
+            raise UnsupportedModelError(
+                f"{name or 'the model itself'} is compiled (torch.compile), which hides its layers from the tape; "
+                "record the model uncompiled."
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             raise UnsupportedModelError(f"{name}: a BatchNorm in training mode mixes sequences; call its eval().")
         own = {key: p for key, p in module.named_parameters(recurse=False) if p.requires_grad}

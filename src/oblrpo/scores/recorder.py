@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Dispatch
-from oblrpo.scores.graphs import compiled_module, foreign_functions, foreign_hooks, why_nothing_was_recorded
+from oblrpo.scores.graphs import foreign_functions, foreign_hooks, why_nothing_was_recorded
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Owner, SharedPrompt, Slot, owners_of_trainable_parameters, shared_prompts
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, linear, rule_for, wrapped_by_fsdp
@@ -34,12 +34,10 @@ class Recorder:
     """The hooks on one model, and the taps of one forward."""
 
     def __init__(self, model: nn.Module) -> None:
-        refuse_compiled(model)
         self.model = model
         self._owners = owners_of_trainable_parameters(model)
-        self.root = torch.zeros(
-            (), requires_grad=True, device="cpu"
-        )  # reached from every tap, so that each runs in the backward
+        # Reached from every tap, so that each runs in the backward.
+        self.root = torch.zeros((), requires_grad=True, device="cpu")
         self.receiver = Receiver()
         self._handles: list[RemovableHandle] = []
         self._prompts: list[SharedPrompt] = []
@@ -71,7 +69,6 @@ class Recorder:
         """
         if self.active:
             raise RuntimeError("this tape is already recording; use one `with` at a time.")
-        refuse_compiled(self.model)
         self._owners = owners_of_trainable_parameters(self.model)
         self.batch_rows = self.tokens = None
         self._gathered = {}
@@ -302,16 +299,3 @@ def rows_to_check(sequences: int, device: torch.device) -> Tensor:
     """About half of the rows, (S,), such that in another order they are hardly ever the same rows."""
     golden = 0.6180339887
     return (torch.arange(sequences, device=device, dtype=torch.float64) * golden) % 1 >= 0.5
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Refuse a model that torch.compile has compiled.
-
-    Raises:
-        UnsupportedModelError: it has.
-    """
-    name = compiled_module(model)
-    if name is not None:
-        raise UnsupportedModelError(
-            f"{name} is compiled (torch.compile), which hides its layers from the tape; record the model uncompiled."
-        )
