@@ -64,7 +64,7 @@ def test_sequences_that_mix_are_refused_by_the_layer_below(head):
             logp_ST = chunked_logps(model[1], hidden, ids_ST)
         else:
             logp_ST = model[1](hidden).log_softmax(-1).gather(2, ids_ST[..., None])[..., 0]
-        with pytest.raises(UnsupportedModelError, match="^0: .* sequences mix"):
+        with pytest.raises(UnsupportedModelError, match=r"^0: .* sequences mix"):
             tape.record(logp_ST.sum(1))
 
 

@@ -16,28 +16,28 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 22
-"""Temporary products are made as many sequences or groups at a time as fit this many elements, or one."""
+"""How many elements a temporary product may have; it is made for as many sequences or groups at a time as fit."""
 
 
 class _Matrix:
-    """What can be read off the right factor."""
+    """The sizes of a matrix share, as its right factor tells them."""
 
     right: Tensor
     rows: int
 
     @property
     def columns(self) -> int:
-        """C."""
+        """Number of columns, C."""
         return self.right.shape[-1]
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """Number of tokens, T."""
         return self.right.shape[1]
 
     @property
     def sequences(self) -> int:
-        """S."""
+        """Number of sequences, S."""
         return self.right.shape[0]
 
 
@@ -83,7 +83,7 @@ class Recomputed(_Matrix):
 
     @property
     def room(self) -> int:
-        """Elements a sequence that are made before use."""
+        """How many elements must be made for each sequence before the share can be used."""
         return self.tokens * self.rows
 
     def of(self, rows: slice) -> Outer:
@@ -99,7 +99,7 @@ class Vector:
 
     @property
     def sequences(self) -> int:
-        """S."""
+        """Number of sequences, S."""
         return self.value_SC.shape[0]
 
 
@@ -121,7 +121,7 @@ def multiply_out(parts: list[Contribution], rows: slice, out: Tensor | None = No
 
 
 def elements(parts: list[Contribution]) -> int:
-    """What it takes to multiply out one sequence's gradient: its own elements, and those of factors made on the way."""
+    """How many elements multiplying out one sequence's gradient takes, factors made on the way included."""
     outers = matrices(parts)
     if not outers:
         return vector_total(parts).shape[1]
@@ -157,12 +157,12 @@ def group_sums(
 
 
 def scaled(rows: Tensor, scale: Tensor | None) -> Tensor:
-    """Rows times scale, if there is one."""
+    """The rows times the scale, or the rows themselves where there is no scale."""
     return rows if scale is None else rows * scale
 
 
 def _group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
-    """Gradients of the whole groups in `rows`, (groups, R, C); of a single one, as few sequences at once as need be."""
+    """Gradients of whole groups, (groups, R, C), from as few sequences at once as a single group needs."""
     pieces = [rows]
     if rows.stop - rows.start == group_size:
         some = chunks(group_size, max(part.room for part in parts))
@@ -178,7 +178,7 @@ def _group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, gr
 
 
 def sketch(parts: list[Contribution], directions_RK: Tensor) -> Tensor:
-    """Directions' G_s, shape (S, K, C): a few random combinations of the gradient's rows.
+    """A few random combinations of each gradient's rows, directions' G_s, shape (S, K, C).
 
     One set of directions for all parts of a parameter keeps their cross terms.
     """
@@ -195,7 +195,7 @@ def _sketch_one(part: Matrix, directions_RK: Tensor) -> Tensor:
 
 
 LINE = 1024
-"""Squares are summed in lines of so many first: one long float32 sum in sequence loses digits."""
+"""How many squares are summed first, in a line of their own: one long float32 sum in sequence loses digits."""
 
 
 def row_norm2(rows: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def chunks(count: int, elements: int) -> Iterator[slice]:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """As float32 or wider: sums of shorter types are not rounded on the way."""
+    """The tensor in float32 or wider, so that sums of shorter types are not rounded on the way."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -255,7 +255,7 @@ def matrices(parts: list[Contribution]) -> list[Matrix]:
 
 
 def joined(parts: list[Matrix]) -> list[Matrix]:
-    """Parts of one kind as one part with more tokens (a head called on chunks of tokens): fewer cross terms."""
+    """The parts with those of one kind joined to one of more tokens, which leaves fewer cross terms."""
     result: list[Matrix] = [part for part in parts if isinstance(part, Recomputed)]
     for lookup in (False, True):
         same = [part for part in parts if isinstance(part, Outer) and part.is_lookup is lookup]
@@ -303,7 +303,7 @@ def _scaled(rows_STC: Tensor, coef_S: Tensor) -> Tensor:
 def _group_sums_of_lookups(
     parts: list[Matrix], coef_S: Tensor | None, group_size: int, grad: Tensor, scale: Tensor | None
 ) -> Tensor:
-    """`group_sums` for embeddings: only the rows that occur are touched."""
+    """The same as `group_sums` for embeddings, where only the rows that occur are touched."""
     (part,) = joined(parts)
     assert isinstance(part, Outer)
     if coef_S is not None:

@@ -24,11 +24,11 @@ class Dispatch:
     """Which slice of a batched weight saw which tokens."""
 
     index: int
-    """Of the expert."""
+    """Index of the expert."""
     token_N: Tensor
-    """Positions of its tokens."""
+    """Positions of the expert's tokens, (N,)."""
     tokens: int
-    """Of how many flattened ones."""
+    """Number of flattened tokens that the positions count in."""
 
 
 Tap: TypeAlias = Callable[[str, Tensor, Tensor, Dispatch | None], Tensor]
@@ -113,7 +113,7 @@ def experts_forward(path: str, module: nn.Module) -> Forward:
 
 
 def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Tokens sorted by expert, one pair of products an expert."""
+    """The experts' forward with its tokens sorted by expert, and one pair of products an expert."""
     experts, tokens = module.gate_up_proj.shape[0], len(hidden_states)
     expert_N, order_N = top_k_index.flatten().sort(stable=True)
     token_N = order_N // top_k_index.shape[1]

@@ -12,7 +12,10 @@ from oblrpo.scores.contributions import Contribution, Matrix, Outer, matrices, v
 
 
 def gram_of_parts(parts: list[Contribution]) -> Tensor:
-    """<G_a, G_b> of one parameter's gradients, (S, S): multiplied out, a block of rows at a time; S^2 R C products."""
+    """Inner products <G_a, G_b> of one parameter's gradients, (S, S).
+
+    Gradients are multiplied out, a block of rows at a time, which takes S^2 R C products.
+    """
     outers = matrices(parts)
     if not outers:
         return gram_of_rows(vector_total(parts))
@@ -27,7 +30,7 @@ def gram_of_parts(parts: list[Contribution]) -> Tensor:
 
 
 def gram_of_rows(rows_SN: Tensor) -> Tensor:
-    """<x_a, x_b>, (S, S)."""
+    """Inner products <x_a, x_b> of all pairs of rows, (S, S)."""
     flat = rows_SN.flatten(1)
     gram_SS = flat.new_zeros(len(flat), len(flat))
     for block in contributions.chunks(flat.shape[1], len(flat)):
@@ -47,14 +50,14 @@ class CountSketch:
         self.seed, self.dimensions = seed, dimensions
 
     def generator(self, *key: int) -> torch.Generator:
-        """Random numbers of this block."""
+        """The generator of a block's buckets and signs."""
         mixed = self.seed
         for part in key:
             mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
         return torch.Generator("cpu").manual_seed(mixed)
 
     def add(self, sketch_SL: Tensor, rows_SN: Tensor, generator: torch.Generator) -> None:
-        """Add a block."""
+        """Add a block of coordinates, (S, N), to the sketch, (S, L)."""
         N, device = rows_SN.shape[1], rows_SN.device
         bucket_N = torch.randint(self.dimensions, (N,), generator=generator, device="cpu").to(device)
         sign_N = random_signs((N,), generator).to(rows_SN)
@@ -62,7 +65,7 @@ class CountSketch:
 
 
 class Sketch(NamedTuple):
-    """Which sketch: see `ScoreTape.sketch`."""
+    """The arguments of a sketch, as `ScoreTape.sketch` explains them."""
 
     seed: int
     directions: int = 16
@@ -92,13 +95,13 @@ class Sketcher:
 
 
 def random_signs(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Independent +1 or -1, on the CPU."""
+    """Independent random signs, +1 or -1, on the CPU."""
     signs: Tensor = 2.0 * torch.randint(2, shape, generator=generator, device="cpu") - 1
     return signs
 
 
 def _compact(parts: list[Outer]) -> list[Outer]:
-    """With rows that occur only, if all parts are lookups."""
+    """The parts, if all are lookups with only the rows that occur."""
     if not all(part.is_lookup for part in parts):
         return parts
     index_N, inverse = torch.unique(torch.cat([part.left.flatten() for part in parts]), return_inverse=True)

@@ -29,12 +29,9 @@ def foreign_hooks() -> bool:
     return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
 
 
-def compiled_module(model: nn.Module) -> str | None:
-    """Name of a module that torch.compile has compiled, or None."""
-    for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            return name or "the model itself"
-    return None
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has compiled the module, as a twin of it or in place."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def why_nothing_was_recorded(logps_S: Tensor, ran_without_gradients: bool) -> str:

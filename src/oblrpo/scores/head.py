@@ -16,7 +16,9 @@ from oblrpo.scores.taps import Use
 
 
 def chunked_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log softmax(head(hidden_t) / temperature)[target_t], shape (S, T), a few sequences' logits at a time.
+    """Log-probability of each target token, (S, T), from a few sequences' logits at a time.
+
+    It is log softmax(head(hidden_t) / temperature)[target_t].
 
     The backward makes the logits again, and so do a tape's norms and gradient: about one more head product each, for
     S T V numbers less. Inside a `ScoreTape` of the model the head counts as called. What the model does to logits after
@@ -123,7 +125,7 @@ def _logit_gradients(
     bias: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """D sum_t grad_t logp_t / d head output = grad_t (onehot(target_t) - softmax) / temperature, (S, T, V)."""
+    """Gradient at the head's output, grad_t (onehot(target_t) - softmax) / temperature, (S, T, V)."""
     share_ST1 = (wide(grad_ST) / temperature)[..., None]
     left = (_logits(hidden, weight, bias, temperature) - normaliser_ST[..., None]).exp_().mul_(-share_ST1)
     return left.scatter_add_(-1, target_ST[..., None], share_ST1)

@@ -54,7 +54,7 @@ class Layout:
             self._stray = stray if self._stray is None else self._stray + stray
 
     def strays(self) -> bool:
-        """Whether any did."""
+        """Whether any token that belongs to no sequence mattered."""
         return self._stray is not None and bool(self._stray)
 
     def rows_at(self, position_N: Tensor, count: int) -> Tensor:
@@ -74,7 +74,7 @@ class Layout:
 
 
 def _rows_of(sequence_N: Tensor, sequences: int) -> Tensor:
-    """(S, T') positions of each sequence's entries in their order, padded with -1.
+    """Positions of each sequence's entries in their order, (S, T'), padded with -1.
 
     Raises:
         ValueError: an id is too large.
@@ -92,7 +92,7 @@ def _rows_of(sequence_N: Tensor, sequences: int) -> Tensor:
 
 
 def take(rows: Tensor, index_ST: Tensor) -> Tensor:
-    """rows[index], zero where the index is -1."""
+    """The rows at the index, and zeros where the index is -1."""
     taken = rows[index_ST.clamp(min=0)]
     missing_ST = index_ST < 0
     return taken.masked_fill(missing_ST.view(*missing_ST.shape, *[1] * (taken.ndim - 2)), 0)

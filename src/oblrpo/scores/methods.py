@@ -12,7 +12,7 @@ from oblrpo.scores.owners import Slot
 from oblrpo.scores.stores import Factors, NormsOnly, PerSequence, Projected, Store
 
 METHODS = ("auto", "gram", "instantiate", "folds", "two_pass", "projected", "streamed")
-"""What `ScoreTape(method=...)` takes."""
+"""The names that `ScoreTape(method=...)` takes."""
 
 
 def choose(

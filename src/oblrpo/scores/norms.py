@@ -56,7 +56,7 @@ def gram_is_cheaper(tokens: int, rows: int, columns: int) -> bool:
 
 
 def _norm2_one(part: Matrix, multiply: bool | None) -> Tensor:
-    """||G_s||^2 of one part by the cheapest exact way."""
+    """Squared norms ||G_s||^2 of one part, by the exact way that costs least."""
     if isinstance(part, Outer) and part.is_lookup:
         return _norm2_lookup(part)
     if _by_gram(part, multiply):
@@ -114,7 +114,7 @@ def total_norm2(all_parts: Iterable[list[Contribution]], multiply: bool | None =
 
 
 def _norm2_lookup(part: Outer) -> Tensor:
-    """||G_s||^2 of an embedding: add up the rows that share an index, then square; O(S T C)."""
+    """Squared norms of an embedding's gradients: rows that share an index are added up, then squared; O(S T C)."""
     S = part.sequences
     owner_S = torch.arange(S, device=part.left.device)
     key_N, rows_NC = sum_equal_rows(part, owner_S[:, None])
@@ -122,7 +122,7 @@ def _norm2_lookup(part: Outer) -> Tensor:
 
 
 def _inner(first: Matrix, second: Matrix) -> Tensor:
-    """<G_first,s, G_second,s> = sum_tu (left left')_tu (right right')_tu of two parts; shape (S,)."""
+    """Inner products of two parts, sum_tu (left left')_tu (right right')_tu, shape (S,)."""
     if first.is_lookup:
         first, second = second, first
     elements = max(first.tokens * second.tokens, *(p.tokens * p.rows for p in (first, second) if not p.is_lookup))
@@ -138,6 +138,6 @@ def _inner(first: Matrix, second: Matrix) -> Tensor:
 
 
 def _columns_at(dense_STR: Tensor, index_SU: Tensor) -> Tensor:
-    """dense[s, t, index[s, u]], shape (S, T, U)."""
+    """The columns of `dense` that the index names, dense[s, t, index[s, u]], shape (S, T, U)."""
     S, T, _ = dense_STR.shape
     return dense_STR.gather(2, index_SU[:, None, :].expand(S, T, index_SU.shape[1]))

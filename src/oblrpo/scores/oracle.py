@@ -13,19 +13,19 @@ from torch.func import functional_call, grad, vmap
 
 
 def scores(model: nn.Module, logps_S: Tensor) -> list[list[Tensor]]:
-    """grad_theta logps_S[s] for every sequence by loop autograd: a list over s of a list over trainable parameters."""
+    """Scores grad_theta logps_S[s] by loop autograd: a list over s of a list over trainable parameters."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = [torch.autograd.grad(logp, parameters, retain_graph=True, allow_unused=True) for logp in logps_S]
     return [[torch.zeros_like(p) if g is None else g for p, g in zip(parameters, row, strict=True)] for row in rows]
 
 
 def norm2(model: nn.Module, logps_S: Tensor) -> Tensor:
-    """|| grad_theta logps_S[s] ||^2, shape (S,), one backward per sequence."""
+    """Squared score norms || grad_theta logps_S[s] ||^2, shape (S,), from one backward per sequence."""
     return torch.stack([_norm2(score) for score in scores(model, logps_S)])
 
 
 def accumulate(model: nn.Module, logps_S: Tensor, coef_S: Tensor, group_size: int = 1) -> Tensor:
-    """`ScoreTape.accumulate` by loop autograd: adds to `.grad`, returns each group's squared norm, (S / G,)."""
+    """Add to `.grad` by loop autograd; return each group's squared norm, (S / G,), as `ScoreTape.accumulate` does."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     per_sequence = scores(model, logps_S)
     group_norm2 = []
@@ -39,7 +39,7 @@ def accumulate(model: nn.Module, logps_S: Tensor, coef_S: Tensor, group_size: in
 
 
 def norm2_vmap(model: nn.Module, logp_of_row: Callable[..., Tensor], *batch: Tensor) -> Tensor:
-    """|| grad_theta logp_of_row(model, *row) ||^2 by `torch.func`, shape (S,).
+    """Squared score norms || grad_theta logp_of_row(model, *row) ||^2 by `torch.func`, shape (S,).
 
     Args:
         model: a module that `torch.func` can trace (transformers models need `attn_implementation="eager"`).

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo.scores.experts import Forward, forward_for
+from oblrpo.scores.graphs import is_compiled
 from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, rule_for
 
 
@@ -21,14 +22,14 @@ class Slot:
         self.forget()
 
     def forget(self) -> None:
-        """A new forward begins."""
+        """Forget the last forward, because a new one begins."""
         self.calls = 0
         self.tokens = 0
         self.only_lookups = True
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the gradient."""
+        """Shape of the parameter's gradient, or of its slice."""
         return self.parameter.shape if self.index is None else self.parameter.shape[1:]
 
     @contextmanager
@@ -130,10 +131,15 @@ def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
     """Every module with trainable parameters of its own.
 
     Raises:
-        UnsupportedModelError: there is none, one has no rule, or sequences mix in a BatchNorm.
+        UnsupportedModelError: there is none, one has no rule, one is compiled, or sequences mix in a BatchNorm.
     """
     owners = {}
     for name, module in model.named_modules():
+        if is_compiled(module):
+            raise UnsupportedModelError(
+                f"{name or 'the model itself'} is compiled (torch.compile), which hides its layers from the tape; "
+                "record the model uncompiled."
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             raise UnsupportedModelError(f"{name}: a BatchNorm in training mode mixes sequences; call its eval().")
         own = {key: p for key, p in module.named_parameters(recurse=False) if p.requires_grad}

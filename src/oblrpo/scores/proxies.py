@@ -22,21 +22,21 @@ from torch import Tensor
 from oblrpo.scores.contributions import chunks
 
 LENGTH_EXPONENT = 1.6
-"""||grad log pi||^2 grew as T^1.6 where it was measured."""
+"""The power of T that ||grad log pi||^2 grew with where it was measured."""
 
 LOGIT_NORM2_FLOOR = 1e-12
-"""Below it 1 - pi is within float32's rounding of 0, and so are exact norms that were computed in float32."""
+"""The least logit norm that counts: below it 1 - pi is within float32's rounding of 0, and so are exact norms."""
 
 NO_SPREAD = 1e-9
-"""Log-weights that differ by less, root mean square, are equal up to rounding."""
+"""The root mean square below which log-weights are equal up to rounding."""
 
 LARGEST_LOG_WEIGHT = math.log(1e30)
-"""Predictions stay within 1e-30 and 1e30, so that a wild extrapolation is no zero or infinity in float32."""
+"""The bound of predicted log-weights, so that a wild extrapolation is no zero or infinity in float32."""
 
 
 @torch.no_grad()
 def logit_norm2(logits_STV: Tensor, ids_ST: Tensor, temperature: float = 1.0) -> Tensor:
-    """|| d log pi(id_t) / d z_t ||^2 = 1 - 2 pi(id_t) + sum_v pi_v^2 for every token, (S, T), without gradient.
+    """Squared norm of d log pi(id_t) / d z_t, 1 - 2 pi(id_t) + sum_v pi_v^2, of every token, (S, T), as a constant.
 
     z = logits / temperature are the scaled logits, of which pi is the softmax; divided by temperature^2 it is the norm
     for the logits themselves. Summed as (sum of the others)^2 + sum of their squares, so that a token of probability
@@ -75,13 +75,13 @@ class Features:
     """
 
     length_S: Tensor
-    """Tokens."""
+    """Number of tokens."""
     logit_norm2_S: Tensor
-    """`logit_norm2`."""
+    """Sum of `logit_norm2`."""
     logps_S: Tensor
-    """log pi(o|q), nats."""
+    """The completion's log pi(o|q), in nats."""
     entropy_S: Tensor
-    """Entropy of the distributions that the tokens were drawn from, nats."""
+    """Sum of the entropies of the distributions that the tokens were drawn from, in nats."""
 
     def __post_init__(self) -> None:
         shapes = {name: tuple(each.shape) for name, each in vars(self).items()}
@@ -112,22 +112,22 @@ class Features:
 
 
 def length(features: Features) -> Tensor:
-    """W = T. Hao et al. 2025 (OPO), arXiv 2505.23585: tokens' scores as if orthogonal and of one norm."""
+    """Weights T, as if tokens' scores were orthogonal and of one norm. Hao et al. 2025 (OPO), arXiv 2505.23585."""
     return features.length_S
 
 
 def length16(features: Features) -> Tensor:
-    """W = T^1.6. Scores of a completion's tokens add up between orthogonally (T) and in line (T^2)."""
+    """Weights T^1.6, between tokens' scores that are orthogonal (T) and in line (T^2)."""
     return features.length_S**LENGTH_EXPONENT
 
 
 def logit(features: Features) -> Tensor:
-    """W = sum_t || d log pi(id_t) / d z_t ||^2. Li et al. 2026 (OTB), arXiv 2602.07078, for a whole completion."""
+    """Weights sum_t || d log pi(id_t) / d z_t ||^2 of a whole completion. Li et al. 2026 (OTB), arXiv 2602.07078."""
     return features.logit_norm2_S
 
 
 PROXIES: dict[str, Callable[[Features], Tensor]] = {"length": length, "length16": length16, "logit": logit}
-"""Weights (S,) with nothing to fit."""
+"""The weights that have nothing to fit, by name; each takes features and returns (S,)."""
 
 
 def agreement(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
@@ -156,15 +156,15 @@ def agreement(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor
 def log_error(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
     """Root mean square of log(proxy / norm2) less its group's mean: nats by which weights within a group are off.
 
-    0 for a proxy in proportion to the norms; NaN where nothing is left. Arguments, errors and what is left out: those
-    of `agreement`.
+    It is 0 for a proxy in proportion to the norms, and NaN where nothing is left. Arguments, errors and what is left
+    out are those of `agreement`.
     """
     log_proxy_N, log_norm2_N = _log_weights(proxy_S, norm2_S, group_size, valid_S)
     return float((log_proxy_N - log_norm2_N).square().mean().sqrt())
 
 
 class CalibratedProxy:
-    """log w ~ beta' x, fitted as training goes on to the exact norms of earlier steps.
+    """Weights from a regression log w ~ beta' x, fitted as training goes on to the exact norms of earlier steps.
 
     x = (log T, log of the summed logit_norm2, mean log-prob a token, mean entropy a token), and a level common to all
     outputs that gives the norms' scale and cancels in a baseline. With x and y = log w less their group's mean, beta
@@ -200,7 +200,7 @@ class CalibratedProxy:
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """Beta by name; the first two are exponents."""
+        """The coefficients beta by name; the first two are exponents."""
         return dict(zip(self.FEATURES, self._beta().tolist(), strict=True))
 
     def predict(self, features: Features) -> Tensor:
@@ -262,7 +262,7 @@ class CalibratedProxy:
         return beta
 
     def _level(self) -> float:
-        """Mean of y - beta' x, in nats; 0 as long as nothing was observed."""
+        """The mean of y - beta' x, in nats, or 0 as long as nothing was observed."""
         x_K, y, count = self._totals[:-2], self._totals[-2], self._totals[-1]
         return float((y - x_K @ self._beta()) / count) if self.observed else 0.0
 
@@ -283,7 +283,7 @@ def _within_groups(values_SK: Tensor, keep_S: Tensor, group_size: int) -> Tensor
 
 
 def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Logs of both, where both are positive and count, less their group's mean.
+    """Logarithms of both weights, where both are positive and count, less their group's mean.
 
     Raises:
         ValueError: as `agreement` says.

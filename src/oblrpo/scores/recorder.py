@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Dispatch
-from oblrpo.scores.graphs import compiled_module, foreign_functions, foreign_hooks, why_nothing_was_recorded
+from oblrpo.scores.graphs import foreign_functions, foreign_hooks, why_nothing_was_recorded
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Owner, SharedPrompt, Slot, owners_of_trainable_parameters, shared_prompts
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, linear, rule_for, wrapped_by_fsdp
@@ -27,19 +27,17 @@ from oblrpo.scores.stores import Sink
 from oblrpo.scores.taps import Receiver, Tap, Use
 
 ACTIVE: list[Recorder] = []
-"""Recorders inside their `with`, innermost last."""
+"""The recorders that are inside their `with`, innermost last."""
 
 
 class Recorder:
     """The hooks on one model, and the taps of one forward."""
 
     def __init__(self, model: nn.Module) -> None:
-        refuse_compiled(model)
         self.model = model
         self._owners = owners_of_trainable_parameters(model)
-        self.root = torch.zeros(
-            (), requires_grad=True, device="cpu"
-        )  # reached from every tap, so that each runs in the backward
+        # Reached from every tap, so that each runs in the backward.
+        self.root = torch.zeros((), requires_grad=True, device="cpu")
         self.receiver = Receiver()
         self._handles: list[RemovableHandle] = []
         self._prompts: list[SharedPrompt] = []
@@ -51,7 +49,7 @@ class Recorder:
 
     @property
     def slots(self) -> list[Slot]:
-        """What the present forward used."""
+        """The slots that the present forward used."""
         return [slot for slot in self._slots.values() if slot.calls]
 
     def owner_of(self, module: nn.Module) -> Owner | None:
@@ -71,7 +69,6 @@ class Recorder:
         """
         if self.active:
             raise RuntimeError("this tape is already recording; use one `with` at a time.")
-        refuse_compiled(self.model)
         self._owners = owners_of_trainable_parameters(self.model)
         self.batch_rows = self.tokens = None
         self._gathered = {}
@@ -99,7 +96,7 @@ class Recorder:
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """The hooks once more, for a backward that may recompute parts of the forward."""
+        """Put the hooks in place once more, for a backward that may recompute parts of the forward."""
         if self.active:
             yield
             return
@@ -144,13 +141,12 @@ class Recorder:
         owner = self._owners[module]
         owner.hide_parameters()
         # Learned positions of shape (1, T) or (T,) are meant for every row: their gradient would be summed over rows.
-        first = args[0] if args else None
-        learned = isinstance(module, nn.Embedding) and isinstance(first, Tensor) and torch.is_grad_enabled()
-        if learned and self.batch_rows:
+        first, rows = args[0] if args else None, self.batch_rows
+        if rows and isinstance(module, nn.Embedding) and isinstance(first, Tensor) and torch.is_grad_enabled():
             if first.ndim == 1:
                 raise UnsupportedModelError(f"{owner.name}: ids of shape (T,) for all rows; give it ids of every row.")
             if first.shape[0] == 1:
-                return (first.expand(self.batch_rows, *first.shape[1:]), *args[1:])
+                return (first.expand(rows, *first.shape[1:]), *args[1:])
         return None
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
@@ -175,7 +171,7 @@ class Recorder:
         output: Tensor,
         dispatch: Dispatch | None,
     ) -> Tensor:
-        """`inside.Tap` for a module's own linear products."""
+        """Record a linear product inside a module, as `experts.Tap` says."""
         if name not in owner.parameters or not torch.is_grad_enabled():
             return output
         names = {"weight": owner.parameters[name]}
@@ -216,7 +212,7 @@ class Recorder:
         stores: Mapping[Slot, Sink],
         keep_graph: bool,
     ) -> list[Slot]:
-        """Backward of sum_s coef_s logps_s for activations only; every slot's shares go to its store when complete.
+        """Run the backward of sum_s coef_s logps_s for activations; every slot's shares go to its store when complete.
 
         Returns:
             The slots that got shares: those whose output matters to logps_S.
@@ -233,7 +229,7 @@ class Recorder:
             self.receiver.forget()
 
     def _backward(self, logps_S: Tensor, coef_S: Tensor | None, keep_graph: bool) -> list[Slot]:
-        """`backward`, with its layout and stores in place.
+        """Run `backward` with its layout and stores in place.
 
         Raises:
             UnsupportedModelError: as `backward`.
@@ -266,7 +262,7 @@ class Recorder:
         return self.receiver.complete()
 
     def check_rows(self, logps_S: Tensor, layout: Layout) -> bool:
-        """Backward of some entries of logps_S, which must leave all other rows of every layer without a gradient.
+        """Run the backward of some entries of logps_S, which must leave every layer's other rows without a gradient.
 
         Returns:
             Whether it was done: not of sharded models, where all ranks would have to, and not where the graph holds
@@ -300,19 +296,6 @@ class Recorder:
 
 
 def rows_to_check(sequences: int, device: torch.device) -> Tensor:
-    """About half of the rows, (S,), in no order: reversed, transposed or shifted they are hardly ever the same rows."""
+    """About half of the rows, (S,), such that in another order they are hardly ever the same rows."""
     golden = 0.6180339887
     return (torch.arange(sequences, device=device, dtype=torch.float64) * golden) % 1 >= 0.5
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Refuse a model that torch.compile has compiled.
-
-    Raises:
-        UnsupportedModelError: it has.
-    """
-    name = compiled_module(model)
-    if name is not None:
-        raise UnsupportedModelError(
-            f"{name} is compiled (torch.compile), which hides its layers from the tape; record the model uncompiled."
-        )

@@ -3,7 +3,7 @@
 A rule is a function `(call, grad) -> {parameter name: contribution}`. It sees the activations of sequence s in row s
 and must return a gradient that keeps the rows apart. `register_rule` adds one for a layer type of yours. A layer whose
 parameters act inside its forward, where a gradient of the output says too little, has a recorded forward instead
-(`inside`).
+(`experts`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RULES: dict[type | str, Rule] = {}
 
 
 def register_rule(*layers: type | str, needs_output: bool = False) -> Callable[[Gradients], Gradients]:
-    """Decorator: use this rule for modules of exactly these types, or of classes with this name ("*Name": ending so).
+    """Decorate a rule for modules of exactly these types, or of classes with these names ("*Name": ending so).
 
     Names serve classes of libraries that are not imported here. Subclasses of a type are not covered, because they may
     compute something else in `forward`.
@@ -82,7 +82,7 @@ def kind_of(module: nn.Module) -> type:
 
 @register_rule(nn.Linear)
 def linear(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """Y = x W' + b: G_W = sum_t grad_t x_t', G_b = sum_t grad_t."""
+    """Gradients of y = x W' + b: G_W = sum_t grad_t x_t', G_b = sum_t grad_t."""
     left, right = _tokens(grad), _tokens(call.input)
     parts: dict[str, Contribution] = {"weight": Outer(left, right, rows=left.shape[-1])}
     if getattr(call.module, "bias", None) is not None:
@@ -92,14 +92,14 @@ def linear(call: Call, grad: Tensor) -> dict[str, Contribution]:
 
 @register_rule("Conv1D")
 def conv1d(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """GPT-2's y = x W + b, W (in, out): G_W = sum_t x_t grad_t', G_b = sum_t grad_t."""
+    """Gradients of GPT-2's y = x W + b, W (in, out): G_W = sum_t x_t grad_t', G_b = sum_t grad_t."""
     left, right = _tokens(call.input), _tokens(grad)
     return {"weight": Outer(left, right, rows=left.shape[-1]), "bias": Vector(_sum(right))}
 
 
 @register_rule(nn.Embedding)
 def embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """y_t = W[id_t]: G_W[v] = sum_{t: id_t = v} grad_t; the row `padding_idx` gets none, as in autograd.
+    """Gradient of y_t = W[id_t]: G_W[v] = sum_{t: id_t = v} grad_t; the row `padding_idx` gets none, as in autograd.
 
     Raises:
         UnsupportedModelError: the gradient of a row depends on other rows of the batch.
@@ -117,7 +117,7 @@ def embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
 
 @register_rule("Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding")
 def scaled_embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """Gemma's y_t = c W[id_t]."""
+    """Gradient of Gemma's y_t = c W[id_t]."""
     scale = call.module.embed_scale
     assert isinstance(scale, Tensor)
     return embedding(call, grad * scale.to(grad.dtype))
@@ -125,7 +125,7 @@ def scaled_embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
 
 @register_rule(nn.LayerNorm)
 def layer_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """Y = w * n(x) + b: G_w = sum_t grad_t * n(x_t), G_b = sum_t grad_t."""
+    """Gradients of y = w * n(x) + b: G_w = sum_t grad_t * n(x_t), G_b = sum_t grad_t."""
     module = call.module
     assert isinstance(module, nn.LayerNorm)
     normalised = torch.nn.functional.layer_norm(wide(call.input), module.normalized_shape, eps=module.eps)
@@ -137,7 +137,7 @@ def layer_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
 
 @register_rule(nn.RMSNorm, "*RMSNorm", needs_output=True)
 def rms_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """Y = (c + w) * x/rms(x), c = 0 or, in Gemma, 1: G_w = sum_t grad_t * y_t / (c + w)."""
+    """Gradient of y = (c + w) * x/rms(x), with c = 0 or, in Gemma, 1: G_w = sum_t grad_t * y_t / (c + w)."""
     weight = call.module.weight
     assert isinstance(weight, Tensor)
     assert call.output is not None
@@ -153,7 +153,7 @@ _GAIN_OFFSETS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def gain_offset(module: nn.Module) -> float:
-    """C of a norm that multiplies by c + w, found by trying it: there are some 200 RMSNorm classes in transformers.
+    """The c of a norm that multiplies by c + w, found by trying it, as transformers has some 200 RMSNorm classes.
 
     Raises:
         UnsupportedModelError: the module is no such norm.
@@ -194,13 +194,13 @@ def _with_weight(module: nn.Module, input: Tensor, value: float) -> Tensor:
 
 
 def _gain(grad: Tensor, factor: Tensor | None, parameter: Tensor) -> Vector:
-    """sum_t grad_t * factor_t for an elementwise parameter."""
+    """Gradient sum_t grad_t * factor_t of an elementwise parameter."""
     product = wide(grad) if factor is None else wide(grad) * factor
     return Vector(product.reshape(grad.shape[0], -1, parameter.numel()).sum(1))
 
 
 def _tokens(activation: Tensor) -> Tensor:
-    """(S, ..., d) as (S, T, d): every position but the row counts as a token."""
+    """An activation (S, ..., d) as (S, T, d): every position but the row counts as a token."""
     return activation.reshape(activation.shape[0], -1, activation.shape[-1])
 
 

@@ -27,18 +27,18 @@ class Sink(Protocol):
     """Takes all shares of one parameter, once they have arrived in the backward."""
 
     def take(self, parts: list[Contribution]) -> None:
-        """Receive the shares."""
+        """Take in the parameter's shares."""
 
 
 class Factors:
-    """Keeps the factors; norms by Gram products (multiply=False), multiplied out (True), or the cheaper (None)."""
+    """Keeps the factors; norms come by Gram products (multiply=False), multiplied out (True), or the cheaper (None)."""
 
     def __init__(self, multiply: bool | None = None) -> None:
         self.multiply = multiply
         self.parts: list[Contribution] = []
 
     def take(self, parts: list[Contribution]) -> None:
-        """Receive the shares."""
+        """Take in the parameter's shares."""
         self.parts = parts
 
     def norm2(self) -> Tensor:
@@ -68,7 +68,7 @@ class PerSequence:
     """Multiplies out once and keeps the product: norms and any weighted sum need no second product."""
 
     def take(self, parts: list[Contribution]) -> None:
-        """Receive the shares."""
+        """Take in the parameter's shares."""
         outers = contributions.matrices(parts)
         if not outers:
             self._gradient_S = contributions.vector_total(parts)
@@ -116,11 +116,11 @@ class Folds:
         self._start, self._end = 0, 0
 
     def expect(self, start: int, basis_SK: Tensor) -> None:
-        """The next shares are those of sequences start, start + 1, ... with these coefficients."""
+        """Expect next the shares of sequences start, start + 1, ... with these coefficients."""
         self._start, self._end, self._basis_SK = start, start + len(basis_SK), basis_SK
 
     def take(self, parts: list[Contribution]) -> None:
-        """Receive the shares."""
+        """Take in the parameter's shares."""
         size, norm2_S = self._group_size, []
         room = max(1, contributions.CHUNK_ELEMENTS // contributions.elements(parts))
         low, count = 0, self._end - self._start
@@ -150,7 +150,7 @@ class Folds:
         return norm2_S
 
     def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None = None) -> Tensor:
-        """`coef_S` holds here the coefficients of each group's columns, (P, K)."""
+        """Add up the sums, with `coef_S` holding the coefficients of each group's columns, (P, K)."""
         norm2_P = coef_S.new_zeros(len(coef_S))
         for first, sums_PKN in self._sums.items():
             groups = slice(first, first + len(sums_PKN))
@@ -162,7 +162,7 @@ class NormsOnly:
     """Takes the norms and lets everything go."""
 
     def take(self, parts: list[Contribution]) -> None:
-        """Receive the shares."""
+        """Take in the parameter's shares."""
         self._norm2_S = norms.norm2(parts)
 
     def norm2(self) -> Tensor:
@@ -171,7 +171,7 @@ class NormsOnly:
 
 
 class Sums:
-    """Second pass of two: the coefficients are in the output gradients already; add up and let go."""
+    """Adds up shares that carry their coefficients already, in the second pass of two, and lets them go."""
 
     def __init__(
         self, wide_grad: Callable[[], AbstractContextManager[Tensor]], group_size: int, scale: Tensor | None
@@ -180,7 +180,7 @@ class Sums:
         self.norm2_P: Tensor | None = None
 
     def take(self, parts: list[Contribution]) -> None:
-        """Receive the shares."""
+        """Take in the parameter's shares."""
         with self._wide_grad() as grad:
             self.norm2_P = contributions.group_sums(parts, None, self._group_size, grad, self._scale)
 
@@ -216,7 +216,7 @@ class Streamed:
         self._gram_SS: Tensor | None = None
 
     def take(self, parts: list[Contribution]) -> None:
-        """Receive the shares."""
+        """Take in the parameter's shares."""
         factors = Factors()
         factors.take(parts)
         if self._wants_gram:
@@ -240,11 +240,11 @@ class Streamed:
 
 
 Store: TypeAlias = Factors | PerSequence | Folds | NormsOnly | Streamed
-"""What knows the norms."""
+"""The stores that know the norms."""
 
 
 def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None) -> Tensor:
-    """Weighted sums of rows by group, added to `grad`; their squared norms; a cache's worth of columns at once."""
+    """Add weighted sums of rows to `grad`; return each group's squared norm; a cache's worth of columns at once."""
     groups = coef_S.shape[0] // group_size
     coef_P1G = coef_S.to(gradient_SN.dtype).view(groups, 1, group_size)
     rows_PGN = gradient_SN.view(groups, group_size, -1)

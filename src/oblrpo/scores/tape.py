@@ -54,10 +54,10 @@ class ScoreTape:
         memory_budget: bytes that "auto" may use on top, to keep more of the multiplied-out gradients.
         directions: K of "projected".
         generator: of the projections, on the CPU; torch's own if None.
+        check_rows: whether the first `record` checks that rows do not mix. Make one tape and enter it for every batch.
 
     Limits: sequences must not mix (no BatchNorm, no attention across packed sequences), and dropout must be off. Every
-    activation must lead with batch rows, or with batch rows times tokens; a first axis of another meaning that happens
-    to have that size cannot be told.
+    activation must lead with batch rows, or with batch rows times tokens. `record` says what of this is checked.
 
     Activations and gradients of shorter types than float32 are summed in float32.
 
@@ -65,7 +65,7 @@ class ScoreTape:
         ValueError: no such method; fewer than two directions.
         UnsupportedModelError: a trainable parameter belongs to a layer type without a rule (the module is named); a
             parameter was used other than by calling its module; an activation was changed in place; checkpointing is
-            reentrant.
+            reentrant or another library's; the model is compiled.
     """
 
     def __init__(
@@ -122,9 +122,15 @@ class ScoreTape:
     ) -> None:
         """Run the backward for activations of sum_s logps_S[s]; no parameter's `.grad` changes.
 
+        A tape's first record of several sequences takes one more backward, of about half of the entries, and refuses a
+        model whose other rows matter to them: entries in another order than the rows, a layer that runs time-first,
+        attention across packed sequences. Not noticed are an order that happens to keep those entries, and what only
+        a later record does. The check is left out for sharded parameters, and where functions or saved-tensor hooks of
+        other libraries (fused losses, offloading), which may not stand a second backward, are in the graph.
+
         Args:
-            logps_S: (S,) log-probabilities; entry s depends on sequence s only.
-            sequence_ids: (B, L) for packed rows: which sequence each input token belongs to, negative for none.
+            logps_S: (S,) log-probabilities in the order of the batch's rows; entry s depends on sequence s only.
+            sequence_ids: (B, L), for packed rows: which sequence each input token belongs to, negative for none.
             basis_SK: for "folds" only: (S, K); `accumulate` then takes coefficients that are, in each group,
                 combinations of these columns (`estimators.fold_basis` gives those of a cross-fitted baseline).
             group_size: for "folds" only: G; a group's sequences may come in several records.
@@ -132,7 +138,7 @@ class ScoreTape:
             sketches: for "streamed" only: the arguments with which `sketch` will be.
 
         Raises:
-            UnsupportedModelError: see the class.
+            UnsupportedModelError: as the class says, or rows mix.
             ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or an argument is
                 missing or out of place.
         """
@@ -270,7 +276,9 @@ class ScoreTape:
 
     @torch.no_grad()
     def gram(self) -> Tensor:
-        """<grad_theta logps_S[a], grad_theta logps_S[b]> for all pairs, (S, S); takes about S / (3 T) plain steps.
+        """Inner products of all pairs of scores, <grad_theta logps_S[a], grad_theta logps_S[b]>, (S, S).
+
+        They take about S / (3 T) plain steps.
 
         Raises:
             ValueError: the method keeps no gradients ("folds", "two_pass"), or was not told in time ("streamed").
@@ -283,7 +291,7 @@ class ScoreTape:
 
     @torch.no_grad()
     def sketch(self, seed: int, directions: int = 16, dimensions: int = 4096) -> Tensor:
-        """Vectors of L numbers, (S, L), with <z_a, z_b> = <grad logps_S[a], grad logps_S[b]> on average.
+        """Sketches z of the scores, (S, L), with <z_a, z_b> = <grad logps_S[a], grad logps_S[b]> on average.
 
         Of each matrix K random combinations of rows are taken, and all is hashed into L buckets (`gram.CountSketch`).
         The same seed gives the same projection, whatever the micro-batch: sketches may be concatenated.
@@ -316,7 +324,7 @@ class ScoreTape:
         return stores
 
     def _second_pass(self, coef_S: Tensor, group_size: int, metric: Mapping[nn.Parameter, Tensor] | None) -> Tensor:
-        """Backward again, with coefficients, adding up the gradient layer by layer.
+        """Run the backward again, with coefficients, adding up the gradient layer by layer.
 
         Raises:
             ValueError: there is no graph any more.

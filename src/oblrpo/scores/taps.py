@@ -45,7 +45,7 @@ class Receiver:
 
     @torch.no_grad()
     def receive(self, use: Use, input: Tensor, output: Tensor | None, grad: Tensor) -> None:
-        """Take in a call's input, output and output gradient."""
+        """Take in the input, the output and the output gradient of a call."""
         input, grad_rows, *outputs = self.rows(use, input, grad, *([] if output is None else [output]))
         if self._layout is not None and use.dispatch is None:
             self._layout.watch(grad)
