@@ -193,7 +193,7 @@ def test_where_all_rates_diverge_it_is_said(write_spec, tmp_path):
         diverge(run)
     assert plan.best_rate(wild) == 1e8
     told = notes(summarise(plan))
-    assert "wild: every run diverged, so that no rate could be chosen; lower them all." in told
+    assert "wild: every run diverged, at every rate; lower the rates." in told
     assert not any(note.startswith("a: every run diverged") for note in told)
 
 
@@ -372,7 +372,7 @@ def test_completions_over_the_references_are_of_all_seeds_or_none(write_spec, tm
 
 def titles(page):
     """Of the page's drawings, each of which is there."""
-    figures = re.findall(r"<figcaption><b>(.*?)</b>.*?</figcaption>(<svg .*?</svg>)</figure>", page, re.DOTALL)
+    figures = re.findall(r"<figcaption><b>(.*?)</b>.*?</figcaption>(<svg .*?</svg>)\s*</figure>", page, re.DOTALL)
     return [title for title, _ in figures]
 
 

@@ -166,11 +166,12 @@ def check(plan: Plan) -> None:
         RuntimeError: the process that checks them died.
     """
     seed = plan.spec.seeds[0]
-    runs = {
-        (variant.name, rate): Run(run.name, plan.spec.config(variant, rate, seed, run.place))
-        for variant in plan.spec.variants
-        for rate in variant.learning_rates
-        if (run := plan.run(variant, rate, seed))
-    }
-    whole = [runs[variant.name, variant.learning_rates[0]] for variant in plan.spec.variants]
-    training.check(list(runs.values()), whole)
+
+    def alone(variant: Variant, rate: float) -> Run:
+        """The run with a warm start of its own, as no shared one is there yet."""
+        run = plan.run(variant, rate, seed)
+        return Run(run.name, plan.spec.config(variant, rate, seed, run.place))
+
+    variants = plan.spec.variants
+    runs = [alone(variant, rate) for variant in variants for rate in variant.learning_rates]
+    training.check(runs, whole=[alone(variant, variant.learning_rates[0]) for variant in variants])

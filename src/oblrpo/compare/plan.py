@@ -16,8 +16,8 @@ from oblrpo.errors import InputError
 from oblrpo.runs import Metrics, RunFolder, write_atomically
 from oblrpo.workers import cores
 
-LONGEST_LINES = 2**16
-"""Bytes that hold the last two lines of any run's metrics."""
+NEWEST = 2**17
+"""So many bytes hold the last two lines of a run's metrics."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,10 @@ class Run:
         if not file.is_file():
             return None
         with file.open("rb") as metrics:
-            metrics.seek(max(0, file.stat().st_size - LONGEST_LINES))
+            start = metrics.seek(max(0, file.stat().st_size - NEWEST))
             lines = metrics.read().split(b"\n")
-        return dict(json.loads(lines[-2])) if len(lines) > 1 else None
+        whole = lines[1:-1] if start else lines[:-1]
+        return dict(json.loads(whole[-1])) if whole else None
 
     def finished(self) -> bool:
         """Whether the last step's metrics are there; of a run of no steps, whether the policy is."""

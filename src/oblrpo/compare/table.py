@@ -101,7 +101,7 @@ def _of_diverged(summary: Summary) -> list[str]:
     told = f"A run that diverged counts with accuracy {summary.floor:.3g}{lowest}. "
     told += "A rate at which fewer runs diverge is chosen before any other."
     wild = [o.variant.name for o in summary.outcomes if all(result.state == "diverged" for result in o.results)]
-    return [told, *(f"{name}: every run diverged, so that no rate could be chosen; lower them all." for name in wild)]
+    return [told, *(f"{name}: every run diverged, at every rate; lower the rates." for name in wild)]
 
 
 def _of_missing(summary: Summary) -> list[str]:
