@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,9 +65,8 @@ def named(name: str) -> BaselineFunction:
     """A baseline of `oblrpo.estimators` that knows a group's rewards, score norms, importance weights and lengths."""
 
     def of(rewards_BG: Tensor, norm2_BG: Tensor, rho_BG: Tensor) -> Tensor:
-        needs = estimators.BASELINES[name].needs
-        inputs: dict[str, Any] = {"norm2_PG": norm2_BG, "length_PG": torch.ones_like(norm2_BG)}
-        return estimators.baseline(name, rewards_BG, rho_PG=rho_BG, **{key: inputs[key] for key in needs})
+        length_BG = torch.ones_like(norm2_BG)  # a baseline takes what it needs
+        return estimators.baseline(name, rewards_BG, rho_PG=rho_BG, norm2_PG=norm2_BG, length_PG=length_BG)
 
     return of
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,8 +55,7 @@ def unbiased_across_prompts(world: World, name: str, G: int = 2) -> Claim:
     for one_G, two_G in product(index_BG, index_BG):
         rewards_PG = torch.stack([first[one_G], second[two_G]])
         norm2_PG = torch.stack([world.norm2_QO[0][one_G], world.norm2_QO[1][two_G]])
-        needs: dict[str, Any] = {"norm2_PG": norm2_PG} if "norm2_PG" in estimators.BASELINES[name].needs else {}
-        coef_PG = (rewards_PG - estimators.baseline(name, rewards_PG, **needs)) / G / 2
+        coef_PG = (rewards_PG - estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG)) / G / 2
         chance = world.pi_QO[0][one_G].prod() * world.pi_QO[1][two_G].prod()
         score_PGD = torch.stack([world.score_QOD[0][one_G], world.score_QOD[1][two_G]])
         mean_D += chance * torch.einsum("pg,pgd->d", coef_PG, score_PGD)
