@@ -17,6 +17,7 @@ from benchmarks.pool import LONGEST, arguments_of
 from oblrpo import estimators
 from oblrpo.config import PolicyConfig
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
+from oblrpo.intervals import Z95
 from oblrpo.policy import load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
@@ -94,7 +95,7 @@ def main() -> None:
         brute, brute_error = deviation_B.mean(), deviation_B.std() / B**0.5
         difference_B = ours - deviation_B
         z = difference_B.mean() / (difference_B.std() / B**0.5)
-        print(f"| {name} | {mean:.3f} +- {1.96 * error:.3f} | {brute:.3f} +- {1.96 * brute_error:.3f} | {z:+.1f} |")
+        print(f"| {name} | {mean:.3f} +- {Z95 * error:.3f} | {brute:.3f} +- {Z95 * brute_error:.3f} | {z:+.1f} |")
     print(f"\na ledger takes {statistics.median(costs):.1f} times as long as a gradient")
     print(f"{time.perf_counter() - started:.0f} s")
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from oblrpo.config import PolicyConfig
@@ -68,9 +69,15 @@ def test_only_adapters_are_trained_and_in_float32(base, dtype):
 
 
 @pytest.mark.usefixtures("dense_reward")
-def test_bfloat16_under_adapters_trains(base, small_run):
+def test_bfloat16_under_adapters_trains(base, small_run, tmp_path):
     code, _, err = small_run(model=base, lora_r=2, dtype="bfloat16", steps=2, eval_steps=0)
     assert code == 0, err
+    assert all(row["grad_norm"] > 0 for row in metrics_of(tmp_path / "run")[1:])
+    before, after = (
+        load_file(tmp_path / "run" / "checkpoints" / f"step_{step}" / "adapter_model.safetensors") for step in (0, 2)
+    )
+    moved = [name for name, weight in after.items() if not torch.equal(weight, before[name])]
+    assert any("lora_B" in name for name in moved)
 
 
 @pytest.mark.usefixtures("dense_reward")

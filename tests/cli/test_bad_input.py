@@ -284,7 +284,7 @@ def test_out_of_memory(small_run):
     ("error", "told"),
     [
         (
-            RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
+            RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried 1 bytes"),
             True,
         ),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),

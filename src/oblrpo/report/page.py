@@ -121,11 +121,7 @@ def _settings(record: Record) -> str:
     """Show what differs from the defaults, and everything as it was resolved."""
     usual = flatten(TrainConfig())
     changed = [
-        [
-            f"<code>{text(key)}</code>",
-            f"<code>{text(yaml_line(value))}</code>",
-            f"<code>{text(yaml_line(usual[key]))}</code>",
-        ]
+        [f"<code>{text(word)}</code>" for word in (key, yaml_line(value), yaml_line(usual[key]))]
         for key, value in record.settings.items()
         if key in usual and value != usual[key]
     ]

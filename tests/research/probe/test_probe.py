@@ -1,9 +1,11 @@
 """`oblrpo probe` on a run and on a model."""
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from oblrpo.research.probe import Effort, curvature, probe_run
 from tests.cli.conftest import dense_reward, metrics_of, no_page, oblrpo, small_run  # noqa: F401
@@ -30,7 +32,11 @@ def test_the_next_update_is_the_one_that_the_run_made(small_run, dense_reward, t
     small_run(save_steps=1, steps=3, schedule="debiased")
     rates = [row["learning_rate"] for row in metrics_of(tmp_path / "run")[1:]]
     places = list(probe_run(tmp_path / "run", Effort(6, 3, 2, 0)))
-    assert [place.path.learning_rate for place in places[:3]] == pytest.approx(rates, rel=1e-6)
+    assert [place.path.learning_rate for place in places[:3]] == rates
+    files = [tmp_path / "run" / "checkpoints" / f"step_{step}" / "model.safetensors" for step in range(4)]
+    weights = [torch.cat([weight.flatten() for _, weight in sorted(load_file(file).items())]) for file in files]
+    moved = [float((after - before).double().norm()) for before, after in pairwise(weights)]
+    assert [place.path.length for place in places[:3]] == pytest.approx(moved, rel=1e-6)
     for place in places:
         assert place.curvature.upper > 0
         assert place.curvature.rate == pytest.approx(1 / place.curvature.upper)

@@ -26,8 +26,11 @@ class Standing:
     """A run as it stood at one checkpoint."""
 
     step: int
+    """Step of the checkpoint."""
     policy: Policy
+    """Policy of the checkpoint."""
     config: TrainConfig
+    """Settings of the run."""
     rewards: Rewards
     """The run's rewards; a completion that the run would leave out is NaN."""
     update: Callable[[], float]
