@@ -177,4 +177,24 @@ def test_advice_on_the_batch():
         "halving them leave 0.62x"
     )
     assert "no signal above the noise" in advice(32, 0.0)
-    assert "no signal above the noise" in advice(32, math.nan)
+    for nothing in (math.nan, None):
+        assert "gave no gradient" in advice(32, nothing)
+
+
+def test_a_step_without_any_reward_is_told_at_once_and_once():
+    nothing = FINE | {"step": 1, "reward": 0.0, "reward_stderr": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
+    nothing |= {"grad_norm": 0.0, "lr_factor": 0.0, "n_snr": None, "critical_batch_size": None}
+    said = told([nothing] + [nothing | {"step": n} for n in range(2, 40)])
+    assert re.search("no completion of step 1 earned a reward.*completions/step_1.jsonl.*mend the reward", said[0][0])
+    assert [len(each) for each in said] == [1] + [0] * 38
+    equal = nothing | {"reward": 1.0, "step": 7}
+    ((message,),) = told([equal])
+    assert re.search(r"in step 7 all completions of a prompt earned the same \(mean reward 1.00\)", message)
+
+
+def test_updates_lost_in_rounding_are_told():
+    lost = FINE | {"step_kl": 0.0, "grad_norm": 0.3, "learning_rate": 1e-30}
+    said = told([lost] * (2 * PATIENCE))
+    assert "1.0e-30, changed no log-probability: they are lost in rounding" in said[PATIENCE - 1][0]
+    assert sum(map(len, said)) == 1
+    assert not any(told([lost | {"step_kl": 1e-9}] * (2 * PATIENCE)))

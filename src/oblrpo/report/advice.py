@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 
-def advice(prompts: int, n_snr: float) -> str:
+
+def advice(prompts: int, n_snr: float | None) -> str:
     """Say in a sentence what the measured signal-to-noise ratio means for the batch size.
 
     At the rate that a batch of N prompts supports, a step gains in proportion to N SNR / (1 + N SNR) (theorem 4).
+
+    Args:
+        prompts: N.
+        n_snr: N SNR; None or NaN where no step had a gradient.
     """
+    if n_snr is None or math.isnan(n_snr):
+        return (
+            f"your {prompts} prompts gave no gradient, so that nothing is known of the batch size: look at the rewards"
+        )
     if not n_snr > 0:
         return f"your {prompts} prompts show no signal above the noise: only a larger batch can tell where to go"
     doubled = 2 * (1 + n_snr) / (1 + 2 * n_snr)

@@ -44,7 +44,7 @@ def noise(record: Record) -> list[str]:
     steps, prompts = record.steps, record.prompts
     rate = _line("learning rate", "learning_rate", steps)
     eta_0, fixed = record.number("learning_rate"), record.schedule == "off"
-    followed = "where it starts" if record.schedule == "auto" else "eta_0"
+    followed = "where it starts" if any("step_kl" in row for row in steps) else "eta_0"
     return [
         chart(
             "Signal to noise of the batch gradient", [_snr_line(steps, prompts)], ylabel="N SNR",

@@ -17,6 +17,9 @@ from oblrpo.report.advice import advice
 LINES = 20
 """How many plain lines a run prints where the console is no terminal."""
 
+MEANS = ("reward", "learning_rate", "lr_factor", "step_time")
+"""Metrics whose means over the last steps the summary tells."""
+
 
 class Progress:
     """A live bar on a terminal; a line every so often elsewhere (a log file, CI)."""
@@ -73,10 +76,7 @@ class Progress:
             self._accuracy = _figure(metrics["eval/accuracy"])
         note = f"held-out {self._accuracy}"
         if step:
-            note = (
-                f"reward {_figure(metrics['reward'])}  {note}  SNR {_figure(metrics['snr'])}  "
-                f"lr {metrics['learning_rate']:.1e} (x{metrics['lr_factor']:.2f})"
-            )
+            note = f"reward {_figure(metrics['reward'])}  {note}  {_learning(metrics)}"
         self._bar.update(self._train, completed=step, note=note)
         if not self.console.is_terminal and (step % max(1, self._steps // LINES) == 0 or step == self._steps):
             self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
@@ -94,15 +94,27 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
         lines.append(f"held-out accuracy {ends}, 95 % intervals over prompts")
     if steps:
         tail = steps[-20:]
-        mean = {key: sum(row[key] for row in tail) / len(tail) for key in ("reward", "lr_factor", "step_time")}
-        n_snr = steps[-1]["n_snr"] or 0.0
+        mean = {key: sum(row[key] for row in tail) / len(tail) for key in MEANS}
         lines += [
             f"reward            {mean['reward']:.3f}, mean of the last {len(tail)} steps",
-            f"learning rate     x{mean['lr_factor']:.2f} of eta_0, mean of the same steps",
-            f"batch             {advice(prompts, n_snr)} (SNR averaged up to the last step)",
+            f"learning rate     {mean['learning_rate']:.1e}{_factor(tail, mean['lr_factor'])}, mean of the same steps",
+            f"batch             {advice(prompts, steps[-1]['n_snr'])}",
             f"time              {mean['step_time']:.2f} s a step",
         ]
     return "\n".join([*lines, f"everything is in {output}: metrics.jsonl, completions/, checkpoints/, report.html"])
+
+
+def _learning(metrics: dict[str, Any]) -> str:
+    """Write what a step made of its gradient."""
+    if metrics.get("grad_norm") == 0:
+        return "no gradient, no update"
+    rate = f"lr {metrics['learning_rate']:.1e}{_factor([metrics], metrics['lr_factor'])}"
+    return f"SNR {_figure(metrics['snr'])}  {rate}"
+
+
+def _factor(steps: list[dict[str, Any]], factor: float) -> str:
+    """Write the factor on eta_0, unless the schedule measures its rate: eta_0 is then an arbitrary start."""
+    return "" if any("step_kl" in row for row in steps) else f" (x{factor:.2f} of eta_0)"
 
 
 def _accuracy(row: dict[str, Any]) -> str:

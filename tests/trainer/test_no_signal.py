@@ -1,0 +1,65 @@
+"""No signal, no step: rewards that say nothing leave the policy exactly as it was."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from oblrpo.algorithms import ALGORITHMS
+from oblrpo.config import OptimConfig
+from oblrpo.estimators import RULES, Prior
+from oblrpo.rollout import sample
+from oblrpo.trainer.setup import make_optimizer
+from tests.trainer.learners import learner_of
+
+P, G, LONGEST = 2, 2, 3
+
+
+def weights(policy):
+    return torch.cat([p.detach().clone().flatten() for p in policy.parameters])
+
+
+@pytest.fixture
+def rollouts(tiny_policy):
+    torch.manual_seed(1)
+    return sample(tiny_policy, ["a", "bc"], G, LONGEST, 1.0)
+
+
+@pytest.mark.parametrize("schedule", RULES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rewards_of_zero_change_nothing(tiny_policy, rollouts, algorithm, schedule):
+    """Even with a floor under the factor, weight decay asked for, and momentum from a step that had a signal."""
+    row = dataclasses.replace(ALGORITHMS[algorithm], schedule=schedule)
+    decaying = {"optimizer_args": {"weight_decay": 0.1}, "schedule_floor": 0.5, "lr": 1e-3}
+    learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, **decaying)
+    learner.learn(rollouts, torch.tensor([[1.0, 0.0], [0.0, 0.5]]))
+    before, state = weights(tiny_policy), [each["exp_avg"].clone() for each in learner.optimizer.state.values()]
+    assert any(each.any() for each in state)
+    learner.baseline.prior = Prior()  # for oblr_shrunk, rewards of 0 after others are a signal
+    for _ in range(3):
+        (update,) = learner.learn(rollouts, torch.zeros(P, G))
+        assert (update.learning_rate, update.factor, update.gradient.norm2) == (0.0, 0.0, 0.0)
+    assert torch.equal(weights(tiny_policy), before)
+    assert all(map(torch.equal, state, (each["exp_avg"] for each in learner.optimizer.state.values())))
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_two_hundred_steps_leave_the_weights_and_the_rate_as_they_were(tiny_policy, rollouts, num_iterations):
+    learner = learner_of(
+        tiny_policy, "oblrpo_shrunk", optimizer=torch.optim.AdamW, lr=1e-3,
+        num_iterations=num_iterations,
+    )  # fmt: skip
+    first = weights(tiny_policy)
+    for _ in range(200 // num_iterations):
+        learner.learn(rollouts, torch.zeros(P, G))
+    assert torch.equal(weights(tiny_policy), first)
+    learned = learner.learn(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    assert learned[0].learning_rate == pytest.approx(1e-3)
+    assert not torch.equal(weights(tiny_policy), first)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop"])
+def test_weights_decay_only_where_somebody_asks_for_it(tiny_policy, name):
+    plain = make_optimizer(OptimConfig(optimizer=name), tiny_policy)
+    asked = make_optimizer(OptimConfig(optimizer=name, optimizer_args={"weight_decay": 0.1}), tiny_policy)
+    assert (plain.defaults["weight_decay"], asked.defaults["weight_decay"]) == (0.0, 0.1)
