@@ -282,7 +282,7 @@ def test_norms_that_nothing_is_weighed_by_are_taken_now_and_then_and_change_noth
     assert [row["grad_norm"] for row in seldom[1:]] == [row["grad_norm"] for row in always[1:]]
 
 
-@pytest.mark.usefixtures("dense_reward")
+@pytest.mark.usefixtures("dense_reward", "no_page")
 @pytest.mark.parametrize("score_norms", ["length", "length16", "logit", "calibrated"])
 def test_score_norms_by_proxy(small_run, oblrpo, tmp_path, score_norms):
     """Norms are taken every other step only; a resumed run has learned the same."""
@@ -298,8 +298,14 @@ def test_score_norms_by_proxy(small_run, oblrpo, tmp_path, score_norms):
     completions = (tmp_path / "a" / "completions").glob("step_*.jsonl")
     found = {path.stem for path in completions if "score_norm2" in path.read_text()}
     assert found == {"step_2", "step_4"}
-    assert small_run(output=tmp_path / "c", score_norms=score_norms, calibration_steps=9, steps=1)[0] == 0
-    assert "not taken" in (tmp_path / "c" / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("dense_reward")
+def test_the_page_of_a_run_that_never_took_norms(small_run, tmp_path):
+    code, _, err = small_run(score_norms="length", calibration_steps=9, steps=1)
+    assert code == 0, err
+    assert "Squared score norm" not in (tmp_path / "run" / "report.html").read_text()
+    assert "not taken" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("dense_reward")
