@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oblrpo.config import PolicyConfig
-from oblrpo.evaluate import sampled
-from oblrpo.evaluate.sampled import Sampling, SavedCompletions, collect
-from oblrpo.evaluate.statistics import clustered
+from oblrpo.evaluation import sampled
+from oblrpo.evaluation.sampled import Sampling, SavedCompletions, collect
+from oblrpo.evaluation.statistics import clustered
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks.benchmarks import BenchmarkProblem

@@ -107,7 +107,7 @@ def run(argv: list[str]) -> None:
     if command.json:
         print(json.dumps(shown))
         return
-    from oblrpo.evaluate.completions import remarks, table
+    from oblrpo.evaluation.completions import remarks, table
 
     for result in results:
         for key, value in result.get("settings", {}).items():
@@ -149,7 +149,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str]) -> None:
 
 def _grade(command: EvaluateCommand, name: str, file: Path) -> dict[str, Any]:
     """Of a file of completions."""
-    from oblrpo.evaluate.completions import evaluate_completions, read_completions
+    from oblrpo.evaluation.completions import evaluate_completions, read_completions
     from oblrpo.tasks.benchmarks import load_benchmark
     from oblrpo.tasks.grading import MathVerifier
 
@@ -165,8 +165,8 @@ def _evaluate(command: EvaluateCommand) -> list[dict[str, Any]]:
     Raises:
         InputError: there is nothing to grade, or as what it calls raises.
     """
-    from oblrpo.evaluate.completions import evaluate_completions, read_completions
-    from oblrpo.evaluate.sampled import SavedCompletions, lengths
+    from oblrpo.evaluation.completions import evaluate_completions, read_completions
+    from oblrpo.evaluation.sampled import SavedCompletions, lengths
     from oblrpo.tasks.benchmarks import load_benchmark
     from oblrpo.tasks.grading import MathVerifier
 
@@ -214,7 +214,7 @@ def _load(command: EvaluateCommand) -> Any:
 
 
 def _draw(command: EvaluateCommand, policy: Any, name: str, problems: list[Any], saved: Any) -> None:
-    from oblrpo.evaluate.sampled import Sampling, collect
+    from oblrpo.evaluation.sampled import Sampling, collect
     from oblrpo.tasks.benchmarks import TEMPLATE
 
     asked = command.sampling

@@ -21,7 +21,7 @@ from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
-from oblrpo.evaluate import heldout_accuracy
+from oblrpo.evaluation import heldout_accuracy
 from oblrpo.policy import Prompt, make_policy, warm_start
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import make_sampler

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from oblrpo.errors import InputError
-from oblrpo.evaluate.statistics import Estimate, clustered, majority_at, pass_at, powers_to
+from oblrpo.evaluation.statistics import Estimate, clustered, majority_at, pass_at, powers_to
 from oblrpo.tasks.benchmarks import BenchmarkProblem
 from oblrpo.tasks.grading import MathVerifier, Verdict
 from oblrpo.tasks.rows import read_objects
