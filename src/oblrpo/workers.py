@@ -1,4 +1,4 @@
-"""Fresh interpreters that answer JSON lines: what may hang, crash or eat memory runs there, and is killed when late."""
+"""Processes for code that may hang, crash or use up memory. They answer JSON lines, and are killed when late."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from oblrpo.errors import InputError
 
 START = 120.0
-"""Seconds for a worker to start: it imports its libraries, on a busy machine."""
+"""Seconds that a worker may take to start: it imports its libraries, perhaps on a busy machine."""
 
 LONGEST = 2.0**30
-"""Seconds; a longer time is cut to this, for timers take no number of any size."""
+"""The longest time limit in seconds; a longer one is cut to it, because timers overflow."""
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  (what happened, not an error of ours)
@@ -26,12 +25,14 @@ class WorkerDied(RuntimeError):  # noqa: N818  (what happened, not an error of o
 
 
 class Worker:
-    """One process, started when first asked and again after it was killed; never a fork of the one that holds torch.
+    """A process that starts when it is first asked, and again after it was killed.
+
+    It is a fresh interpreter, never a fork of the process that holds torch.
 
     Args:
-        main: `package.module:function`, which calls `serve`.
-        talkative: let what it prints reach our standard error.
-        environment: variables that are not as they are here.
+        main: the function to run there, as `package.module:function`; it calls `serve`.
+        talkative: whether what it prints reaches our standard error.
+        environment: environment variables in which it differs from this process.
     """
 
     def __init__(self, main: str, talkative: bool = False, environment: Mapping[str, str] | None = None) -> None:
@@ -41,12 +42,12 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, message: Any, seconds: float) -> Any:
-        """Return the answer to a message, both as JSON has them.
+        """Return the answer to a message; both are anything that JSON can hold.
 
         Raises:
             TimeoutError: there was none after `seconds`; the process was killed.
             WorkerDied: the process ended.
-            InputError: it does not start.
+            InputError: the process does not start.
         """
         seconds = min(seconds, LONGEST)
         if self._process is None:
@@ -72,9 +73,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self) -> None:
@@ -101,8 +100,8 @@ class Worker:
         """Send a line and return the reply; the process is killed when the time is up.
 
         Raises:
-            TimeoutError: it was.
-            WorkerDied: it ended by itself.
+            TimeoutError: the time was up.
+            WorkerDied: the process ended by itself.
         """
         process = self._process
         assert process is not None
@@ -136,7 +135,7 @@ class Worker:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process nobody has waited for and its group: a child it left would hold the pipe that we read from."""
+    """Kill a process and its group: a child that it left behind would hold the pipe that we read from."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (AttributeError, OSError):  # Windows has no groups; this one may have ended
@@ -144,10 +143,10 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
-    """In the process: say "ready", then answer message by message until the input ends.
+    """Say "ready", then answer message by message until the input ends. This is what the process runs.
 
-    What `answer` prints goes to standard error; there is nothing for it to read. `memory`: bytes of address space it
-    may use.
+    Whatever `answer` prints goes to standard error, and it has nothing to read. `memory` is the address space that the
+    process may use, in bytes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to answer: its step in progress ends first
     requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -166,7 +165,7 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
 
 
 def _end_after(seconds: float) -> None:
-    """Have the system end this process a little later than the parent would, in case the parent is gone."""
+    """Have the system end this process a little later than its parent would, in case the parent is gone."""
     if hasattr(signal, "alarm"):  # not on Windows
         signal.alarm(int(seconds) + 3)
 

@@ -1,4 +1,4 @@
-"""Accuracy with intervals that treat the completions of one problem as dependent: held out, and on benchmarks."""
+"""Accuracy on held-out problems and on benchmarks; completions of one problem count as dependent."""
 
 from __future__ import annotations
 

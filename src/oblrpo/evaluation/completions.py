@@ -1,4 +1,4 @@
-"""Grade a file of completions of a benchmark: read, check, grade, summarise."""
+"""The figures of a benchmark, from a file of completions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def remarks(result: dict[str, Any]) -> str:
-    """Return what could not be graded, and lengths where they are known, in a line."""
+    """Return one line on what could not be graded, and on lengths where they are known."""
     said = [f"{result[what]} {what}" for what in ("timeouts", "unparsable", "crashed")]
     if "mean_length" in result:
         said += [f"{result['mean_length']:.0f} tokens a completion", f"{result['clipped_ratio']:.1%} cut"]
@@ -90,7 +90,7 @@ def remarks(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Votes:
-    """How many completions of a problem gave the right answer, each wrong one, and none."""
+    """How many completions of a problem gave the right answer, how many each wrong answer, and how many none."""
 
     right: int
     others: list[int]
@@ -104,7 +104,7 @@ def evaluate_completions(
     verifier: MathVerifier,
     ks: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return benchmark, problems, samples, avg@k, pass@k, maj@k and the counts of what could not be graded.
+    """Return the figures of a benchmark, under the keys of its JSON: avg@k, pass@k, maj@k and what could not be graded.
 
     Raises:
         InputError: a k that is not from 1 to the number of completions a problem.

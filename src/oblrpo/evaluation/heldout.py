@@ -15,11 +15,12 @@ from oblrpo.tasks import Problem
 
 @dataclass(frozen=True)
 class Accuracy:
-    """avg@k: the mean reward over problems and their k completions."""
+    """The mean reward over problems and their k completions (avg@k), with its uncertainty."""
 
     value: float
+    """The mean."""
     stderr: float
-    """Standard error over problems (clustered): the k completions of one problem are not independent."""
+    """The standard error over problems, since the k completions of one problem are not independent."""
 
 
 def heldout_accuracy(
@@ -31,7 +32,7 @@ def heldout_accuracy(
     seed: int,
     sampler: Sampler,
 ) -> Accuracy:
-    """avg@k of the policy as it samples in training (sampler, temperature), torch's random state put back after."""
+    """Return avg@k of the policy, sampled as in training; torch's random state is put back afterwards."""
     blocks = []
     with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
         torch.manual_seed(seed)

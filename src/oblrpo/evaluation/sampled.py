@@ -1,4 +1,4 @@
-"""Completions of a benchmark by a policy: sampled in batches, kept on disk as they come, gone on with after a stop."""
+"""A policy's completions of a benchmark: sampled in batches, kept on disk as they come, continued after a stop."""
 
 from __future__ import annotations
 
@@ -27,24 +27,28 @@ class Sampling:
     """How completions are drawn."""
 
     samples: int
-    """A problem."""
+    """Completions of each problem."""
     temperature: float
-    """0: the most probable token, always."""
+    """Temperature of the distribution; 0 always takes the most probable token."""
     top_p: float
+    """Share of the distribution, from its top, that tokens are drawn from."""
     max_completion_length: int
+    """Most tokens of a completion."""
     problems_per_batch: int
+    """Problems that are sampled at once; part of the settings because it decides the draws."""
     seed: int
+    """Seed that the seeds of the batches are made of."""
 
 
 class SavedCompletions:
-    """FOLDER/NAME.jsonl, a row a completion, and FOLDER/NAME.settings.json: what they were drawn with."""
+    """The files FOLDER/NAME.jsonl, a row for each completion, and FOLDER/NAME.settings.json, what they were drawn with."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.file = folder / f"{name}.jsonl"
         self.settings_file = folder / f"{name}.settings.json"
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Begin, or go on under the same settings.
+        """Begin an evaluation, or go on with one of the same settings.
 
         Raises:
             InputError: the folder cannot be written, or holds completions drawn with other settings.
@@ -68,14 +72,14 @@ class SavedCompletions:
             raise InputError(f"{self.file} was drawn with other settings: {differences}; give another --output.")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Those that are there, without a last line that was not finished."""
+        """Return the rows that are there, without a last line that was not finished."""
         return read_rows(self.file) if self.file.is_file() else []
 
     def settings(self) -> dict[str, Any]:
-        """What they were drawn with.
+        """Return what the completions were drawn with.
 
         Raises:
-            InputError: it is not there, or damaged.
+            InputError: the file of settings is not there, or damaged.
         """
         try:
             return dict(json.loads(self.settings_file.read_text(encoding="utf-8")))
@@ -83,7 +87,7 @@ class SavedCompletions:
             raise InputError(f"{self.settings_file} cannot be read ({error}); give another --output.") from None
 
     def check_questions(self, problems: Sequence[BenchmarkProblem]) -> None:
-        """Refuse to grade them by the answers to other questions.
+        """Refuse to grade the completions by the answers to other questions.
 
         Raises:
             InputError: these are not the questions that were asked.
@@ -94,15 +98,15 @@ class SavedCompletions:
             )
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """FOLDER/NAME.result.json."""
+        """Write the figures to FOLDER/NAME.result.json."""
         write_atomically(self.file.with_suffix(".result.json"), json.dumps(result, indent=1))
 
     def keep(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Replace them all."""
+        """Replace all rows by these."""
         write_atomically(self.file, "".join(json.dumps(row) + "\n" for row in rows))
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add some."""
+        """Add rows."""
         with self.file.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -115,9 +119,9 @@ def collect(
     saved: SavedCompletions,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
-    """Rows {index, sample, completion, tokens, clipped} of every problem; those that are there already are kept.
+    """Return rows {index, sample, completion, tokens, clipped} of every problem; those on disk already are kept.
 
-    Batches have seeds of their own: an evaluation that was stopped and gone on with gives what it would have given.
+    Every batch has a seed of its own, so an evaluation that was stopped and continued gives what it would have given.
 
     Raises:
         InputError: a prompt does not fit, the folder holds another evaluation, or another process is at this one.
@@ -183,7 +187,7 @@ def _batch(policy: Policy, asked: Sequence[Any], start: int, sampling: Sampling)
 def settings_of(
     policy: Policy, prompt: Any, problems: Sequence[BenchmarkProblem], template: str, sampling: Sampling
 ) -> dict[str, Any]:
-    """All that the completions depend on, with a whole prompt as the model reads it."""
+    """Return all that the completions depend on, with one whole prompt as the model reads it."""
     return {
         "model": policy.name,
         "weights": digest_of_weights(policy.model),
@@ -199,14 +203,14 @@ def settings_of(
 
 
 def digest_of_questions(problems: Sequence[BenchmarkProblem]) -> str:
-    """One word for them all, in their order."""
+    """Return a short digest of all questions in their order."""
     text = json.dumps([problem.question for problem in problems])
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 @torch.no_grad()
 def digest_of_weights(model: torch.nn.Module) -> str:
-    """One word for the weights, from some entries of each: a name may hold others tomorrow."""
+    """Return a short digest of some entries of each weight: the same name may hold other weights tomorrow."""
     digest = hashlib.blake2b(digest_size=6)
     for parameter in model.parameters():
         flat = parameter.detach().reshape(-1)
@@ -216,7 +220,7 @@ def digest_of_weights(model: torch.nn.Module) -> str:
 
 
 def lengths(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean length in tokens, and the share that was cut at the longest length."""
+    """Return the mean length in tokens, and the share of completions that were cut at the longest length."""
     known = [row for row in rows if "tokens" in row]
     if not known:
         return {}

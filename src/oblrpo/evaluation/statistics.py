@@ -1,4 +1,4 @@
-"""avg@k, pass@k and maj@k from n graded completions a problem, with 95 % intervals over problems; no torch."""
+"""The figures avg@k, pass@k and maj@k of n graded completions a problem, with 95 % intervals over problems."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Estimate:
 
 
 def clustered(values_P: Sequence[float]) -> Estimate:
-    """Mean over problems +- 1.96 s / sqrt(P), s the standard deviation over problems, cut to [0, 1].
+    """Return the mean over problems +- 1.96 s / sqrt(P), s the standard deviation over problems, cut to [0, 1].
 
-    One value a problem: its completions are dependent, and problems are what was drawn.
+    Each problem gives one value: its completions are dependent, and problems are what was drawn.
     """
     P = len(values_P)
     mean = math.fsum(values_P) / P
@@ -34,9 +34,9 @@ def clustered(values_P: Sequence[float]) -> Estimate:
 
 
 def pass_at(k: int, correct: int, n: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of the n completions, drawn without replacement, hold a right one.
+    """Return the chance that k of the n completions, drawn without replacement, hold a right one.
 
-    Unbiased for pass@k (Chen et al. 2021, arXiv:2107.03374).
+    With c right ones this is 1 - C(n - c, k) / C(n, k), unbiased for pass@k (Chen et al. 2021, arXiv:2107.03374).
 
     Raises:
         InputError: k is not between 1 and n.
@@ -46,7 +46,7 @@ def pass_at(k: int, correct: int, n: int) -> float:
 
 
 def majority_at(k: int, right: int, others: Sequence[int], silent: int = 0) -> float:
-    """Expected accuracy of the most frequent answer among k of the n completions, drawn without replacement; exact.
+    """Return the exact chance that the most frequent answer of k completions, drawn without replacement, is right.
 
     `right` completions give the right answer, `others[i]` the i-th wrong one, `silent` none at all (no vote).
     A tie of t answers counts 1 / t, as if one of them were drawn. The draws in which the right answer has r votes and
@@ -79,7 +79,7 @@ def _with_answer(draws: dict[tuple[int, int], int], size: int, most: int, room: 
 
 
 def powers_to(n: int) -> list[int]:
-    """1, 2, 4, ... and n."""
+    """Return 1, 2, 4, ... and n."""
     return sorted({1 << i for i in range(n.bit_length()) if 1 << i <= n} | {n})
 
 

@@ -1,4 +1,4 @@
-"""Completions of a policy: by transformers' `generate`, or by vLLM (extra `vllm`)."""
+"""Sampling completions from a policy, by transformers' `generate` or by vLLM (extra `vllm`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Rollouts", "Sampler", "TransformersSampler", "make_sampler", "sample
 
 
 def make_sampler(policy: Policy, config: RolloutConfig, trust_remote_code: bool = False) -> Sampler:
-    """The sampler that the config asks for, holding the policy's weights.
+    """Return the sampler that the config asks for, with the policy's weights.
 
     Raises:
-        InputError: vLLM is asked for and cannot be had here.
+        InputError: vLLM is asked for and is not available here.
     """
     if config.sampler == "transformers":
         return TransformersSampler(policy, config.sampler_logps)

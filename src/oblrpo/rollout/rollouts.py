@@ -1,4 +1,4 @@
-"""What sampling gives, whoever samples, and what a sampler is."""
+"""What a sampler is, and what it returns."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from oblrpo.policy import Policy, Prompt, Sequences
 
 @dataclass(frozen=True)
 class Rollouts:
-    """P x G completions; row p G + j is output j of prompt p."""
+    """Completions of P prompts, G of each; row p G + j is output j of prompt p."""
 
     sequences: Sequences
+    """The prompts and completions as tokens."""
     completions: list[str]
+    """The completions as text."""
     clipped_S: Tensor
-    """Which completions were cut at the longest length."""
+    """Whether each completion was cut at the longest length."""
     sampler_logps_SC: Tensor | None = None
-    """Log-probability of each token under the distribution it was drawn from, nats, where the sampler tells; whatever
-    stands where there is no token."""
+    """Log-probability of each token, in nats, under the distribution it was drawn from; values at padding mean nothing.
+    It is None if the sampler does not tell."""
 
 
 class Sampler(Protocol):
@@ -31,7 +33,7 @@ class Sampler(Protocol):
     def sample(
         self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
     ) -> Rollouts:
-        """G completions of every prompt; what is random follows from torch's global random state.
+        """Return `num_generations` completions of every prompt, drawn by torch's global random state.
 
         Raises:
             InputError: a prompt does not fit, or the policy is broken.
@@ -39,16 +41,16 @@ class Sampler(Protocol):
         ...
 
     def sync(self, policy: Policy) -> None:
-        """Sample from these weights from now on: after every change of the policy.
+        """Sample from these weights from now on; to be called after every change of the policy.
 
         Raises:
-            InputError: the sampler cannot take them over.
+            InputError: the sampler cannot take the weights over.
         """
         ...
 
 
 def texts_of(policy: Policy, completion_SC: Tensor, mask_SC: Tensor) -> list[str]:
-    """The completions as text, without special tokens."""
+    """Return the completions as text, without special tokens."""
     return [
         policy.tokenizer.decode(row[kept.bool()], skip_special_tokens=True)
         for row, kept in zip(completion_SC.cpu(), mask_SC.cpu(), strict=True)
@@ -56,5 +58,5 @@ def texts_of(policy: Policy, completion_SC: Tensor, mask_SC: Tensor) -> list[str
 
 
 def ended(policy: Policy, completion_SC: Tensor) -> Tensor:
-    """Which tokens end a completion."""
+    """Return whether each token is one that ends a completion."""
     return torch.isin(completion_SC, torch.tensor(policy.end_tokens, device=completion_SC.device))

@@ -20,9 +20,9 @@ class TransformersSampler:
     """Samples from the policy itself, so that there is nothing to take over after an update.
 
     Args:
-        policy: whose model generates.
-        logps: keep the log-probability of every sampled token. They differ from the trainer's by rounding alone:
-            `generate` runs token by token on a cache.
+        policy: the policy to sample from.
+        logps: whether to keep the log-probability of every sampled token. It differs from the trainer's by rounding
+            alone, because `generate` runs token by token on a cache.
     """
 
     def __init__(self, policy: Policy, logps: bool = False) -> None:
@@ -31,7 +31,7 @@ class TransformersSampler:
     def sample(
         self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
     ) -> Rollouts:
-        """See `sample`."""
+        """Return completions as the function `sample` does."""
         return sample(self.policy, prompts, num_generations, max_completion_length, temperature, logps=self.logps)
 
     def sync(self, policy: Policy) -> None:
@@ -49,21 +49,21 @@ def sample(
     top_p: float = 1.0,
     logps: bool = False,
 ) -> Rollouts:
-    """G completions of every prompt from softmax(logits / temperature), with torch's global random state.
+    """Return G completions of every prompt from softmax(logits / temperature), by torch's global random state.
 
     Args:
-        policy: whose model generates.
-        prompts: P texts or conversations.
-        num_generations: G.
-        max_completion_length: in tokens.
-        temperature: of the distribution; 0: the most probable token, always.
-        top_p: share of the distribution that is sampled from; training leaves it at 1, for its policy is the whole.
-        logps: keep each token's log-probability as it was sampled: one more softmax a token, and the logits of one.
+        policy: the policy to sample from.
+        prompts: the P prompts, texts or conversations.
+        num_generations: the number G of completions of each.
+        max_completion_length: most tokens of a completion.
+        temperature: temperature of the distribution; 0 always takes the most probable token.
+        top_p: share of the distribution that is sampled from; training leaves it at 1, where the policy is the whole.
+        logps: whether to keep each token's log-probability as it was sampled, at the cost of one softmax a token.
 
     Raises:
         InputError: a prompt does not fit.
         DivergedError: the policy gives no probabilities any more.
-        RuntimeError: as `generate` raises.
+        RuntimeError: `generate` fails.
     """
     rows = policy.encode(prompts, room=max_completion_length)
     prompt_PQ, mask_PQ = policy.pad_prompts(rows)
@@ -98,9 +98,9 @@ def sample(
 
 
 def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, pad: int) -> DynamicCache | None:
-    """Keys and values of every prompt but its last token, read once for its G outputs, (S, ...).
+    """Return the keys and values of every prompt but its last token, read once and repeated for its G outputs.
 
-    None where a layer keeps anything else (a window, a state): `generate` then reads the prompts of all outputs itself.
+    Where a layer keeps anything else (a window, a state) this is None, and `generate` reads the prompts itself.
     """
     if prompt_PQ.shape[1] == 1 or not _is_plain(DynamicCache(config=model.config)):
         return None
@@ -116,13 +116,13 @@ def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: 
 
 
 def _is_plain(cache: Any) -> bool:
-    """Whether every layer keeps the keys and values of all tokens, and nothing else."""
+    """Return whether every layer keeps the keys and values of all tokens, and nothing else."""
     layers = cache.layers if type(cache) is DynamicCache else []
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 class _Record(LogitsProcessor):  # type: ignore[misc]
-    """Sees the logits before each draw, and what came of the draw one call later; changes nothing."""
+    """Records the log-probability of each drawn token: sees the logits before a draw, and the token one call later."""
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
@@ -130,14 +130,14 @@ class _Record(LogitsProcessor):  # type: ignore[misc]
         self._logps_S: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Of the logits for the next token; transformers' signature."""
+        """Take note of the logits for the next token and return them as they are."""
         self._settle(input_ids[:, -1])
         wide = torch.promote_types(scores.dtype, torch.float32)
         self._before_SV = (scores.to(wide) / self.temperature).log_softmax(-1)
         return scores
 
     def logps(self, completion_SC: Tensor) -> Tensor:
-        """Of the tokens drawn, (S, C)."""
+        """Return the log-probabilities of the drawn tokens, (S, C)."""
         self._settle(completion_SC[:, -1])
         return torch.stack(self._logps_S, 1)
 
@@ -148,7 +148,7 @@ class _Record(LogitsProcessor):  # type: ignore[misc]
 
 @contextmanager
 def _own_settings_only(model: Any) -> Iterator[None]:
-    """Keep a loaded model's generation defaults (top-p, repetition penalty ...) from changing the distribution."""
+    """Set a model's own generation defaults aside, such as top-p: they would change the distribution."""
     # PEFT hands its model's on to the one beneath, which is saved with them when adapters are merged.
     models = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
     kept = [each.generation_config for each in models]

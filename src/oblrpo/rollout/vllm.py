@@ -1,4 +1,4 @@
-"""Completions sampled by a vLLM engine in this process, on the policy's GPU (extra `vllm`).
+"""Sampling by a vLLM engine in this process, on the policy's GPU (extra `vllm`).
 
 Written against vLLM's offline API as it stands in 0.17.0, 0.25.1 and 0.33.0: read there, not run by us. The engine is
 asked for nothing but `LLM(...)`, `LLM.generate`, `LLM.apply_model` and `LLM.reset_prefix_cache`.
@@ -25,18 +25,18 @@ from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 from oblrpo.rollout.weights import checkpoint_weights
 
 LEAST_VERSION, BELOW_VERSION = (0, 17), (0, 34)
-"""Of vLLM: those whose source was read, and what lies between."""
+"""The range of vLLM's versions that this is written for: those whose source was read, and what lies between."""
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM raises lower ones to this without being asked."""
+"""The lowest temperature; vLLM raises lower ones to this without saying so."""
 
 
 class VLLMSampler:
     """Samples with an engine that holds a copy of the policy's weights.
 
     Args:
-        policy: whose weights are sampled from, until the next `sync`.
-        engine: a `vllm.LLM` of the policy's architecture, with logprobs_mode "processed_logprobs".
+        policy: the policy whose weights are sampled from, until the next `sync`.
+        engine: a `vllm.LLM` of the policy's architecture, opened with logprobs_mode "processed_logprobs".
         sampling_params: the class `vllm.SamplingParams`.
         max_model_length: longest prompt + completion that the engine takes.
 
@@ -51,13 +51,13 @@ class VLLMSampler:
     def sample(
         self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
     ) -> Rollouts:
-        """G completions of every prompt, with the log-probabilities they were drawn with.
+        """Return `num_generations` completions of every prompt, with the log-probabilities they were drawn with.
 
         Every prompt has a seed of its own from torch's global random state; vLLM adds the output's number to it.
 
         Raises:
             InputError: a prompt does not fit.
-            RuntimeError: vLLM returned something else than it was asked for.
+            RuntimeError: vLLM returned something other than it was asked for.
         """
         rows = self.policy.encode(prompts, room=max_completion_length)
         if (longest := max(map(len, rows)) + max_completion_length) > self.max_model_length:
@@ -115,10 +115,10 @@ class VLLMSampler:
 
 
 def _logps(output: Any) -> list[float]:
-    """Of an output's own tokens.
+    """Return the log-probabilities of an output's own tokens.
 
     Raises:
-        RuntimeError: they are not there.
+        RuntimeError: vLLM gave none.
     """
     if output.logprobs is None:
         raise RuntimeError("vLLM gave no log-probabilities.")
@@ -139,7 +139,7 @@ def _load(model: Any, policy: Policy) -> None:
 def open_engine(
     policy: Policy, config: RolloutConfig, trust_remote_code: bool = False
 ) -> tuple[Any, Callable[..., Any], int]:
-    """An engine of the policy's architecture, its weights still random; `SamplingParams`; the longest sequence.
+    """Return an engine with the policy's architecture and random weights, the class SamplingParams, the longest sequence.
 
     Raises:
         InputError: vLLM is missing or of another version, or the policy is on no GPU.

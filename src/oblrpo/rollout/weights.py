@@ -1,4 +1,4 @@
-"""A policy's weights under the names of its checkpoint, adapters merged: what another engine can load."""
+"""A policy's weights as another engine can load them: under the names of its checkpoint, with adapters merged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from oblrpo.errors import InputError
 
 
 def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of every weight; a tied one once, under the first of its names.
+    """Yield the name and value of every weight; a tied weight comes once, under the first of its names.
 
-    A layer with a LoRA adapter of PEFT gives W + sum of scale B A, computed aside: merging in place and taking it back
-    would leave a rounding error in W at every update.
+    The weight of a layer with LoRA adapters is W + sum of scale B A. It is computed aside: merging in place and undoing
+    it would leave a rounding error in W at every update.
 
     Raises:
         InputError: an adapter cannot be merged into its layer's weight alone.
