@@ -101,7 +101,7 @@ def test_a_checkpoint_by_name_is_asked_as_its_run_asked(train, tmp_path):
         ({"device": "cpu"}, "device would change nothing, for the model is loaded already"),
         ({"split": "test"}, "split would change nothing, for data does not come from the hub"),
         ({"reward_seconds": 3.0}, "reward_seconds would change nothing"),
-        ({"k": [9]}, "k is 9; with 1 completions a problem"),
+        ({"k": [9]}, "k is 9; with samples 1 it must be from 1 to 1"),
         ({"data": None}, "give data to evaluate on; only a checkpoint of a run has"),
         ({"data": None, "where": {"level": 1}}, "where would change nothing, for the problems are the held-out ones"),
         ({"model": None}, "there is no model to evaluate"),
@@ -120,8 +120,8 @@ def checkpoint(train, tmp_path):
     data = write_rows(tmp_path / "rows.jsonl", [row | {"q": row.pop("prompt")} for row in map(dict, ROWS)])
     (tmp_path / "mine.py").write_text("def words(completions, **columns):\n    return [1.0] * len(completions)\n")
     run = train(
-        data=data, prompt_column="q", prompt_template="Q: {prompt}?", reward=["numeric", f"{tmp_path}/mine.py:words@0.5"],
-        temperature=0.7, steps=1,
+        data=data, prompt_column="q", prompt_template="Q: {prompt}?", temperature=0.7, steps=1,
+        reward=["numeric", f"{tmp_path}/mine.py:words@0.5"],
     )  # fmt: skip
     return run.output / "checkpoints" / "step_1"
 
@@ -162,7 +162,7 @@ def test_the_command_line_scores_what_train_data_trained(checkpoint, tmp_path, c
         (["--split", "test"], "--split would change nothing, for data does not come from the hub by name"),
         (["--seconds", "3"], "--seconds would change nothing, for no benchmark is named"),
         (["--samples", "0"], "samples is 0; it must be at least 1."),
-        (["--k", "5"], "--k 5: with --samples 2 k must be from 1 to 2"),
+        (["--k", "5"], "k is 5; with samples 2 it must be from 1 to 2"),
         (["--completions", "x.jsonl"], "leave out the model"),
         (["--benchmark", "gsm8k", "--rewards", "math"], "--rewards would change nothing, for a benchmark has its own"),
     ],

@@ -13,6 +13,7 @@ import tyro
 from rich.console import Console
 
 from oblrpo.commands import evaluate_rows, refuse_idle
+from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run, check_sampling, run_of
 from oblrpo.settings import flags_in
@@ -61,13 +62,17 @@ def run(argv: list[str]) -> None:
     Raises:
         InputError: settings that do not go together, or as what it calls raises.
     """
-    command = _parse(argv, EvaluateCommand())
+    command, started = _parse(argv, EvaluateCommand()), None
+    if command.model and not command.benchmark and (started := run_of(command.model)):
+        # Without a benchmark the run that the model lies in says what the flags do not.
+        sampling, judged = as_in_run(started)
+        command = _parse(argv, EvaluateCommand(sampling=sampling, judged=judged))
     _check(command, flags_in(argv))
     if command.completions:
         (result,) = results = [_grade(command, command.benchmark[0], Path(command.completions))]
         shown: dict[str, Any] = result
     else:
-        results = _evaluate(command) if command.benchmark else [_by_rewards(argv, command)]
+        results = _evaluate(command) if command.benchmark else [_by_rewards(command, started)]
         shown = {"model": results[0]["settings"]["model"], "results": results}
     if command.json:
         print(json.dumps(shown))
@@ -106,10 +111,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str]) -> None:
     of_model = {each.name for each in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"completions that are there are graded as they are; leave out {', '.join(idle)}.")
-    asked = command.sampling
-    check_sampling(asked, command.k)
-    if command.model and max(command.k, default=1) > asked.samples:
-        raise InputError(f"--k {max(command.k)}: with --samples {asked.samples} k must be from 1 to {asked.samples}.")
+    check_sampling(command.sampling, command.k, drawn=bool(command.model))
 
 
 def _grade(command: EvaluateCommand, name: str, file: Path) -> dict[str, Any]:
@@ -166,12 +168,8 @@ def _load(command: EvaluateCommand) -> Any:
     return load_policy(command.model, command.sampling.policy(command.model), train=False)
 
 
-def _by_rewards(argv: list[str], command: EvaluateCommand) -> dict[str, Any]:
-    """Go by rewards, under the settings of the run that the model lies in where nothing else is said."""
-    if started := run_of(command.model) if command.model else None:
-        sampling, judged = as_in_run(started)
-        command = _parse(argv, EvaluateCommand(sampling=sampling, judged=judged))
-        _check(command, flags_in(argv))
+def _by_rewards(command: EvaluateCommand, started: TrainConfig | None) -> dict[str, Any]:
+    """Go by rewards; `started` is the run that the model lies in."""
     policy = _load(command) if command.model else None
     folder = Path(command.sampling.output)
     with _told("evaluating") as tell:

@@ -105,8 +105,8 @@ def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
     )
 
 
-def check_sampling(asked: SamplingConfig, ks: Sequence[int] = ()) -> None:
-    """Refuse what cannot be drawn, before anything is loaded.
+def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = True) -> None:
+    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn.
 
     Raises:
         InputError: names the setting.
@@ -125,3 +125,5 @@ def check_sampling(asked: SamplingConfig, ks: Sequence[int] = ()) -> None:
         raise InputError(f"temperature is {asked.temperature}; it must be 0 or at least 0.001.")
     if not 0 < asked.top_p <= 1:
         raise InputError("top_p must be above 0 and at most 1.")
+    if drawn and max(ks, default=1) > asked.samples:
+        raise InputError(f"k is {max(ks)}; with samples {asked.samples} it must be from 1 to {asked.samples}.")
