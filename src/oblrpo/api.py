@@ -14,6 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.control import Control
+from rich.text import Text
 
 from oblrpo.commands import carry_out, check_settings, evaluate_rows, refuse_idle
 from oblrpo.config import TrainConfig
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from oblrpo.keywords import EvaluateKeywords, TrainKeywords
+    from oblrpo.policy import Policy
     from oblrpo.trainer.loop import Trainer
 
 OF_LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "load_in_4bit")
@@ -140,13 +143,14 @@ def train(
     with _quiet_transformers():
         try:
             trainer = Trainer(config, resume, objects)
-            for note in _notes(objects):
+            for note in _notes(objects, trainer.policy):
                 console.print(note, highlight=False)
             report = carry_out(trainer, Progress(console))
         finally:
             torch.set_num_threads(threads)
     run = Run(trainer, report)
-    console.print(summary(run.metrics, config.run.output, config.rollout.prompts_per_step), highlight=False)
+    told = summary(run.metrics, config.run.output, config.rollout.prompts_per_step)
+    console.print(Text.from_ansi(told), highlight=False)
     return run
 
 
@@ -279,14 +283,27 @@ def _of_loaded(model: Any) -> dict[str, Any]:
     return {"dtype": dtype, "load_in_4bit": False}
 
 
-def _notes(objects: Objects) -> list[str]:
-    notes = []
+def _notes(objects: Objects, policy: Policy) -> list[str]:
+    """Return what is worth knowing of objects, a line each."""
+    notes, end = [], policy.tokenizer.eos_token_id
     if objects.model is not None:
         notes.append(f"the {type(objects.model).__name__} is trained in place, without dropout")
+        if end is not None and end not in policy.end_tokens:
+            notes.append(
+                f"completions end with the model's token {policy.end_tokens}, not the tokenizer's {end}; if that is not "
+                "meant, set eos_token_id in its config"
+            )
     if objects.functions:
         names = ", ".join(word.removeprefix(PREFIX) for word in objects.functions)
         notes.append(f"called in this process, without a time limit: {names}")
     return notes
+
+
+class _NotebookConsole(Console):
+    """A console of a notebook, which has no cursor to move."""
+
+    def control(self, *control: Control) -> None:
+        """Leave it out; it would come as an empty line."""
 
 
 def _console(progress: bool) -> Console:
@@ -297,8 +314,8 @@ def _console(progress: bool) -> Console:
     if not console.is_jupyter:
         return console
     if importlib.util.find_spec("ipywidgets"):
-        return Console(soft_wrap=True, markup=False, force_terminal=True)
-    return Console(soft_wrap=True, markup=False, force_jupyter=False)
+        return _NotebookConsole(soft_wrap=True, markup=False, force_terminal=True)
+    return Console(soft_wrap=True, markup=False, force_jupyter=False, force_terminal=False)  # plain lines
 
 
 @contextmanager
