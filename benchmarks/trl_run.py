@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from oblrpo.config import TrainConfig
-from oblrpo.evaluate import heldout_accuracy
+from oblrpo.evaluation import heldout_accuracy
 from oblrpo.seeds import seed_of
 from oblrpo.settings import load_recipe
 

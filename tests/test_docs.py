@@ -30,10 +30,13 @@ def slug(heading):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page, capsys):
+def test_python_blocks_run(page, capsys, tmp_path, monkeypatch):
+    """One after the other, as they are read; what they write lies in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
+    names = {}
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-        exec(compile(block, page.name, "exec"), {})
+        exec(compile(block, page.name, "exec"), names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

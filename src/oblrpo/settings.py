@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.yaml_files import read_yaml_file
 
 RECIPES = files("oblrpo") / "recipes"
+
+Section = TypeVar("Section")
 
 
 def flatten(config: TrainConfig) -> dict[str, Any]:
@@ -40,13 +43,22 @@ def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) ->
             raise InputError(
                 f"{source}: unknown setting {key!r}; `oblrpo train --help` lists all.{did_you_mean(str(key), known)}"
             )
-    sections = {}
-    for section in dataclasses.fields(config)[1:]:
-        part = getattr(config, section.name)
-        hints = typing.get_type_hints(type(part))
-        mine = {key: _typed(key, value, hints[key], source) for key, value in settings.items() if key in hints}
-        sections[section.name] = dataclasses.replace(part, **mine)
+    sections = {
+        section.name: with_fields(getattr(config, section.name), settings, source)
+        for section in dataclasses.fields(config)[1:]
+    }
     return dataclasses.replace(config, recipe=str(settings.get("recipe", config.recipe)), **sections)
+
+
+def with_fields(part: Section, settings: Mapping[str, Any], source: str) -> Section:
+    """One section with those of the flat settings replaced that are fields of it.
+
+    Raises:
+        InputError: a value of the wrong type; `source` says where it stands.
+    """
+    hints = typing.get_type_hints(type(part))
+    mine = {key: _typed(key, value, hints[key], source) for key, value in settings.items() if key in hints}
+    return dataclasses.replace(part, **mine)  # type: ignore[type-var]  # a dataclass, which TypeVar cannot say
 
 
 def flags_in(argv: list[str]) -> dict[str, str]:

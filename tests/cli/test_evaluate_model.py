@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oblrpo.config import PolicyConfig
-from oblrpo.evaluate import sampled
-from oblrpo.evaluate.sampled import Sampling, SavedCompletions, collect
-from oblrpo.evaluate.statistics import clustered
+from oblrpo.evaluation import sampled
+from oblrpo.evaluation.sampled import Sampling, SavedCompletions, collect
+from oblrpo.evaluation.statistics import clustered
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks.benchmarks import BenchmarkProblem
@@ -207,7 +207,7 @@ def test_mistakes(ask, oblrpo, tmp_path, model):
     complained(ask("--prompt-template", "x", output="t"), "prompt_template must contain {prompt}")
     complained(ask("--max-completion-length", 500, output="l"), "does not fit the model's 64")
     for flags, words in (  # said before anything is drawn
-        (["--k", 4], "--k 4: with --samples 2 k must be from 1 to 2"),
+        (["--k", 4], "k is 4; with samples 2 it must be from 1 to 2"),
         (["--k", 0], "k is 0"),
         (["--processes", 0], "processes must be a whole number"),
     ):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from oblrpo.errors import InputError
-from oblrpo.evaluate.sampled import Sampling, SavedCompletions, collect
+from oblrpo.evaluation.sampled import Sampling, SavedCompletions, collect
 from oblrpo.runs import held
 from oblrpo.tasks.benchmarks import BenchmarkProblem
 from tests.cli.conftest import metrics_of

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 from rich.console import Console
 
+from oblrpo.commands import carry_out, check_settings
 from oblrpo.config import TrainConfig
-from oblrpo.constraints import refuse_idle
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.settings import flags_in, flatten, load_recipe, recipe_settings, with_settings
+from oblrpo.settings import flags_in, flatten, load_recipe, with_settings
 from oblrpo.yaml_files import yaml_text
 
 
@@ -50,31 +49,17 @@ def run(argv: list[str]) -> None:
         command = _parse(argv, with_settings(saved, {"output": output}, "--output"))
     from transformers.utils import logging as transformers_logging
 
-    from oblrpo.report import write_report
+    check_settings(command.config, flags_in(argv), recipe)
+
     from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
     from oblrpo.trainer.progress import Progress, summary
-    from oblrpo.trainer.setup import check
 
-    check(command.config)
-    said = recipe_settings(recipe.recipe) if recipe.recipe else {}
-    if "recipe" not in said:  # the config.yaml of a run names its recipe, and says everything
-        refuse_idle({name: f"{recipe.recipe}: {name}" for name in said}, recipe)
-    refuse_idle(flags_in(argv), command.config)
     transformers_logging.disable_progress_bar()
-    console = Console(soft_wrap=True, markup=False)
     trainer = Trainer(command.config, command.resume)
     if command.dry_run:
         print(yaml_text(flatten(command.config)) + "\n" + trainer.describe())
         return
-    try:
-        with Progress(console) as progress:
-            trainer.run(progress)
-    except Exception:
-        if trainer.done is not None and trainer.folder.failure():  # it had begun; else the folder may be another's
-            with suppress(Exception):  # what ended it is told, not what that did to the page
-                write_report(trainer.folder.path)
-        raise
-    write_report(trainer.folder.path)
+    carry_out(trainer, Progress(Console(soft_wrap=True, markup=False)))
     rows, config = trainer.folder.read_metrics(), command.config
     print(summary(rows, config.run.output, config.rollout.prompts_per_step))
 

@@ -1,6 +1,6 @@
 """The policy: a causal language model with its tokenizer, and the log-probability of whole completions."""
 
-from oblrpo.policy.load import check_policy, load_policy, make_policy
+from oblrpo.policy.load import adopt_policy, check_policy, load_policy, make_policy
 from oblrpo.policy.model import Logps, Policy
 from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences
@@ -13,6 +13,7 @@ __all__ = [
     "Prompt",
     "PromptFormat",
     "Sequences",
+    "adopt_policy",
     "byte_tokenizer",
     "check_policy",
     "load_policy",

@@ -67,6 +67,16 @@ def load_adapter(model: Any, folder: str) -> Any:
         raise InputError(f"cannot load the adapters in {folder}: {' '.join(str(error).split())[:300]}") from error
 
 
+def load_adapter_weights(model: Any, folder: Path) -> None:
+    """Give a PEFT model the weights of the adapters in a folder.
+
+    Raises:
+        InputError: PEFT is not installed.
+    """
+    peft = require_peft()
+    peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(folder), device="cpu"))
+
+
 def require_peft() -> Any:
     """Return the module `peft`.
 

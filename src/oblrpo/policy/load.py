@@ -12,20 +12,23 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
-from oblrpo.policy.adapters import add_adapter, base_of, load_adapter
+from oblrpo.objects import PREFIX
+from oblrpo.policy.adapters import add_adapter, base_of, load_adapter, load_adapter_weights
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
 from oblrpo.policy.tokenizer import byte_tokenizer
 
 
 def make_policy(config: PolicyConfig) -> Policy:
-    """The policy that the config asks for: built with random weights, or loaded.
+    """Return the policy that the config asks for: built with random weights, or loaded.
 
     Raises:
         InputError: no such device, settings that do not go together, or the model cannot be loaded.
@@ -60,7 +63,7 @@ def make_policy(config: PolicyConfig) -> Policy:
 
 
 def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
-    """A causal LM and its tokenizer from a folder or, by name, from the hub; adapters with the model they are for.
+    """Return a causal LM and its tokenizer from a folder or, by name, from the hub; adapters with their model.
 
     Raises:
         InputError: transformers cannot load it, or its tokenizer has neither padding nor end token.
@@ -74,10 +77,7 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise InputError(f"cannot load the model {name!r}: {reason}.") from error
-    if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            raise InputError(f"the tokenizer of {name!r} has neither a padding nor an end token; set one in it.")
-        tokenizer.pad_token_id = tokenizer.eos_token_id
+    _set_padding(tokenizer, repr(name))
     if not config.load_in_4bit:
         model = model.to(device)
     if base:
@@ -89,14 +89,87 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
     return _policy(model, tokenizer, config, _whole(name))
 
 
+def adopt_policy(
+    model: Any, tokenizer: Any, config: PolicyConfig, checkpoint: Path | None = None, train: bool = True
+) -> Policy:
+    """Return a policy of a loaded model and its tokenizer: the model itself, not a copy, on the device where it is.
+
+    Dropout is turned off. `lora_r` puts new adapters into the model; `checkpoint` gives it the weights of a folder.
+
+    Raises:
+        InputError: they are no causal language model of transformers (or PEFT's around one) and its tokenizer, the
+            settings do not go with them, or there is nothing that could be trained.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not (isinstance(inner, PreTrainedModel) and inner.can_generate()):
+        raise InputError(
+            f"the model is a {type(model).__name__}; give a causal LM of transformers, or PEFT's model around one."
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InputError(f"the tokenizer is a {type(tokenizer).__name__}; give one of transformers.")
+    if model is inner and getattr(model, "peft_config", None):
+        raise InputError("the model has adapters inside it; give the PEFT model around it, which is trained as it is.")
+    if model is not inner and config.lora_r:
+        raise InputError("the model has adapters already, which are trained as they are; leave out lora_r.")
+    if config.merge and not (config.lora_r or model is not inner):
+        raise InputError("merge needs adapters; set lora_r.")
+    _set_padding(tokenizer, "the model")
+    if config.lora_r:
+        model = add_adapter(model, config)
+    if checkpoint:
+        _load_weights(model, checkpoint)
+    trained = {p.dtype for p in model.parameters() if p.requires_grad}
+    if train and not trained:
+        raise InputError("no parameter of the model is to be trained; set requires_grad, or add adapters with lora_r.")
+    if train and (low := trained - {torch.float32, torch.float64}):
+        raise InputError(
+            f"weights in {str(min(low, key=str)).removeprefix('torch.')} lose small updates; load the model in float32 "
+            "(bf16=True gives arithmetic in bfloat16), or train adapters beside it (lora_r)."
+        )
+    policy = _policy(model, tokenizer, config, str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__)
+    known = inner.get_input_embeddings().num_embeddings
+    if max(policy.end_tokens) >= known:
+        raise InputError(
+            f"the model ends completions with token {max(policy.end_tokens)}, but knows {known} tokens; give its config "
+            "eos_token_id=tokenizer.eos_token_id."
+        )
+    return policy
+
+
+def _load_weights(model: Any, folder: Path) -> None:
+    """Give a model the weights, or its adapters', of a checkpoint.
+
+    Raises:
+        InputError: they do not fit, or a file is missing or damaged.
+    """
+    try:
+        if getattr(model, "peft_config", None):
+            load_adapter_weights(model, folder)
+        else:
+            saved = type(model).from_pretrained(str(folder), dtype=model.dtype, use_safetensors=True)
+            model.load_state_dict(saved.state_dict())
+    except Exception as error:  # transformers and PEFT raise many kinds
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise InputError(f"cannot load {folder} into the model that was given: {reason}.") from error
+
+
+def _set_padding(tokenizer: Any, whose: str) -> None:
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise InputError(f"the tokenizer of {whose} has neither a padding nor an end token; set one in it.")
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+
+
 def check_policy(config: PolicyConfig) -> None:
-    """Refuse what does not go together.
+    """Refuse what does not go together; what a loaded model allows is checked by `adopt_policy`.
 
     Raises:
         InputError: names the settings.
     """
     if config.lora_r < 0 or config.lora_alpha <= 0:
         raise InputError("lora_r must be at least 0 and lora_alpha above 0.")
+    if config.model.startswith(PREFIX):
+        return
     adapters = config.lora_r or (config.model and base_of(config.model))
     if adapters and not config.model:
         raise InputError("lora_r needs a model to adapt; name one with model.")
@@ -150,7 +223,7 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
 
 
 def _whole(name: str) -> str:
-    """A folder by its whole path, so that adapters still know their model when the current folder changes."""
+    """Return a folder by its whole path, so that adapters still know their model when the current folder changes."""
     return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oblrpo.rewards.reward_set import OnError, RewardSet
+from oblrpo.rewards.user import PythonReward
 from oblrpo.tasks import Problem, Task, Verifier
 
 
 class Rewards:
-    """F: what the named rewards, or the task's own, give the completions of its problems."""
+    """The reward F of every completion, by the named rewards or the task's own."""
 
     def __init__(
-        self, task: Task, names: Sequence[str] = (), on_error: OnError = "raise", seconds: float = 60.0
+        self,
+        task: Task,
+        names: Sequence[str] = (),
+        on_error: OnError = "raise",
+        seconds: float = 60.0,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
-        """Load `names`, as `RewardSet` knows them; `task` is the task's own verifier, and all of it if none is named.
+        """Load `names`, as `RewardSet` knows them, or the task's default rewards if none is named.
+
+        The name `task` means the task's own verifier. `functions` holds callables of the user's program by name.
 
         Raises:
             InputError: as `RewardSet` raises.
         """
         self.task = task
-        own = {"task": _Own(task)} if isinstance(task, Verifier) else {}
-        self._set = RewardSet(names or task.default_rewards, on_error, seconds, own)
+        own: dict[str, Callable[..., Any]] = {"task": _Own(task)} if isinstance(task, Verifier) else {}
+        own |= {name: PythonReward(function) for name, function in (functions or {}).items()}
+        self.names = list(names or task.default_rewards)
+        self._set = RewardSet(self.names, on_error, seconds, own)
 
     def __call__(self, problems: list[Problem], completions: list[str]) -> tuple[list[list[float]], list[list[bool]]]:
-        """Rewards F_PG and which of them are valid; completion p G + j answers problem p. What is masked has a 0.
+        """Return F_PG, where completion p G + j answers problem p, and which of them are valid; a masked one has a 0.
 
         Raises:
             InputError: a reward failed, or returned what is no reward, and is not to be masked.
@@ -42,7 +52,7 @@ class Rewards:
 
     @property
     def failures(self) -> int:
-        """Failed calls so far, and values that were no rewards."""
+        """Count of failed calls so far, and of values that were no rewards."""
         return self._set.errors.total
 
     def close(self) -> None:

@@ -14,33 +14,33 @@ Texts = Sequence[str]
 
 
 def exact(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
-    """1 if the completion is the answer, every run of white space counting as one space."""
+    """Return 1 where the completion is the answer, every run of white space counting as one space."""
     return [verify.exact(_text(gold), text) for gold, text in zip(answer, completions, strict=True)]
 
 
 def numeric(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
-    """1 if the last numbers of completion and answer are equal."""
+    """Return 1 where the last numbers of completion and answer are equal."""
     return [verify.numeric(_text(gold), text) for gold, text in zip(answer, completions, strict=True)]
 
 
 def boxed(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
-    r"""1 if the completion ends in a \boxed{} that is closed and not empty, where the math reward looks first."""
+    r"""Return 1 where the text ends in a \boxed{} that is closed and not empty, where the math reward looks first."""
     return [float(bool((last_box(text) or "").strip())) for text in completions]
 
 
 def words(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
-    """Words of the completion; a negative weight makes them cost something."""
+    """Return the number of words of each completion; a negative weight makes them cost something."""
     return [float(len(re.findall(r"\S+", text))) for text in completions]
 
 
 class Math:
-    """1 if the completion's answer equals the gold answer: `MathVerifier`, in worker processes with a time limit."""
+    """1 if the completion's answer equals the gold answer, by `MathVerifier`: worker processes with a time limit."""
 
     def __init__(self) -> None:
         self.verifier = MathVerifier()
 
     def __call__(self, /, prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
-        """The grades; an answer that is a list must be given in full."""
+        """Return the grades; an answer that is a list must be given in full."""
         golds = [gold if isinstance(gold, (list, tuple)) else _text(gold) for gold in answer]
         return [float(verdict.correct) for verdict in self.verifier.grade(golds, completions)]
 
@@ -56,11 +56,10 @@ BUILT_IN: dict[str, Callable[[], Callable[..., Sequence[float]]]] = {
     "format": lambda: boxed,
     "length": lambda: words,
 }
-"""Name -> what makes the reward."""
-
+"""What makes each reward, by its name."""
 
 NEED_ANSWER = {"math", "exact", "numeric"}
-"""Those that compare with the column `answer`."""
+"""Names of the rewards that compare with the column `answer`."""
 
 
 def _text(gold: Any) -> str:

@@ -1,4 +1,4 @@
-"""Several rewards as one: built-in ones by name, the user's own by path, weighted, and named when they fail."""
+"""Several rewards as one: built-in ones by name, the user's own by path or as callables; named when they fail."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any, Literal
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.rewards.builtin import BUILT_IN
-from oblrpo.workers import START, Worker, WorkerDied
+from oblrpo.rewards.user import RewardFailed, Values, WorkerReward, plain_reward
 
 OnError = Literal["raise", "mask"]
-Values = Sequence[float | list[str] | None]
-"""Of completions: a finite number, None where the reward does not apply, or how a value looks that is neither."""
 MEND = "rewards must be finite numbers; such completions are left out with on_reward_error mask."
 
 
@@ -34,10 +32,6 @@ class RewardErrors:
         return sum(self.calls.values()) + sum(self.values.values())
 
 
-class RewardFailed(Exception):  # noqa: N818  (what a reward did)
-    """The call as a whole failed."""
-
-
 class RewardSet:
     """The weighted sum of those rewards that apply to a completion.
 
@@ -45,7 +39,8 @@ class RewardSet:
     returns None for a completion does not apply to it and adds nothing. NaN, an infinity, a value that is no number, a
     wrong length, an exception, a call that takes longer than `seconds`, a completion to which none applies: errors.
     `on_error` "raise" ends with one sentence that names the reward; "mask" leaves the completion out: its sum is None.
-    Either way `errors` counts. Functions of the user run in a process each, which is killed when it is late.
+    Either way `errors` counts. A function found by its path runs in a process of its own, which is killed when it is
+    late; one of `further` runs in this process, as long as it takes.
     """
 
     def __init__(
@@ -57,7 +52,7 @@ class RewardSet:
     ) -> None:
         """Load rewards: math, exact, numeric, format, length, `package.module.function` or `file.py:function`.
 
-        A weight other than 1 follows after `@`. `further`: others by name.
+        A weight other than 1 follows after `@`. `further` holds other rewards by name.
 
         Raises:
             InputError: none is given, one twice, one cannot be loaded, or `on_error` is neither raise nor mask.
@@ -116,11 +111,11 @@ class RewardSet:
         completions: Sequence[str],
         columns: Mapping[str, Any],
     ) -> Values:
-        """Return one reward's values, [] for those of a failed call that is masked.
+        """Return the values of one reward, [] for those of a failed call that is masked.
 
         Raises:
-            InputError: as `__call__`.
-            RewardFailed: never; it is caught.
+            InputError: as `__call__` raises.
+            RewardFailed: never; it is caught here.
         """
         try:
             values = reward(prompts=prompts, completions=completions, **columns)
@@ -132,7 +127,7 @@ class RewardSet:
             if self.on_error == "raise":
                 raise InputError(
                     f"reward '{name}' {what}; mend it, or leave such batches out with on_reward_error mask."
-                ) from None
+                ) from what.__cause__  # what a function of this process raised, with its traceback
             return [[]] * len(completions)
         for s, value in enumerate(values):
             if value is None:
@@ -143,66 +138,6 @@ class RewardSet:
                     start = completions[s][:40]
                     raise InputError(f"reward '{name}' returned {value[0]} for completion {s} ({start!r}); {MEND}")
         return values
-
-
-class UserReward:
-    """A function of the user, in a process of its own."""
-
-    def __init__(self, path: str, seconds: float) -> None:
-        """Load it there.
-
-        Raises:
-            InputError: there is no such file, module or function, or it fails when it is imported.
-        """
-        self._path, self._seconds = path, seconds
-        self._worker = Worker("oblrpo.rewards.worker:main", talkative=True)
-        try:
-            refused = self._worker.ask({"path": path}, START).get("refused")
-        except (TimeoutError, WorkerDied) as error:
-            refused = f"reward '{path}' cannot be imported: {error}."
-        if refused:
-            self._worker.stop()
-            raise InputError(refused)
-
-    def __call__(self, /, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
-        """Its values; where a prompt is messages, so is the completion, as TRL has it.
-
-        Raises:
-            RewardFailed: it raised, took too long, or ended its process.
-            InputError: a column cannot be handed over.
-        """
-        said = [
-            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-            for prompt, text in zip(prompts, completions, strict=True)
-        ]
-        message = {"path": self._path, "prompts": prompts, "completions": said, "columns": columns}
-        try:
-            reply = self._worker.ask(message, self._seconds)
-        except TimeoutError:
-            raise RewardFailed(f"took longer than {self._seconds:g} s (reward_seconds)") from None
-        except WorkerDied:
-            raise RewardFailed("ended its process") from None
-        except TypeError as error:
-            raise InputError(f"reward '{self._path}' cannot be given all columns of the data: {error}.") from None
-        if what := reply.get("failed") or reply.get("refused"):
-            raise RewardFailed(what)
-        values: Values = reply["values"]
-        return values
-
-    def close(self) -> None:
-        """End the process."""
-        self._worker.stop()
-
-
-def plain_reward(value: Any) -> float | list[str] | None:
-    """Return a finite number or None as it is; anything else as [how it looks]."""
-    if value is None:
-        return None
-    try:
-        number = float(value) if not isinstance(value, str) else math.nan
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    return number if math.isfinite(number) else [repr(value)[:100]]
 
 
 def split_weight(text: str) -> tuple[str, float]:
@@ -232,7 +167,7 @@ def _make(name: str, known: Mapping[str, Callable[[], Any]], seconds: float) -> 
             f"unknown reward '{name}'; choose one of: {', '.join(known)}, or write package.module.function or "
             f"file.py:function.{did_you_mean(name, known)}"
         )
-    return UserReward(name, seconds)
+    return WorkerReward(name, seconds)
 
 
 def _constant(reward: Callable[..., Sequence[float]]) -> Callable[[], Any]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError
 from oblrpo.rewards.load import Reward, load_reward
-from oblrpo.rewards.reward_set import plain_reward
+from oblrpo.rewards.user import RewardFailed, call_reward
 from oblrpo.workers import serve
 
 _loaded: dict[str, Reward] = {}
@@ -27,16 +24,10 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
         return {"refused": str(error)}
     if "completions" not in message:
         return {}
-    values: Any
     try:
-        values = reward(prompts=message["prompts"], completions=message["completions"], **message["columns"])
-        if not isinstance(values, Iterable):
-            return {"failed": f"returned a {type(values).__name__}, not a list of numbers"}
-        return {"values": [plain_reward(value) for value in values]}
-    except Exception as error:  # the user's code may raise anything, a generator only now
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name} line {frame.lineno}"
-        return {"failed": f"raised {type(error).__name__}: {error} ({where})"}
+        return {"values": call_reward(reward, message["prompts"], message["completions"], message["columns"])}
+    except RewardFailed as what:
+        return {"failed": str(what)}
 
 
 def main() -> None:

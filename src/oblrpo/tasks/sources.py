@@ -14,17 +14,21 @@ from oblrpo.tasks.rows import read_objects
 
 Row = dict[str, Any]
 Rows = list[tuple[str, Row]]
-"""(where the row stands, its columns)."""
+"""Where each row stands, and its columns."""
 
 EXTRA = "pip install 'oblrpo[data]'"
 
 
-def read_source(names: Sequence[str], split: str) -> Rows:
+def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | None = None) -> Rows:
     """Return the rows of files, one after the other, or of one data set of the hub, `owner/name[:configuration]`.
+
+    Rows that are there already are `given` by the name that stands for them.
 
     Raises:
         InputError: a file or data set that cannot be read, or without rows; the message says where.
     """
+    if given and len(names) == 1 and names[0] in given:
+        return given[names[0]]
     if len(names) == 1 and is_hub_name(names[0]):
         path, _, configuration = names[0].partition(":")
         return read_hub(path, configuration, split)

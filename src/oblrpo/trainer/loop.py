@@ -21,8 +21,9 @@ from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
-from oblrpo.evaluate import heldout_accuracy
-from oblrpo.policy import Prompt, make_policy, warm_start
+from oblrpo.evaluation import heldout_accuracy
+from oblrpo.objects import Objects
+from oblrpo.policy import Prompt, adopt_policy, make_policy, warm_start
 from oblrpo.rewards import Rewards
 from oblrpo.runs import RunFolder, held, load_state
 from oblrpo.seeds import seed_of
@@ -37,18 +38,25 @@ from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
 
 
 class Trainer:
-    """One run, new or resumed, described by its config.
+    """One run, new or resumed, described by its config, and by the objects that words of the config stand for.
 
     Raises:
         InputError: anything the user can mend, before the output folder is touched where that is possible.
     """
 
-    def __init__(self, config: TrainConfig, resume: bool = False) -> None:
+    def __init__(self, config: TrainConfig, resume: bool = False, objects: Objects | None = None) -> None:
         check(config)
-        self.config = config
+        self.config, self.objects = config, objects or Objects()
+        self.objects.check(config.policy.model)
         self.algorithm = resolve(config.algorithm, config.optim)
-        self.task = task_of(config)
-        self.rewards = Rewards(self.task, config.task.rewards, config.task.on_reward_error, config.task.reward_seconds)
+        self.task = task_of(config, self.objects)
+        self.rewards = Rewards(
+            self.task,
+            config.task.rewards,
+            config.task.on_reward_error,
+            config.task.reward_seconds,
+            self.objects.functions,
+        )
         self.folder = RunFolder(Path(config.run.output))
         self.resume = resume
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
@@ -60,7 +68,10 @@ class Trainer:
         )  # fmt: skip
         torch.manual_seed(config.run.seed)
         checkpoint = self._checkpoint() if resume else None
-        self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
+        if self.objects.model is not None:
+            self.policy = adopt_policy(self.objects.model, self.objects.tokenizer, config.policy, checkpoint)
+        else:
+            self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         self.heldout = self.task.heldout(config.run.eval_prompts)
         known = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
@@ -143,7 +154,7 @@ class Trainer:
 
     def _precision(self) -> str:
         policy = self.config.policy
-        weights = "4-bit weights" if policy.load_in_4bit else policy.dtype
+        weights = "4-bit weights" if policy.load_in_4bit else str(self.policy.model.dtype).removeprefix("torch.")
         return f"{weights} with bfloat16 arithmetic" if policy.bf16 else weights
 
     def _checkpoint(self) -> Path | None:

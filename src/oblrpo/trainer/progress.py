@@ -47,6 +47,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._bar.refresh()  # a notebook would keep the last step but one
         self._bar.stop()
 
     def start(self, description: str, steps: int, warm_start_steps: int, done: int | None) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from oblrpo.config import TaskConfig, TrainConfig
 from oblrpo.errors import InputError
+from oblrpo.objects import Objects
 from oblrpo.policy import Policy
 from oblrpo.rewards import NEED_ANSWER, split_weight
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
@@ -14,19 +16,20 @@ from oblrpo.tasks.data import PLACEHOLDER, problems_of
 from oblrpo.tasks.sources import Rows, keep_rows, read_source
 
 
-def task_of(config: TrainConfig) -> Task:
-    """The built-in task, the benchmark, or the user's data.
+def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
+    """Return the built-in task, the benchmark, or the user's data, which may be rows among `objects`.
 
     Raises:
-        InputError: the task refuses its parameters, or the data cannot be read.
+        InputError: the task refuses its parameters, the data cannot be read, or an object of the config is not here.
     """
-    task, seed = config.task, config.run.seed
+    task, seed, objects = config.task, config.run.seed, objects or Objects()
+    objects.check(data=(*task.data, *task.eval_data), rewards=task.rewards)
     if not all(isinstance(key, str) for key in task.task_args):
         raise InputError(f"task_args is {task.task_args}; its keys must be names.")
     if task.task in BENCHMARKS:
         return _benchmark(task, seed)
     if task.data:
-        return _data(task, seed)
+        return _data(task, seed, objects)
     for name, value in {
         "eval_data": task.eval_data,
         "where": task.where,
@@ -38,13 +41,13 @@ def task_of(config: TrainConfig) -> Task:
 
 
 def known_problems(task: Task, prompts_per_step: int) -> list[Problem]:
-    """The problems that can be checked before the run: all of a data set, the first batch of a generated task."""
+    """Return the problems that can be checked before the run: all of a data set, or a generated task's first batch."""
     first = task.train_batch(1, prompts_per_step)
     return task.problems if isinstance(task, DataTask) else first
 
 
 def drop_long_prompts(task: Task, policy: Policy, most: int) -> None:
-    """Leave out a data set's problems with prompts of more than `most` tokens; 0: none.
+    """Leave out a data set's problems whose prompts have more than `most` tokens; 0 leaves out none.
 
     Raises:
         InputError: the task generates its problems.
@@ -76,11 +79,25 @@ def _benchmark(task: TaskConfig, seed: int) -> Task:
     return DataTask(task.task, problems, heldout, task.heldout_fraction, seed, ("math",))
 
 
-def _data(task: TaskConfig, seed: int) -> Task:
-    rows = keep_rows(read_source(task.data, task.split), task.where)
-    heldout = None if not task.eval_data else _problems(read_source(task.eval_data, task.eval_split), task)
-    name = Path(task.data[0]).stem
-    return DataTask(name, _problems(rows, task), heldout, task.heldout_fraction, seed)
+def data_problems(task: TaskConfig, objects: Objects) -> list[Problem]:
+    """Return the problems of `data`, in the order of its rows.
+
+    Raises:
+        InputError: the data cannot be read, or a row does not fit.
+    """
+    return _problems(keep_rows(read_source(task.data, task.split, objects.rows), task.where), task)
+
+
+def name_of(data: Sequence[str]) -> str:
+    """Return what messages and files call these data."""
+    return Path(data[0]).stem
+
+
+def _data(task: TaskConfig, seed: int, objects: Objects) -> Task:
+    heldout = None
+    if task.eval_data:
+        heldout = _problems(read_source(task.eval_data, task.eval_split, objects.rows), task)
+    return DataTask(name_of(task.data), data_problems(task, objects), heldout, task.heldout_fraction, seed)
 
 
 def _problems(rows: Rows, task: TaskConfig) -> list[Problem]:

@@ -86,13 +86,13 @@ class SavedCompletions:
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{self.settings_file} cannot be read ({error}); give another --output.") from None
 
-    def check_questions(self, problems: Sequence[BenchmarkProblem]) -> None:
+    def check_questions(self, questions: Sequence[Any]) -> None:
         """Refuse to grade the completions by the answers to other questions.
 
         Raises:
             InputError: these are not the questions that were asked.
         """
-        if self.settings().get("questions") not in {digest_of_questions(problems), None}:  # None: of an older version
+        if self.settings().get("questions") not in {digest_of_questions(questions), None}:  # None: of an older version
             raise InputError(
                 f"{self.file} answers other questions than the data holds; give the data it was drawn for."
             )
@@ -126,9 +126,26 @@ def collect(
     Raises:
         InputError: a prompt does not fit, the folder holds another evaluation, or another process is at this one.
     """
-    asked = to_train_on(problems, template)
+    questions = [problem.question for problem in problems]
+    return collect_asked(policy, to_train_on(problems, template), questions, template, sampling, saved, progress)
+
+
+def collect_asked(
+    policy: Policy,
+    asked: Sequence[Problem],
+    questions: Sequence[Any],
+    template: str,
+    sampling: Sampling,
+    saved: SavedCompletions,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Do what `collect` does for problems whose `questions` have been put into the template already.
+
+    Raises:
+        InputError: as `collect` raises.
+    """
     policy.encode([problem.prompt for problem in asked], sampling.max_completion_length)
-    saved.open(settings_of(policy, asked[0].prompt, problems, template, sampling))
+    saved.open(settings_of(policy, asked[0].prompt, questions, template, sampling))
     with held(saved.file):
         return _collect(policy, asked, sampling, saved, progress)
 
@@ -185,14 +202,14 @@ def _batch(policy: Policy, asked: Sequence[Any], start: int, sampling: Sampling)
 
 
 def settings_of(
-    policy: Policy, prompt: Any, problems: Sequence[BenchmarkProblem], template: str, sampling: Sampling
+    policy: Policy, prompt: Any, questions: Sequence[Any], template: str, sampling: Sampling
 ) -> dict[str, Any]:
     """Return all that the completions depend on, with one whole prompt as the model reads it."""
     return {
         "model": policy.name,
         "weights": digest_of_weights(policy.model),
-        "problems": len(problems),
-        "questions": digest_of_questions(problems),
+        "problems": len(questions),
+        "questions": digest_of_questions(questions),
         "prompt_template": template,
         "first_prompt": policy.format.text(policy.tokenizer, prompt),
         "chat": policy.format.chat,
@@ -202,10 +219,9 @@ def settings_of(
     }
 
 
-def digest_of_questions(problems: Sequence[BenchmarkProblem]) -> str:
-    """Return a short digest of all questions in their order."""
-    text = json.dumps([problem.question for problem in problems])
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+def digest_of_questions(questions: Sequence[Any]) -> str:
+    """Return one word for all questions, texts or messages, in their order."""
+    return hashlib.blake2b(json.dumps(list(questions)).encode(), digest_size=6).hexdigest()
 
 
 @torch.no_grad()

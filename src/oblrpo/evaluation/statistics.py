@@ -20,17 +20,18 @@ class Estimate:
     interval: tuple[float, float] | None
 
 
-def clustered(values_P: Sequence[float]) -> Estimate:
-    """Return the mean over problems +- 1.96 s / sqrt(P), s the standard deviation over problems, cut to [0, 1].
+def clustered(values_P: Sequence[float], least: float = 0.0, most: float = 1.0) -> Estimate:
+    """Return the mean over problems +- 1.96 s / sqrt(P), s the standard deviation over problems.
 
-    Each problem gives one value: its completions are dependent, and problems are what was drawn.
+    The interval is cut to [least, most]. Each problem gives one value: its completions are dependent, and problems are
+    what was drawn.
     """
     P = len(values_P)
     mean = math.fsum(values_P) / P
     if P < 2:
         return Estimate(mean, None)
     stderr = math.sqrt(math.fsum((value - mean) ** 2 for value in values_P) / (P - 1) / P)
-    return Estimate(mean, (max(0.0, mean - Z95 * stderr), min(1.0, mean + Z95 * stderr)))
+    return Estimate(mean, (max(least, mean - Z95 * stderr), min(most, mean + Z95 * stderr)))
 
 
 def pass_at(k: int, correct: int, n: int) -> float:

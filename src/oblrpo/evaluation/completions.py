@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from oblrpo.errors import InputError
-from oblrpo.evaluate.statistics import Estimate, clustered, majority_at, pass_at, powers_to
+from oblrpo.evaluation.statistics import Estimate, clustered, majority_at, pass_at, powers_to
 from oblrpo.tasks.benchmarks import BenchmarkProblem
 from oblrpo.tasks.grading import MathVerifier, Verdict
 from oblrpo.tasks.rows import read_objects
@@ -68,12 +68,12 @@ def _names(indices: list[int]) -> str:
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
     """Return results of `evaluate_completions` as a table for the terminal."""
-    shown = Table("benchmark", "problems", "", "value", "95 % interval")
+    shown = Table("", "problems", "", "value", "95 % interval")
     for result in results:
         rows = [(f"avg@{result['samples']}", result["avg@k"])]
-        rows += [(f"{name}@{k}", value) for name in ("pass", "maj") for k, value in result[f"{name}@k"].items()]
+        rows += [(f"{name}@{k}", value) for name in ("pass", "maj") for k, value in result.get(f"{name}@k", {}).items()]
         for line, (name, estimate) in enumerate(rows):
-            first = (result["benchmark"], f"{result['problems']} x {result['samples']}") if line == 0 else ("", "")
+            first = (_title(result), f"{result['problems']} x {result['samples']}") if line == 0 else ("", "")
             interval = " - ".join(f"{end:.4f}" for end in estimate["interval"] or ()) or "(one problem)"
             shown.add_row(*first, name, f"{estimate['value']:.4f}", interval)
         shown.add_section()
@@ -82,10 +82,16 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 
 def remarks(result: dict[str, Any]) -> str:
     """Return one line on what could not be graded, and on lengths where they are known."""
-    said = [f"{result[what]} {what}" for what in ("timeouts", "unparsable", "crashed")]
+    said = [f"{result[what]} {what}" for what in ("timeouts", "unparsable", "crashed", "masked") if what in result]
+    if "threshold" in result:
+        said.insert(0, f"rewards {' + '.join(result['rewards'])}, pass: a reward of at least {result['threshold']:g}")
     if "mean_length" in result:
         said += [f"{result['mean_length']:.0f} tokens a completion", f"{result['clipped_ratio']:.1%} cut"]
-    return f"{result['benchmark']}: {', '.join(said)}"
+    return f"{_title(result)}: {', '.join(said)}"
+
+
+def _title(result: dict[str, Any]) -> str:
+    return str(result.get("benchmark") or result["data"])
 
 
 @dataclass(frozen=True)
@@ -128,16 +134,17 @@ def evaluate_completions(
         "benchmark": name,
         "problems": len(problems),
         "samples": n,
-        "avg@k": {"k": n, **_json(clustered([c / n for c in correct]))},
-        "pass@k": {str(k): _json(clustered([pass_at(k, c, n) for c in correct])) for k in ks},
-        "maj@k": {str(k): _json(clustered([majority_at(k, v.right, v.others, v.silent) for v in votes])) for k in ks},
+        "avg@k": {"k": n, **as_json(clustered([c / n for c in correct]))},
+        "pass@k": {str(k): as_json(clustered([pass_at(k, c, n) for c in correct])) for k in ks},
+        "maj@k": {str(k): as_json(clustered([majority_at(k, v.right, v.others, v.silent) for v in votes])) for k in ks},
         "timeouts": reasons["timeout"],
         "unparsable": reasons["unparsable"],
         "crashed": reasons["crashed"],
     }
 
 
-def _json(estimate: Estimate) -> dict[str, Any]:
+def as_json(estimate: Estimate) -> dict[str, Any]:
+    """Return an estimate as results hold it."""
     return {"value": estimate.value, "interval": list(estimate.interval) if estimate.interval else None}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oblrpo.config import RolloutConfig
-from oblrpo.evaluate import heldout_accuracy
+from oblrpo.evaluation import heldout_accuracy
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oblrpo.evaluate.heldout import Accuracy, heldout_accuracy
+    from oblrpo.evaluation.heldout import Accuracy, heldout_accuracy
 
 __all__ = ["Accuracy", "heldout_accuracy"]
 
@@ -13,7 +13,7 @@ __all__ = ["Accuracy", "heldout_accuracy"]
 def __getattr__(name: str) -> Any:
     # Grading a file of completions needs no torch, which takes seconds to load.
     if name in __all__:
-        from oblrpo.evaluate import heldout
+        from oblrpo.evaluation import heldout
 
         return getattr(heldout, name)
     raise AttributeError(name)

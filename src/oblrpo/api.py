@@ -1,0 +1,356 @@
+"""Train and evaluate from Python: the settings are those of the command line, by the same names."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.control import Control
+from rich.text import Text
+
+from oblrpo.commands import carry_out, check_settings, evaluate_rows, refuse_idle
+from oblrpo.config import TrainConfig
+from oblrpo.errors import InputError, did_you_mean
+from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run, check_sampling, run_of
+from oblrpo.objects import PREFIX, Objects, take
+from oblrpo.runs import RunFolder
+from oblrpo.settings import load_recipe, with_fields, with_settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from oblrpo.keywords import EvaluateKeywords, TrainKeywords
+    from oblrpo.policy import Policy
+    from oblrpo.trainer.loop import Trainer
+
+OF_LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "load_in_4bit")
+"""Settings that say how a model is loaded."""
+
+
+class Run:
+    """A run that `oblrpo.train` has finished: its metrics, its policy, its page, and what it left on the disk."""
+
+    def __init__(self, trainer: Trainer, report: Path) -> None:
+        self._trainer = trainer
+        self.output = trainer.folder.path
+        """Folder of everything that the run left behind."""
+        self.report = report
+        """File of the run's page, HTML."""
+        self.policy = trainer.policy
+        """The trained policy, with its `model` and `tokenizer`."""
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dict a step; step 0 holds the held-out accuracy before training alone."""
+        return self._trainer.folder.read_metrics()
+
+    def evaluate(
+        self,
+        data: Any = None,
+        reward: Any = None,
+        *,
+        k: Sequence[int] = (),
+        progress: bool = True,
+        **settings: Unpack[EvaluateKeywords],
+    ) -> dict[str, Any]:
+        """Return the figures of the policy as it is now, as `oblrpo.evaluate` does for a checkpoint of the run.
+
+        Args:
+            data: rows, or names of files or of a data set on the hub; None for the run's held-out problems.
+            reward: a function, a name, or a list of both; None for the run's own.
+            k: sizes for pass@k.
+            progress: show how far it is.
+            settings: as of `oblrpo evaluate`; those that are not said are the run's.
+
+        Raises:
+            InputError: as `oblrpo.evaluate` raises.
+        """
+        policy, own = self.policy, self._trainer.objects
+        words, objects = take(policy.model, policy.tokenizer, data, rewards=_one(reward, settings))
+        objects = replace(objects, rows={**own.rows, **objects.rows}, functions={**own.functions, **objects.functions})
+        return _evaluate(words, settings, objects, self._trainer.config, k, progress)
+
+    def __repr__(self) -> str:
+        rows = self.metrics
+        figures = {
+            "reward": [row["reward"] for row in rows if row.get("reward") is not None],
+            "held-out accuracy": [row["eval/accuracy"] for row in rows if row.get("eval/accuracy") is not None],
+        }
+        told = [f"{name} {values[0]:.3f} -> {values[-1]:.3f}" for name, values in figures.items() if values]
+        return f"Run({', '.join([f'{str(self.output)!r}', f'{self._trainer.done} steps', *told])})"
+
+
+def train(
+    recipe: str = "",
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    data: Any = None,
+    eval_data: Any = None,
+    reward: Any = None,
+    resume: bool = False,
+    progress: bool = True,
+    **settings: Unpack[TrainKeywords],
+) -> Run:
+    """Train a policy as `oblrpo train` does, with objects of this program where that command takes names.
+
+    A loaded model is trained in place, on its device, without dropout. A reward function runs in this process: nothing
+    ends a call that takes too long.
+
+    Args:
+        recipe: a built-in recipe or a YAML file of settings, which the others override.
+        model: a folder or hub name, or a loaded model of transformers or PEFT; `(model, tokenizer)` is understood too.
+        tokenizer: the tokenizer of a loaded model.
+        data: rows (a list of dicts, a `datasets.Dataset`, any iterable of dicts), or names of files or of a data set on
+            the hub. The column `prompt` holds text or messages; the others reach the reward function by their names.
+        eval_data: held-out rows, as `data`; None holds out a share of `data`.
+        reward: `f(prompts, completions, **columns) -> list of numbers` as in TRL, a name as on the command line, or a
+            list of both, which are summed.
+        resume: go on with the run in `output` from its latest checkpoint; give the same objects again.
+        progress: show a bar and figures; False: say nothing.
+        settings: every setting of `oblrpo train`, by the same name: `steps=100, output="runs/mine"`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        InputError: what the user can mend, in one sentence, as on the command line.
+        KeyboardInterrupt: stopped, after the step in progress and its checkpoint; `resume` goes on.
+    """
+    words, objects = take(model, tokenizer, data, eval_data, _one(reward, settings))
+    said = words | _plain(settings)
+    _refuse_beside(said, objects)
+    config, base = _resolve(recipe, said, resume)
+    if objects.model is not None:
+        config = with_settings(config, _of_loaded(objects.model), "the model")
+    check_settings(config, {name: name for name in said}, base)
+
+    import torch
+
+    from oblrpo.trainer.loop import Trainer
+    from oblrpo.trainer.progress import Progress, summary
+
+    console, threads = _console(progress), torch.get_num_threads()
+    with _quiet_transformers():
+        try:
+            trainer = Trainer(config, resume, objects)
+            for note in _notes(objects, trainer.policy):
+                console.print(note, highlight=False)
+            report = carry_out(trainer, Progress(console))
+        finally:
+            torch.set_num_threads(threads)
+    run = Run(trainer, report)
+    told = summary(run.metrics, config.run.output, config.rollout.prompts_per_step)
+    console.print(Text.from_ansi(told), highlight=False)
+    return run
+
+
+def evaluate(
+    model: Any,
+    data: Any = None,
+    reward: Any = None,
+    *,
+    tokenizer: Any = None,
+    k: Sequence[int] = (),
+    progress: bool = True,
+    **settings: Unpack[EvaluateKeywords],
+) -> dict[str, Any]:
+    """Return avg@k and pass@k of a model on rows of data by rewards, with 95 % intervals over problems.
+
+    A checkpoint of a run is asked as the run asked it, by the run's rewards, on its held-out problems, where nothing
+    else is said. A loaded model is put into eval mode.
+
+    Args:
+        model: a folder or hub name, a checkpoint of a run, or a loaded model; `(model, tokenizer)` is understood too.
+        data: rows, or names of files or of a data set on the hub; None for the held-out problems of the run.
+        reward: a function as of `oblrpo.train`, a name, or a list of both; None for the run's, or else `numeric`.
+        tokenizer: the tokenizer of a loaded model.
+        k: sizes for pass@k; none for 1, 2, 4, ... and all completions of a problem.
+        progress: show how far it is.
+        settings: as of `oblrpo evaluate`, such as `samples=8`. Files are kept where `output` is said.
+
+    Returns:
+        What `oblrpo evaluate --json` prints of one result: `result["avg@k"]["value"]`, `result["avg@k"]["interval"]`,
+        `result["pass@k"]["4"]["value"]`, and so on.
+
+    Raises:
+        InputError: what the user can mend, in one sentence.
+    """
+    words, objects = take(model, tokenizer, data, rewards=_one(reward, settings))
+    if "model" not in words:
+        raise InputError("there is no model to evaluate; give a folder, a hub name, or a loaded model.")
+    return _evaluate(words, settings, objects, run_of(words["model"]), k, progress)
+
+
+def _evaluate(
+    words: dict[str, Any],
+    settings: Mapping[str, Any],
+    objects: Objects,
+    run: TrainConfig | None,
+    ks: Sequence[int],
+    progress: bool,
+) -> dict[str, Any]:
+    """Say, load and score what `oblrpo.evaluate` is asked for.
+
+    Raises:
+        InputError: as `oblrpo.evaluate` raises.
+    """
+    asked, judged = as_in_run(run) if run else (SamplingConfig(), RewardsConfig())
+    said = words | _plain(settings)
+    known = {"model", "data"} | {each.name for part in (asked, judged) for each in fields(part)}
+    for name in said:
+        if name not in known:
+            raise InputError(f"oblrpo.evaluate has no setting {name!r}.{did_you_mean(name, known)}")
+    _refuse_beside(said, objects)
+    refuse_idle({name: name for name in said}, said.get("data", ()))
+    asked, judged = with_fields(asked, said, "oblrpo.evaluate"), with_fields(judged, said, "oblrpo.evaluate")
+    check_sampling(asked, ks)
+
+    from oblrpo.policy import adopt_policy, load_policy
+
+    console, config = _console(progress), asked.policy(words["model"])
+    with _quiet_transformers(), TemporaryDirectory() as nowhere:
+        if objects.model is not None:
+            policy = adopt_policy(objects.model, objects.tokenizer, config, train=False)
+        else:
+            policy = load_policy(config.model, config, train=False)
+        folder, data = Path(said.get("output", nowhere)), said.get("data", ())
+        with console.status("evaluating") if console.is_terminal else nullcontext() as status:
+
+            def tell(done: int, total: int) -> None:
+                if status is not None:
+                    status.update(f"evaluating: {done} of {total} problems")
+
+            return evaluate_rows(policy, data, run, asked, judged, folder, objects, ks, tell)
+
+
+def _resolve(recipe: str, said: Mapping[str, Any], resume: bool) -> tuple[TrainConfig, TrainConfig]:
+    """Return the settings of the run, and those of the recipe alone."""
+    base = load_recipe(recipe, TrainConfig()) if recipe else TrainConfig()
+    start = base
+    if resume:
+        output = str(said.get("output", base.run.output))
+        start = with_settings(RunFolder(Path(output)).saved_config(), {"output": output}, "output")
+    return with_settings(start, dict(said), "oblrpo.train"), base
+
+
+def _one(reward: Any, settings: Mapping[str, Any]) -> Any:
+    """Return the rewards, which may be said as `reward` or by the command line's name, `rewards`.
+
+    Raises:
+        InputError: both are said.
+    """
+    if reward is not None and "rewards" in settings:
+        raise InputError("reward and rewards are the same; give one of them.")
+    return settings.get("rewards") if reward is None else reward
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that `take` has not dealt with, paths as text."""
+    return {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in settings.items()
+        if name != "rewards"
+    }
+
+
+def _refuse_beside(said: Mapping[str, Any], objects: Objects) -> None:
+    """Refuse settings that have nothing to say beside these objects.
+
+    Raises:
+        InputError: names them, and why.
+    """
+    why: dict[str, tuple[str, ...]] = {"the model is loaded already": OF_LOADING if objects.model is not None else ()}
+    if set(said.get("rewards", ())) and set(said["rewards"]) <= objects.functions.keys():
+        why["functions of this program have no time limit"] = ("reward_seconds",)
+    for reason, names in why.items():
+        if idle := [name for name in names if name in said]:
+            raise InputError(f"{', '.join(idle)} would change nothing, for {reason}; leave it out.")
+
+
+def _of_loaded(model: Any) -> dict[str, Any]:
+    """Return what the settings say of a model that nothing has loaded by them."""
+    dtype = "bfloat16" if "bfloat16" in str(getattr(model, "dtype", "")) else "float32"
+    return {"dtype": dtype, "load_in_4bit": False}
+
+
+def _notes(objects: Objects, policy: Policy) -> list[str]:
+    """Return what is worth knowing of objects, a line each."""
+    notes, end = [], policy.tokenizer.eos_token_id
+    if objects.model is not None:
+        notes.append(f"the {type(objects.model).__name__} is trained in place, without dropout")
+        if end is not None and end not in policy.end_tokens:
+            notes.append(
+                f"completions end with the model's token {policy.end_tokens}, not the tokenizer's {end}; if that is not "
+                "meant, set eos_token_id in its config"
+            )
+    if objects.functions:
+        names = ", ".join(word.removeprefix(PREFIX) for word in objects.functions)
+        notes.append(f"called in this process, without a time limit: {names}")
+    return notes
+
+
+class _NotebookConsole(Console):
+    """A console of a notebook, which has no cursor to move."""
+
+    def control(self, *control: Control) -> None:
+        """Leave it out; it would come as an empty line."""
+
+
+def _console(progress: bool) -> Console:
+    """Return where progress is told: a bar in a terminal, and in a notebook that has ipywidgets; else plain lines."""
+    if not progress:
+        return Console(quiet=True, force_terminal=False)
+    console = Console(soft_wrap=True, markup=False)
+    if not console.is_jupyter:
+        return console
+    if importlib.util.find_spec("ipywidgets"):
+        return _NotebookConsole(soft_wrap=True, markup=False, force_terminal=True)
+    return Console(soft_wrap=True, markup=False, force_jupyter=False, force_terminal=False)  # plain lines
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Leave out the bars with which transformers loads and saves files."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:
+    """Return a function's signature with every setting of the parts in the place of **settings, for help()."""
+    own = inspect.signature(function)
+    kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    taken = {each.name for each in kept}
+    further = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(part, each.name),
+            annotation=typing.get_type_hints(type(part))[each.name],
+        )
+        for part in parts
+        for each in fields(part)
+        if each.name not in taken
+    ]
+    return own.replace(parameters=[*kept, *further])
+
+
+_SECTIONS = [getattr(TrainConfig(), each.name) for each in fields(TrainConfig)[1:]]
+train.__signature__ = _signature(train, *_SECTIONS)  # type: ignore[attr-defined]
+evaluate.__signature__ = _signature(evaluate, SamplingConfig(), RewardsConfig())  # type: ignore[attr-defined]

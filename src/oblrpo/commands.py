@@ -1,0 +1,143 @@
+"""What commands do once their settings are known, called by the command line and by Python alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oblrpo import constraints
+from oblrpo.config import TaskConfig, TrainConfig
+from oblrpo.errors import InputError
+from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig
+from oblrpo.objects import Objects
+from oblrpo.settings import recipe_settings
+from oblrpo.tasks.sources import is_hub_name
+
+if TYPE_CHECKING:
+    from oblrpo.policy import Policy
+    from oblrpo.tasks import Task
+    from oblrpo.trainer.loop import Trainer
+    from oblrpo.trainer.progress import Progress
+
+
+def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
+    """Refuse what cannot work, and what somebody has said that would change nothing.
+
+    Args:
+        config: all settings of the run.
+        given: settings that were said, with how they are written there.
+        base: the recipe's settings, which `given` override.
+
+    Raises:
+        InputError: names the settings.
+    """
+    from oblrpo.trainer.setup import check
+
+    check(config)
+    said = recipe_settings(base.recipe) if base.recipe else {}
+    if "recipe" not in said:  # the config.yaml of a run names its recipe, and says everything
+        constraints.refuse_idle({name: f"{base.recipe}: {name}" for name in said}, base)
+    constraints.refuse_idle(given, config)
+
+
+def carry_out(trainer: Trainer, progress: Progress) -> Path:
+    """Run the trainer, write the page of the run, and return its path; a run that fails leaves its page, too.
+
+    Raises:
+        Exception: whatever ended the run.
+    """
+    from oblrpo.report import write_report
+
+    folder = trainer.folder
+    try:
+        with progress:
+            trainer.run(progress)
+    except Exception:
+        if trainer.done is not None and folder.failure():  # it had begun; else the folder may be another's
+            with suppress(Exception):  # what ended it is told, not what that did to the page
+                write_report(folder.path)
+        raise
+    return write_report(folder.path)
+
+
+def refuse_idle(given: Mapping[str, str], data: Sequence[str], benchmark: bool = False) -> None:
+    """Refuse settings that an evaluation would pass over.
+
+    Args:
+        given: settings that were said, with how they are written there.
+        data: where the problems come from; empty for those of a benchmark on the hub, or the held-out ones of a run.
+        benchmark: whether a benchmark is named.
+
+    Raises:
+        InputError: names those that do nothing, and why.
+    """
+    of_rows = ["split", "where", "prompt_column", "answer_column"]
+    why: dict[str, list[str]] = {}
+    if benchmark:
+        why["a benchmark has its own columns and comparison"] = [each.name for each in fields(RewardsConfig)]
+    else:
+        why["no benchmark is named"] = ["processes", "seconds"]
+        if not data:
+            why["the problems are the held-out ones of the run"] = of_rows
+        elif not (len(data) == 1 and is_hub_name(data[0])):
+            why["data does not come from the hub by name"] = ["split"]
+    for reason, names in why.items():
+        if idle := [written for name, written in given.items() if name in names]:
+            raise InputError(f"{', '.join(idle)} would change nothing, for {reason}; leave it out.")
+
+
+def evaluate_rows(
+    policy: Policy | None,
+    data: tuple[str, ...],
+    run: TrainConfig | None,
+    asked: SamplingConfig,
+    judged: RewardsConfig,
+    folder: Path,
+    objects: Objects | None = None,
+    ks: Sequence[int] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Return the figures of a policy on the rows of `data`, or on the held-out problems of the run if there are none.
+
+    Without a policy nothing is drawn: what the folder holds is scored.
+
+    Raises:
+        InputError: there are neither data nor a run, or as what it calls raises.
+    """
+    from oblrpo.evaluation.by_rewards import evaluate_policy
+    from oblrpo.evaluation.sampled import SavedCompletions
+    from oblrpo.rewards import Rewards
+    from oblrpo.tasks import DataTask
+    from oblrpo.trainer.task import data_problems, drop_long_prompts, name_of, task_of
+
+    objects = objects or Objects()
+    task: Task
+    if data:
+        objects.check(data=data, rewards=judged.rewards)
+        saved = SavedCompletions(folder, "data" if data[0] in objects.rows else name_of(data))
+        # What was drawn is scored with the prompts it was drawn for.
+        template = asked.prompt_template if policy is not None else str(saved.settings().get("prompt_template", ""))
+        rows = TaskConfig(
+            data=data, split=judged.split, where=judged.where, prompt_column=judged.prompt_column,
+            answer_column=judged.answer_column, prompt_template=template, rewards=judged.rewards,
+        )  # fmt: skip
+        problems = data_problems(rows, objects)
+        task = DataTask(saved.file.stem, [], problems)
+    elif run is not None and policy is not None:
+        saved = SavedCompletions(folder, "heldout")
+        run = replace(run, task=replace(run.task, rewards=judged.rewards, prompt_template=asked.prompt_template))
+        task = task_of(run, objects)
+        drop_long_prompts(task, policy, run.task.max_prompt_length)
+        problems = task.heldout(run.run.eval_prompts)
+    else:
+        raise InputError("give data to evaluate on; only a checkpoint of a run has held-out problems of its own.")
+    rewards = Rewards(task, judged.rewards, judged.on_reward_error, judged.reward_seconds, objects.functions)
+    try:
+        return evaluate_policy(
+            policy, problems[: asked.limit or None], rewards, asked, saved, judged.threshold, ks, progress
+        )
+    finally:
+        rewards.close()

@@ -1,0 +1,90 @@
+"""Figures of a policy by rewards, such as those it was trained with, on rows of data or on held-out problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from oblrpo.errors import InputError
+from oblrpo.evaluation.completions import as_json, read_completions
+from oblrpo.evaluation.sampled import Sampling, SavedCompletions, collect_asked, lengths
+from oblrpo.evaluation.settings import SamplingConfig
+from oblrpo.evaluation.statistics import clustered, pass_at, powers_to
+from oblrpo.policy import Policy
+from oblrpo.rewards import Rewards
+from oblrpo.tasks import Problem
+
+
+def evaluate_policy(
+    policy: Policy | None,
+    problems: Sequence[Problem],
+    rewards: Rewards,
+    asked: SamplingConfig,
+    saved: SavedCompletions,
+    threshold: float = 1.0,
+    ks: Sequence[int] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Draw the completions that are not there yet, and return the figures of all, with what they were drawn with.
+
+    Without a policy nothing is drawn. The figures are written beside the completions.
+
+    Raises:
+        InputError: nothing is there to be scored, the completions answer other questions, a prompt does not fit, or a
+            reward fails.
+    """
+    questions = [problem.question or problem.prompt for problem in problems]
+    if policy is not None:
+        sampling = Sampling(
+            asked.samples, asked.temperature, asked.top_p, asked.max_completion_length, asked.problems_per_batch,
+            asked.seed,
+        )  # fmt: skip
+        collect_asked(policy, problems, questions, asked.prompt_template, sampling, saved, progress)
+    if not (rows := saved.rows()):
+        raise InputError(f"{saved.file} holds no completions to grade; check --output.")
+    settings = saved.settings()
+    problems = problems[: settings.get("problems")]
+    saved.check_questions(questions[: len(problems)])
+    completions = read_completions(saved.file, len(problems))
+    figures = score(problems, completions, rewards, asked.problems_per_batch, threshold, ks)
+    result = {"data": saved.file.stem} | figures | lengths(rows) | {"settings": settings}
+    saved.write_result(result)
+    return result
+
+
+def score(
+    problems: Sequence[Problem],
+    completions: Sequence[Sequence[str]],
+    rewards: Rewards,
+    problems_per_batch: int = 16,
+    threshold: float = 1.0,
+    ks: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Return problems, samples, avg@k (the mean reward), pass@k, the threshold, the rewards, and how many were masked.
+
+    Masked completions count nowhere, nor do problems without any other; pass@k is left out where there are some. The
+    intervals of rewards that leave [0, 1] are not cut to it.
+
+    Raises:
+        InputError: a reward fails, all completions are masked, or a k is not from 1 to the completions a problem.
+    """
+    n = len(completions[0])
+    ks = sorted(set(ks)) or powers_to(n)
+    known: list[list[float]] = []
+    for start in range(0, len(problems), problems_per_batch):
+        part = slice(start, start + problems_per_batch)
+        earned = rewards(list(problems[part]), [text for texts in completions[part] for text in texts])
+        for values, valid in zip(*earned, strict=True):
+            known.append([value for value, counts in zip(values, valid, strict=True) if counts])
+    all_known = [value for row in known for value in row]
+    if not all_known:
+        raise InputError("all completions are masked, so there is no reward to be averaged.")
+    bounds = (0.0, 1.0) if 0 <= min(all_known) <= max(all_known) <= 1 else (-math.inf, math.inf)
+    average = clustered([math.fsum(row) / len(row) for row in known if row], *bounds)
+    figures: dict[str, Any] = {"problems": len(problems), "samples": n, "avg@k": {"k": n, **as_json(average)}}
+    masked = n * len(problems) - len(all_known)
+    if not masked:
+        passed = [sum(value >= threshold for value in row) for row in known]
+        figures["pass@k"] = {str(k): as_json(clustered([pass_at(k, c, n) for c in passed])) for k in ks}
+    return figures | {"rewards": rewards.names, "threshold": threshold, "masked": masked}

@@ -1,0 +1,129 @@
+"""What an evaluation can be told, with defaults; the field names are the flags and the keywords. No torch in here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from oblrpo.config import Mapping, PolicyConfig, TrainConfig
+from oblrpo.errors import InputError
+from oblrpo.runs import RunFolder
+from oblrpo.settings import flatten, with_fields
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How a model is asked, and its completions drawn."""
+
+    samples: int = 1
+    """Completions a problem."""
+    prompt_template: str = ""
+    """What is asked; {prompt} stands for the question. Empty: it alone; of a benchmark, it and a request to put the
+    answer in \\\\boxed{}."""
+    chat: bool = False
+    """Ask in the model's chat template, as a user. Prompts of messages always use it."""
+    system_prompt: str = ""
+    """First message of the conversation."""
+    chat_template_args: Mapping = field(default_factory=dict)
+    """Further arguments of the chat template, such as '{enable_thinking: false}'."""
+    temperature: float = 1.0
+    """Sampling temperature; 0: the most probable token, always."""
+    top_p: float = 1.0
+    """Sample from the most probable tokens that together have this probability."""
+    max_completion_length: int = 2048
+    """Longest completion, in tokens."""
+    problems_per_batch: int = 16
+    """Problems whose completions are drawn together."""
+    seed: int = 0
+    """Seed of the samples."""
+    limit: int = 0
+    """Take only the first so many problems of each benchmark, or of the data; 0: all."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights."""
+    bf16: bool = False
+    """Do arithmetic in bfloat16, as a policy trained with it has it."""
+    attn_implementation: str = ""
+    """Attention of transformers: sdpa, eager, flash_attention_2 ... Empty: its own choice."""
+    trust_remote_code: bool = False
+    """Let transformers run Python code that comes with the model."""
+    output: str = "evaluations/latest"
+    """Folder that keeps every completion. An evaluation that was stopped goes on there."""
+
+    def policy(self, model: str) -> PolicyConfig:
+        """Return how a model is loaded and asked."""
+        shared = {each.name for each in fields(PolicyConfig)}
+        return PolicyConfig(model, **{name: value for name, value in vars(self).items() if name in shared})
+
+
+@dataclass(frozen=True)
+class RewardsConfig:
+    """What gives completions their figures where no benchmark is named: rewards, on rows of `data` or held-out ones."""
+
+    rewards: tuple[str, ...] = ()
+    """Summed, as in training. None: those of the run that the model lies in, or else numeric."""
+    on_reward_error: Literal["raise", "mask"] = "raise"
+    """What a reward that fails, hangs or returns no number does: end the evaluation, or leave its completions out."""
+    reward_seconds: float = 60.0
+    """Longest time for one call of your own reward on one batch."""
+    threshold: float = 1.0
+    """Least reward of a completion that passes, for pass@k."""
+    split: str = "test"
+    """Split of `data` if it comes from the hub."""
+    where: Mapping = field(default_factory=dict)
+    """Rows to keep, by the values of columns, such as '{level: [4, 5]}'."""
+    prompt_column: str = "prompt"
+    """Column that holds the prompt: text, or messages for the chat template."""
+    answer_column: str = "answer"
+    """Column that holds the reference answer."""
+
+
+def run_of(model: str) -> TrainConfig | None:
+    """Return the settings of the run that a checkpoint or a merged model lies in; None if it lies in none.
+
+    Raises:
+        InputError: the settings cannot be read.
+    """
+    path = Path(model)
+    folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
+    inside = path.parent == folder.checkpoints or path == folder.path / "merged"
+    return folder.saved_config() if inside and folder.config_file.is_file() else None
+
+
+def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
+    """Return the settings under which a run measures its held-out accuracy; `where` and `split` are of its training."""
+    flat = flatten(config)
+    flat["samples"] = flat["eval_samples"]
+    own = {"seed", "device", "trust_remote_code", "output", "where", "split"}
+    taken = {key: value for key, value in flat.items() if key not in own}
+    return (
+        with_fields(SamplingConfig(), taken, "config.yaml"),
+        with_fields(RewardsConfig(), taken, "config.yaml"),
+    )
+
+
+def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = True) -> None:
+    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn.
+
+    Raises:
+        InputError: names the setting.
+    """
+    for key, value, least in (
+        ("samples", asked.samples, 1),
+        ("max_completion_length", asked.max_completion_length, 1),
+        ("problems_per_batch", asked.problems_per_batch, 1),
+        ("limit", asked.limit, 0),
+        ("seed", asked.seed, 0),
+        ("k", min(ks, default=1), 1),
+    ):
+        if not least <= value < 2**31:
+            raise InputError(f"{key} is {value}; it must be at least {least}.")
+    if asked.temperature != 0 and not 1e-3 <= asked.temperature < float("inf"):
+        raise InputError(f"temperature is {asked.temperature}; it must be 0 or at least 0.001.")
+    if not 0 < asked.top_p <= 1:
+        raise InputError("top_p must be above 0 and at most 1.")
+    if drawn and max(ks, default=1) > asked.samples:
+        raise InputError(f"k is {max(ks)}; with samples {asked.samples} it must be from 1 to {asked.samples}.")

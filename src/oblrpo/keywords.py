@@ -1,0 +1,124 @@
+"""The keywords of `oblrpo.train` and `oblrpo.evaluate`; written by `python -m oblrpo.write_keywords`."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+
+class TrainKeywords(TypedDict, total=False):
+    """Every setting of `oblrpo train`."""
+
+    output: str
+    steps: int
+    seed: int
+    eval_steps: int
+    eval_prompts: int
+    eval_samples: int
+    save_steps: int
+    save_total_limit: int
+    threads: int
+    report_to: str | Sequence[str]
+    project: str
+    chat: bool
+    system_prompt: str
+    chat_template_args: dict[str, Any]
+    bf16: bool
+    dtype: Literal["float32", "bfloat16"]
+    attn_implementation: str
+    gradient_checkpointing: bool
+    lora_r: int
+    lora_alpha: int
+    lora_target_modules: str | Sequence[str]
+    load_in_4bit: bool
+    merge: bool
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    initializer_range: float
+    max_position_embeddings: int
+    device: str
+    trust_remote_code: bool
+    warm_start_steps: int
+    warm_start_batch: int
+    warm_start_learning_rate: float
+    warm_start_noise: float
+    task: str
+    task_args: dict[str, Any]
+    split: str
+    eval_split: str
+    where: dict[str, Any]
+    prompt_column: str
+    answer_column: str
+    prompt_template: str
+    max_prompt_length: int
+    heldout_fraction: float
+    rewards: str | Sequence[str]
+    on_reward_error: Literal["raise", "mask"]
+    reward_seconds: float
+    prompts_per_step: int
+    num_generations: int
+    max_completion_length: int
+    temperature: float
+    prompts_per_micro_batch: int
+    sampler: Literal["transformers", "vllm"]
+    sampler_logps: bool
+    sampler_correction: Literal["truncated", "none"]
+    importance_sampling_clip_max: float
+    vllm_gpu_memory_utilization: float
+    vllm_max_model_length: int
+    vllm_dtype: Literal["bfloat16", "float16", "float32"]
+    algorithm: str
+    baseline: str
+    normalisation: str
+    weighting: str
+    prior_strength: float
+    prior_memory: float
+    num_iterations: int
+    score_method: str
+    score_memory_mb: int
+    score_norms: str
+    calibration_steps: int
+    ledger: Literal["projected", "exact", "off"]
+    ledger_steps: int
+    optimizer: str
+    learning_rate: float
+    optimizer_args: dict[str, Any]
+    schedule: str
+    schedule_ema: float
+    schedule_floor: float
+    schedule_ceiling: float
+    schedule_metric: Literal["euclidean", "optimizer"]
+    schedule_kl: float
+    schedule_kl_every: int
+    warmup_steps: int
+    lr_scheduler_type: Literal["constant", "linear", "cosine"]
+    max_grad_norm: float
+
+
+class EvaluateKeywords(TypedDict, total=False):
+    """Every setting of `oblrpo evaluate` without a benchmark."""
+
+    samples: int
+    prompt_template: str
+    chat: bool
+    system_prompt: str
+    chat_template_args: dict[str, Any]
+    temperature: float
+    top_p: float
+    max_completion_length: int
+    problems_per_batch: int
+    seed: int
+    limit: int
+    device: str
+    dtype: Literal["float32", "bfloat16"]
+    bf16: bool
+    attn_implementation: str
+    trust_remote_code: bool
+    output: str
+    rewards: str | Sequence[str]
+    on_reward_error: Literal["raise", "mask"]
+    reward_seconds: float
+    threshold: float
+    split: str
+    where: dict[str, Any]
+    prompt_column: str
+    answer_column: str

@@ -1,0 +1,162 @@
+"""What a Python program gives instead of a name: a model with its tokenizer, rows, reward functions.
+
+In the settings a word stands for each object, such as `python:my_reward`, so that everybody can read `config.yaml`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from oblrpo.errors import InputError
+
+if TYPE_CHECKING:
+    from oblrpo.tasks.sources import Rows
+
+PREFIX = "python:"
+"""How the word of an object begins."""
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Objects by the words that stand for them in the settings."""
+
+    model: Any = None
+    """A loaded model, or None."""
+    tokenizer: Any = None
+    """The tokenizer of `model`."""
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    """Rows of `data` and `eval_data`."""
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Reward functions."""
+
+    def check(self, model: str = "", data: Iterable[str] = (), rewards: Iterable[str] = ()) -> None:
+        """Refuse words whose objects are not here.
+
+        Raises:
+            InputError: names one, and says where it can be had.
+        """
+        known = {*self.rows, *self.functions} | ({model} if self.model is not None else set())
+        for setting, words in (("model", [model]), ("data", data), ("rewards", rewards)):
+            for word in words:
+                if word.startswith(PREFIX) and word not in known:
+                    raise InputError(
+                        f"{setting} is {word!r}, an object of the Python program that started the run; give it there, "
+                        "with oblrpo.train(..., resume=True) to resume the run, or name another."
+                    )
+
+
+def take(
+    model: Any = None, tokenizer: Any = None, data: Any = None, eval_data: Any = None, rewards: Any = None
+) -> tuple[dict[str, Any], Objects]:
+    """Return the settings that these come to, names as they are and words for objects, and the objects.
+
+    Args:
+        model: a folder or hub name, a loaded model, or the pair of a loaded model and its tokenizer.
+        tokenizer: of a loaded model.
+        data: names of files or of a data set on the hub, or an iterable of rows, each a mapping.
+        eval_data: as `data`.
+        rewards: a name, a callable, or a list of both.
+
+    Raises:
+        InputError: one of them is something else.
+    """
+    settings: dict[str, Any] = {}
+    if isinstance(model, tuple) and len(model) == 2 and tokenizer is None:
+        model, tokenizer = model
+    if isinstance(model, (str, os.PathLike)):
+        if tokenizer is not None:
+            raise InputError(
+                "a model that is given by name brings its own tokenizer; leave tokenizer out or load both."
+            )
+        settings["model"], model = os.fspath(model), None
+    elif model is not None:
+        if tokenizer is None:
+            raise InputError(f"the loaded model ({type(model).__name__}) needs its tokenizer; give tokenizer=...")
+        settings["model"] = PREFIX + type(model).__name__
+    elif tokenizer is not None:
+        raise InputError("tokenizer belongs to a loaded model; give model=..., too.")
+    rows: dict[str, Rows] = {}
+    for name, given in (("data", data), ("eval_data", eval_data)):
+        if given is not None:
+            names = _names(given)
+            if not names:
+                found = rows_of(given, name)
+                names = (_word(found),)
+                rows[names[0]] = found
+            settings[name] = names
+    functions: dict[str, Callable[..., Any]] = {}
+    if rewards is not None:
+        settings["rewards"] = _rewards(rewards, functions)
+    return settings, Objects(model, tokenizer, rows, functions)
+
+
+def rows_of(given: Any, name: str) -> Rows:
+    """Return all rows of a list, a data set of the library `datasets`, or any other iterable of mappings.
+
+    Raises:
+        InputError: there are none, or one is no mapping; `name` says what was given.
+    """
+    if isinstance(given, Mapping):
+        example = next(iter(given), "train")
+        raise InputError(f"{name} holds parts by name; give one of them, such as {name}={name}[{example!r}].")
+    if not isinstance(given, Iterable):
+        raise InputError(f"{name} is a {type(given).__name__}; give file names, or rows: an iterable of dicts.")
+    rows: Rows = []
+    for index, row in enumerate(given):
+        if not isinstance(row, Mapping):
+            hint = "; of a table of pandas give table.to_dict('records')" if hasattr(given, "to_dict") else ""
+            raise InputError(f"{name} row {index} is a {type(row).__name__}, not a dict of columns{hint}.")
+        if odd := [column for column in row if not isinstance(column, str)]:
+            raise InputError(f"{name} row {index} has a column named {odd[0]!r}; names of columns must be text.")
+        rows.append((f"{name} row {index}", dict(row)))
+    if not rows:
+        raise InputError(f"{name} holds no rows.")
+    return rows
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    """Return file or hub names; none if `given` is something else."""
+    if isinstance(given, (str, os.PathLike)):
+        return (os.fspath(given),)
+    if isinstance(given, (list, tuple)) and all(isinstance(each, (str, os.PathLike)) for each in given):
+        return tuple(os.fspath(each) for each in given)
+    return ()
+
+
+def _word(rows: Rows) -> str:
+    """Return what stands for rows in the settings: their number and a digest of what they hold."""
+    digest = hashlib.sha256()
+    for _, row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=_looks).encode() + b"\n")
+    return f"{PREFIX}{len(rows)} rows, sha256 {digest.hexdigest()[:8]}"
+
+
+def _looks(value: Any) -> str:
+    """Return how a value that JSON does not know looks, without an address in memory."""
+    kind: Any = type(value)
+    return repr(value) if kind.__repr__ is not object.__repr__ else str(kind.__name__)
+
+
+def _rewards(given: Any, functions: dict[str, Callable[..., Any]]) -> tuple[str, ...]:
+    """Return the names of rewards, and put those that are callables into `functions`.
+
+    Raises:
+        InputError: one is neither a name nor a callable.
+    """
+    names = []
+    for each in given if isinstance(given, (list, tuple)) else [given]:
+        if isinstance(each, str):
+            names.append(each)
+            continue
+        if not callable(each):
+            raise InputError(f"a reward is a {type(each).__name__}; give a function, or the name of a reward.")
+        name = PREFIX + str(getattr(each, "__name__", type(each).__name__))
+        same = sum(word.split(" ")[0] == name for word in functions)
+        names.append(f"{name} {same + 1}" if same else name)
+        functions[names[-1]] = each
+    return tuple(names)

@@ -1,0 +1,53 @@
+"""Write `keywords.py`, by which editors complete settings: `python -m oblrpo.write_keywords`."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from oblrpo.config import TrainConfig
+from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig
+
+HEAD = '''"""The keywords of `oblrpo.train` and `oblrpo.evaluate`; written by `python -m oblrpo.write_keywords`."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+'''
+FILE = Path(__file__).with_name("keywords.py")
+ARGUMENTS = {"model", "data", "eval_data"}
+"""Settings that are arguments of their own, which take objects, too."""
+
+
+def written() -> str:
+    """Return what the file holds."""
+    sections = [type(getattr(TrainConfig(), each.name)) for each in fields(TrainConfig)[1:]]
+    classes = {
+        "TrainKeywords": ("Every setting of `oblrpo train`.", sections),
+        "EvaluateKeywords": (
+            "Every setting of `oblrpo evaluate` without a benchmark.",
+            [SamplingConfig, RewardsConfig],
+        ),
+    }
+    text = HEAD
+    for name, (told, parts) in classes.items():
+        text += f'\n\nclass {name}(TypedDict, total=False):\n    """{told}"""\n\n'
+        for part in parts:
+            hints = typing.get_type_hints(part)
+            names = [each.name for each in fields(part) if each.name not in ARGUMENTS]
+            text += "".join(f"    {name}: {_word(hints[name])}\n" for name in names)
+    return text
+
+
+def _word(hint: Any) -> str:
+    """Return a type as it is written."""
+    if typing.get_origin(hint) is Literal:
+        return "Literal[" + ", ".join(f'"{each}"' for each in typing.get_args(hint)) + "]"
+    if typing.get_origin(hint) is tuple:
+        return "str | Sequence[str]"
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+if __name__ == "__main__":
+    FILE.write_text(written(), encoding="utf-8")

@@ -1,0 +1,63 @@
+"""`import oblrpo` is instant, and what it exports is there when it is used."""
+
+import ast
+import inspect
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import oblrpo
+from oblrpo import api, keywords, write_keywords
+from oblrpo.config import TrainConfig
+from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig
+from oblrpo.settings import flatten
+
+EXPORTS = {"train", "evaluate", "Run", "ScoreTape", "SNRSchedule", "baseline", "BASELINES", "ledger", "InputError"}
+
+
+def test_the_import_loads_nothing_that_takes_time():
+    """What would take seconds is a library; none is loaded, whatever this machine is busy with."""
+    code = "import sys; before = set(sys.modules); import oblrpo; print(*set(sys.modules) - before)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name.split(".")[0] for name in out} - sys.stdlib_module_names == {"oblrpo"}
+
+
+def test_the_door_itself_needs_no_torch_before_it_trains():
+    code = "import sys, oblrpo; oblrpo.train, oblrpo.evaluate, oblrpo.InputError; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_export_is_there_and_listed():
+    assert EXPORTS <= set(dir(oblrpo)) == set(dir(oblrpo)) | set(oblrpo.__all__)
+    assert set(oblrpo.__all__) == EXPORTS | {"__version__"}
+    for name in EXPORTS:
+        assert getattr(oblrpo, name) is not None
+    assert oblrpo.train is api.train
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        _ = oblrpo.trian
+
+
+def test_functions_are_no_modules_even_after_everything_is_loaded():
+    """A subpackage of an export's name would take its place."""
+    folder = Path(oblrpo.__file__).parent
+    assert not {path.stem for path in folder.iterdir()} & EXPORTS
+
+
+def test_the_keywords_are_those_of_the_config():
+    assert Path(keywords.__file__).read_text() == write_keywords.written()
+    fields = [each for each in ast.walk(ast.parse(write_keywords.written())) if isinstance(each, ast.AnnAssign)]
+    flat = set(flatten(TrainConfig())) | {*vars(SamplingConfig()), *vars(RewardsConfig())}
+    assert {each.target.id for each in fields} == flat - {"recipe", "model", "data", "eval_data"}
+
+
+def test_help_shows_every_setting_with_its_default():
+    parameters = inspect.signature(oblrpo.train).parameters
+    flat = flatten(TrainConfig())
+    assert set(flat) <= set(parameters)
+    assert parameters["steps"].default == 100
+    assert parameters["sampler"].default == "transformers"
+    assert "learning_rate: float = 1e-06" in pydoc.render_doc(oblrpo.train, renderer=pydoc.plaintext)
+    assert inspect.signature(oblrpo.evaluate).parameters["threshold"].default == 1.0

@@ -1,0 +1,332 @@
+"""`oblrpo.train`: objects in, a run out, and everything of its folder as from the command line."""
+
+import io
+import signal
+import threading
+
+import pandas
+import pytest
+import torch
+from datasets import Dataset
+from rich.console import Console
+
+import oblrpo
+from oblrpo import api
+from oblrpo.config import PolicyConfig
+from oblrpo.errors import InputError
+from oblrpo.policy import make_policy
+from tests.door.conftest import ROWS, SMALL, config_of, letters, loaded, metrics_of, write_rows
+
+
+def test_objects_in_and_a_run_out(tmp_path, train):
+    model, tokenizer = loaded()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    run = train(model=model, tokenizer=tokenizer, data=Dataset.from_list(ROWS))
+    assert run.policy.model is model  # trained in place
+    assert not model.training
+    assert any(not torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert run.policy.tokenizer is tokenizer
+    assert [row["step"] for row in run.metrics] == [0, 1, 2, 3, 4]
+    assert len(pandas.DataFrame(run.metrics)["reward"].dropna()) == 4
+    assert config_of(tmp_path / "run")[0] == "model: python:Qwen3ForCausalLM"
+    assert config_of(tmp_path / "run")[1].startswith("python:60 rows, sha256 ")
+    assert config_of(tmp_path / "run")[2] == "python:letters"
+    assert str(run).startswith(f"Run({str(tmp_path / 'run')!r}, 4 steps, reward 0.")
+    assert "held-out accuracy 0." in str(run)
+
+
+def test_the_same_run_as_by_names(tmp_path, train):
+    """Objects change nothing: a folder, a file and a path of the same things give the same metrics."""
+    model, tokenizer = loaded()
+    make = tmp_path / "model"
+    model.save_pretrained(make)
+    tokenizer.save_pretrained(make)
+    (tmp_path / "mine.py").write_text(
+        "def letters(completions, **columns):\n    return [sum(map(str.isalpha, text)) / 6 for text in completions]\n"
+    )
+    by_name = train(
+        model=make, data=write_rows(tmp_path / "rows.jsonl"), reward=f"{tmp_path}/mine.py:letters", device="cpu"
+    )
+    by_object = train(model=(model, tokenizer), output=tmp_path / "objects")
+    assert metrics_of(by_name) == metrics_of(by_object)
+
+
+@pytest.mark.parametrize("kind", [list, iter, Dataset.from_list, lambda rows: (row for row in rows)])
+def test_any_iterable_of_rows(tmp_path, train, kind):
+    train(data=kind(ROWS), steps=0, eval_prompts=2)
+    assert config_of(tmp_path / "run")[1].startswith("python:60 rows, sha256 ")
+
+
+def test_other_rows_have_another_word(tmp_path, train):
+    words = set()
+    for name, rows in {"a": ROWS, "b": ROWS[::-1], "c": [*ROWS[:-1], {"prompt": "x", "answer": "1"}]}.items():
+        train(data=rows, steps=0, eval_prompts=2, output=tmp_path / name)
+        words.add(config_of(tmp_path / name)[1])
+    assert len(words) == 3
+
+
+def test_held_out_rows_of_their_own(train):
+    asked = []
+
+    def watch(prompts, completions, **columns):
+        asked.append(set(prompts))
+        return letters(completions)
+
+    held = [{"prompt": f"held {number}"} for number in range(5)]
+    train(eval_data=held, reward=watch, steps=1)
+    assert asked[0] == {row["prompt"] for row in held}
+    assert all(prompt.endswith(" is") for prompt in asked[1])
+
+
+def test_a_reward_sees_columns_and_messages_as_in_trl(train):
+    model, tokenizer = loaded()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    seen = []
+
+    def watch(prompts, completions, level, thing, **columns):
+        seen.append((prompts[0], completions[0], level[0], thing[0], sorted(columns)))
+        prompts[0][0]["content"] = "spoiled"  # harms nobody
+        return [float(len(said[0]["content"])) for said in completions]
+
+    thing = object()  # no process of its own could be given that
+    rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}], "thing": thing} for row in ROWS]
+    run = train(model=(model, tokenizer), data=rows, reward=watch, steps=2)
+    for prompt, completion, level, given, columns in seen:
+        assert prompt[0]["role"] == "user"
+        assert completion[0]["role"] == "assistant"
+        assert level in {0, 1, 2}
+        assert given is thing
+        assert columns == ["answer"]
+    assert "spoiled" not in str(run._trainer.task.problems)
+
+
+def test_several_rewards_are_summed(tmp_path, train):
+    run = train(reward=[letters, lambda completions, **_: [2.0] * len(completions), "length@0"])
+    assert config_of(tmp_path / "run")[2:] == ["python:letters", "python:<lambda>"]
+    assert all(row["reward"] >= 2 for row in run.metrics[1:])
+    train(rewards=[letters, letters], reward=None, steps=0, output=tmp_path / "twice")
+    assert config_of(tmp_path / "twice")[2:] == ["python:letters", "python:letters 2"]
+
+
+def test_settings_and_built_in_tasks_by_name(tmp_path, train):
+    run = train(model=None, data=None, reward=None, task="addition", hidden_size=16, num_attention_heads=2, steps=1)
+    assert run.policy.model.config.hidden_size == 16
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("steps: 1\ntemperature: 0.5\n")
+    run = train(recipe=str(recipe), output=tmp_path / "two", temperature=0.9, steps=None)
+    assert run._trainer.config.rollout.temperature == 0.9
+    assert run._trainer.config.run.steps == 4 - 3
+
+
+def test_threads_and_bars_are_as_before(train):
+    from transformers.utils import logging
+
+    torch.set_num_threads(2)
+    logging.enable_progress_bar()
+    train(steps=0, threads=1)
+    assert torch.get_num_threads() == 2
+    assert logging.is_progress_bar_enabled()
+    torch.set_num_threads(1)
+
+
+def test_progress_false_is_silent_and_true_says_what_matters(train, capsys, tmp_path):
+    train(steps=1)
+    assert capsys.readouterr() == ("", "")
+    train(steps=1, progress=True, output=tmp_path / "told")
+    said = capsys.readouterr().out
+    assert "without a time limit: letters" in said
+    assert "Qwen3ForCausalLM is trained in place" in said
+    assert "step 1/1" in said
+
+
+def test_what_a_reward_prints_is_seen_without_a_bar(train, capsys):
+    def talks(completions, **columns):
+        print("a word of mine")
+        return letters(completions)
+
+    train(reward=talks, steps=0)
+    assert "a word of mine" in capsys.readouterr().out
+
+
+def test_resumed_with_the_same_objects_the_metrics_are_the_same(tmp_path, train):
+    whole = train()
+    train(output=tmp_path / "half", steps=2)
+    resumed = train(output=tmp_path / "half", resume=True, model=loaded(seed=7))  # weights come from the checkpoint
+    assert metrics_of(resumed) == metrics_of(whole)
+    for (name, one), two in zip(
+        whole.policy.model.state_dict().items(), resumed.policy.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, two), name
+
+
+def test_other_rows_are_not_resumed_with(tmp_path, train):
+    train(steps=1)
+    with pytest.raises(InputError, match=r"started with other settings: data \(was \['python:60 rows"):
+        train(resume=True, data=ROWS[1:])
+    with pytest.raises(InputError, match=r"data is 'python:60 rows.*give it there"):
+        train(resume=True, data=None)
+    with pytest.raises(InputError, match="already exists"):
+        train()
+
+
+def test_the_command_line_reports_and_does_not_resume_objects(tmp_path, train, command_line):
+    train(steps=1)
+    code, _, err = command_line("train", "--resume", "--output", tmp_path / "run")
+    assert code == 2
+    assert "model is 'python:Qwen3ForCausalLM', an object of the Python program" in err
+    assert "oblrpo.train(..., resume=True)" in err
+
+
+def test_the_page_of_a_run(tmp_path, train, command_line, monkeypatch):
+    monkeypatch.undo()  # of `no_page`
+    run = train(steps=1)
+    assert run.report == tmp_path / "run" / "report.html"
+    assert "python:Qwen3ForCausalLM" in run.report.read_text()
+    run.report.unlink()
+    assert command_line("report", tmp_path / "run")[0] == 0
+    assert run.report.exists()
+
+
+def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path):
+    def broken(completions, **columns):
+        return [1 / 0]
+
+    with pytest.raises(InputError, match="reward 'python:broken' raised ZeroDivisionError: division by zero") as caught:
+        train(reward=broken)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert caught.value.__cause__.__traceback__.tb_next.tb_frame.f_code.co_name == "broken"
+    assert "ZeroDivisionError" in (tmp_path / "run" / "failure.txt").read_text()
+
+    def at_times(completions, **columns):
+        return letters(completions) if len(completions) == 10 else [1 / 0]  # not on held-out prompts
+
+    run = train(reward=at_times, on_reward_error="mask", steps=1, output=tmp_path / "masked")
+    assert run.metrics[1]["completions/masked_ratio"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"stps": 3}, "oblrpo.train: unknown setting 'stps'.*Did you mean 'steps'"),
+        ({"steps": "many"}, "steps is 'many', but it must be a whole number"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be a finite number of at least 0.001"),
+        ({"hidden_size": 8}, "hidden_size would change nothing, for a model that is loaded has its own sizes"),
+        ({"device": "cpu"}, "device would change nothing, for the model is loaded already"),
+        ({"reward_seconds": 9.0}, "reward_seconds would change nothing, for functions of this program have no time"),
+        ({"split": "train"}, "split would change nothing"),
+        ({"data": [1, 2]}, "data row 0 is a int, not a dict of columns"),
+        ({"data": 3}, "data is a int; give file names, or rows"),
+        ({"data": iter(())}, "data holds no rows"),
+        ({"data": {"train": ROWS}}, r"data holds parts by name; give one of them, such as data=data\['train'\]"),
+        ({"data": pandas.DataFrame(ROWS)}, r"of a table of pandas give table.to_dict\('records'\)"),
+        ({"data": [{1: "x"}]}, "data row 0 has a column named 1"),
+        ({"data": [{"question": "x"}] * 60}, "data row 0 has no column 'prompt'; its columns are: 'question'"),
+        ({"data": ROWS[:10], "eval_prompts": 128}, "held-out rows, but 128 were asked for; set eval_prompts lower"),
+        ({"reward": 3}, "a reward is a int; give a function, or the name of a reward"),
+        ({"reward": letters, "rewards": "numeric"}, "reward and rewards are the same"),
+        ({"model": loaded()[0]}, r"the loaded model \(Qwen3ForCausalLM\) needs its tokenizer"),
+        ({"model": "some/model", "tokenizer": loaded()[1]}, "brings its own tokenizer"),
+        ({"model": (torch.nn.Linear(2, 2), loaded()[1])}, "the model is a Linear; give a causal LM of transformers"),
+        ({"model": (loaded()[0], "words")}, "the tokenizer is a str"),
+        ({"model": (loaded()[0].bfloat16(), loaded()[1])}, "weights in bfloat16 lose small updates"),
+        ({"model": (loaded()[0].requires_grad_(False), loaded()[1])}, "no parameter of the model is to be trained"),
+        ({"merge": True}, "merge needs adapters"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_anything_is_written(train, tmp_path, more, words):
+    with pytest.raises(InputError, match=words):
+        train(**more)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_alone_belongs_to_nothing():
+    with pytest.raises(InputError, match="tokenizer belongs to a loaded model"):
+        oblrpo.train(tokenizer=loaded()[1])
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
+def test_adapters_put_in_or_brought_along(tmp_path, train):
+    peft = pytest.importorskip("peft")
+    run = train(lora_r=2, gradient_checkpointing=True)
+    assert {name.split(".")[-3] for name, weight in run.policy.model.named_parameters() if weight.requires_grad} == {
+        "lora_A", "lora_B",
+    }  # fmt: skip
+    with pytest.raises(InputError, match="the model has adapters inside it; give the PEFT model around it"):
+        train(model=(run.policy.model.get_base_model(), run.policy.tokenizer), output=tmp_path / "no")
+    with pytest.raises(InputError, match="has adapters already"):
+        train(model=(run.policy.model, run.policy.tokenizer), lora_r=2, output=tmp_path / "no")
+
+    def adapted():
+        model, tokenizer = loaded()
+        torch.manual_seed(3)
+        return peft.get_peft_model(
+            model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+        ), tokenizer
+
+    whole = train(model=adapted(), output=tmp_path / "whole")
+    train(model=adapted(), steps=2, output=tmp_path / "half")
+    resumed = train(model=adapted(), resume=True, output=tmp_path / "half")
+    assert metrics_of(resumed) == metrics_of(whole)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
+def test_a_model_in_bfloat16_under_adapters_is_told_as_it_is(train, capsys):
+    pytest.importorskip("peft")
+    model, tokenizer = loaded()
+    run = train(model=(model.bfloat16(), tokenizer), lora_r=2, steps=1, progress=True)
+    assert run._trainer.config.policy.dtype == "bfloat16"
+    assert "bfloat16 on cpu" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_another_model_does_not_fit(train):
+    train(steps=1)
+    with pytest.raises(InputError, match=r"cannot load .*step_1 into the model that was given"):
+        train(resume=True, model=loaded(tie_word_embeddings=True, attention_bias=True))
+
+
+def test_a_policy_of_ours_is_a_model_like_any_other(train):
+    policy = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, device="cpu"))
+    assert train(model=policy.model, tokenizer=policy.tokenizer, steps=1).policy.model is policy.model
+
+
+def test_stopped_between_steps_and_gone_on_with(tmp_path, train):
+    calls = []
+
+    def interrupts(completions, **columns):
+        calls.append(len(completions))
+        if len(calls) == 3:  # the held-out completions come first
+            signal.raise_signal(signal.SIGINT)
+        return letters(completions)
+
+    with pytest.raises(KeyboardInterrupt, match="stopped after step"):
+        train(reward=interrupts, eval_steps=0)
+    assert len(train(reward=interrupts, eval_steps=0, resume=True).metrics) == 5
+
+
+def test_outside_the_main_thread(train):
+    runs = []
+    thread = threading.Thread(target=lambda: runs.append(train(steps=1)))
+    thread.start()
+    thread.join()
+    assert len(runs[0].metrics) == 2
+
+
+def test_the_console_of_a_notebook_has_a_bar_only_with_ipywidgets(monkeypatch):
+    class Notebook(Console):
+        def __init__(self, **more):
+            super().__init__(**{"force_jupyter": True, "file": io.StringIO()} | more)
+
+    monkeypatch.setattr(api, "Console", Notebook)
+    monkeypatch.setattr(api, "_NotebookConsole", Notebook)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels set it
+    monkeypatch.setattr(api.importlib.util, "find_spec", lambda name: None)
+    assert not api._console(True).is_jupyter
+    assert not api._console(True).is_terminal
+    monkeypatch.setattr(api.importlib.util, "find_spec", lambda name: name == "ipywidgets")
+    assert api._console(True).is_jupyter
+    assert api._console(True).is_terminal
+
+
+def test_nothing_that_works_by_name_says_otherwise():
+    """Defaults of the small run are settings that there are."""
+    assert set(SMALL) - {"progress"} <= set(api.train.__signature__.parameters)
