@@ -85,11 +85,11 @@ class PolicyConfig:
     chat_template_args: Mapping = field(default_factory=dict)
     """Further arguments of the chat template, such as '{enable_thinking: false}'."""
     bf16: bool = False
-    """Do arithmetic in bfloat16, on weights of `dtype`."""
+    """Compute in bfloat16, with weights that keep the type `dtype`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the loaded weights; bfloat16 only under adapters, which are float32."""
+    """Type of the loaded weights; bfloat16 only under adapters, which are float32."""
     attn_implementation: Annotated[str, BUILT] = ""
-    """Of transformers: sdpa, eager, flash_attention_2 ... Empty: its own choice."""
+    """Attention that transformers uses: sdpa, eager, flash_attention_2 ... Empty: its own choice."""
     gradient_checkpointing: bool = False
     """Compute each layer's activations again in the backward instead of keeping them."""
     lora_r: int = 0
@@ -120,7 +120,7 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class WarmStartConfig:
-    """Supervised learning on the task's own noisy demonstrations before RL (0 steps: none)."""
+    """Supervised learning on the task's own noisy demonstrations before RL; none with 0 steps."""
 
     warm_start_steps: Annotated[int, Range(0)] = 0
     """Gradient steps of supervised learning."""
@@ -145,7 +145,8 @@ class TaskConfig:
     data: tuple[str, ...] = ()
     """Files (JSONL, CSV, Parquet), or one data set of the hub, `owner/name[:configuration]`. None: a benchmark's."""
     eval_data: tuple[str, ...] = ()
-    """The same for held-out accuracy. None: a share of `data`; of gsm8k from the hub, its test split."""
+    """Files or a data set, as `data`, that held-out accuracy is measured on. None: a share of `data`; of gsm8k from the
+    hub, its test split."""
     split: Annotated[str, GENERATED, NOT_OF_THE_HUB] = "train"
     """Split of `data` if it comes from the hub."""
     eval_split: Annotated[str, GENERATED, TEST_NOT_OF_THE_HUB] = "test"
@@ -187,23 +188,23 @@ class RolloutConfig:
     """Sampling temperature; the policy that is trained is the one at this temperature."""
     prompts_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
     """Prompts whose completions are trained on at a time; 0: all. Changes memory; and what `oblr_shrunk` knows of other
-    prompts, which are then those so far."""
+    prompts: those of earlier micro-batches only."""
     sampler: Literal["transformers", "vllm"] = "transformers"
     """What samples: the policy itself by transformers' generate, or a vLLM engine beside it on its GPU (extra vllm)."""
     sampler_logps: bool = False
-    """Of transformers: keep the log-probabilities that tokens are drawn with, as vllm always does, so that their
-    mismatch with the trainer's is measured, and corrected."""
+    """Keep the log-probabilities that the sampler transformers draws tokens with, as vllm always does, so that their
+    mismatch with the trainer's is measured and corrected."""
     sampler_correction: Annotated[Literal["truncated", "none"], NO_LOGPS] = "truncated"
-    """Of a sampler that keeps log-probabilities: weigh each completion by min(C, pi / sampler), or take the sampler for
-    the policy. The mismatch is measured either way."""
+    """What is done about a sampler that keeps log-probabilities: weigh each completion by min(C, pi / sampler), or take
+    the sampler for the policy. The mismatch is measured either way."""
     importance_sampling_clip_max: Annotated[float, Range(0), NO_LOGPS] = 3.0
-    """C of `truncated`, whatever the sampler; 0: weights are not truncated."""
+    """The C of the truncated weights, whatever the sampler; 0: weights are not truncated."""
     vllm_gpu_memory_utilization: Annotated[float, Range(0, 1), MAY_CHANGE, NO_VLLM] = 0.3
-    """Of vllm: share of the GPU's memory for the engine, its weights included."""
+    """Share of the GPU's memory that the vLLM engine may take, its weights included."""
     vllm_max_model_length: Annotated[int, Range(0), NO_VLLM] = 0
-    """Of vllm: longest prompt + completion, in tokens; 0: as long as the model can read."""
+    """Longest prompt + completion that the vLLM engine can hold, in tokens; 0: as long as the model can read."""
     vllm_dtype: Annotated[Literal["bfloat16", "float16", "float32"], NO_VLLM] = "bfloat16"
-    """Of vllm: type that the engine computes in; the closer to the trainer's, the smaller the mismatch."""
+    """Type that the vLLM engine computes in; the closer to the trainer's, the smaller the mismatch."""
 
 
 @dataclass(frozen=True)
@@ -218,18 +219,19 @@ class AlgorithmConfig:
     normalisation: str = ""
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
-    """Of an output's tokens: sequence, sequence_mean, token_mean or constant."""
+    """How the loss weighs the tokens of an output: sequence, sequence_mean, token_mean or constant. Empty: the
+    algorithm's."""
     prior_strength: Annotated[float, Range(-1)] = -1.0
-    """Of oblr_shrunk: outputs of average weight that the prior counts for; -1: chosen from earlier steps."""
+    """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
     prior_memory: Annotated[float, Range(0, 1)] = 0.8
-    """Of oblr_shrunk: what an earlier step counts for one step later, in [0, 1)."""
+    """What an earlier step counts for one step later in the prior of oblr_shrunk, in [0, 1)."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
 
 
 @dataclass(frozen=True)
 class ScoresConfig:
-    """How squared score norms and the gradient are had from one backward, and what weighs rewards in the baseline."""
+    """How one backward gives squared score norms and the gradient, and what weighs rewards in the baseline."""
 
     score_method: str = "auto"
     """auto, gram, instantiate, two_pass: exact; folds: exact, for a baseline per fold; projected: unbiased estimate."""
@@ -254,24 +256,24 @@ class OptimConfig:
     optimizer: str = "AdamW"
     """Any class of torch.optim that steps on dense gradients alone, such as SGD or AdamW."""
     learning_rate: Annotated[float, Range(0)] = 1e-6
-    """eta_0, the rate before the schedule's factor; of schedule auto only where it starts."""
+    """eta_0, the rate before the schedule's factor; with schedule auto only where the rate starts."""
     optimizer_args: Mapping = field(default_factory=dict)
-    """Further arguments of the optimizer, such as '{momentum: 0.9}'."""
+    """Further arguments of the optimizer, such as '{momentum: 0.9}'. Weights decay only if weight_decay is here."""
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto (measured; learning_rate is
     only where it starts), ess (effective sample size), off. Empty: the algorithm's."""
     schedule_ema: float = -1.0
-    """Decay of the averages of signal and noise; -1: 0.97 of auto, 0.9 of the others."""
+    """Decay of the averages of signal and noise; -1: 0.97 with auto, 0.9 with the others."""
     schedule_floor: float = 0.0
-    """Least factor of debiased and plugin; of auto, least share of schedule_kl that a step spends."""
+    """Least factor of debiased and plugin; with auto, the least share of schedule_kl that a step spends."""
     schedule_ceiling: float = 1.0
-    """Greatest."""
+    """Greatest factor, or with auto the greatest share."""
     schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"
     """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
     schedule_kl: float = 0.1
-    """Of auto: nats that a step without noise may move the policy by; no step exceeds it."""
+    """How far, in nats, a step without noise may move the policy with schedule auto; no step exceeds it."""
     schedule_kl_every: Annotated[int, Range(1)] = 4
-    """Of auto: the step's KL is measured on every so many completions, by one more forward."""
+    """With schedule auto the KL of a step is measured on one completion of so many, by one more forward."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
@@ -306,7 +308,7 @@ class RunConfig:
     """Send metrics to tensorboard, wandb, trackio, too (an extra each). Nothing leaves the machine unless the
     environment says so: WANDB_MODE=online, TRACKIO_SPACE_ID."""
     project: Annotated[str, MAY_CHANGE, NO_PROJECTS] = "oblrpo"
-    """Of wandb and trackio: the project that the run is in."""
+    """Project of wandb and trackio that the run is in."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str]) -> None:
 
 
 def _grade(command: EvaluateCommand, name: str, file: Path) -> dict[str, Any]:
-    """Of a file of completions."""
+    """Grade a file of completions."""
     from oblrpo.evaluation.completions import evaluate_completions, read_completions
     from oblrpo.tasks.benchmarks import load_benchmark
     from oblrpo.tasks.grading import MathVerifier

@@ -9,7 +9,7 @@ from oblrpo.estimators.moments import Moments
 
 
 class Interval(NamedTuple):
-    """Of a ratio."""
+    """The bounds of an interval for a signal-to-noise ratio."""
 
     low: float
     high: float
@@ -18,7 +18,7 @@ class Interval(NamedTuple):
 class MomentAverage:
     """Exponential averages of S and T, apart and bias-corrected; whoever wants their ratio divides last.
 
-    Moments of another metric (`Moments.metric`) than before start anew.
+    Moments of another metric (`Moments.metric`) than before start the averages anew.
 
     Args:
         decay: of the averages, in [0, 1); 0 uses each batch alone.
@@ -71,7 +71,7 @@ class MomentAverage:
         return signal2 / (signal2 + noise) if signal2 > 0 else 0.0
 
     def snr_interval(self, z: float) -> Interval:
-        """See `SNRSchedule.snr_interval`."""
+        """The interval that `SNRSchedule.snr_interval` describes."""
         if self._count < 3 or not self.decay:
             return Interval(math.nan, math.nan)
         moments = self.moments
@@ -82,7 +82,7 @@ class MomentAverage:
         return Interval(*(Moments(bound, moments.trace_cov, moments.n).snr for bound in bounds))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers and the metric's name."""
+        """The averages as plain numbers, and the metric's name."""
         return {key: getattr(self, f"_{key}") for key in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

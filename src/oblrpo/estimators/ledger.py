@@ -24,15 +24,16 @@ class LedgerEntry:
     """What the batch gradient's noise and signal are with one baseline. Units: squared gradient norm."""
 
     variance: float
-    """Estimate of tr Cov of the batch gradient, (1 / (P (P - 1))) sum_i ||g_i - g||^2: unbiased for a baseline that
-    looks at its own prompt alone; for one that looks at others, off by order 1 / P of itself."""
+    """The estimate (1 / (P (P - 1))) sum_i ||g_i - g||^2 of tr Cov of the batch gradient. It is unbiased for a baseline
+    that looks at its own prompt alone, and off by order 1 / P of itself for one that looks at others."""
     signal2: float
-    """Estimate of the squared norm of its mean, sum_{i != k} M_ik / (P (P - 1)): unbiased where `variance` is, else too
-    high by what that is too low; negative by chance."""
+    """The estimate sum_{i != k} M_ik / (P (P - 1)) of the squared norm of its mean. It is unbiased where `variance` is,
+    and else too high by what that is too low; it may be negative by chance."""
     within: float
-    """Part of `variance` from sampling G outputs a prompt; NaN for a biased baseline: one batch cannot tell."""
+    """The part of `variance` that comes from sampling G outputs a prompt; NaN for a biased baseline, of which one batch
+    cannot tell."""
     stderr: float
-    """Standard error of `variance` over prompts (jackknife)."""
+    """The standard error of `variance` over prompts, by the jackknife."""
     effective_dimension: float
     """(tr H)^2 / tr H^2 of a prompt's gradient: over how many directions its noise spreads. NaN where not estimable."""
 
@@ -48,7 +49,8 @@ class Ledger:
 
     entries: dict[str, LedgerEntry]
     between: float
-    """Part of an unbiased baseline's variance that comes from drawing prompts, tr Cov(mu_q) / P; negative by chance."""
+    """The part of an unbiased baseline's variance that comes from drawing prompts, tr Cov(mu_q) / P; it may be
+    negative by chance."""
 
 
 def under_every_baseline(
@@ -204,7 +206,7 @@ def _effective_dimension(inner_2PP: Tensor) -> float:
 
 
 def _mean_of_others(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """Of the valid ones; 0 for a lone output."""
+    """The mean of a prompt's other valid rewards; 0 for a lone output."""
     return (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (valid_PG.sum(1, keepdim=True) - 1).clamp(min=1)
 
 

@@ -64,7 +64,7 @@ class Prior:
         return mean_weight_P[:, None], torch.where(weight_P > 0, weighted_P / weight_P, 0)[:, None]
 
     def observe(self, rewards_PG: Tensor, norm2_PG: Tensor, valid_PG: Tensor | None = None) -> None:
-        """Take in a micro-batch whose baselines have been computed; off-policy, norm2_PG is rho^2 w."""
+        """Take in a micro-batch whose baselines have been computed; norm2_PG is rho^2 w off-policy."""
         valid_PG = torch.ones_like(rewards_PG, dtype=torch.float64) if valid_PG is None else valid_PG.double()
         rewards_PG, norm2_PG = (
             each.detach().double().where(valid_PG > 0, torch.zeros_like(valid_PG)) for each in (rewards_PG, norm2_PG)

@@ -50,7 +50,7 @@ class RunFolder:
         self.write_config(config)
 
     def write_config(self, config: TrainConfig) -> None:
-        """Write `config.yaml`."""
+        """Write the settings to `config.yaml`."""
         text = yaml_text(flatten(config))
         atomic.write_atomically(self.config_file, text)
 

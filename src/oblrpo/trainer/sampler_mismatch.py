@@ -19,16 +19,16 @@ from oblrpo.config import RolloutConfig
 
 @dataclass(frozen=True)
 class SamplerMismatch:
-    """Log pi - log mu of completions, pi as it was before the first update on them."""
+    """The difference log pi - log mu of completions, with pi as it was before the first update on them."""
 
     log_ratio_S: Tensor
-    """Log rho of each completion, nats, float64."""
+    """The log of rho of each completion, in nats and float64."""
     difference_N: Tensor
-    """|log pi - log mu| of every token, nats."""
+    """The size of log pi - log mu of every token, in nats."""
 
     @classmethod
     def of(cls, logp_SC: Tensor, sampler_logp_SC: Tensor, mask_SC: Tensor) -> SamplerMismatch:
-        """Of the tokens where mask_SC is not 0.
+        """Measure the mismatch on the tokens where mask_SC is not 0.
 
         Raises:
             ValueError: the sampler's log-probability of a token is NaN, infinite, or of a probability above 1.
@@ -42,15 +42,15 @@ class SamplerMismatch:
 
     @classmethod
     def join(cls, blocks: list[SamplerMismatch]) -> SamplerMismatch:
-        """Of all micro-batches."""
+        """Put the mismatch of all micro-batches together."""
         return cls(torch.cat([each.log_ratio_S for each in blocks]), torch.cat([each.difference_N for each in blocks]))
 
     def rho_S(self, clip_max: float) -> Tensor:
-        """min(clip_max, pi / mu)."""
+        """The importance weights min(clip_max, pi / mu)."""
         return self.log_ratio_S.clamp(max=math.log(clip_max)).exp()
 
     def metrics(self, clip_max: float | None) -> dict[str, float]:
-        """TRL's keys, and what says how much there is to correct; clip_max None: of weights that are not used."""
+        """The mismatch by TRL's keys, and how much of it is corrected; with clip_max None the weights are not used."""
         clip_max = math.inf if clip_max is None else clip_max
         rho_S = self.rho_S(clip_max)
         return {
@@ -65,7 +65,7 @@ class SamplerMismatch:
 
 
 def clip_max_of(rollout: RolloutConfig) -> float | None:
-    """C of min(C, pi / mu), infinite where weights are not truncated; None: the sampler is taken for the policy."""
+    """The C of min(C, pi / mu), infinite where weights are not truncated; None: the sampler is taken for the policy."""
     if rollout.sampler_correction == "none":
         return None
     return rollout.importance_sampling_clip_max or math.inf

@@ -16,7 +16,7 @@ from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 DIRECTIONS, DIMENSIONS = 8, 2048
-"""Of each of two independent sketches, see `ScoreTape.sketch`."""
+"""The size of each of the two independent sketches that inner products come from; see `ScoreTape.sketch`."""
 
 
 class VarianceLedger:

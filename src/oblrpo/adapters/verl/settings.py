@@ -31,20 +31,21 @@ class Settings:
     ceiling: float = 1.0
     """Greatest factor."""
     inner_products: str = "exact"
-    """Of the scores of one prompt's outputs, for the SNR: exact (a prompt's outputs go through the model together) or
-    sketched (unbiased estimates; micro-batches are verl's own, and a prompt may be spread over ranks)."""
+    """How the inner products of one prompt's scores are had, for the SNR: exact (a prompt's outputs go through
+    the model together) or sketched (unbiased estimates; micro-batches are verl's own, and a prompt may be spread over
+    ranks)."""
     prompts_per_micro_batch: int = 1
-    """Of the pass that takes scores, with exact inner products."""
+    """How many prompts go through the model at a time in the pass that takes exact inner products."""
     sketch_dimensions: int = 4096
-    """Numbers a sequence of a sketch."""
+    """How many numbers a sketch keeps of a sequence."""
     sketch_directions: int = 16
-    """Random combinations of each matrix's rows that a sketch starts from."""
+    """How many random combinations of each matrix's rows a sketch starts from."""
     ledger_steps: int = 0
     """Every so many steps the variance ledger is taken; 0: never."""
     prior_strength: float = -1.0
-    """Of oblr_po_shrunk: outputs of average weight that other prompts count for; -1: chosen from earlier steps."""
+    """How many outputs of average weight the prior of oblr_po_shrunk counts for; -1: chosen from earlier steps."""
     prior_memory: float = 0.8
-    """Of oblr_po_shrunk: what an earlier step still counts."""
+    """What an earlier step counts for one step later in the prior of oblr_po_shrunk."""
 
     @property
     def needs_moments(self) -> bool:
