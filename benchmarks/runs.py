@@ -57,8 +57,10 @@ def train_all(runs: Runs, processes: int, tell: Callable[[Key], None] = lambda k
 
 
 def run_of(output: Path, settings: dict) -> Run:
-    """The run with these settings over the demo's."""
-    config = with_settings(load_recipe("demo", TrainConfig()), settings | {"output": str(output)}, output.name)
+    """The run with these settings over the demo's, and with the weight decay of the published runs."""
+    decay = {} if settings.get("optimizer") == "SGD" else {"optimizer_args": {"weight_decay": 0.01}}
+    given = decay | settings | {"output": str(output)}
+    config = with_settings(load_recipe("demo", TrainConfig()), given, output.name)
     return Run(output.name, config)
 
 

@@ -138,22 +138,22 @@ class MeasuredRate(Rule):
         used, self._used = self._used * left, None
         self.rate = None if self.rate is None else self.rate * left
         if used > 0:
-            self._learn(kl / used**2 if kl > 0 else self._kappa_of_lengthened(used, change))
+            self._learn(*(kl, used) if kl > 0 else self._lengthened(used, change))
         self._before = []
         return Step(kl, left)
 
-    def _learn(self, kappa: float) -> None:
-        if kappa > 0:
-            self._kappa_sum = KAPPA_MEMORY * self._kappa_sum + (1 - KAPPA_MEMORY) * kappa
+    def _learn(self, kl: float, used: float) -> None:
+        if kl > 0:
+            self._kappa_sum = KAPPA_MEMORY * self._kappa_sum + (1 - KAPPA_MEMORY) * kl / used**2
             self._kappa_weight = KAPPA_MEMORY * self._kappa_weight + (1 - KAPPA_MEMORY)
 
-    def _kappa_of_lengthened(self, used: float, change: Callable[[], Tensor]) -> float:
-        """KL per squared rate of an update too short to be felt, made ten times longer until it is; 0 if it never is.
+    def _lengthened(self, used: float, change: Callable[[], Tensor]) -> tuple[float, float]:
+        """KL and rate of an update too short to be felt, made ten times longer until it is; a KL of 0 if it never is.
 
         Only while nothing is known of kappa. The parameters are put back to what the update made of them.
         """
         if self._kappa_weight or not any((p != b).any() for p, b in zip(self._parameters, self._before, strict=True)):
-            return 0.0
+            return 0.0, used
         made, longer, kl = [p.detach().clone() for p in self._parameters], 1.0, 0.0
         while kl == 0 and longer < LONGEST:
             longer *= 10
@@ -161,7 +161,7 @@ class MeasuredRate(Rule):
             kl = mean_kl(change())
         for p, kept in zip(self._parameters, made, strict=True):
             p.copy_(kept)
-        return kl / (used * longer) ** 2 if kl < math.inf else 0.0
+        return (kl if kl < math.inf else 0.0), used * longer
 
     def _scale_update(self, scale: float) -> None:
         for p, before in zip(self._parameters, self._before, strict=True):
