@@ -41,7 +41,7 @@ class Sampling:
 
 
 class SavedCompletions:
-    """The files FOLDER/NAME.jsonl, a row for each completion, and FOLDER/NAME.settings.json, what they were drawn with."""
+    """The files FOLDER/NAME.jsonl, a row for each completion, and FOLDER/NAME.settings.json, how they were drawn."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.file = folder / f"{name}.jsonl"

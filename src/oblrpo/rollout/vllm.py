@@ -139,7 +139,7 @@ def _load(model: Any, policy: Policy) -> None:
 def open_engine(
     policy: Policy, config: RolloutConfig, trust_remote_code: bool = False
 ) -> tuple[Any, Callable[..., Any], int]:
-    """Return an engine with the policy's architecture and random weights, the class SamplingParams, the longest sequence.
+    """Return an engine of the policy's architecture with random weights, SamplingParams, and the longest sequence.
 
     Raises:
         InputError: vLLM is missing or of another version, or the policy is on no GPU.
