@@ -319,4 +319,4 @@ def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:
 
 _SECTIONS = [getattr(TrainConfig(), each.name) for each in fields(TrainConfig)[1:]]
 train.__signature__ = _signature(train, *_SECTIONS)  # type: ignore[attr-defined]
-evaluate.__signature__ = _signature(evaluate, SamplingConfig(), RewardsConfig())  # type: ignore[attr-defined]
+evaluate.__signature__ = _signature(evaluate, SamplingConfig(output=""), RewardsConfig())  # type: ignore[attr-defined]
