@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.control import Control
 from rich.text import Text
 
-from oblrpo.commands import carry_out, check_settings, evaluate_rows, refuse_idle
+from oblrpo.commands import carry_out, check_asked, check_settings, evaluate_rows
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run, check_sampling, run_of
-from oblrpo.objects import PREFIX, Objects, take
+from oblrpo.objects import Objects, take
 from oblrpo.runs import RunFolder
 from oblrpo.settings import load_recipe, with_fields, with_settings
 
@@ -29,11 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from oblrpo.keywords import EvaluateKeywords, TrainKeywords
-    from oblrpo.policy import Policy
     from oblrpo.trainer.loop import Trainer
-
-OF_LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "load_in_4bit")
-"""Settings that say how a model is loaded."""
 
 
 class Run:
@@ -128,7 +124,7 @@ def train(
     """
     words, objects = take(model, tokenizer, data, eval_data, _one(reward, settings))
     said = words | _plain(settings)
-    _refuse_beside(said, objects)
+    objects.refuse_idle(said)
     config, base = _resolve(recipe, said, resume)
     if objects.model is not None:
         config = with_settings(config, _of_loaded(objects.model), "the model")
@@ -143,7 +139,7 @@ def train(
     with _quiet_transformers():
         try:
             trainer = Trainer(config, resume, objects)
-            for note in _notes(objects, trainer.policy):
+            for note in objects.notes(trainer.policy.end_tokens):
                 console.print(note, highlight=False)
             report = carry_out(trainer, Progress(console))
         finally:
@@ -210,8 +206,8 @@ def _evaluate(
     for name in said:
         if name not in known:
             raise InputError(f"oblrpo.evaluate has no setting {name!r}.{did_you_mean(name, known)}")
-    _refuse_beside(said, objects)
-    refuse_idle({name: name for name in said}, said.get("data", ()))
+    objects.refuse_idle(said)
+    check_asked({name: name for name in said}, said.get("data", ()), run)
     asked, judged = with_fields(asked, said, "oblrpo.evaluate"), with_fields(judged, said, "oblrpo.evaluate")
     check_sampling(asked, ks)
 
@@ -263,40 +259,10 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse_beside(said: Mapping[str, Any], objects: Objects) -> None:
-    """Refuse settings that have nothing to say beside these objects.
-
-    Raises:
-        InputError: names them, and why.
-    """
-    why: dict[str, tuple[str, ...]] = {"the model is loaded already": OF_LOADING if objects.model is not None else ()}
-    if set(said.get("rewards", ())) and set(said["rewards"]) <= objects.functions.keys():
-        why["functions of this program have no time limit"] = ("reward_seconds",)
-    for reason, names in why.items():
-        if idle := [name for name in names if name in said]:
-            raise InputError(f"{', '.join(idle)} would change nothing, for {reason}; leave it out.")
-
-
 def _of_loaded(model: Any) -> dict[str, Any]:
     """Return what the settings say of a model that nothing has loaded by them."""
     dtype = "bfloat16" if "bfloat16" in str(getattr(model, "dtype", "")) else "float32"
     return {"dtype": dtype, "load_in_4bit": False}
-
-
-def _notes(objects: Objects, policy: Policy) -> list[str]:
-    """Return what is worth knowing of objects, a line each."""
-    notes, end = [], policy.tokenizer.eos_token_id
-    if objects.model is not None:
-        notes.append(f"the {type(objects.model).__name__} is trained in place, without dropout")
-        if end is not None and end not in policy.end_tokens:
-            notes.append(
-                f"completions end with the model's token {policy.end_tokens}, not the tokenizer's {end}; if that is not "
-                "meant, set eos_token_id in its config"
-            )
-    if objects.functions:
-        names = ", ".join(word.removeprefix(PREFIX) for word in objects.functions)
-        notes.append(f"called in this process, without a time limit: {names}")
-    return notes
 
 
 class _NotebookConsole(Console):
@@ -353,4 +319,4 @@ def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:
 
 _SECTIONS = [getattr(TrainConfig(), each.name) for each in fields(TrainConfig)[1:]]
 train.__signature__ = _signature(train, *_SECTIONS)  # type: ignore[attr-defined]
-evaluate.__signature__ = _signature(evaluate, SamplingConfig(), RewardsConfig())  # type: ignore[attr-defined]
+evaluate.__signature__ = _signature(evaluate, SamplingConfig(output=""), RewardsConfig())  # type: ignore[attr-defined]

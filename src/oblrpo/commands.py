@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from oblrpo.trainer.progress import Progress
 
 
+NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a run has held-out problems of its own."
+
+
 def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
     """Refuse what cannot work, and what somebody has said that would change nothing.
 
@@ -63,17 +66,22 @@ def carry_out(trainer: Trainer, progress: Progress) -> Path:
     return write_report(folder.path)
 
 
-def refuse_idle(given: Mapping[str, str], data: Sequence[str], benchmark: bool = False) -> None:
-    """Refuse settings that an evaluation would pass over.
+def check_asked(
+    given: Mapping[str, str], data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
+) -> None:
+    """Refuse an evaluation without problems, and settings that it would pass over.
 
     Args:
         given: settings that were said, with how they are written there.
-        data: where the problems come from; empty for those of a benchmark on the hub, or the held-out ones of a run.
+        data: where the problems come from; empty for a benchmark on the hub, or the held-out ones of the run.
+        run: the run that the model lies in, if any.
         benchmark: whether a benchmark is named.
 
     Raises:
-        InputError: names those that do nothing, and why.
+        InputError: there are no problems, or names the settings that do nothing, and why.
     """
+    if not (data or run or benchmark):
+        raise InputError(NO_PROBLEMS)
     of_rows = ["split", "where", "prompt_column", "answer_column"]
     why: dict[str, list[str]] = {}
     if benchmark:
@@ -133,7 +141,7 @@ def evaluate_rows(
         drop_long_prompts(task, policy, run.task.max_prompt_length)
         problems = task.heldout(run.run.eval_prompts)
     else:
-        raise InputError("give data to evaluate on; only a checkpoint of a run has held-out problems of its own.")
+        raise InputError(NO_PROBLEMS)
     rewards = Rewards(task, judged.rewards, judged.on_reward_error, judged.reward_seconds, objects.functions)
     try:
         return evaluate_policy(

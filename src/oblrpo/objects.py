@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 PREFIX = "python:"
 """How the word of an object begins."""
+
+OF_LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "load_in_4bit")
+"""Settings that say how a model is loaded."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,37 @@ class Objects:
                         f"{setting} is {word!r}, an object of the Python program that started the run; give it there, "
                         "with oblrpo.train(..., resume=True) to resume the run, or name another."
                     )
+
+    def refuse_idle(self, said: Mapping[str, Any]) -> None:
+        """Refuse settings that have nothing to say beside these objects.
+
+        Raises:
+            InputError: names them, and why.
+        """
+        why: dict[str, tuple[str, ...]] = {}
+        if self.model is not None:
+            why["the model is loaded already"] = OF_LOADING
+        if said.get("rewards") and set(said["rewards"]) <= self.functions.keys():
+            why["functions of this program have no time limit"] = ("reward_seconds",)
+        for reason, names in why.items():
+            if idle := [name for name in names if name in said]:
+                raise InputError(f"{', '.join(idle)} would change nothing, for {reason}; leave it out.")
+
+    def notes(self, end_tokens: Sequence[int]) -> list[str]:
+        """Return what a user should know of the objects, a line each; `end_tokens` end a completion."""
+        notes = []
+        if self.model is not None:
+            notes.append(f"the {type(self.model).__name__} is trained in place, without dropout")
+            end = self.tokenizer.eos_token_id
+            if end is not None and end not in end_tokens:
+                notes.append(
+                    f"completions end with the model's token {list(end_tokens)}, not with the tokenizer's, {end}; if "
+                    "that is not meant, set eos_token_id in the model's generation_config"
+                )
+        if self.functions:
+            names = ", ".join(word.removeprefix(PREFIX) for word in self.functions)
+            notes.append(f"called in this process, without a time limit: {names}")
+        return notes
 
 
 def take(

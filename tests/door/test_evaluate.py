@@ -88,6 +88,8 @@ def test_a_checkpoint_by_name_is_asked_as_its_run_asked(train, tmp_path):
     assert by_name["settings"] == here["settings"] | {"model": str(checkpoint)}
     with pytest.raises(InputError, match="rewards is 'python:letters', an object of the Python program"):
         oblrpo.evaluate(checkpoint, ROWS[:6], progress=False)
+    with pytest.raises(InputError, match="where would change nothing, for the problems are the held-out ones"):
+        oblrpo.evaluate(checkpoint, reward=letters, where={"level": 1}, progress=False)
     with pytest.raises(InputError, match="data is 'python:60 rows"):
         oblrpo.evaluate(checkpoint, reward=letters, progress=False)
 
@@ -102,8 +104,7 @@ def test_a_checkpoint_by_name_is_asked_as_its_run_asked(train, tmp_path):
         ({"split": "test"}, "split would change nothing, for data does not come from the hub"),
         ({"reward_seconds": 3.0}, "reward_seconds would change nothing"),
         ({"k": [9]}, "k is 9; with samples 1 it must be from 1 to 1"),
-        ({"data": None}, "give data to evaluate on; only a checkpoint of a run has"),
-        ({"data": None, "where": {"level": 1}}, "where would change nothing, for the problems are the held-out ones"),
+        ({"data": None}, "give data to evaluate on, or a benchmark; only a checkpoint of a run has"),
         ({"model": None}, "there is no model to evaluate"),
         ({"model": "no/such/folder/here"}, "cannot load the model 'no/such/folder/here'"),
     ],

@@ -139,6 +139,11 @@ def test_progress_false_is_silent_and_true_says_what_matters(train, capsys, tmp_
     assert "step 1/1" in said
 
 
+def test_an_end_token_that_is_not_the_tokenizers_is_told(train, capsys):
+    train(model=loaded(eos_token_id=7), steps=0, progress=True)
+    assert "completions end with the model's token [7], not with the tokenizer's, 1" in capsys.readouterr().out
+
+
 def test_what_a_reward_prints_is_seen_without_a_bar(train, capsys):
     def talks(completions, **columns):
         print("a word of mine")
@@ -231,6 +236,7 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"model": (loaded()[0].bfloat16(), loaded()[1])}, "weights in bfloat16 lose small updates"),
         ({"model": (loaded()[0].requires_grad_(False), loaded()[1])}, "no parameter of the model is to be trained"),
         ({"merge": True}, "merge needs adapters"),
+        ({"model": loaded(eos_token_id=50256)}, "ends completions with token 50256, but knows 258 tokens; give its"),
     ],
 )
 def test_mistakes_are_one_sentence_before_anything_is_written(train, tmp_path, more, words):

@@ -5,6 +5,7 @@ import random
 import time
 
 import pytest
+import torch
 
 from oblrpo.errors import InputError
 from oblrpo.rewards import Rewards, RewardSet
@@ -233,3 +234,50 @@ def test_the_tasks_own_and_others():
     assert Rewards(task, ["task", "length@0.5"])([problem], [right, "z z z"]) == [[1.5, 1.5]]
     with pytest.raises(InputError, match="unknown reward 'task'"):
         Rewards(DataTask("mine", []), ["task"])
+
+
+def python_rewards(function, on_error="raise"):
+    return Rewards(DataTask("mine", []), ["python:f"], on_error, functions={"python:f": function})
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda completions, **_: [1.0], "'python:f' returned 1 values for 2 completions"),
+        (lambda completions, **_: 3.0, "'python:f' returned a float, not a list of numbers"),
+        (lambda completions, **_: ["1", "2"], "'python:f' returned '1' for completion 0"),
+        (
+            lambda completions, **_: (1 / 0 for _ in completions),
+            "'python:f' raised ZeroDivisionError: division by zero",
+        ),
+        (lambda completions: [1.0, 1.0], "'python:f' raised TypeError"),
+    ],
+)
+def test_errors_of_a_callable_are_those_of_a_path(function, words):
+    with pytest.raises(InputError) as caught:
+        python_rewards(function)([Problem("p", "1")], ["a", "b"])
+    assert words in str(caught.value)
+    rewards = python_rewards(function, "mask")
+    assert all(map(math.isnan, rewards([Problem("p", "1")], ["a", "b"])[0]))
+    assert rewards.failures >= 1
+
+
+def test_a_callable_may_return_what_has_numbers_and_see_any_object():
+    thing = object()
+    problems = [Problem("p", "1", {"thing": thing})]
+    rewards = python_rewards(lambda completions, thing, **_: torch.tensor([len(text) for text in completions]))
+    assert rewards(problems, ["a", "bb"]) == [[1.0, 2.0]]
+    seen = []
+    python_rewards(lambda completions, thing, **_: seen.extend(thing) or [0.0] * len(completions))(problems, ["a"])
+    assert seen == [thing]
+
+
+def test_a_callable_cannot_spoil_the_problems():
+    def spoil(prompts, completions, answer):
+        prompts[0][0]["content"] = answer[0] = "spoiled"
+        prompts.clear()
+        return [0.0] * len(completions)
+
+    problem = Problem([{"role": "user", "content": "four"}], "4")
+    python_rewards(spoil)([problem], ["a", "b"])
+    assert (problem.text, problem.answer) == ("four", "4")

@@ -91,3 +91,10 @@ def test_prompts_of_messages_and_the_columns_that_rewards_see():
 def test_bad_messages(messages, words):
     with pytest.raises(InputError, match=f"^here: column 'prompt' .*{words}"):
         problems_of([("here", {"prompt": messages, "answer": "1"})], "prompt", "answer", "{prompt}")
+
+
+def test_rows_that_are_given_stand_for_their_name(tmp_path):
+    given = {"python:1 rows": [("data row 0", {"prompt": "p"})]}
+    assert read_source(["python:1 rows"], "train", given) == given["python:1 rows"]
+    with pytest.raises(InputError, match="python:2 rows"):
+        read_source(["python:2 rows"], "train", given)

@@ -18,7 +18,7 @@ oblrpo: post-training of language models with the variance-optimal baseline and 
 
   oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
   oblrpo compare [NAME|FILE] [--set YAML ...]            variants x learning rates x seeds side by side, on one page
-  oblrpo evaluate [MODEL] --benchmark NAME ...           avg@k, pass@k, maj@k of a model, or of --completions FILE
+  oblrpo evaluate [MODEL] [--benchmark NAME ...]         avg@k, pass@k of a model: benchmarks, or --data by --rewards
   oblrpo report RUN [--follow]                           one page of a run from what it left; again as it goes
   oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
   oblrpo theory [--output FILE]                          every theorem on policies that can be enumerated

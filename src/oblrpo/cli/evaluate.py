@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from oblrpo.commands import evaluate_rows, refuse_idle
+from oblrpo.commands import check_asked, evaluate_rows
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run, check_sampling, run_of
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> None:
         # Without a benchmark the run that the model lies in says what the flags do not.
         sampling, judged = as_in_run(started)
         command = _parse(argv, EvaluateCommand(sampling=sampling, judged=judged))
-    _check(command, flags_in(argv))
+    _check(command, flags_in(argv), started)
     if command.completions:
         (result,) = results = [_grade(command, command.benchmark[0], Path(command.completions))]
         shown: dict[str, Any] = result
@@ -96,7 +96,7 @@ def _parse(argv: list[str], default: EvaluateCommand) -> EvaluateCommand:
     )
 
 
-def _check(command: EvaluateCommand, flags: dict[str, str]) -> None:
+def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig | None) -> None:
     if command.completions and (command.model or command.regrade):
         raise InputError("completions are graded as they are; leave out the model and --regrade.")
     if command.regrade and command.model:
@@ -107,7 +107,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str]) -> None:
         raise InputError("completions made elsewhere are those of a benchmark; name it with --benchmark.")
     if (command.data and len(command.benchmark) > 1) or (command.completions and len(command.benchmark) > 1):
         raise InputError(f"data and completions are of one benchmark, but {len(command.benchmark)} are named.")
-    refuse_idle(flags, command.data, bool(command.benchmark))
+    check_asked(flags, command.data, started, bool(command.benchmark))
     of_model = {each.name for each in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"completions that are there are graded as they are; leave out {', '.join(idle)}.")

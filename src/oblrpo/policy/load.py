@@ -126,12 +126,13 @@ def adopt_policy(
             f"weights in {str(min(low, key=str)).removeprefix('torch.')} lose small updates; load the model in float32 "
             "(bf16=True gives arithmetic in bfloat16), or train adapters beside it (lora_r)."
         )
-    policy = _policy(model, tokenizer, config, str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__)
+    name = str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__
+    policy = _policy(model, tokenizer, config, name)
     known = inner.get_input_embeddings().num_embeddings
     if max(policy.end_tokens) >= known:
         raise InputError(
-            f"the model ends completions with token {max(policy.end_tokens)}, but knows {known} tokens; give its config "
-            "eos_token_id=tokenizer.eos_token_id."
+            f"the model ends completions with token {max(policy.end_tokens)}, but knows {known} tokens; give its "
+            "config eos_token_id=tokenizer.eos_token_id."
         )
     return policy
 
