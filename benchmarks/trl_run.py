@@ -148,7 +148,7 @@ def run_trl(arguments: argparse.Namespace, clock: Clock) -> None:
         use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", logging_strategy="no",
         save_strategy="no", disable_tqdm=True, dataloader_num_workers=0, dataloader_pin_memory=False,
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True, weight_decay=0.0)  # torch's betas and no decay, as ours
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True, weight_decay=0.0)  # as ours
     trainer = make_trainer(
         model, reward, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Evaluate()],
         optimizers=(optimizer, None),

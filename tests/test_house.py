@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "oblrpo"
 FILES = {file: ast.parse(file.read_text()) for file in sorted(SOURCE.rglob("*.py"))}
+
+
 def room_of(path):
     """`("adapters", "verl", "engine")` lies in the room `adapters/verl`."""
     return "/".join(path[:2]) if path[0] == "adapters" else path[0]
@@ -19,7 +21,7 @@ def room_of(path):
 def drawn_floors():
     """Room -> floor, from the top, and the modules that lie beside the house, as docs/architecture.md has them."""
     _, drawing, text, *_ = (ROOT / "docs" / "architecture.md").read_text().split("```")
-    lines = [re.findall(r"(?:^|\s{4,})([a-z]+(?:/[a-z]+)?)\s{2,}", line) for line in drawing.splitlines() if line]
+    lines = [re.findall(r"(?:^|\s{4,})([a-z_]+(?:/[a-z]+)?)\s{2,}", line) for line in drawing.splitlines() if line]
     floors = {room: floor for floor, rooms in enumerate(lines) for room in rooms}
     beside = {file.stem for file in SOURCE.glob("*.py") if f"`{file.stem}`" in text.split("##")[0]}
     return {room: floor for room, floor in floors.items() if room not in beside}
