@@ -18,6 +18,13 @@ class Algorithm:
     weighting: str = "sequence"
     schedule: str = "off"
 
+    @property
+    def smallest_group(self) -> int:
+        """The fewest valid outputs that a prompt takes part with: as many as baseline and normalisation compare."""
+        from oblrpo.estimators import BASELINES, SMALLEST_GROUP
+
+        return max(BASELINES[self.baseline].smallest_group, SMALLEST_GROUP.get(self.normalisation, 1))
+
 
 ALGORITHMS = {
     "oblrpo": Algorithm("oblr", schedule="debiased"),

@@ -1,6 +1,6 @@
 """The statistics of OBLR-PO, for anybody's training loop: baselines, advantages, gradient moments, ledger, schedule."""
 
-from oblrpo.estimators.advantages import NORMALISATIONS, WEIGHTINGS
+from oblrpo.estimators.advantages import NORMALISATIONS, SMALLEST_GROUP, WEIGHTINGS
 from oblrpo.estimators.assumption import depends_on_own_output
 from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis, kl_in_reward
 from oblrpo.estimators.inputs import baseline_inputs
@@ -14,6 +14,7 @@ __all__ = [
     "NORMALISATIONS",
     "RULES",
     "SCHEDULE_MODES",
+    "SMALLEST_GROUP",
     "WEIGHTINGS",
     "Baseline",
     "Ledger",

@@ -61,6 +61,9 @@ NORMALISATIONS: dict[str, Callable[..., Tensor]] = {
 }
 """What advantages are divided by, (P, G), from the rewards of the whole batch and, if given, which of them count."""
 
+SMALLEST_GROUP = {"group_std": 2}
+"""The fewest valid outputs of a prompt that a normalisation compares, where that is more than 1."""
+
 
 def per_sequence(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:
     """1: the coefficient of grad log pi(o|q) is A, the policy gradient itself (OBLR-PO, RLOO)."""

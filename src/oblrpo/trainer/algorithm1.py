@@ -38,18 +38,18 @@ class Learner:
     policy: Policy
     sampler: Sampler
     rewards: Rewards
+    rollout: RolloutConfig
     algorithm: Algorithm
-    baseline: StepBaseline
     tape: ScoreTape
+    baseline: StepBaseline
     ledger: VarianceLedger
-    movement: Movement
     schedule: estimators.SNRSchedule
+    movement: Movement
     optimizer: Optimizer
     scheduler: Any
-    rollout: RolloutConfig
-    num_iterations: int = 1
-    max_grad_norm: float = 0.0
-    optimizer_metric: bool = False
+    num_iterations: int
+    max_grad_norm: float
+    optimizer_metric: bool
 
     def step(self, problems: list[Problem], number: int) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
@@ -114,20 +114,18 @@ class Learner:
 
     def batch(self, rollouts: Rollouts, rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Batch:
         """The completions with their rewards, and with what this algorithm makes of them in the mean."""
-        compared = 2 if self.algorithm.normalisation == "group_std" else 1
         return Batch.of(
             rollouts.sequences,
             rewards_PG,
             valid_PG,
             self.algorithm,
-            smallest_group=max(self.baseline.entry.smallest_group, compared),
             longest=self.rollout.max_completion_length,
             sampler_logps_SC=rollouts.sampler_logps_SC,
             clip_max=clip_max_of(self.rollout),
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:
-        """G = (1/P) sum_i g_i with g_i = (1/G) sum_j rho_ij A_ij grad log pi(o_ij|q_i), as `.grad` of the loss -J.
+        """Take g = (1/P) sum_i g_i with g_i = (1/G) sum_j rho_ij A_ij grad log pi(o_ij|q_i); `.grad` is that of -J.
 
         Raises:
             DivergedError: a log-probability, a score norm or a gradient is NaN or infinite.
@@ -145,7 +143,7 @@ class Learner:
         return Gradient.of(batch, parts, estimators.moments(group_norm2_P, in_metric, metric=name), norm2), parts
 
     def _part(self, part: Batch, metric: Mapping[torch.nn.Parameter, Tensor] | None, step: int) -> Part:
-        """The share of one micro-batch: one forward, and one backward for activations."""
+        """Add the share of one micro-batch to the gradient: one forward, and one backward for activations."""
         # Score: the gradient s of each output's log pi(o|q), left on the tape.
         with self.tape as tape:
             logps = self.policy.logps(part.sequences, self.rollout.temperature, self.baseline.needs_features(step))
@@ -180,17 +178,13 @@ class Learner:
         else:
             if self.max_grad_norm:
                 torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.max_grad_norm)
-            measures = self.schedule.rule.measures_updates
-            change = self.movement.watch(gradient) if measures else None
+            change = self.movement.watch(gradient) if self.schedule.rule.measures_updates else None
             self.optimizer.step()
-            if change is not None:
+            if change is not None:  # how far the policy moved; what went too far is shortened
                 kl, left = self.schedule.confine(change)
                 factor, rate = factor * left, rate * left
             self.scheduler.step()
-            if not torch.stack([p.detach().sum() for p in self.policy.parameters]).isfinite().all():
-                raise DivergedError(
-                    "the update made the weights NaN or infinite; lower learning_rate or set max_grad_norm."
-                )
+            check_finite("weight", torch.stack([p.detach().sum() for p in self.policy.parameters]))
         return Update(gradient, factor, rate, self.schedule.smoothed, self.schedule.snr_interval(), kl)
 
     _PARTS = ("optimizer", "schedule", "scheduler", "baseline")

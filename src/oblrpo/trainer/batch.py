@@ -52,21 +52,19 @@ class Batch:
         sequences: Sequences,
         rewards_PG: Tensor,
         valid_PG: Tensor | None = None,
-        algorithm: Algorithm | None = None,
+        algorithm: Algorithm = Algorithm("none"),  # noqa: B008  (frozen)
         *,
-        smallest_group: int = 1,
         longest: int = 1,
         sampler_logps_SC: Tensor | None = None,
         clip_max: float | None = None,
     ) -> Batch:
-        """A batch, of which prompts with fewer than `smallest_group` valid outputs take no part.
+        """A batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
 
         Args:
             sequences: the completions.
             rewards_PG: F; what stands in the place of an output that is not valid is ignored, NaN too.
             valid_PG: which outputs have a reward; all if None.
-            algorithm: whose normalisation and loss weighting apply; none if None.
-            smallest_group: the fewest valid outputs that a prompt takes part with.
+            algorithm: whose normalisation and loss weighting apply.
             longest: the longest completion allowed, in tokens.
             sampler_logps_SC: what the sampler reports, if its difference from the policy is to be measured.
             clip_max: C of the weights that correct for it.
@@ -78,9 +76,8 @@ class Batch:
             valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool)
         if valid_PG.shape != rewards_PG.shape:
             raise ValueError(f"valid_PG has shape {tuple(valid_PG.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
-        valid_PG = valid_PG.bool() & (valid_PG.sum(1, keepdim=True) >= smallest_group)
+        valid_PG = valid_PG.bool() & (valid_PG.sum(1, keepdim=True) >= algorithm.smallest_group)
         rewards_PG = torch.where(valid_PG, rewards_PG, 0)
-        algorithm = algorithm or Algorithm("none")
         lengths_PG = sequences.lengths_S.view_as(rewards_PG).to(rewards_PG)
         return cls(
             sequences,

@@ -47,8 +47,11 @@ def check(config: TrainConfig) -> None:
         )
     check_ranges(config, flatten(config))
     _check_schedule(config.optim, algorithm.schedule)
-    if algorithm.normalisation == "group_std" and G < 2:
-        raise InputError(f"the normalisation 'group_std' needs a num_generations of at least 2, not {G}.")
+    if algorithm.smallest_group > G:
+        raise InputError(
+            f"the normalisation {algorithm.normalisation!r} needs a num_generations of at least "
+            f"{algorithm.smallest_group}, not {G}."
+        )
     _check_scores(config, algorithm)
     _check_sampler(config.rollout)
     if -1 < config.algorithm.prior_strength < 0:
