@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from oblrpo.errors import InputError
-
-Z95 = 1.959963984540054
+from oblrpo.intervals import Z95
 
 
 @dataclass(frozen=True)
