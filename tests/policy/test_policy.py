@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -139,3 +141,22 @@ def test_warm_start_learns_a_demonstration(tiny_policy):
     assert losses[-1] < 0.5
     torch.manual_seed(0)
     assert sample(tiny_policy, ["a="], 20, 6, 1.0).completions.count("bcd") > 10
+
+
+def test_words_of_somebody_else_are_read_and_not_scored(tiny_policy):
+    """A tool answers in the middle of the first completion: its two tokens are context, and have no log-probability."""
+    batch = tiny_policy.sequences(["ab", "c"], ["defgh", "ij"])
+    own_ST = batch.own_ST.clone()
+    own_ST[0, batch.start + 2 : batch.start + 4] = 0
+    turns = dataclasses.replace(batch, own_ST=own_ST)
+    told = tiny_policy.logps(turns)
+    token_logps_SC = tiny_policy.logps(batch).logp_SC
+    expected_S = (token_logps_SC * turns.own_SC).sum(1)
+    torch.testing.assert_close(told.logps_S, expected_S)
+    assert told.logps_S[0] != tiny_policy.logps(batch).logps_S[0]
+    assert (turns.lengths_S - batch.lengths_S).tolist() == [-2, 0]
+    assert turns.tokens == batch.tokens
+    lone = turns.rows(1, 2)
+    assert lone.mask_ST.all(), "padding that only the first row needed"
+    assert lone.start == 1
+    torch.testing.assert_close(tiny_policy.logps(lone).logps_S, told.logps_S[1:])
