@@ -1,4 +1,4 @@
-"""What holds of a setting beside its type and default, declared as annotations where it stands (`config`).
+"""The constraints on a setting beside its type and default, declared as annotations where it stands (`config`).
 
 steps: Annotated[int, Range(0), MAY_CHANGE] = 100
 """
@@ -42,7 +42,7 @@ class Idle:
 
 
 def annotations_of(config: Any) -> dict[str, tuple[Any, ...]]:
-    """Name of every setting -> what it is annotated with, over all sections of a config."""
+    """The annotations of every setting by its name, over all sections of a config."""
     found: dict[str, tuple[Any, ...]] = {}
     for section in dataclasses.fields(config):
         part = getattr(config, section.name)
@@ -60,7 +60,7 @@ def check_ranges(config: Any, values: Mapping[str, Any]) -> None:
         values: all of them by name.
 
     Raises:
-        InputError: names the setting and its range.
+        InputError: a number is out of range; the message names the setting and its range.
     """
     for name, notes in annotations_of(config).items():
         for note in notes:

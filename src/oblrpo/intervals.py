@@ -33,7 +33,7 @@ def within(t: float, df: int) -> float:
 
 
 def student_t(df: int, share: float = 0.95) -> float:
-    """The t for which |T| <= t has this chance, T Student's: by bisection of `within`.
+    """The t for which |T| <= t has this chance, with Student's T; found by bisection of `within`.
 
     Raises:
         ValueError: df is less than 1, or the share is not between 0 and 1.

@@ -1,4 +1,4 @@
-"""What a Python program gives instead of a name: a model with its tokenizer, rows, reward functions.
+"""Objects that a Python program gives instead of names: a model with its tokenizer, rows, reward functions.
 
 In the settings a word stands for each object, such as `python:my_reward`, so that everybody can read `config.yaml`.
 """

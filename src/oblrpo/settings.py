@@ -62,7 +62,7 @@ def with_fields(part: Section, settings: Mapping[str, Any], source: str) -> Sect
 
 
 def flags_in(argv: list[str]) -> dict[str, str]:
-    """Name of a setting -> the flag that sets it, of all flags among these words."""
+    """The flags among these words, by the names of the settings that they set."""
     flags = (word.split("=")[0] for word in argv if word.startswith("--"))
     return {flag[2:].removeprefix("no-").replace("-", "_"): flag for flag in flags}
 

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -49,7 +50,8 @@ def test_what_is_asked_of_the_engine(tiny_policy):
         assert (given.n, given.temperature, given.max_tokens, given.logprobs) == (4, 0.7, LONGEST, 0)
         assert (given.stop_token_ids, given.ignore_eos) == (tiny_policy.end_tokens, True)
     seeds = [given.seed for given in parameters]
-    assert all(abs(a - b) > 4 for a in seeds for b in seeds if a is not b)  # vLLM adds 0 .. G - 1 to each
+    assert len(seeds) == len(PROMPTS)
+    assert all(abs(a - b) > 4 for a, b in combinations(seeds, 2))  # vLLM adds 0 .. G - 1 to each
     torch.manual_seed(3)
     sampler.sample(PROMPTS, 4, LONGEST, 0.7)
     assert [given.seed for given in engine.calls[-1][2]] == seeds

@@ -360,6 +360,7 @@ def test_a_dropped_tape_frees_its_activations_at_once(method):
             tape.record(logps_S, **({"basis_SK": torch.ones(6, 1)} if method == "folds" else {}))
         graph = weakref.ref(logps_S)
         stores = [weakref.ref(store) for store in tape._stores.values()]
+        assert stores
         tape.norm2()
         tape.accumulate(torch.ones(6))
         del tape, logps_S

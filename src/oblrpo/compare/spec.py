@@ -52,7 +52,7 @@ class Target:
     of_gain: float | None = None
     """A share of the way from where runs begin to the best variant's end."""
     accuracy: float | None = None
-    """The level itself."""
+    """The accuracy to reach, where it is given as a level."""
     curve: str = "accuracy"
     """The curve that has to reach the level: accuracy (held out) or reward (of the training batches)."""
     window: int = 3

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 STD_EPSILON = 1e-4
-"""TRL's and verl's order of magnitude; with 0/1 rewards it matters only where all rewards are equal."""
+"""A small number of the size that TRL and verl add; with 0/1 rewards it matters only where all rewards are equal."""
 
 
 def unnormalised(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """1: A = F - b, as the policy-gradient theorem has it."""
+    """The divisor 1: A = F - b, as the policy-gradient theorem has it."""
     return torch.ones_like(rewards_PG)
 
 
 def group_std(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """std_j F_j + 1e-4, the standard deviation (over G - 1) of each prompt's valid rewards.
+    """The standard deviation (over G - 1) of each prompt's valid rewards, plus 1e-4.
 
-    Shao et al. 2024 (GRPO), arXiv 2402.03300.
+    Source: Shao et al. 2024 (GRPO), arXiv 2402.03300.
 
     Raises:
-        ValueError: one output a prompt.
+        ValueError: there is one output a prompt.
     """
     if rewards_PG.shape[1] < 2:
         raise ValueError("the group's standard deviation needs at least 2 outputs a prompt.")
@@ -34,10 +34,12 @@ def group_std(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
 
 
 def batch_std(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """Std F + 1e-4, the standard deviation of all valid rewards. Hu et al. 2025 (REINFORCE++), arXiv 2501.03262.
+    """The standard deviation of all valid rewards of the batch, plus 1e-4.
+
+    Source: Hu et al. 2025 (REINFORCE++), arXiv 2501.03262.
 
     Raises:
-        ValueError: a single reward.
+        ValueError: there is a single reward.
     """
     if rewards_PG.numel() < 2:
         raise ValueError("the batch's standard deviation needs at least 2 rewards.")
@@ -45,7 +47,7 @@ def batch_std(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
 
 
 def _std(rewards_PG: Tensor, valid_PG: Tensor | None, over: int | tuple[int, int]) -> Tensor:
-    """Over n - 1; 0 of fewer than two."""
+    """The standard deviation of valid values, over n - 1; it is 0 of fewer than two."""
     if valid_PG is None or bool(valid_PG.all()):
         return rewards_PG.std(over, keepdim=True)
     count = valid_PG.sum(over, keepdim=True)
@@ -59,27 +61,27 @@ NORMALISATIONS: dict[str, Callable[..., Tensor]] = {
     "group_std": group_std,
     "batch_std": batch_std,
 }
-"""What advantages are divided by, (P, G), from the rewards of the whole batch and, if given, which of them count."""
+"""The divisors of advantages by name: functions of the whole batch's rewards and, if given, of which of them count."""
 
 SMALLEST_GROUP = {"group_std": 2}
 """The fewest valid outputs of a prompt that a normalisation compares, where that is more than 1."""
 
 
 def per_sequence(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:
-    """1: the coefficient of grad log pi(o|q) is A, the policy gradient itself (OBLR-PO, RLOO)."""
+    """The factor 1: the coefficient of grad log pi(o|q) is A, the policy gradient itself (OBLR-PO, RLOO)."""
     return torch.ones_like(lengths_PG)
 
 
 def per_token_of_sequence(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:
-    """1 / |o|: every output's tokens are averaged (GRPO); short outputs weigh more a token."""
+    """The factor 1 / |o|: every output's tokens are averaged (GRPO); short outputs weigh more a token."""
     return 1 / lengths_PG.clamp(min=1)
 
 
 def per_token_of_batch(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:
-    """P G / sum |o|: all tokens of the batch weigh the same (DAPO, arXiv 2503.14476).
+    """The factor P G / sum |o|: all tokens of the batch weigh the same (DAPO, arXiv 2503.14476).
 
-    P G_i / sum |o| where prompt i has G_i valid outputs: the mean over them divides by G_i again. P counts prompts with
-    a valid output, the sum runs over valid outputs.
+    Where prompt i has G_i valid outputs it is P G_i / sum |o|, because the mean over them divides by G_i again. Here P
+    counts the prompts with a valid output, and the sum runs over valid outputs.
     """
     if valid_PG is None or bool(valid_PG.all()):
         return torch.full_like(lengths_PG, 1) / lengths_PG.mean().clamp(min=1)
@@ -89,7 +91,7 @@ def per_token_of_batch(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None
 
 
 def per_constant(lengths_PG: Tensor, longest: int, valid_PG: Tensor | None = None) -> Tensor:
-    """1 / longest allowed |o|: the policy gradient up to a constant (Dr. GRPO, arXiv 2503.20783)."""
+    """The factor 1 / longest allowed |o|: the policy gradient up to a constant (Dr. GRPO, arXiv 2503.20783)."""
     return torch.full_like(lengths_PG, 1 / longest)
 
 
@@ -99,5 +101,5 @@ WEIGHTINGS: dict[str, Callable[..., Tensor]] = {
     "token_mean": per_token_of_batch,
     "constant": per_constant,
 }
-"""Factor of each output's advantage, from lengths_PG (tokens, a float tensor), the longest length allowed and, if
-given, which outputs count."""
+"""The factors of advantages by name: functions of lengths_PG (tokens, a float tensor), of the longest length allowed
+and, if given, of which outputs count."""

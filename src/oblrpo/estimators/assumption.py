@@ -19,10 +19,10 @@ def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: i
 
     Args:
         name: a key of `BASELINES`.
-        seed: of the random rewards and weights.
-        prompts: P.
-        outputs: G.
-        tokens: T.
+        seed: the seed of the random rewards and weights.
+        prompts: the number P of prompts in a batch.
+        outputs: the number G of outputs a prompt.
+        tokens: the greatest length T of an output.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
 

@@ -16,12 +16,12 @@ class Interval(NamedTuple):
 
 
 class MomentAverage:
-    """Exponential averages of S and T, apart and bias-corrected; whoever wants their ratio divides last.
+    """Exponential averages of the signal S and the noise T, apart and bias-corrected; their ratio is taken last.
 
     Moments of another metric (`Moments.metric`) than before start the averages anew.
 
     Args:
-        decay: of the averages, in [0, 1); 0 uses each batch alone.
+        decay: how much of an average is kept from one batch to the next, in [0, 1); 0 uses each batch alone.
     """
 
     def __init__(self, decay: float) -> None:
@@ -49,7 +49,7 @@ class MomentAverage:
 
     @property
     def moments(self) -> Moments:
-        """The averages, for the latest batch's N.
+        """The averages, with the N of the latest batch.
 
         Raises:
             ValueError: before the first batch.
@@ -60,10 +60,10 @@ class MomentAverage:
         return Moments(self._signal2 / correction, self._trace_cov / correction, self._n, self._metric)
 
     def signal_share(self, debiased: bool = True) -> float:
-        """S / (S + T/N), the factor of theorem 4: what part of the batch gradient's squared norm is signal.
+        """The part S / (S + T/N) of the batch gradient's squared norm that is signal: the factor of theorem 4.
 
         Args:
-            debiased: with the unbiased S, cut at 0; else with S + T/N in its place, the expectation of ||g||^2.
+            debiased: take the unbiased S, cut at 0; else S + T/N, the expectation of ||g||^2, in its place.
         """
         moments = self.moments
         noise = moments.trace_cov / moments.n

@@ -22,34 +22,42 @@ from oblrpo.estimators.prior import Prior, mean_of_others, shrunk, sum_of_others
 
 
 def none(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """b_j = 0. Unbiased. Williams 1992 (REINFORCE)."""
+    """No baseline: b_j = 0. It is unbiased. Source: Williams 1992 (REINFORCE)."""
     return torch.zeros_like(rewards_PG)
 
 
 def mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """b_j = mean_i F_i, the output itself included: (G - 1) / G times RLOO's gradient. Biased in scale.
+    """The mean reward of the group, the output itself included: b_j = mean_i F_i. It is biased in scale.
 
-    Shao et al. 2024 (GRPO), arXiv 2402.03300; without its normalisations Liu et al. 2025 (Dr. GRPO), arXiv 2503.20783.
+    The gradient is (G - 1) / G times that of RLOO. Sources: Shao et al. 2024 (GRPO), arXiv 2402.03300; without its
+    normalisations Liu et al. 2025 (Dr. GRPO), arXiv 2503.20783.
     """
     return _weighted_mean(rewards_PG, valid_PG)
 
 
 def batch_mean(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """b_j = mean of all rewards of the batch. Biased in scale. Hu et al. 2025 (REINFORCE++), arXiv 2501.03262."""
+    """The mean of all rewards of the batch, which is biased in scale.
+
+    Source: Hu et al. 2025 (REINFORCE++), arXiv 2501.03262.
+    """
     return (rewards_PG * valid_PG).sum() / valid_PG.sum().clamp(min=1) * torch.ones_like(rewards_PG)
 
 
 def rloo(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """b_j = mean_{i != j} F_i; 0 for a lone output. Unbiased. Ahmadian et al. 2024, arXiv 2402.14740."""
+    """The mean reward of the group's other outputs: b_j = mean_{i != j} F_i, and 0 for a lone output. It is unbiased.
+
+    Source: Ahmadian et al. 2024, arXiv 2402.14740.
+    """
     return mean_of_others(rewards_PG, valid_PG)
 
 
 def js(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """b_j = (1 - l) mean_{i != j} F_i + l mean of the other prompts, l = (n - 1) / n v / (v + s). Unbiased.
+    """RLOO's baseline shrunk towards the mean of the other prompts, as James and Stein do. It is unbiased.
 
-    v = mean of the variances of the other prompts' leave-one-out means, s = variance of the other prompts' means less
-    what their own noise explains (not below 0); n prompts. With fewer than two others l = 0; alone in its group an
-    output has l = 1. arXiv 2511.03710.
+    The formula is b_j = (1 - l) mean_{i != j} F_i + l mean of the other prompts, with l = (n - 1) / n v / (v + s) for n
+    prompts. Here v is the mean of the variances of the other prompts' leave-one-out means, and s is the variance of the
+    other prompts' means less what their own noise explains (not below 0). With fewer than two other prompts l = 0; an
+    output that is alone in its group has l = 1. Source: arXiv 2511.03710.
     """
     count_P1 = valid_PG.sum(1, keepdim=True)
     mean_P1 = (rewards_PG * valid_PG).sum(1, keepdim=True) / count_P1.clamp(min=1)
@@ -73,7 +81,7 @@ def js(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
 
 
 def oblr(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """b_j = sum_{i != j} w_i F_i / sum_{i != j} w_i: the variance-optimal baseline, leave-one-out. Unbiased.
+    """The variance-optimal baseline, leave-one-out: b_j = sum_{i != j} w_i F_i / sum_{i != j} w_i. It is unbiased.
 
     It estimates b* = E[w F] / E[w], which minimises the trace of the gradient's covariance (OBLR-PO, theorem 7), from
     the outputs other than j; w are squared score norms || grad log pi(o|q) ||^2. In leverage form,
@@ -88,10 +96,11 @@ def oblr(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
 
 
 def oblr_shrunk(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor, prior: Prior) -> Tensor:
-    """b_j = (sum_{i != j} w_i F_i + c w_bar b_bar) / (sum_{i != j} w_i + c w_bar). Unbiased.
+    """The baseline `oblr` shrunk towards what other prompts and earlier steps say (`Prior`). It is unbiased.
 
-    `oblr` shrunk towards what other prompts and earlier steps say (`Prior`); a lone output gets b_bar. With few outputs
-    a prompt, or weights of wide spread, the leave-one-out sums are noisy. Derived (no paper).
+    The formula is b_j = (sum_{i != j} w_i F_i + c w_bar b_bar) / (sum_{i != j} w_i + c w_bar). A lone output gets
+    b_bar. It helps where the leave-one-out sums are noisy: with few outputs a prompt, or weights of wide spread. It was
+    derived for this project; there is no paper.
     """
     return shrunk(
         rewards_PG, valid_PG, norm2_PG, *prior.of_others(rewards_PG, valid_PG, norm2_PG), prior.current_strength
@@ -99,12 +108,13 @@ def oblr_shrunk(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor, prior: P
 
 
 def oblr_crossfit(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """b_j = sum_{i not in fold(j)} w_i F_i / sum_{i not in fold(j)} w_i, folds of even and odd outputs. Unbiased.
+    """The variance-optimal baseline from the other half of the outputs, even or odd. It is unbiased.
 
-    The same for all outputs of a fold, so that the gradient is a combination of three sums a prompt (`fold_basis`),
-    which a backward can add up before any norm is known: `ScoreTape(method="folds")`. Half of the outputs estimate each
-    baseline where `oblr` uses all but one. Where the other fold's w are all 0 the baseline is its mean reward, where it
-    has no valid output 0.
+    The formula is b_j = sum_{i not in fold(j)} w_i F_i / sum_{i not in fold(j)} w_i. All outputs of a fold share
+    a baseline, so that the gradient is a combination of three sums a prompt (`fold_basis`), which a backward can add up
+    before any norm is known: `ScoreTape(method="folds")`. Half of the outputs estimate each baseline where `oblr` uses
+    all but one. Where the other fold's w are all 0, the baseline is its mean reward; where it has no valid output, it
+    is 0.
     """
     even_G = _even(rewards_PG)
     result_PG = torch.empty_like(rewards_PG)
@@ -115,21 +125,27 @@ def oblr_crossfit(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Ten
 
 
 def opo(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
-    """b_j = sum T F / sum T, lengths T for w, in-sample. Biased. Hao et al. 2025, arXiv 2505.23585; verl's `opo`."""
+    """The mean reward of the group weighted by lengths T, in-sample: b_j = sum T F / sum T. It is biased.
+
+    Source: Hao et al. 2025, arXiv 2505.23585; it is `opo` in verl.
+    """
     return _weighted_mean(rewards_PG, valid_PG, length_PG)
 
 
 def length16(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
-    """b_j = sum T^1.6 F / sum T^1.6, in-sample. Biased. OPO's with the exponent of a fit of ||grad log pi||^2 to T."""
+    """The mean reward of the group weighted by T^1.6, in-sample: b_j = sum T^1.6 F / sum T^1.6. It is biased.
+
+    It is OPO's baseline with the exponent of a fit of ||grad log pi||^2 to the length T.
+    """
     return _weighted_mean(rewards_PG, valid_PG, length_PG**1.6)
 
 
 def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mask_PGT: Tensor) -> Tensor:
-    """b_t = sum_i W_it F_i / sum_i W_it over outputs that have a token t, W_it = sum_{u<=t} l_iu. (P, G, T). Biased.
+    """One baseline a token, (P, G, T): b_t = sum_i W_it F_i / sum_i W_it with W_it = sum_{u<=t} l_iu. It is biased.
 
-    l_iu = 1 - 2 pi(o_u) + sum_v pi_v^2, the squared norm of the score of token u for its logits
-    (`scores.logit_norm2`). In-sample: where one output alone is that long, its advantage is 0. Li et al. 2026,
-    arXiv 2602.07078; verl's `optimal_token_baseline`.
+    The sums run over the outputs that have a token t; l_iu = 1 - 2 pi(o_u) + sum_v pi_v^2 is the squared norm of the
+    score of token u for its logits (`scores.logit_norm2`). The baseline is in-sample: where one output alone is
+    that long, its advantage is 0. Source: Li et al. 2026, arXiv 2602.07078; it is `optimal_token_baseline` in verl.
     """
     running_PGT = token_mask_PGT * valid_PG[..., None]
     weights_PGT = (logit_norm2_PGT * running_PGT).cumsum(2) * running_PGT
@@ -139,7 +155,9 @@ def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mas
 
 
 def weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """b_j = sum w F / sum w with exact w, in-sample. Biased. Two names of `BASELINES` stand for it.
+    """The mean reward of the group weighted by exact w, in-sample: b_j = sum w F / sum w. It is biased.
+
+    Two names of `BASELINES` stand for it.
 
     `eob` is the "exact optimal baseline" of a fork of verl. `vcpo` (arXiv 2602.17616) takes rho^2 w for w off-policy,
     and comes with the rate eta_0 sqrt(ESS / B) of `SNRSchedule(mode="ess")`.
@@ -161,16 +179,16 @@ class Baseline:
     off_policy: bool = False
     """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
     normalisation: str = "none"
-    """What its authors divide the advantages by (`estimators.NORMALISATIONS`)."""
+    """The name in `estimators.NORMALISATIONS` of what its authors divide the advantages by."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of the inputs beyond rewards and mask."""
+        """The names of its inputs beyond rewards and mask."""
         return tuple(inspect.signature(self.function).parameters)[2:]
 
     @property
     def by_token(self) -> bool:
-        """Whether it is one number a token, (P, G, T)."""
+        """Whether there is one baseline a token, (P, G, T)."""
         return "token_mask_PGT" in self.needs
 
 
@@ -265,7 +283,7 @@ def _entry(name: str, rewards_PG: Tensor, inputs: dict[str, Tensor]) -> Baseline
 
 
 def _checked(key: str, value: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """The input in float64, 0 where no output is valid.
+    """Return the input in float64, with 0 where an output does not count.
 
     Raises:
         ValueError: it has another shape, NaN, infinity, or a negative weight.
@@ -282,10 +300,11 @@ def _checked(key: str, value: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> T
 
 
 def fold_basis(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """Columns (F_j - mean F, [j even], [j odd]), (P, G, 3): advantages under a baseline per fold are in their span.
+    """The columns (F_j - mean F, [j even], [j odd]), (P, G, 3), which span the advantages under a baseline per fold.
 
-    Less the mean, because large rewards of one sign would cancel in the sums. So are those of every baseline that is
-    `spanned`. Rows of outputs that do not count (valid_PG) are 0, as their advantages are; the mean is over the others.
+    They span the advantages of every baseline that is `spanned`. The mean is taken off because large rewards of one
+    sign would cancel in the sums. Rows of outputs that do not count (valid_PG) are 0, as their advantages are; the mean
+    is over the others.
     """
     even_PG = _even(rewards_PG).to(rewards_PG.dtype).expand_as(rewards_PG)
     if valid_PG is None:
@@ -297,17 +316,17 @@ def fold_basis(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
 
 
 def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, beta: float) -> Tensor:
-    """F~ = F - beta log(pi / pi_ref), taken as a constant: the reward whose policy gradient is that of J - beta KL.
+    """The reward F~ = F - beta log(pi / pi_ref), taken as a constant: its policy gradient is that of J - beta KL.
 
     Every baseline is formed from F~ as it would be from F. Whoever differentiates the log-ratio as well adds -beta s to
     each score's coefficient, and subtracts b - beta instead of b. Log-ratios are unbounded, and with them
     assumption 4; clip them if they grow.
 
     Args:
-        rewards_PG: F.
-        logps_PG: log pi(o|q), nats, of the policy.
-        ref_logps_PG: of the reference.
-        beta: reward a nat.
+        rewards_PG: the rewards F.
+        logps_PG: log pi(o|q) of the policy, in nats.
+        ref_logps_PG: the same of the reference policy.
+        beta: the reward that one nat costs.
 
     Examples:
         >>> kl_in_reward(torch.tensor([[1.0, 0.0]]), torch.tensor([[-2.0, -3.0]]), torch.tensor([[-4.0, -3.0]]), 0.1)
@@ -317,7 +336,7 @@ def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, bet
 
 
 def _weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, weights_PG: Tensor | None = None) -> Tensor:
-    """Sum w F / sum w over valid outputs for every output of a group; the mean where all w are 0."""
+    """The weighted mean sum w F / sum w over the valid outputs of each group; the plain mean where all w are 0."""
     mean_P1 = (rewards_PG * valid_PG).sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
     if weights_PG is None:
         return mean_P1.expand_as(rewards_PG)

@@ -35,11 +35,11 @@ class LedgerEntry:
     stderr: float
     """The standard error of `variance` over prompts, by the jackknife."""
     effective_dimension: float
-    """(tr H)^2 / tr H^2 of a prompt's gradient: over how many directions its noise spreads. NaN where not estimable."""
+    """The number of directions that a prompt's gradient noise spreads over, (tr H)^2 / tr H^2; NaN where unknown."""
 
     @property
     def snr(self) -> float:
-        """Signal over noise of the batch gradient, N SNR; a baseline's scale cancels. NaN without noise."""
+        """Signal over noise of the batch gradient, N SNR; a baseline's scale cancels. It is NaN without noise."""
         return max(self.signal2, 0.0) / self.variance if self.variance > 0 else math.nan
 
 
@@ -61,7 +61,7 @@ def under_every_baseline(
     rho_PG: Tensor | None = None,
     prior: Prior | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """F - b under every baseline of `BASELINES` that can be had of these groups, and what its authors divide it by.
+    """The advantages under every baseline of `BASELINES` that these groups allow, and what its authors divide them by.
 
     Args:
         rewards_PG: the rewards F.
@@ -71,7 +71,7 @@ def under_every_baseline(
         prior: what earlier steps say, for `oblr_shrunk`.
 
     Returns:
-        By name: F - b, (P, G), or (P, G, T) where b is one number a token; and the divisor, (P, G).
+        For every name F - b, (P, G), or (P, G, T) where b is one number a token; and the divisor, (P, G).
     """
     known, found = {*inputs, "prior"}, {}
     for name, entry in BASELINES.items():
@@ -90,7 +90,7 @@ def ledger(
     gram_of: Mapping[str, Tensor] | None = None,
     valid_PG: Tensor | None = None,
 ) -> Ledger:
-    """Accounts of several advantages on one batch of P prompts with G outputs each.
+    """Signal and noise of the gradient under several advantages, on one batch of P prompts with G outputs each.
 
     H = Cov(g_i) is the covariance of one prompt's gradient; prompts are independent, so that the sample covariance of
     the g_i is unbiased whatever the baseline does within a prompt (one that looks at other prompts makes them depend on
@@ -101,10 +101,10 @@ def ledger(
     Args:
         gram_SS: inner products of scores, S = P G, outputs of a prompt together: exact, (S, S), or two independent
             unbiased estimates, (2, S, S), whose mean is used; their product is unbiased where a square is needed.
-        coefs_PG: by name, the advantages A.
-        rewards_PG: F.
-        unbiased: by name, whether its mean is the policy gradient given any prompt.
-        gram_of: by name, inner products to be used instead: of token-weighted scores.
+        coefs_PG: the advantages A, by name.
+        rewards_PG: the rewards F.
+        unbiased: whether the mean gradient is the policy gradient given any prompt, by name.
+        gram_of: inner products to be used instead (those of token-weighted scores), by name.
         valid_PG: outputs that count (all if None); g_i is the mean over those of its prompt. What stands in the other
             places is ignored.
 
@@ -139,10 +139,10 @@ def ledger(
 
 
 def _pairs_of_grams(name: str, gram: Tensor, valid_PG: Tensor) -> Tensor:
-    """Two estimates of the inner products, (2, P, G, P, G): the exact ones twice; 0 where an output does not count.
+    """Two estimates of the inner products, (2, P, G, P, G), with 0 where an output does not count; exact ones twice.
 
     Raises:
-        ValueError: neither shape.
+        ValueError: gram_SS has neither shape.
     """
     P, G = valid_PG.shape
     if gram.shape not in {(P * G, P * G), (2, P * G, P * G)}:
@@ -152,7 +152,7 @@ def _pairs_of_grams(name: str, gram: Tensor, valid_PG: Tensor) -> Tensor:
 
 
 def _prompt_products(gram_2PGPG: Tensor, coef_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """<g_i, g_k> of the prompts' gradients, (2, P, P)."""
+    """The inner products <g_i, g_k> of the prompts' gradients, (2, P, P)."""
     coef_PG = torch.where(valid_PG, coef_PG.double(), 0) / valid_PG.sum(1, keepdim=True)
     return torch.einsum("ij,nijkl,kl->nik", coef_PG, gram_2PGPG, coef_PG)
 
@@ -173,7 +173,7 @@ def _entry(inner_2PP: Tensor, mu2: float) -> LedgerEntry:
 
 
 def _jackknife(inner_PP: Tensor) -> float:
-    """Standard error of the variance: over leaving out each prompt, at the batch size P."""
+    """The jackknife's standard error of the variance at the batch size P: each prompt is left out in turn."""
     P = len(inner_PP)
     if P < 3:
         return math.nan
@@ -185,10 +185,10 @@ def _jackknife(inner_PP: Tensor) -> float:
 
 
 def _effective_dimension(inner_2PP: Tensor) -> float:
-    """(tr H)^2 / tr H^2; tr H^2 by the unbiased U-statistic of Chen, Zhang and Zhong 2010.
+    """The ratio (tr H)^2 / tr H^2, with tr H^2 by the unbiased U-statistic of Chen, Zhang and Zhong 2010.
 
-    mean M_ik^2 - 2 mean M_ij M_jk + mean M_ij M_kl over distinct prompts, one factor of each product from each
-    estimate. NaN where noise makes it negative.
+    That is mean M_ik^2 - 2 mean M_ij M_jk + mean M_ij M_kl over distinct prompts, one factor of each product from each
+    estimate. The result is NaN where noise makes it negative.
     """
     P = inner_2PP.shape[1]
     if P < 4:
@@ -211,10 +211,11 @@ def _mean_of_others(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
 
 
 def _mean_norm2(gram_PGPG: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> float:
-    """Unbiased estimate of E_q ||mu_q||^2, mu_q = E[F s | q], from pairs of outputs of one prompt.
+    """An unbiased estimate of E_q ||mu_q||^2, mu_q = E[F s | q], from pairs of outputs of one prompt.
 
-    mean over j != k of (F_j - b_jk)(F_k - b_jk) <s_j, s_k>, b_jk the mean reward of the prompt's other outputs, or of
-    the other prompts where there is none. Prompts with one output say nothing; NaN if all are such.
+    It is the mean over j != k of (F_j - b_jk)(F_k - b_jk) <s_j, s_k>, where b_jk is the mean reward of the prompt's
+    other outputs, or of the other prompts where there is none. Prompts with one output say nothing; the estimate is NaN
+    if all are such.
     """
     count_P = valid_PG.sum(1)
     pairs_P = count_P > 1

@@ -26,16 +26,16 @@ from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.rules import RateSettings, Rule, Step, mean_kl
 
 LEAST = 1e-3
-"""Share of delta that a step may always spend: a policy that stands still measures nothing."""
+"""The share of delta that a step may always spend: a policy that stands still measures nothing."""
 KAPPA_MEMORY = 0.8
 SHORTEST = 1e-15
-"""Part of an update below which it is given up: float32 has long stopped to tell it from none."""
+"""The part of an update below which it is given up: float32 cannot tell so little from nothing."""
 LONGEST = 1e15
-"""Times an update is lengthened at the most to feel what it does."""
+"""How many times an update is lengthened at the most to feel what it does."""
 
 
 class MeasuredRate(Rule):
-    """The rate at which the next update is expected to move the policy by delta f nats; none moves it by over delta.
+    """The rate at which the next update is expected to move the policy by delta f nats; no update moves it by more.
 
     The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
     rate whose KL is expected to be `LEAST` delta, and shrinks at most `shrinkage` times. It changes only on what was
@@ -63,27 +63,27 @@ class MeasuredRate(Rule):
 
     @classmethod
     def refusal(cls, optimizer: str, learning_rate: float) -> str:
-        """Optimizers with a rate of their own are refused, and a rate of 0 to start from."""
+        """Why the rule cannot work, or empty: the optimizer has a rate of its own, or the rate to start from is 0."""
         if optimizer in {"Rprop", "Adafactor"}:
             return f"schedule 'auto' sets the learning rate, which {optimizer} makes its own; try AdamW."
         return "" if learning_rate else NO_START
 
     @classmethod
     def share_in(cls, metrics: dict[str, Any], floor: float) -> float:
-        """The share f; `lr_factor` is over an arbitrary start, and never falls below that of `LEAST`."""
+        """The share f, which `lr_factor` cannot tell: it is relative to an arbitrary start, and bounded by `LEAST`."""
         n_snr = metrics["n_snr"]
         return math.nan if n_snr is None else max(n_snr / (1 + n_snr), floor)
 
     @property
     def kappa(self) -> float:
-        """KL per squared rate, averaged over updates; NaN before the first one that was felt."""
+        """The KL per squared rate, averaged over updates; NaN before the first one that was felt."""
         return self._kappa_sum / self._kappa_weight if self._kappa_weight else math.nan
 
     def factor(self, average: MomentAverage, ess_ratio: float) -> float:
-        """The next rate over the first.
+        """The next rate divided by the first.
 
         Raises:
-            ValueError: no rate to start from, or the last update was not confined.
+            ValueError: there is no rate to start from, or the last update was not confined.
         """
         if not self._start:  # a scheduler may begin at 0
             groups = self.settings.optimizer.param_groups
@@ -150,7 +150,7 @@ class MeasuredRate(Rule):
     def _lengthened(self, used: float, change: Callable[[], Tensor]) -> tuple[float, float]:
         """KL and rate of an update too short to be felt, made ten times longer until it is; a KL of 0 if it never is.
 
-        Only while nothing is known of kappa. The parameters are put back to what the update made of them.
+        It is used only while nothing is known of kappa. The parameters are put back to what the update made of them.
         """
         if self._kappa_weight or not any((p != b).any() for p, b in zip(self._parameters, self._before, strict=True)):
             return 0.0, used

@@ -20,17 +20,17 @@ class Moments:
     """
 
     signal2: float
-    """Unbiased estimate of || grad J ||^2; negative by chance where noise drowns the signal."""
+    """An unbiased estimate of || grad J ||^2; negative by chance where noise drowns the signal."""
     trace_cov: float
-    """Unbiased estimate of tr H, the total variance of one prompt's gradient."""
+    """An unbiased estimate of tr H, the total variance of one prompt's gradient."""
     n: int
-    """N, prompts in the batch."""
+    """The number N of prompts in the batch."""
     metric: str = "euclidean"
-    """What squared norms are: `euclidean`, or `optimizer` for g' P^-1 g with the optimizer's preconditioner P."""
+    """The metric of squared norms: `euclidean`, or `optimizer` for g' P^-1 g with the optimizer's preconditioner P."""
 
     @property
     def snr(self) -> float:
-        """|| grad J ||^2 / tr H, never below 0; infinite without noise, NaN where there is no gradient at all."""
+        """The ratio || grad J ||^2 / tr H, never below 0; infinite without noise, NaN where there is no gradient."""
         signal2 = max(self.signal2, 0.0)
         if self.trace_cov > 0:
             return signal2 / self.trace_cov
@@ -38,7 +38,7 @@ class Moments:
 
     @property
     def n_snr(self) -> float:
-        """N SNR, the signal-to-noise ratio of the batch gradient."""
+        """The signal-to-noise ratio of the batch gradient, N SNR."""
         return self.n * self.snr
 
     @property
@@ -48,7 +48,7 @@ class Moments:
 
     @property
     def critical_batch_size(self) -> float:
-        """1 / SNR: the number of prompts at which noise equals signal (McCandlish et al. 2018, B_noise)."""
+        """The number of prompts at which noise equals signal: 1 / SNR (McCandlish et al. 2018, B_noise)."""
         return math.inf if self.snr == 0 else 1 / self.snr
 
 
@@ -61,15 +61,16 @@ def moments(
 ) -> Moments:
     """Unbiased moments from N = m k prompts in m independent blocks of k (k = 1: every prompt is its own block).
 
-    tr H = N / (m - 1) (mean_i ||g_i||^2 - ||g||^2), ||grad J||^2 = (m ||g||^2 - mean_i ||g_i||^2) / (m - 1), where g_i
-    is block i's mean gradient over its prompts and g = mean_i g_i. Both are unbiased. A signal below float32 rounding
-    (1e-6 of the mean squared norm) counts as 0: where one prompt alone has a gradient, the exact estimate is 0.
+    With g_i the mean gradient of block i over its prompts and g = mean_i g_i:
+    tr H = N / (m - 1) (mean_i ||g_i||^2 - ||g||^2), ||grad J||^2 = (m ||g||^2 - mean_i ||g_i||^2) / (m - 1). Both
+    are unbiased. A signal below float32 rounding (1e-6 of the mean squared norm) counts as 0: where one prompt alone
+    has a gradient, the exact estimate is 0.
 
     Args:
-        group_norm2_P: (m,) ||g_i||^2.
-        mean_norm2: ||g||^2, before any clipping.
-        prompts_per_group: k.
-        metric: the squared norms' name, see `Moments`.
+        group_norm2_P: the squared norms ||g_i||^2, (m,).
+        mean_norm2: the squared norm ||g||^2 before any clipping.
+        prompts_per_group: the number k of prompts in a block.
+        metric: the name of the squared norms' metric, as in `Moments`.
         estimated: whether group_norm2_P are unbiased estimates, of which some may be negative by chance.
 
     Raises:
@@ -101,14 +102,15 @@ def moments(
 
 
 def group_norm2(gram_PGG: Tensor, coef_PG: Tensor) -> Tensor:
-    """|| sum_j a_j s_j ||^2 of every prompt, (P,), from its scores' inner products and their coefficients a.
+    """The squared norm || sum_j a_j s_j ||^2 of every prompt's gradient, (P,), from its scores' inner products.
 
-    For loops that take the gradient elsewhere and keep no scores; `ScoreTape.accumulate` gives the same directly. Inner
-    products that are right on average (with exact norms on the diagonal) give norms that are, which may fall below 0.
+    It serves loops that take the gradient elsewhere and keep no scores; `ScoreTape.accumulate` gives the same directly.
+    Inner products that are right on average (with exact norms on the diagonal) give norms that are right on average,
+    and may fall below 0.
 
     Args:
-        gram_PGG: <s_j, s_k>.
-        coef_PG: 0 for outputs that do not count.
+        gram_PGG: the inner products <s_j, s_k>.
+        coef_PG: the coefficients a_j; 0 for outputs that do not count.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -121,9 +123,10 @@ def group_norm2(gram_PGG: Tensor, coef_PG: Tensor) -> Tensor:
 
 
 def kappa(norm2_PG: Tensor, rewards_PG: Tensor) -> float:
-    """E[w | F high] / E[w | F low], split halfway between the batch's least and greatest reward.
+    """How much larger weights are where rewards are high: E[w | F high] / E[w | F low].
 
-    For rewards of 0 and 1 that is E[w | F = 1] / E[w | F = 0]. NaN where all rewards are equal.
+    The split lies halfway between the batch's least and greatest reward, so that rewards of 0 and 1 give
+    E[w | F = 1] / E[w | F = 0]. The result is NaN where all rewards are equal.
 
     Examples:
         >>> kappa(torch.tensor([[1.0, 4.0, 4.0]]), torch.tensor([[1.0, 0.0, 0.0]]))
@@ -136,7 +139,7 @@ def kappa(norm2_PG: Tensor, rewards_PG: Tensor) -> float:
 def squared_norm(
     parameters: list[torch.nn.Parameter], metric: Mapping[torch.nn.Parameter, Tensor] | None = None
 ) -> float:
-    """|| g ||^2 of the `.grad` of these parameters, or sum_i m_i g_i^2 with a metric, summed in float64.
+    """The squared norm of these parameters' `.grad`: || g ||^2, or sum_i m_i g_i^2 with a metric, summed in float64.
 
     Gradients sharded over ranks (FSDP2) are summed over those; every rank must call.
     """
@@ -156,7 +159,7 @@ def squared_norm(
 
 
 def _square_sum(squares: Any) -> tuple[Tensor, Any]:
-    """This rank's share of the sum, and on which mesh it is a share of what."""
+    """This rank's share of the sum, with the mesh and the axes over which the shares add up."""
     if not hasattr(squares, "to_local"):
         return squares.sum(), None
     return squares.to_local().sum(), (squares.device_mesh, squares.placements)
@@ -171,14 +174,14 @@ def _summed_over_ranks(share: Tensor, mesh: Any, placements: Any) -> Tensor:
 
 
 def inverse_preconditioner(optimizer: Optimizer) -> dict[torch.nn.Parameter, Tensor] | None:
-    """P^-1 of an optimizer whose update is P^-1 times (averaged) gradient, P diagonal: the metric its SNR lives in.
+    """The diagonal P^-1 that an optimizer multiplies its (averaged) gradient by: the metric in which its SNR is taken.
 
-    Adam and its kin: 1 / (sqrt(v_t / (1 - beta_2^t)) + eps), from the state before this batch, so that the batch's
-    moments in this metric are unbiased. RMSprop: 1 / (sqrt(v) + eps). Adagrad: 1 / (sqrt(sum) + eps).
+    For Adam and its kin it is 1 / (sqrt(v_t / (1 - beta_2^t)) + eps), from the state before this batch, so that the
+    batch's moments in this metric are unbiased; for RMSprop 1 / (sqrt(v) + eps), for Adagrad 1 / (sqrt(sum) + eps).
 
     Returns:
-        By parameter, in the parameter's shape, 0 for one that never had a gradient; None before the first step, and for
-        SGD without momentum, which has no state to tell from that (its metric is the Euclidean one).
+        A tensor of its shape for every parameter, 0 for one that never had a gradient; None before the first step, and
+        for SGD without momentum, which has no state to tell from that (its metric is the Euclidean one).
 
     Raises:
         ValueError: the optimizer divides by something else than a root of averaged squared gradients.

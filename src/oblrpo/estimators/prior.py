@@ -8,27 +8,28 @@ import torch
 from torch import Tensor
 
 STRENGTHS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e6)
-"""What an automatic strength is chosen from, in outputs of average weight."""
+"""The strengths that an automatic choice is made from, in outputs of average weight."""
 
 
 class Prior:
     """Mean weight w_bar and weighted baseline b_bar of prompts other than the one in question, for `oblr_shrunk`.
 
-    w_bar = mean w, b_bar = sum w F / sum w over the outputs of the other prompts of this batch and of earlier steps,
-    which count `memory` times less a step. Nothing of a prompt's own outputs enters, so that the gradient stays
-    unbiased.
+    They are w_bar = mean w and b_bar = sum w F / sum w over the outputs of the other prompts of this batch and of
+    earlier steps, which count `memory` times less a step. Nothing of a prompt's own outputs enters, so that the
+    gradient stays unbiased.
 
     The strength c is the number of outputs of average weight that the prior counts for. `strength=None` takes the c in
-    `STRENGTHS` with the least sum_j w_j (F_j - b_j(c))^2 over the prompts of *earlier* steps, discounted alike: the
-    estimated variance as far as it depends on c, but for covariances between outputs of a group. Until there are any
-    it is `FIRST`.
+    `STRENGTHS` with the least sum_j w_j (F_j - b_j(c))^2 over the prompts of *earlier* steps, discounted alike. That
+    is the estimated variance as far as it depends on c, but for covariances between outputs of a group. Until there are
+    earlier steps, c is `FIRST`.
 
     Use: `baseline("oblr_shrunk", rewards_PG, norm2_PG=w, prior=prior)` for each micro-batch, `prior.observe(...)` after
     it, and `prior.next_step()` once the whole batch is done with.
 
     Args:
-        strength: c >= 0, or None.
-        memory: in [0, 1); 0 relies on this batch alone, and cannot choose a strength.
+        strength: the strength c, at least 0; None chooses it.
+        memory: what a step counts for one step later, in [0, 1); 0 relies on this batch alone and cannot choose a
+            strength.
 
     Raises:
         ValueError: a setting out of range.
@@ -48,13 +49,13 @@ class Prior:
 
     @property
     def current_strength(self) -> float:
-        """Outputs that the prior counts for, c: fixed, or of least discounted risk on earlier steps."""
+        """The number c of outputs that the prior counts for: fixed, or of least discounted risk on earlier steps."""
         if self.strength is not None:
             return self.strength
         return STRENGTHS[int(self._risk_C.argmin())] if bool(self._risk_C.any()) else self.FIRST
 
     def of_others(self, rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> tuple[Tensor, Tensor]:
-        """w_bar and b_bar for every prompt, (P, 1) each; 0 where no other output is known."""
+        """The prior's w_bar and b_bar for every prompt, (P, 1) each; 0 where no other output is known."""
         norm2_PG = norm2_PG * valid_PG
         own_P3 = torch.stack([valid_PG, norm2_PG, norm2_PG * rewards_PG], -1).sum(1)
         before_P3 = torch.cat([torch.zeros_like(own_P3[:1]), own_P3.cumsum(0)[:-1]])
@@ -64,7 +65,7 @@ class Prior:
         return mean_weight_P[:, None], torch.where(weight_P > 0, weighted_P / weight_P, 0)[:, None]
 
     def observe(self, rewards_PG: Tensor, norm2_PG: Tensor, valid_PG: Tensor | None = None) -> None:
-        """Take in a micro-batch whose baselines have been computed; norm2_PG is rho^2 w off-policy."""
+        """Take in a micro-batch whose baselines have been computed; off-policy its norm2_PG is rho^2 w."""
         valid_PG = torch.ones_like(rewards_PG, dtype=torch.float64) if valid_PG is None else valid_PG.double()
         rewards_PG, norm2_PG = (
             each.detach().double().where(valid_PG > 0, torch.zeros_like(valid_PG)) for each in (rewards_PG, norm2_PG)
@@ -79,7 +80,7 @@ class Prior:
         self._sums += torch.stack([valid_PG.sum(), weight_PG.sum(), (weight_PG * rewards_PG).sum()]).cpu()
 
     def next_step(self) -> None:
-        """The batch is done with: it becomes an earlier step."""
+        """Make an earlier step of the batch, which is done with."""
         self._sums *= self.memory
         self._risk_C = self.memory * (self._risk_C + self._new_risk_C)
         self._new_risk_C = torch.zeros_like(self._risk_C)
@@ -103,7 +104,7 @@ class Prior:
 def shrunk(
     rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor, weight_P1: Tensor, baseline_P1: Tensor, strength: float
 ) -> Tensor:
-    """b_j = (sum_{i != j} w_i F_i + c w_bar b_bar) / (sum_{i != j} w_i + c w_bar); equal weights where all are 0."""
+    """Return (sum_{i != j} w_i F_i + c w_bar b_bar) / (sum_{i != j} w_i + c w_bar); equal weights where all are 0."""
     weights_PG = norm2_PG * valid_PG
     others_PG = sum_of_others(weights_PG) + strength * weight_P1
     weighted_PG = sum_of_others(weights_PG * rewards_PG) + strength * weight_P1 * baseline_P1
@@ -111,14 +112,14 @@ def shrunk(
 
 
 def mean_of_others(rewards_PG: Tensor, valid_PG: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
-    """mean_{i != j} F_i over valid outputs, `otherwise` where there is none."""
+    """The mean reward of the other valid outputs of the group, or `otherwise` where there is none."""
     count_PG = sum_of_others(valid_PG)
     mean_PG: Tensor = sum_of_others(valid_PG * rewards_PG) / count_PG.clamp(min=1)
     return torch.where(count_PG > 0, mean_PG, otherwise)
 
 
 def sum_of_others(values_PG: Tensor) -> Tensor:
-    """sum_{i != j} v_i, as a sum of what comes before and what comes after j: nothing is subtracted, in O(G)."""
+    """The sum of v_i over i != j, as what comes before and what comes after j: nothing is subtracted, in O(G)."""
     zero_P1 = torch.zeros_like(values_PG[:, :1])
     before_PG = torch.cat([zero_P1, values_PG.cumsum(1)[:, :-1]], 1)
     after_PG = torch.cat([values_PG.flip(1).cumsum(1).flip(1)[:, 1:], zero_P1], 1)

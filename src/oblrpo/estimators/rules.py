@@ -42,7 +42,7 @@ class RateSettings:
 
 
 class Step(NamedTuple):
-    """What became of an update."""
+    """The outcome of an update: how far it went."""
 
     kl: float
     """How far the update moved the policy, in nats."""

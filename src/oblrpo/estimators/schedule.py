@@ -104,7 +104,7 @@ class SNRSchedule:
 
     @property
     def smoothed(self) -> Moments:
-        """The averaged moments, for the latest batch's N.
+        """The averaged moments, with the N of the latest batch.
 
         Raises:
             ValueError: before the first step.
@@ -112,13 +112,13 @@ class SNRSchedule:
         return self.average.moments
 
     def snr_interval(self, z: float = 1.96) -> Interval:
-        """Interval for the averaged SNR: its signal's standard error over the steps in the average, noise as known.
+        """An interval for the averaged SNR from its signal's standard error over steps; the noise is taken as known.
 
-        se^2 = sum_t a_t^2 / (1 - sum_t a_t^2) (sum_t a_t S_t^2 - S^2), a_t the average's weights; the drift of the true
-        signal widens it. Both NaN before the third step, and without averages (ema 0).
+        With a_t the average's weights, se^2 = sum_t a_t^2 / (1 - sum_t a_t^2) (sum_t a_t S_t^2 - S^2). Drift of the
+        true signal widens it. Both bounds are NaN before the third step, and without averages (ema 0).
 
         Args:
-            z: standard errors to each side.
+            z: the number of standard errors to each side.
         """
         return self.average.snr_interval(z)
 
@@ -131,7 +131,7 @@ class SNRSchedule:
         """Take in a batch's moments, set every group's rate to eta_0 * factor, and return the factor.
 
         Args:
-            batch: its moments, before any clipping.
+            batch: the batch's moments, before any clipping.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
 
         Raises:
@@ -151,7 +151,7 @@ class SNRSchedule:
         return self.factor
 
     def confine(self, change: Callable[[], Tensor]) -> Step:
-        """After `optimizer.step()`: measure by how much it moved the policy; `auto` shortens what went too far.
+        """Measure how far `optimizer.step()` has moved the policy; `auto` shortens an update that went too far.
 
         `auto` needs it (`rule.measures_updates`); the other modes only measure.
 

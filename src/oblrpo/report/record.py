@@ -1,4 +1,4 @@
-"""What is on the disk of a run, finished or not."""
+"""The record of a run on the disk, finished or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Record:
     rows: list[Metrics]
     """The rows of `metrics.jsonl`; step 0 holds the held-out accuracy alone."""
     failure: str
-    """What ended the run, if it failed."""
+    """The reason why the run ended, if it failed."""
 
     @property
     def steps(self) -> list[Metrics]:

@@ -16,7 +16,7 @@ Values = Sequence[float | list[str] | None]
 
 
 class RewardFailed(Exception):  # noqa: N818  (what a reward did)
-    """The call as a whole failed."""
+    """A call of a reward function failed as a whole."""
 
 
 class WorkerReward:

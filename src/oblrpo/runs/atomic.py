@@ -28,7 +28,7 @@ def check_writable(path: Path) -> None:
     """Find out before the work whether `write_atomically` will be able to write there; leaves nothing behind.
 
     Raises:
-        InputError: it will not.
+        InputError: the file cannot be written there.
     """
     try:
         if os.path.lexists(path) and not path.is_file():

@@ -23,7 +23,7 @@ Metrics = dict[str, Any]
 class RunFolder:
     """RUN/: `config.yaml`, `metrics.jsonl`, `completions/step_N.jsonl`, `checkpoints/step_N/`, `report.html`.
 
-    And `failure.txt`, while what ended it has not been mended.
+    There is also `failure.txt`, while what ended the run has not been mended.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class RunFolder:
         atomic.write_atomically(self.config_file, text)
 
     def saved_config(self) -> TrainConfig:
-        """The config the run was started with.
+        """Return the config that the run was started with.
 
         Raises:
             InputError: there is no run here, or its config cannot be read.
@@ -100,7 +100,7 @@ class RunFolder:
         return read_rows(self.metrics_file) if self.metrics_file.is_file() else []
 
     def write_failure(self, message: str) -> None:
-        """Note what ended the run before its last step; nothing: it goes on."""
+        """Note what ended the run before its last step; an empty text says that it goes on."""
         if message:
             atomic.write_atomically(self.failure_file, message + "\n")
         else:
@@ -121,7 +121,7 @@ class RunFolder:
         atomic.write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write_completions(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """One line a completion: prompt, completion, reward, baseline, advantage, score norm, length."""
+        """Write one line a completion: prompt, completion, reward, baseline, advantage, score norm, length."""
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         atomic.write_atomically(self.completions / f"step_{step}.jsonl", text)
 
@@ -174,7 +174,7 @@ def _replace(partial: Path, target: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSONL file; what follows the last newline is unfinished.
+    """Return the complete lines of a JSONL file; what follows the last newline is unfinished.
 
     Raises:
         InputError: names the line that is no JSON object.

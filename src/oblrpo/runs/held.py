@@ -13,10 +13,10 @@ from oblrpo.errors import InputError
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep other processes of ours from writing into a folder, or a file, meanwhile; a process that dies lets go of it.
+    """Keep other processes of ours from writing into a folder or a file meanwhile; a process that dies lets go.
 
     Raises:
-        InputError: another one is at it.
+        InputError: another process is writing there.
     """
     lock = FileLock(path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock"))
     try:

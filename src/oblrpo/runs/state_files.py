@@ -25,7 +25,7 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """What `save_state` wrote.
+    """Return the tree that `save_state` wrote.
 
     Raises:
         InputError: a file is missing, truncated or not what it should be.
@@ -42,7 +42,7 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 
 def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The tree with tensors moved out, and dicts as lists of pairs because optimizer keys are integers.
+    """Return the tree with its tensors moved out, and its dicts as lists of pairs because optimizer keys are integers.
 
     Raises:
         InputError: a value is of another kind.

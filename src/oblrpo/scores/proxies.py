@@ -75,9 +75,9 @@ class Features:
     """
 
     length_S: Tensor
-    """Number of tokens."""
+    """The number of tokens."""
     logit_norm2_S: Tensor
-    """Sum of `logit_norm2`."""
+    """The sum of `logit_norm2` over the tokens."""
     logps_S: Tensor
     """The completion's log pi(o|q), in nats."""
     entropy_S: Tensor

@@ -57,7 +57,7 @@ class DataTask:
 
     @property
     def problems(self) -> list[Problem]:
-        """All of them."""
+        """All problems."""
         return [*self._train, *self._heldout]
 
     def drop(self, what: str, unfit: Callable[[Problem], bool]) -> None:

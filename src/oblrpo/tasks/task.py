@@ -1,4 +1,4 @@
-"""What a task is: problems to train on, problems kept apart, and a verifier."""
+"""The interface of a task: problems to train on, problems kept apart, and a verifier."""
 
 import hashlib
 import random

@@ -1,4 +1,4 @@
-"""Algorithm 1 (`algorithm1`) and the run around it (`loop`)."""
+"""The trainer: Algorithm 1 (`algorithm1`) and the run around it (`loop`)."""
 
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.loop import Trainer

@@ -56,7 +56,7 @@ class Learner:
 
         Args:
             problems: the prompts, and what verifies their outputs.
-            number: of the step, from 1.
+            number: the number of the step, from 1.
 
         Raises:
             InputError: as `learn` raises, or a reward fails.
@@ -80,14 +80,14 @@ class Learner:
     ) -> list[Update]:
         """Make `num_iterations` updates on one batch of completions; the policy before the first is the old one.
 
-        There is none, and nothing changes, where fewer than two prompts have as many valid outputs as the baseline
+        No update is made, and nothing changes, where fewer than two prompts have as many valid outputs as the baseline
         needs.
 
         Args:
             rollouts: P x G completions.
             rewards_PG: the rewards F.
             valid_PG: outputs that have a reward (all if None); what stands in the place of the others is ignored.
-            step: of the run, from 1; 0 takes no ledger.
+            step: the number of the step in the run, from 1; 0 takes no ledger.
 
         Raises:
             InputError: the model cannot be recorded, or the gradient cannot be used.

@@ -36,11 +36,11 @@ class StepBaseline:
         self.score_norms = ScoreNorms(scores, "norm2_PG" in self.entry.needs)
         strength = config.prior_strength if config.prior_strength >= 0 else None
         self.prior = estimators.Prior(strength, config.prior_memory)
-        """What earlier steps say."""
+        """The prior, which holds what earlier steps say."""
         self._seen = self._kept = self.prior
 
     def begin(self) -> None:
-        """A pass over a batch begins: of this batch nothing is known yet."""
+        """Begin a pass over a batch, of which nothing is known yet."""
         self._seen = copy.deepcopy(self.prior)
 
     def needs_features(self, step: int) -> bool:
@@ -73,11 +73,11 @@ class StepBaseline:
         return result
 
     def coefficients(self, advantages_PG: Tensor) -> Tensor:
-        """What each recorded score is multiplied by, beside its share of the mean: the advantages."""
+        """The advantages: what each recorded score is multiplied by, beside its share of the mean."""
         return advantages_PG
 
     def learn(self, parts: list[Part]) -> dict[str, float]:
-        """After the first pass over a batch: keep what it says for later steps, and teach the calibrated proxy.
+        """Keep what the first pass over a batch says for later steps, and teach the calibrated proxy.
 
         Returns:
             How well every proxy agrees with exact norms, in steps that compare them.
@@ -92,7 +92,7 @@ class StepBaseline:
         return self.score_norms.observe(join(features), torch.cat(norms), outputs, valid_S)
 
     def next_step(self) -> None:
-        """The step is over: what its first pass saw becomes part of the past."""
+        """End the step: what its first pass saw becomes part of the past."""
         self.prior = self._kept
         self.prior.next_step()
 
@@ -131,7 +131,7 @@ class TokenBaseline(UnweightedBaseline):
     """A baseline of one number a token, known before the backward, which carries the advantages token by token."""
 
     def needs_features(self, step: int) -> bool:
-        """Always: the norms of tokens' scores for their logits come with them."""
+        """Always true: the norms of tokens' scores for their logits come with the features."""
         return True
 
     def record(self, tape: ScoreTape, part: Batch, logps: Logps) -> None:
@@ -140,7 +140,7 @@ class TokenBaseline(UnweightedBaseline):
         tape.record((logps.logp_SC * advantages_SC * part.sequences.own_SC).sum(1))
 
     def norms(self, tape: ScoreTape, step: int) -> Tensor | None:
-        """None: what was recorded is no score."""
+        """Always None: what was recorded is no score."""
         return None
 
     def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
@@ -149,7 +149,7 @@ class TokenBaseline(UnweightedBaseline):
         return (baseline_PGT * own_PGT).sum(2) / own_PGT.sum(2)
 
     def coefficients(self, advantages_PG: Tensor) -> Tensor:
-        """Ones: the backward has carried the advantages."""
+        """Ones everywhere, because the backward has carried the advantages."""
         return torch.ones_like(advantages_PG)
 
     def _by_token(self, part: Batch, logps: Logps) -> Tensor:

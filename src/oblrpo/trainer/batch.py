@@ -1,4 +1,4 @@
-"""What one gradient is taken of: completions, rewards, which of them count, and how each enters the mean."""
+"""The batch that one gradient is taken of: completions, rewards, which of them count, and how each enters the mean."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Batch:
     valid_PG: Tensor
     """Which outputs count."""
     divisor_PG: Tensor
-    """What the algorithm's normalisation divides F - b by."""
+    """The algorithm's normalisation, which F - b is divided by."""
     weight_PG: Tensor
-    """What the algorithm's loss weighting multiplies F - b by."""
+    """The algorithm's loss weighting, which F - b is multiplied by."""
     rho_PG: Tensor
     """Importance weights pi / pi_old, or the truncated pi / sampler; 1 until `weighed` was called, and on-policy."""
     sampler_logps_SC: Tensor | None = None
     """The log-probability of each token under the sampler, where it is known."""
     clip_max: float | None = None
-    """C of the weights min(C, pi / sampler); None: the sampler is taken for the policy."""
+    """The C of the weights min(C, pi / sampler); None where the sampler is taken for the policy."""
     old_logps_PG: Tensor | None = None
-    """log pi(o|q) before the first update on the batch; None: this is the first."""
+    """The log-probabilities log pi(o|q) before the first update on the batch; None until there is one."""
     mismatch: SamplerMismatch | None = None
-    """How far the policy is from the sampler, once `weighed` was called, where that is known."""
+    """The distance of the policy from the sampler, where `weighed` could measure it."""
     whole: Batch | None = None
-    """The batch that this is a part of; None: it is the whole."""
+    """The batch that this is a part of; None where it is the whole."""
     prompts: slice = field(default_factory=lambda: slice(None))
-    """The prompts of the whole that this is a part of."""
+    """The prompts of `whole` that are in this part."""
 
     @classmethod
     def of(
@@ -58,16 +58,16 @@ class Batch:
         sampler_logps_SC: Tensor | None = None,
         clip_max: float | None = None,
     ) -> Batch:
-        """A batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
+        """Return a batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
 
         Args:
             sequences: the completions.
-            rewards_PG: F; what stands in the place of an output that is not valid is ignored, NaN too.
+            rewards_PG: the rewards F; what stands in the place of an output that is not valid is ignored, NaN too.
             valid_PG: which outputs have a reward; all if None.
-            algorithm: whose normalisation and loss weighting apply.
+            algorithm: the algorithm whose normalisation and loss weighting apply.
             longest: the longest completion allowed, in tokens.
-            sampler_logps_SC: what the sampler reports, if its difference from the policy is to be measured.
-            clip_max: C of the weights that correct for it.
+            sampler_logps_SC: the log-probabilities that the sampler reports, if its mismatch is to be measured.
+            clip_max: the C of the weights that correct for it.
 
         Raises:
             ValueError: valid_PG has another shape than the rewards.
@@ -92,7 +92,7 @@ class Batch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """P and G, counting outputs that do not count and prompts that take no part, too."""
+        """The numbers P and G, counting outputs that do not count and prompts that take no part, too."""
         P, G = self.rewards_PG.shape
         return P, G
 
@@ -103,7 +103,7 @@ class Batch:
 
     @property
     def prompts_in_mean(self) -> int:
-        """P', the number of prompts of the whole batch that take part."""
+        """The number P' of prompts of the whole batch that take part."""
         return int((self.whole or self).part_P.sum())
 
     @property
@@ -112,13 +112,13 @@ class Batch:
         return self.sequences.own_SC.view(*self.shape, -1)
 
     def share_of_mean(self) -> Tensor:
-        """What multiplies F - b of each output in the gradient of -J, (P, G): -rho weight / divisor / (P' G_i)."""
+        """The factor of each output's F - b in the gradient of -J, (P, G): -rho weight / divisor / (P' G_i)."""
         coef_PG = -self.rho_PG * (self.weight_PG / self.divisor_PG)  # minus: optimizers descend
         outputs_P1 = self.valid_PG.sum(1, keepdim=True).clamp(min=1)
         return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / outputs_P1, 0)
 
     def parts(self, prompts: int) -> Iterator[Batch]:
-        """The batch in micro-batches of so many prompts, with all their outputs; 0: in one."""
+        """The batch in micro-batches of so many prompts, with all their outputs; 0 takes all prompts at once."""
         P, G = self.shape
         for start in range(0, P, prompts or P):
             stop = min(start + (prompts or P), P)

@@ -134,7 +134,7 @@ class Trainer:
             raise KeyboardInterrupt(f"stopped after step {self.done}; go on with --resume.")
 
     def describe(self) -> str:
-        """The run in a few lines: sizes in parameters, prompts and completions."""
+        """Return the run in a few lines: its numbers of parameters, prompts and completions."""
         config, algorithm = self.config, self.algorithm
         P, G = config.rollout.prompts_per_step, config.rollout.num_generations
         total = sum(p.numel() for p in self.policy.model.parameters())

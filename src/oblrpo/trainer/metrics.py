@@ -1,4 +1,4 @@
-"""What a step reports. Keys are TRL's where TRL has one."""
+"""The metrics of a step. Their names are those of TRL where TRL has the same."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from oblrpo.trainer.results import Gradient, Step, Update
 
 
 def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
-    """One line of metrics.jsonl.
+    """Return one line of metrics.jsonl.
 
     Statistics of the batch are those of the first update, on-policy; the rate is the last update's. `snr`, `n_snr` and
     `critical_batch_size` come from the averaged moments, as the schedule sees them; `signal2` and `trace_cov` are this
-    batch's own. Without an update the rate is 0 and what it would have told NaN.
+    batch's own. Without an update the rate is 0, and metrics of the gradient are NaN.
 
     Args:
-        number: of the step.
-        step: what was done in it.
-        tokens: run through the model in all steps so far.
+        number: the number of the step.
+        step: the results of the step.
+        tokens: how many tokens went through the model in all steps so far.
     """
     rewards_PG, valid_PG, sequences = step.rewards_PG, step.valid_PG, step.rollouts.sequences
     group_std_P = _group_std(rewards_PG, valid_PG)
@@ -73,7 +73,7 @@ def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
 
 
 def _stderr(rewards_PG: Tensor, valid_PG: Tensor) -> float:
-    """Standard error of the mean reward over prompts, whose completions are not independent.
+    """The standard error of the mean reward over prompts, whose completions are not independent.
 
     With r_p the sum of a prompt's valid rewards less the mean and n their number: sqrt(P / (P - 1) sum_p r_p^2) / n,
     P counting prompts with a valid reward. NaN of fewer than two of them.
@@ -85,7 +85,7 @@ def _stderr(rewards_PG: Tensor, valid_PG: Tensor) -> float:
 
 
 def _group_std(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """Standard deviation (G - 1) of every prompt with at least two valid rewards; 0 of one completion a prompt."""
+    """The standard deviation (G - 1) of every prompt with at least two valid rewards; 0 of one completion a prompt."""
     if rewards_PG.shape[1] == 1:
         return rewards_PG.new_zeros(rewards_PG.shape[0])
     if valid_PG.all():
@@ -104,7 +104,7 @@ def _norms(gradient: Gradient) -> dict[str, float]:
 
 
 def completion_rows(problems: list[Problem], step: Step) -> list[dict[str, Any]]:
-    """One record a completion, for `completions/step_N.jsonl`; None for what one that does not count does not have."""
+    """One record a completion, for `completions/step_N.jsonl`; None stands for what a masked completion lacks."""
     gradient = step.updates[0].gradient if step.updates else None
     nothing_PG = torch.full_like(step.rewards_PG, math.nan)
     columns = {

@@ -10,27 +10,26 @@ from typing import Any
 from oblrpo.estimators import RULES
 
 PATIENCE = 10
-"""Steps in a row before a state counts as lasting."""
+"""The number of steps in a row after which a state counts as lasting."""
 
 COLLAPSED = 0.01
-"""Share of the schedule's highest factor so far, or of the signal's highest share, at which the rate has collapsed."""
+"""The part of its own highest value so far at which the schedule's factor, or the signal's share, has collapsed."""
 
 EXPLODED = 10.0
-"""Times its median over earlier steps at which the spread of baselines has exploded."""
+"""The multiple of its median over earlier steps at which the spread of baselines has exploded."""
 
 FALLEN = 0.5
-"""Share of the best mean reward of `PATIENCE` steps, or of what was gained until then, that is lost when the policy has
-fallen."""
+"""The share of the best mean reward of `PATIENCE` steps, or of the gain until then, whose loss counts as a fall."""
 
 CERTAIN = 4.5
-"""Standard errors that a fall is more than; many, because the best is the luckiest of many means."""
+"""How many standard errors a fall must exceed; many, because the best is the luckiest of many means."""
 
 MISMATCHED = {"truncated": 1.0, "none": 0.1}
-"""Mean |log pi(o|q) - log sampler(o|q)| of completions, nats, from which on the sampler is not the policy any more:
-where weights make up for it, it costs variance and truncation; where nothing does, it biases."""
+"""The mean |log pi(o|q) - log sampler(o|q)| of completions, in nats, from which on the sampler is not the policy.
+Where weights make up for it, this costs variance and truncation; where nothing does, it biases."""
 
 FLAT = 0.9
-"""Share of prompts without a difference between rewards at which rewards are flat."""
+"""The share of prompts without a difference between rewards at which rewards are flat."""
 
 
 class Monitors:
@@ -55,7 +54,7 @@ class Monitors:
         self._lowest, self._best = math.inf, (-math.inf, 0.0, 0.0)
 
     def observe(self, metrics: dict[str, Any]) -> list[str]:
-        """What is new to tell after a step; a resumed run shows its earlier steps again to stay quiet about them."""
+        """Return the new warnings after a step. A resumed run shows its earlier steps again, to stay quiet on them."""
         if "reward" not in metrics:
             return []
         if metrics.get("frac_prompts_masked") == 1:

@@ -15,8 +15,8 @@ class Movement:
     """Scores a subsample of a batch once more after the update.
 
     Args:
-        policy: what is updated.
-        temperature: that completions are sampled at.
+        policy: the policy that is updated.
+        temperature: the temperature of sampling.
         every: how many of the batch's outputs one that is scored stands for.
         rows: how many outputs go through the model at a time; 0: all.
     """
@@ -25,7 +25,7 @@ class Movement:
         self.policy, self.temperature, self.every, self.rows = policy, temperature, every, rows
 
     def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
-        """Before the update: a function that tells, after it, by how much log pi(o|q) has changed, (some S,)."""
+        """Return a function that tells, after the update, by how much log pi(o|q) has changed, (some S,)."""
         rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
         chosen = gradient.batch.sequences.at(rows)
         # In bfloat16 another batch is rounded in another way, which is not to be taken for a movement of the policy.

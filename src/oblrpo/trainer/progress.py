@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, and at its end: the console only."""
+"""The console of a run: what a person sees while it goes on, and at its end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
 
 LINES = 20
-"""How many plain lines a run prints where the console is no terminal."""
+"""The number of plain lines that a run prints where the console is no terminal."""
 
 MEANS = ("reward", "learning_rate", "lr_factor", "step_time")
-"""Metrics whose means over the last steps the summary tells."""
+"""The metrics whose means over the last steps the summary tells."""
 
 
 class Progress:

@@ -1,4 +1,4 @@
-"""What a step's gradient and update leave behind for whoever reports them."""
+"""The results of a step's gradient and update, for whoever reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oblrpo.trainer.batch import Batch
 
 @dataclass(frozen=True)
 class Part:
-    """What was learned from one micro-batch of whole groups; its share of the gradient is in `.grad`."""
+    """The results of one micro-batch of whole groups; its share of the gradient is in `.grad`."""
 
     batch: Batch
     norm2_S: Tensor | None
@@ -25,9 +25,9 @@ class Part:
     group_norm2_P: Tensor
     """Squared norm of each prompt's gradient g_i."""
     logps: Logps
-    """What the forward said, without a graph."""
+    """The results of the forward, without a graph."""
     entropy: float
-    """Entropy of the policy's own tokens, summed."""
+    """The sum of the entropies of the policy's own tokens, in nats."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,23 @@ class Gradient:
     """The gradient of one batch (left in `.grad`, as that of the loss -J) and all that was learned on the way."""
 
     batch: Batch
-    """The outputs it was taken of, with their importance weights."""
+    """The batch that it was taken of, with importance weights."""
     norm2_PG: Tensor | None
     """Squared score norms, where they were taken."""
     baseline_PG: Tensor
     """The baseline b; of a baseline by token, its mean over the output's tokens."""
     logps_PG: Tensor
-    """log pi(o|q) of every output, nats."""
+    """The log-probability log pi(o|q) of every output, in nats."""
     moments: estimators.Moments
     """Signal and noise, in the schedule's metric."""
     norm2: float
-    """|| g ||^2 of the batch gradient, before any clipping."""
+    """The squared norm || g ||^2 of the batch gradient, before any clipping."""
     entropy: float
-    """Mean entropy of the policy's own tokens, nats."""
+    """The mean entropy of the policy's own tokens, in nats."""
 
     @classmethod
     def of(cls, batch: Batch, parts: list[Part], moments: estimators.Moments, norm2: float) -> Gradient:
-        """The gradient that these micro-batches add up to."""
+        """Return the gradient that these micro-batches add up to."""
         norms = [part.norm2_S for part in parts if part.norm2_S is not None]
         rho_PG = torch.cat([part.batch.rho_PG for part in parts])
         return cls(
@@ -66,17 +66,17 @@ class Gradient:
 
     @property
     def advantages_PG(self) -> Tensor:
-        """(F - b) over the normalisation's divisor; 0 where an output does not count."""
+        """The advantages, (F - b) over the normalisation's divisor; 0 where an output does not count."""
         return (self.batch.rewards_PG - self.baseline_PG) / self.batch.divisor_PG
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one update did."""
+    """The outcome of one update."""
 
     gradient: Gradient
     factor: float
-    """The schedule's factor on eta_0, over what was left of the update; 0 where there was no gradient."""
+    """The factor on eta_0 that the update was really made with; 0 where there was no gradient."""
     learning_rate: float
     """The rate really used; 0 where there was no gradient, and so no update."""
     smoothed: estimators.Moments
@@ -84,19 +84,19 @@ class Update:
     snr_interval: tuple[float, float]
     """95 % interval of the averaged signal-to-noise ratio."""
     kl: float | None
-    """How far the update moved the policy, in nats, where it was measured."""
+    """The KL divergence by which the update moved the policy, in nats, where it was measured."""
     further: dict[str, float] = field(default_factory=dict)
     """Metrics of some steps: the variance ledger, how well proxies agree with exact norms, the sampler's mismatch."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the algorithm: what was sampled, what it earned, and the updates on it."""
+    """One step of the algorithm: the completions, their rewards, and the updates on them."""
 
     rollouts: Rollouts
     rewards_PG: Tensor
-    """The rewards F; anything where there is none."""
+    """The rewards F; the value of an output without a reward means nothing."""
     valid_PG: Tensor
     """Which outputs have a reward."""
     updates: list[Update]
-    """None where too few outputs have a reward."""
+    """The updates, of which there are none where too few outputs have a reward."""

@@ -1,4 +1,4 @@
-"""What weighs rewards in the baseline: exact squared score norms, or a proxy that needs no backward."""
+"""The weights of rewards in the baseline: exact squared score norms, or a proxy that needs no backward."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from oblrpo.config import ScoresConfig
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, agreement
 
 SCORE_NORMS = ("exact", *PROXIES, "calibrated")
-"""What `weights` may be."""
+"""The names of all weights: exact norms, and the proxies for them."""
 
 
 class ScoreNorms:
     """Chooses the weights of a batch, and follows how well every proxy would have done.
 
     Args:
-        config: which weights, and how often they are compared with exact norms.
-        weighted: whether the baseline takes weights; if not, norms are for looking at only.
+        config: settings that say which weights to take, and how often to compare them with exact norms.
+        weighted: whether the baseline takes weights; if not, norms only serve as metrics.
     """
 
     def __init__(self, config: ScoresConfig, weighted: bool) -> None:
@@ -36,11 +36,11 @@ class ScoreNorms:
         return self.always or self.compares(step)
 
     def needs_features(self, step: int) -> bool:
-        """Whether the forward must tell what proxies go by."""
+        """Whether the forward must return the features that proxies use."""
         return self.name != "exact" or self.compares(step)
 
     def of(self, features: Features | None, norm2_S: Tensor | None) -> Tensor:
-        """The weights, (S,). A proxy's depend on the completion and on earlier steps only."""
+        """The weights, (S,). Those of a proxy depend on the completion and on earlier steps only."""
         if self.name == "exact":
             assert norm2_S is not None
             return norm2_S
@@ -50,7 +50,7 @@ class ScoreNorms:
     def observe(
         self, features: Features, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None
     ) -> dict[str, float]:
-        """Agreement of every proxy with the exact norms; the calibrated one learns from them afterwards."""
+        """Return how well every proxy agrees with the exact norms; the calibrated one learns from them afterwards."""
         found = {name: agreement(self._proxy(name, features), norm2_S, group_size, valid_S) for name in PROXIES}
         found["calibrated"] = self.calibrated.observe(features, norm2_S, group_size, valid_S)
         return {f"score_norm2/agreement_{name}": value for name, value in found.items()}
@@ -59,14 +59,14 @@ class ScoreNorms:
         return self.calibrated.predict(features) if name == "calibrated" else PROXIES[name](features)
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been learned."""
+        """The state of the calibrated proxy."""
         return self.calibrated.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Take up where `state_dict` left off."""
         self.calibrated.load_state_dict(state)
 
 
 def join(blocks: list[Features]) -> Features:
-    """Features of all micro-batches."""
+    """Put the features of all micro-batches together."""
     return Features(*(torch.cat(values) for values in zip(*(vars(block).values() for block in blocks), strict=True)))

@@ -1,4 +1,4 @@
-"""From a config to the parts of a run, and what no config may say."""
+"""The parts of a run, made from its config; configs that cannot work are refused here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(config: TrainConfig) -> None:
     """Refuse settings that cannot work, before anything is built.
 
     Raises:
-        InputError: names the setting.
+        InputError: a setting cannot work; the message names it.
     """
     algorithm = resolve(config.algorithm, config.optim)
     G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
@@ -111,7 +111,7 @@ def _check_sampler(rollout: RolloutConfig) -> None:
 
 
 def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
-    """The policy of a checkpoint.
+    """Return the policy of a checkpoint.
 
     Raises:
         InputError: a file is missing or damaged.
@@ -124,7 +124,7 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
 
 
 def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler: Sampler | None = None) -> Learner:
-    """All parts of the algorithm that the config names, for a policy; a sampler that is there is not made again.
+    """Return the learner of a config and a policy, with all its parts; a sampler that is given is not made again.
 
     Raises:
         InputError: the optimizer or the schedule refuses its settings, the model has a layer without a rule, or the
@@ -172,10 +172,10 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
 
 
 def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
-    """The named class of torch.optim on the policy's trainable parameters.
+    """Return the named optimizer of torch.optim on the policy's trainable parameters.
 
     Raises:
-        InputError: no such class, or it refuses its arguments.
+        InputError: there is no such class, or it refuses its arguments.
     """
     kind = getattr(torch.optim, config.optimizer, None)
     if config.optimizer in {"LBFGS", "SparseAdam"}:
@@ -194,6 +194,6 @@ def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer
 
 
 def set_threads(threads: int, policy: Policy) -> None:
-    """Choose torch's CPU threads: threads of a small model spend their time waiting for each other."""
+    """Choose torch's CPU threads: one for a small model, whose threads would only wait for each other."""
     size = sum(p.numel() for p in policy.model.parameters())
     torch.set_num_threads(threads or (1 if size < SMALL_MODEL else torch.get_num_threads()))

@@ -1,4 +1,4 @@
-"""From a config to the problems of a run."""
+"""The problems of a run, made from its config."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def data_problems(task: TaskConfig, objects: Objects) -> list[Problem]:
 
 
 def name_of(data: Sequence[str]) -> str:
-    """Return what messages and files call these data."""
+    """Return the name by which messages and files call these data."""
     return Path(data[0]).stem
 
 

@@ -23,14 +23,14 @@ class VarianceLedger:
     """Takes the ledger: one forward and backward for activations, and as much again for the token-level baseline.
 
     Args:
-        policy: whose gradient it is.
-        temperature: that was sampled at.
-        prompts_per_block: whose completions are run through the model at a time; 0: all.
+        policy: the policy whose gradient it is.
+        temperature: the temperature of sampling.
+        prompts_per_block: how many prompts' completions go through the model at a time; 0: all.
         exact: take inner products exactly, in one block, instead of from sketches.
         every: `metrics` takes the ledger in step 1 and every so many steps; 0: never.
 
     Raises:
-        ValueError: exact, and several blocks.
+        ValueError: an exact ledger is asked for in several blocks.
     """
 
     def __init__(self, policy: Policy, temperature: float, prompts_per_block: int, exact: bool, every: int = 0) -> None:
@@ -48,14 +48,14 @@ class VarianceLedger:
         return {} if ledger is None else ledger_metrics(ledger)
 
     def take(self, batch: Batch, prior: Prior, seed: int) -> estimators.Ledger | None:
-        """The ledger of a batch, of the prompts with outputs enough for every baseline; None of fewer than two.
+        """The ledger of the prompts with outputs enough for every baseline; None where fewer than two have them.
 
         With importance weights rho, scores are rho grad log pi: their inner products, norms and all that follows.
 
         Args:
             batch: P x G completions and rewards, with their loss weighting.
             prior: what earlier steps say, for `oblr_shrunk`.
-            seed: of the sketches.
+            seed: the seed of the sketches.
         """
         G = batch.shape[1]
         part_P = batch.valid_PG.sum(1) >= min(2, G)
@@ -90,7 +90,7 @@ class VarianceLedger:
     def _pass(
         self, sequences: Sequences, G: int, seed: int, weight_SC: Tensor | None
     ) -> tuple[list[Logps], Tensor, Tensor]:
-        """What the forward says, inner products of (token-weighted) scores (two estimates), and squared norms."""
+        """The forward's results, two estimates of the (token-weighted) scores' inner products, and squared norms."""
         outputs, norms = [], []
         grams: list[Tensor] = []
         sketches: list[list[Tensor]] = [[], []]
@@ -128,7 +128,7 @@ def ledger_metrics(ledger: estimators.Ledger) -> dict[str, float]:
 
 
 def _inputs(outputs: list[Logps], norm2_S: Tensor, sequences: Sequences, rewards_PG: Tensor) -> dict[str, Tensor]:
-    """All that any baseline needs beyond rewards."""
+    """Everything that baselines need beyond rewards."""
     P, G = rewards_PG.shape
     own_PGT = sequences.own_SC.view(P, G, -1).to(rewards_PG)
     T = own_PGT.shape[2]
@@ -137,7 +137,7 @@ def _inputs(outputs: list[Logps], norm2_S: Tensor, sequences: Sequences, rewards
 
 
 def _weighted(gram: Tensor, rho_S: Tensor) -> Tensor:
-    """Inner products of rho s for those of s."""
+    """The inner products of the scores times rho, from those of the scores."""
     return gram * rho_S[:, None] * rho_S
 
 

@@ -1,7 +1,7 @@
 """OBLR-PO on verl: `algorithm.adv_estimator=oblr_po` with the settings of docs/verl.md.
 
-verl is imported here, before any module of this package: it loads `plugin` at the end of its own import, in every
-process, and a module of ours that was being imported first would be found half made.
+The library verl is imported here, before any module of this package: it loads `plugin` at the end of its own import,
+in every process, and a module of ours that was being imported first would be found half made.
 """
 
 try:

@@ -1,6 +1,6 @@
 """The advantage estimators that verl finds by name, and the way by which score norms reach them.
 
-verl hands an estimator rewards, mask and uids only; what else it needs waits in a context variable that
+An estimator is handed rewards, mask and uids only; what else it needs waits in a context variable that
 `trainer.OBLRTrainer` sets around verl's own computation.
 """
 
@@ -25,13 +25,13 @@ from oblrpo.errors import InputError
 
 @dataclass
 class Scored:
-    """What is known of a batch beside what verl hands out."""
+    """The adapter's knowledge of a batch, beside what verl hands to an estimator."""
 
     norm2_S: Tensor
     """Squared score norms, in the batch's order."""
     prior: estimators.Prior
     metrics: dict[str, float] = field(default_factory=dict)
-    """Left by the estimator."""
+    """Metrics of the baseline, which the estimator puts here."""
 
 
 _SCORED: ContextVar[Scored | None] = ContextVar("oblrpo_scored", default=None)
@@ -39,7 +39,7 @@ _SCORED: ContextVar[Scored | None] = ContextVar("oblrpo_scored", default=None)
 
 @contextmanager
 def scored(batch: Scored) -> Iterator[None]:
-    """Let the estimators see this batch's score norms."""
+    """Let the estimators see the scores of this batch while the context lasts."""
     token = _SCORED.set(batch)
     try:
         yield
@@ -55,10 +55,10 @@ def _advantages(
     config: Any = None,
     **unused: Any,
 ) -> tuple[Tensor, Tensor]:
-    """F - b of every output on each of its tokens, twice (verl wants returns, too).
+    """The advantage F - b of every output on each of its tokens, once as advantages and once as returns.
 
     Raises:
-        InputError: verl's own trainer is running.
+        InputError: verl's own trainer is running, which takes no score norms.
     """
     known = _SCORED.get()
     if known is None:

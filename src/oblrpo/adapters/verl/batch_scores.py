@@ -1,4 +1,4 @@
-"""What the driver makes of a batch's scores: the prompts' gradient norms, and the variance ledger."""
+"""The driver's part in scores: the prompts' gradient norms and the variance ledger of a batch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from oblrpo.estimators import BASELINES
 
 
 class BatchScores:
-    """Of one batch.
+    """The scores of one batch: what to ask of the workers, and what follows from their answers.
 
     Args:
-        settings: the adapter's.
-        step: verl's global step.
-        outputs: G, the most outputs of a prompt.
+        settings: the settings of the adapter.
+        step: the global step of verl.
+        outputs: the greatest number G of outputs of a prompt.
     """
 
     def __init__(self, settings: Settings, step: int, outputs: int) -> None:
@@ -33,13 +33,13 @@ class BatchScores:
         self._seeds = [2 * step, 2 * step + 1] if self.takes_ledger or self._pairs_sketched else []
 
     def wanted(self) -> dict[str, Any]:
-        """What workers are told, through the batch's `extra_info`."""
+        """Return the entries of the batch's `extra_info` that ask the workers for scores."""
         size = self._outputs if self._settings.exact_pairs else 0
         return {"oblrpo_score": True, "oblrpo_sketch_seeds": tuple(self._seeds), "oblrpo_group_size": size}
 
     @property
     def columns(self) -> list[str]:
-        """What they give."""
+        """The names of the columns in which the workers answer."""
         return [NORM2, *([GRAM] if self._settings.exact_pairs else []), *([SKETCH] if self._seeds else [])]
 
     def take(self, data: Any) -> None:
@@ -52,11 +52,11 @@ class BatchScores:
         self._sketch = _dense(data[SKETCH]).unflatten(1, (len(self._seeds), -1)) if self._seeds else None
 
     def group_norm2(self, data: Any, scale: float) -> list[float]:
-        """|| g_i ||^2 of every prompt's gradient, whose mean over prompts is the gradient of verl's loss.
+        """The squared norm of every prompt's gradient g_i; the mean of the g_i is the gradient of verl's loss.
 
         Args:
             data: `advantages` and `response_mask` in the batch's order.
-            scale: what the loss multiplies an output's advantage by.
+            scale: the factor of an output's advantage in the loss.
         """
         groups = self.groups
         coef_PG = groups.take(_one_an_output(data)) * groups.valid_PG * scale * len(groups.rows_of)
@@ -76,8 +76,8 @@ class BatchScores:
 
         Args:
             data: `response_mask` and rewards token by token.
-            rewards: the name of these.
-            prior: of `oblr_shrunk`.
+            rewards: the name of the column that holds these rewards.
+            prior: the prior of `oblr_shrunk`.
         """
         groups, valid_PG = self.groups, self.groups.valid_PG
         assert self._sketch is not None
@@ -106,7 +106,7 @@ class BatchScores:
 
 
 def _dense(column: Tensor) -> Tensor:
-    """A column as it was put in: rows of equal length come back from the queue as a nested tensor."""
+    """Return a column as it was put in: rows of equal length come back from the queue as a nested tensor."""
     return column.to_padded_tensor(0) if column.is_nested else column
 
 
@@ -114,7 +114,7 @@ def _one_an_output(data: Any) -> Tensor:
     """The advantage of every output, (S,).
 
     Raises:
-        InputError: an output's tokens have different ones.
+        InputError: the tokens of an output have different advantages.
     """
     mask = data["response_mask"].to_padded_tensor(0).bool()
     advantages = data["advantages"].to_padded_tensor(0).double()

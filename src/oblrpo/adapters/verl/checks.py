@@ -1,4 +1,4 @@
-"""Settings of verl with which the gradient would be another than the one whose signal and noise are measured."""
+"""The settings of verl that must hold for its gradient to be the one whose signal and noise are measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "mode
 
 
 class Rule(NamedTuple):
-    """A setting that must be so."""
+    """A condition on one setting of verl."""
 
     key: str
     holds: Callable[[Any], bool]
@@ -133,7 +133,7 @@ def check_config(config: Any) -> None:
     """Refuse what the adapter cannot do exactly, by name.
 
     Raises:
-        InputError: a setting of verl's that must be another.
+        InputError: a setting of verl has a value that the adapter cannot work with.
     """
     for rule in RULES:
         value = OmegaConf.select(config, rule.key)
@@ -160,7 +160,7 @@ def _check_batch(config: Any) -> None:
 
 
 def check_dropout(model: Any) -> None:
-    """Refuse a model that is random while it trains: its score is not that of the policy which sampled.
+    """Refuse a model with dropout: while it trains, its scores are not those of the policy that sampled.
 
     Raises:
         InputError: it has dropout.

@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine, which takes scores in place of old log-probabilities and sets the rate of every update."""
+"""The FSDP2 engine of verl, which takes scores in its pass for log-probabilities and sets the rate of every update."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from oblrpo.errors import InputError
 from oblrpo.scores import ScoreTape
 
 VENDOR = "oblrpo"
-"""The engine is registered under this name of a hardware vendor, which is how verl lets one be chosen."""
+"""The vendor name that the engine is registered under; verl chooses an engine by its hardware vendor."""
 
 SLACK = 1.1
-"""A mean of gradients is no longer than they are; in bfloat16 the two sides are rounded apart by a percent or two."""
+"""How far a mean of gradients may seem longer than they are: bfloat16 rounds the two apart by a percent or two."""
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
 class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """`FSDPEngineWithLMHead` with score norms and a rate that follows the gradient's signal-to-noise ratio."""
+    """The engine `FSDPEngineWithLMHead` with score norms and a rate that follows the signal-to-noise ratio."""
 
     _scoring = False
     _group_norm2_P: torch.Tensor | None = None
 
     def configure(self, settings: Settings) -> None:
-        """To be called once the optimizer is there.
+        """Prepare tape and schedule; to be called once the optimizer is there.
 
         Raises:
             InputError: the model has dropout.
@@ -54,7 +54,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         )
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
-        """As verl's; where the trainer asks for scores, these come with the log-probabilities."""
+        """Do as verl does; where the trainer asks for scores, they come with the log-probabilities."""
         if not tu.get_non_tensor_data(data, "oblrpo_score", False):
             return super().infer_batch(data, loss_function)
         maybe_fix_3d_position_ids(data)
@@ -70,7 +70,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def prepare_model_outputs(
         self, output: Any, output_args: Any, micro_batch: TensorDict, logits_processor_func: Any
     ) -> Any:
-        """As verl's; while scores are taken, the entropy keeps no graph beside that of the log-probabilities."""
+        """Do as verl does, but keep no graph of the entropy while scores are taken."""
         given = (output, output_args, micro_batch, logits_processor_func)
         if not self._scoring:
             return super().prepare_model_outputs(*given)
@@ -82,7 +82,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return result
 
     def train_batch(self, data: TensorDict, loss_function: Any) -> Any:
-        """As verl's, with the rate set just before the step and what it was set from among the metrics.
+        """Train as verl does, with the rate set just before the step; the metrics say what it was set from.
 
         Raises:
             ValueError: the trainer did not say how long the prompts' gradients are.
@@ -108,10 +108,10 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             self._schedule.restore()  # verl leaves the step out where the gradient is not finite
 
     def _set_rate(self) -> None:
-        """eta_0 times the factor that signal and noise support, from the gradient before clipping.
+        """Set the rate to eta_0 times the factor that signal and noise support, from the gradient before clipping.
 
         Raises:
-            ValueError: the gradient is not the mean of the prompts' that were measured.
+            ValueError: the gradient is not the mean of the prompts' gradients that were measured.
         """
         assert self._group_norm2_P is not None
         norm2 = estimators.squared_norm(list(self.module.parameters()))
@@ -141,12 +141,12 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return Path(folder) / f"oblrpo_schedule_rank_{self.rank}.json"
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """As verl's, with the schedule's averages in a file of their own."""
+        """Save as verl does, with the schedule's averages in a file of their own."""
         super().save_checkpoint(local_path, *args, **kwargs)
         self._state_file(local_path).write_text(json.dumps(self._schedule.state_dict()))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """As verl's; the schedule goes on where it was.
+        """Load as verl does; the schedule goes on where it was.
 
         Raises:
             InputError: the checkpoint was written without this adapter, or by another version of it.

@@ -1,7 +1,7 @@
-"""What verl loads when it is imported, by the entry-point group `verl.plugins`: everything is registered at import.
+"""The module that verl loads when it is imported (entry-point group `verl.plugins`): its import registers everything.
 
-verl drops a plugin's exceptions at level DEBUG, and the run then fails elsewhere with "Unknown trainer"; so whatever
-goes wrong is printed first.
+If this import fails, verl drops the exception at level DEBUG, and the run then fails elsewhere with "Unknown trainer".
+So whatever goes wrong is printed first.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Which rows of a batch are outputs of the same prompt, after verl has re-ordered and padded them."""
+"""The rows of a batch by prompt, after verl has re-ordered and padded them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 PADDING = "pad"
-"""What the uid of a row that verl appended begins with; a prompt's is a hexadecimal UUID."""
+"""The beginning of the uid of a row that verl appended; that of a prompt is a hexadecimal UUID."""
 
 
 class PromptRows:
-    """Rows by prompt: prompts in the order of their first row, a prompt's outputs in the order of theirs.
+    """The rows of each prompt: prompts in the order of their first rows, outputs in the order of their own rows.
 
     Args:
-        uids: of every row.
+        uids: the uid of every row.
         valid_S: rows that count; all but padding if None.
 
     Raises:
@@ -37,13 +37,13 @@ class PromptRows:
             self.valid_PG &= self.take(valid_S.bool(), False)
 
     def take(self, values_S: Tensor, fill: float | bool = 0.0) -> Tensor:
-        """Values of rows as (P, G, ...), with `fill` where a prompt has fewer outputs."""
+        """Return the values of rows as (P, G, ...), with `fill` where a prompt has fewer outputs."""
         taken = values_S.cpu()[self.row_PG.clamp(min=0)]
         missing = (self.row_PG < 0).view(*self.row_PG.shape, *[1] * (taken.ndim - 2))
         return taken.masked_fill(missing, fill)
 
     def put(self, values_PG: Tensor) -> Tensor:
-        """Values of outputs as (S,), 0 for padding rows."""
+        """Return the values of outputs as (S,), with 0 for rows of padding."""
         here_PG = self.row_PG >= 0
         values_S = values_PG.new_zeros(self.sequences)
         values_S[self.row_PG[here_PG]] = values_PG[here_PG]
@@ -51,17 +51,17 @@ class PromptRows:
 
 
 def place_on_ranks(uids: Sequence[str], loads: Sequence[float], ranks: int) -> list[int] | None:
-    """An order of the rows in which each of `ranks` equal parts holds whole prompts, of even loads as greed goes.
+    """Order the rows so that each of `ranks` equal parts holds whole prompts, with loads evened out greedily.
 
     Padding rows fill what is left.
 
     Args:
-        uids: of every row; their number is a multiple of `ranks`.
-        loads: of every row.
-        ranks: how many parts.
+        uids: the uid of every row; their number is a multiple of `ranks`.
+        loads: the load of every row.
+        ranks: the number of parts.
 
     Returns:
-        Row indices in their new order, or None if this way of filling them leaves no room for a prompt.
+        Row indices in their new order, or None if the greedy way leaves no room for a prompt.
     """
     groups = PromptRows(uids).rows_of
     room = [len(uids) // ranks] * ranks

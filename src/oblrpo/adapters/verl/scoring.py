@@ -23,17 +23,18 @@ from oblrpo.adapters.verl.settings import Settings
 from oblrpo.scores import ScoreTape, Sketch
 
 NORM2, GRAM, SKETCH = "oblrpo_norm2", "oblrpo_gram", "oblrpo_sketch"
-"""Columns: (B,), (B, G) inner products with the outputs of the same prompt, (B, K L) sketches one after another."""
+"""The columns of scores: squared norms (B,), inner products with the outputs of the same prompt (B, G), and sketches
+one after another (B, K L)."""
 
 
 def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDict) -> dict[str, Tensor]:
-    """Columns of this rank's rows, in their order; what verl's own pass gives (log_probs, entropy) and scores.
+    """Return the columns of this rank's rows, in their order: log_probs and entropy, as in verl's own pass, and scores.
 
     Args:
-        engine: whose `forward_step` runs the model.
-        tape: of its module, method "streamed".
-        settings: which inner products.
-        data: rows of this rank; carries `oblrpo_sketch_seeds`, and `oblrpo_group_size` G with exact inner products.
+        engine: the engine whose `forward_step` runs the model.
+        tape: a tape on its module, with the method "streamed".
+        settings: the settings that say which inner products to take.
+        data: the rows of this rank; carries `oblrpo_sketch_seeds`, and `oblrpo_group_size` G with exact inner products.
     """
     sketches = [
         Sketch(seed, settings.sketch_directions, settings.sketch_dimensions)
@@ -52,7 +53,7 @@ def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDic
 
 
 def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterator[tuple[list[list[int]], bool]]:
-    """Rows of each pass, prompt by prompt where that matters, and whether it is one for other ranks' sake only."""
+    """Yield the rows of each pass, by prompt where that matters, and whether they count or only keep ranks in step."""
     if settings.exact_pairs:
         uids = [str(uid) for uid in tu.get(data, "uid")]
         groups = [] if all(uid.startswith(PADDING) for uid in uids) else PromptRows(uids).rows_of
@@ -73,7 +74,7 @@ def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterato
 def _record(
     engine: Any, tape: ScoreTape, micro_batch: TensorDict, gram: bool, sketches: list[Sketch]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """One recorded forward and backward; log-probabilities and entropy of every token, row by row."""
+    """Record one forward and backward; return log-probabilities and entropies of every token, row by row."""
     kept: dict[str, Tensor] = {}
 
     def capture(
@@ -94,7 +95,7 @@ def _record(
 
 
 def _sequence_ids(engine: Any, micro_batch: TensorDict) -> Tensor:
-    """Which sequence each packed token belongs to, (1, L); -1 for tokens that only fill up."""
+    """The sequence that each packed token belongs to, (1, L); -1 for tokens that only fill up."""
     lengths_S = micro_batch["input_ids"].offsets().diff()
     ids_L = torch.arange(len(lengths_S), device=lengths_S.device).repeat_interleave(lengths_S)
     fill = engine._get_packed_pad_size(len(ids_L))
@@ -102,7 +103,7 @@ def _sequence_ids(engine: Any, micro_batch: TensorDict) -> Tensor:
 
 
 class _Columns:
-    """What has been found of the rank's rows so far; rows of padding keep zeros."""
+    """The columns of the rank's rows as far as they are known; rows of padding keep zeros."""
 
     def __init__(self, rows: int, group_size: int, sketches: list[Sketch]) -> None:
         self.log_probs: list[Tensor | None] = [None] * rows
@@ -115,7 +116,7 @@ class _Columns:
             self.scores[SKETCH] = torch.zeros(rows, len(sketches) * sketches[0].dimensions)
 
     def add(self, rows: list[int], tape: ScoreTape, log_probs: list[Tensor], entropy: list[Tensor]) -> None:
-        """Put in a micro-batch."""
+        """Put in the results of a micro-batch."""
         self.scores[NORM2][rows] = tape.norm2().double().cpu()
         for place, row in enumerate(rows):
             self.log_probs[row], self.entropy[row] = log_probs[place].float().cpu(), entropy[place].float().cpu()
@@ -131,7 +132,7 @@ class _Columns:
             start = block.stop
 
     def finish(self, lengths: list[int]) -> dict[str, Tensor]:
-        """All columns."""
+        """Return all columns."""
         nested = {}
         for name, values in (("log_probs", self.log_probs), ("entropy", self.entropy)):
             whole = [torch.zeros(n) if each is None else each for each, n in zip(values, lengths, strict=True)]

@@ -10,10 +10,10 @@ from oblrpo.errors import InputError
 from oblrpo.estimators import RULES
 
 ESTIMATORS = {"oblr_po": "oblr", "oblr_po_shrunk": "oblr_shrunk"}
-"""verl's name of an advantage estimator -> the baseline in `estimators.BASELINES`."""
+"""The names of the advantage estimators in verl, each with its baseline in `estimators.BASELINES`."""
 
 SCHEDULES = ("debiased", "plugin", "off")
-"""Modes of `estimators.SNRSchedule` that a step of verl can follow."""
+"""The modes of `estimators.SNRSchedule` that a step of verl can follow."""
 
 INNER_PRODUCTS = ("exact", "sketched")
 
@@ -27,11 +27,11 @@ class Settings:
     ema: float = 0.9
     """Decay of the averages of signal and noise."""
     floor: float = 0.0
-    """Least factor."""
+    """Least factor on the rate."""
     ceiling: float = 1.0
-    """Greatest factor."""
+    """Greatest factor on the rate."""
     inner_products: str = "exact"
-    """How the inner products of one prompt's scores are had, for the SNR: exact (a prompt's outputs go through
+    """How the inner products of one prompt's scores are taken, for the SNR: exact (a prompt's outputs go through
     the model together) or sketched (unbiased estimates; micro-batches are verl's own, and a prompt may be spread over
     ranks)."""
     prompts_per_micro_batch: int = 1
@@ -59,10 +59,10 @@ class Settings:
 
 
 def read_settings(given: Mapping[str, Any] | None) -> Settings:
-    """Settings from `config.oblrpo`.
+    """Return the settings in `config.oblrpo`.
 
     Raises:
-        InputError: an unknown key, or a value of the wrong type or out of range.
+        InputError: there is an unknown key, or a value of the wrong type or out of range.
     """
     known: dict[str, type] = {each.name: type(each.default) for each in fields(Settings)}
     values: dict[str, Any] = {}

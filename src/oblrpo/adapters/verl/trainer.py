@@ -1,4 +1,4 @@
-"""verl's synchronous trainer with OBLR-PO: `trainer.v1.trainer_mode=oblr_po`."""
+"""The synchronous trainer of verl with OBLR-PO: `trainer.v1.trainer_mode=oblr_po`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from oblrpo.errors import InputError
 
 @register_trainer("oblr_po")
 class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
-    """`PPOTrainerSync`: scores come with old log-probabilities, baselines from them, and the rate from the SNR.
+    """The trainer `PPOTrainerSync`, with baselines from scores and a rate that follows the signal-to-noise ratio.
+
+    Scores are taken in the pass for old log-probabilities.
 
     Raises:
-        InputError: a setting with which the gradient would be another (`checks.RULES`), or one of ours that is wrong.
+        InputError: a setting of verl would make the gradient another (`checks.RULES`), or one of ours is wrong.
     """
 
     def __init__(self, config: Any) -> None:
@@ -52,10 +54,10 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
                 self.role_worker_mapping[role] = ray.remote(OBLRWorker)
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As verl's, but with all outputs of a prompt on one rank where exact inner products need them there.
+        """Balance the batch as verl does, but keep a prompt's outputs on one rank where exact inner products need it.
 
         Raises:
-            InputError: more rows than prompts times outputs, or prompts that do not fit the ranks.
+            InputError: there are more rows than prompts times outputs, or the prompts do not fit the ranks.
         """
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         most = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
@@ -83,7 +85,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         return batch
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """As verl's; the pass takes scores as well."""
+        """Compute old log-probabilities as verl does, and scores in the same pass."""
         self._scores = BatchScores(self._oblrpo, self.global_steps, self.config.actor_rollout_ref.rollout.n)
         batch.extra_info.update(self._scores.wanted())
         batch = super()._compute_old_log_prob(batch, metrics)
@@ -92,7 +94,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """As verl's, with score norms within the estimator's reach; then the prompts' gradient norms."""
+        """Compute advantages as verl does, from score norms as well; then the prompts' gradient norms."""
         fields = ["uid", "response_mask", *self._scores.columns]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         self._scores.take(data)
@@ -110,14 +112,14 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         return batch
 
     def _loss_scale(self) -> float:
-        """What verl's loss multiplies an output's advantage by, times minus grad log pi(o|q)."""
+        """The factor of an output's advantage in the gradient of verl's loss, beside minus grad log pi(o|q)."""
         actor = self.config.actor_rollout_ref.actor
         outputs = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         constant = actor.loss_scale_factor if actor.loss_agg_mode == "seq-mean-token-sum-norm" else 1
         return 1.0 / float(outputs * constant)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """As verl's; the prompts' gradient norms go along."""
+        """Update the actor as verl does, and send it the prompts' gradient norms."""
         if self._group_norm2 is not None:
             batch.extra_info["oblrpo_group_norm2"] = tuple(self._group_norm2)
         batch = super()._update_actor(batch, metrics)
@@ -129,7 +131,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         return folder / "oblrpo_prior.json"
 
     def _save_checkpoint(self) -> None:
-        """As verl's; the prior's file comes first, because verl names the checkpoint as the latest in the end."""
+        """Save as verl does, the prior's file first, because verl ends by naming the checkpoint as the latest."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
         state = {key: value.tolist() for key, value in self._prior.state_dict().items()}
@@ -137,7 +139,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
-        """As verl's; the prior goes on where it was.
+        """Load as verl does; the prior goes on where it was.
 
         Raises:
             InputError: the checkpoint was written without this adapter.

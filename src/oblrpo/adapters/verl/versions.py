@@ -1,4 +1,4 @@
-"""Which versions of verl the adapter was written against."""
+"""The versions of verl that the adapter was written against."""
 
 import re
 
@@ -9,7 +9,7 @@ def check_version(version: str) -> None:
     """Refuse a verl whose insides are not known here.
 
     Raises:
-        ImportError: it is older or newer than those.
+        ImportError: verl is older or newer than those.
     """
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if not OLDEST <= numbers < FIRST_UNKNOWN:

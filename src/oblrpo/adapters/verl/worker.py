@@ -1,4 +1,4 @@
-"""verl's worker, whose actor runs on `engine.OBLREngine`."""
+"""A worker of verl whose actor runs on `engine.OBLREngine`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENGINE_VENDOR = "VERL_ENGINE_VENDOR"
 
 
 class OBLRTrainingWorker(TrainingWorker):  # type: ignore[misc]
-    """A training worker on our engine; the reference model beside it keeps verl's."""
+    """A training worker on our engine; the reference model beside it keeps the engine of verl."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         before = os.environ.get(ENGINE_VENDOR)
@@ -32,13 +32,13 @@ class OBLRTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
 
 class OBLRWorker(ActorRolloutRefWorker):  # type: ignore[misc]
-    """`ActorRolloutRefWorker` with that actor; `config.oblrpo` holds the adapter's settings."""
+    """The worker `ActorRolloutRefWorker` with that actor; `config.oblrpo` holds the adapter's settings."""
 
     actor_worker_cls = OBLRTrainingWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def init_model(self) -> None:
-        """As verl's; then the engine's settings."""
+        """Build the models as verl does, then hand the adapter's settings to the engine."""
         super().init_model()
         if self.actor is not None:
             self.actor.engine.configure(read_settings(OmegaConf.to_container(self.config.oblrpo)))
