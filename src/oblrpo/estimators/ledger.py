@@ -90,7 +90,7 @@ def ledger(
     gram_of: Mapping[str, Tensor] | None = None,
     valid_PG: Tensor | None = None,
 ) -> Ledger:
-    """Accounts of several advantages on one batch of P prompts with G outputs each.
+    """The ledger of several advantages on one batch of P prompts with G outputs each.
 
     H = Cov(g_i) is the covariance of one prompt's gradient; prompts are independent, so that the sample covariance of
     the g_i is unbiased whatever the baseline does within a prompt (one that looks at other prompts makes them depend on
