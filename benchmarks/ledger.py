@@ -68,18 +68,18 @@ def main() -> None:
     task = make_task(arguments.task, arguments.seed, **arguments.task_args)
     pay = Rewards(task)
     torch.manual_seed(arguments.seed)
-    accountant = VarianceLedger(policy, 1.0, 0, exact=not arguments.projected)
+    ledger_of = VarianceLedger(policy, 1.0, 0, exact=not arguments.projected)
     P, G, B = arguments.prompts, arguments.outputs, arguments.batches
     predicted, seen, costs = {}, {}, []
     for batch in range(B):
         problems = task.train_batch(20_000 + batch, P)
         rollouts = sample(policy, [problem.prompt for problem in problems], G, LONGEST[arguments.task], 1.0)
-        rewards_PG = torch.tensor(pay(problems, rollouts.completions))
+        rewards_PG = torch.tensor(pay(problems, rollouts.completions)[0])
         begun = time.perf_counter()
         policy.logps(rollouts.sequences).logps_S.sum().backward()
         policy.model.zero_grad()
         between = time.perf_counter()
-        ledger = accountant.take(Batch(rollouts.sequences, rewards_PG), torch.ones(P, G), Prior(), seed=batch)
+        ledger = ledger_of.take(Batch.of(rollouts.sequences, rewards_PG), Prior(), seed=batch)
         costs.append((time.perf_counter() - between) / (between - begun))
         for name, entry in ledger.entries.items():
             predicted.setdefault(name, []).append(entry.variance)

@@ -63,7 +63,7 @@ def draw(model: str, task_name: str, task_args: dict, prompts: int, outputs: int
     tape = ScoreTape(policy.model)
     for problem in problems:
         rollouts = sample(policy, [problem.prompt], outputs, LONGEST[task_name], 1.0)
-        rewards = torch.tensor(pay([problem], rollouts.completions)[0])
+        ((rewards,), _) = pay([problem], rollouts.completions)
         with tape:
             out = policy.logps(rollouts.sequences, 1.0, features=True)
             tape.record(out.logps_S)
@@ -71,7 +71,7 @@ def draw(model: str, task_name: str, task_args: dict, prompts: int, outputs: int
         rows.append(rollouts.sequences)
         columns.append(
             (
-                rewards.double(),
+                torch.tensor(rewards).double(),
                 tape.norm2().double(),
                 rollouts.sequences.lengths_S.double(),
                 torch.nn.functional.pad(out.logit_norm2_SC, pad).double(),

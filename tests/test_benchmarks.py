@@ -34,7 +34,8 @@ class ByFirst:
     def __call__(self, problems, completions):
         G = len(completions) // len(problems)
         parities = [float(ord(text[:1] or " ") % 2) for text in completions]
-        return [parities[start : start + G] for start in range(0, len(parities), G)]
+        rewards_PG = [parities[start : start + G] for start in range(0, len(parities), G)]
+        return rewards_PG, [[True] * G for _ in rewards_PG]
 
 
 def printed_by(name, arguments, monkeypatch, capsys):

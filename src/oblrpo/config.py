@@ -320,7 +320,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
-    task: Annotated[TaskConfig, OWN_DATA] = field(default_factory=TaskConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     scores: ScoresConfig = field(default_factory=ScoresConfig)

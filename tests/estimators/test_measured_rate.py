@@ -394,6 +394,37 @@ def test_an_update_too_short_to_be_felt_is_lengthened_for_the_measurement(make):
     assert 0.2 * LEAST < run.kls[1] / 0.02 < 5 * LEAST
 
 
+def test_a_measurement_that_fails_leaves_the_update_as_it_was_made():
+    """No memory, or Ctrl-C, while the update is lengthened: the policy does not keep what was only tried."""
+    run = Slope(sgd(1e-9))
+
+    def change_S(before):
+        run.measured_times += 1
+        if run.measured_times == 3:
+            raise MemoryError
+        return torch.zeros(4)
+
+    run.change_S = change_S
+    with pytest.raises(MemoryError):
+        run.step()
+    torch.testing.assert_close(run.theta, 1e-9 * SLOPE, rtol=1e-12, atol=0)
+
+
+def test_a_step_at_a_rate_of_zero_has_nothing_to_shorten():
+    """Without a gradient, or where a scheduler ends: whatever changes then is not of the update."""
+    run = Slope(sgd(0.1), kl=0.02)
+    run.step()
+    kappa, before = run.rule.kappa, run.theta
+    for p in run.parameters:
+        p.grad = torch.zeros_like(p)
+    run.schedule.step(Moments(0.0, 0.0, 4))
+    run.optimizer.step()
+    assert run.schedule.confine(lambda: torch.ones(4)) == (0.5, 1.0)
+    assert torch.equal(run.theta, before)
+    run.step()
+    assert run.rule.kappa == pytest.approx(kappa)
+
+
 def test_an_update_that_rounding_swallows_leaves_the_rate_where_it_is():
     """At 1e-30 float64 keeps no update of a weight of 1; there is nothing to lengthen."""
     run = Slope(sgd(1e-30))

@@ -43,11 +43,11 @@ def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_poli
         vectors = scores(tiny_policy, out.logps_S) * (rewards_PG - baseline).flatten()[:, None]
     vectors = vectors / NORMALISATIONS[entry.normalisation](rewards_PG).flatten()[:, None]
     prompts = vectors.view(P, G, -1).mean(1)
-    entry = ledger.entries[name]
-    assert entry.variance == pytest.approx(float(prompts.var(0).sum()) / P, rel=1e-3)
+    found = ledger.entries[name]
+    assert found.variance == pytest.approx(float(prompts.var(0).sum()) / P, rel=1e-3)
     total = prompts.mean(0).square().sum()
-    assert entry.signal2 == pytest.approx(float(total) - entry.variance, rel=1e-3, abs=1e-4 * entry.variance)
-    assert math.isnan(entry.within) != entry.unbiased
+    assert found.signal2 == pytest.approx(float(total) - found.variance, rel=1e-3, abs=1e-4 * found.variance)
+    assert math.isnan(found.within) != entry.unbiased
 
 
 @pytest.mark.parametrize("per_block", [0, 2])

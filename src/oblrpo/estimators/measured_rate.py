@@ -125,7 +125,8 @@ class MeasuredRate(Rule):
             ValueError: it moves the policy too far however short it is; it has been taken back.
         """
         kl, left, delta = mean_kl(change()), 1.0, self.settings.kl
-        if self._used is None:  # an update without the schedule
+        if not self._used:  # no update of the schedule, or one at a rate of 0: there is nothing to shorten
+            self._used, self._before = None, []
             return Step(kl, left)
         while kl > delta * (1 + 1e-6):
             shorter = max(0.1, math.sqrt(0.9 * delta / kl))
@@ -137,8 +138,7 @@ class MeasuredRate(Rule):
             kl = mean_kl(change())
         used, self._used = self._used * left, None
         self.rate = None if self.rate is None else self.rate * left
-        if used > 0:
-            self._learn(*(kl, used) if kl > 0 else self._lengthened(used, change))
+        self._learn(*(kl, used) if kl > 0 else self._lengthened(used, change))
         self._before = []
         return Step(kl, left)
 
@@ -155,12 +155,14 @@ class MeasuredRate(Rule):
         if self._kappa_weight or not any((p != b).any() for p, b in zip(self._parameters, self._before, strict=True)):
             return 0.0, used
         made, longer, kl = [p.detach().clone() for p in self._parameters], 1.0, 0.0
-        while kl == 0 and longer < LONGEST:
-            longer *= 10
-            self._scale_update(10.0)
-            kl = mean_kl(change())
-        for p, kept in zip(self._parameters, made, strict=True):
-            p.copy_(kept)
+        try:
+            while kl == 0 and longer < LONGEST:
+                longer *= 10
+                self._scale_update(10.0)
+                kl = mean_kl(change())
+        finally:
+            for p, kept in zip(self._parameters, made, strict=True):
+                p.copy_(kept)
         return (kl if kl < math.inf else 0.0), used * longer
 
     def _scale_update(self, scale: float) -> None:

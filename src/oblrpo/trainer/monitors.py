@@ -7,7 +7,7 @@ import math
 from collections import deque
 from typing import Any
 
-from oblrpo.estimators import RULES
+from oblrpo.estimators import BASELINES, RULES
 
 PATIENCE = 10
 """The number of steps in a row after which a state counts as lasting."""
@@ -190,7 +190,7 @@ class Monitors:
             return ""
         if spread <= (metrics.get("reward_std") or 0.0):  # wide for baselines near 0, and yet within what rewards do
             return ""
-        shrink = "" if self._baseline == "oblr_shrunk" else ", or take the baseline oblr_shrunk"
+        shrink = "" if "prior" in BASELINES[self._baseline].needs else ", or take the baseline oblr_shrunk"
         return (
             f"baselines of this step's prompts spread {spread / usual:.0f} times as wide as usual "
             f"({spread:.3g} against {usual:.3g}): look at the rewards in completions/ for outliers, clip them{shrink}."

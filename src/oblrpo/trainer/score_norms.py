@@ -11,7 +11,7 @@ from oblrpo.config import ScoresConfig
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, agreement
 
 SCORE_NORMS = ("exact", *PROXIES, "calibrated")
-"""The names of all weights: exact norms, and the proxies for them."""
+"""What the setting `score_norms` may be."""
 
 
 class ScoreNorms:
