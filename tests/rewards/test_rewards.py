@@ -223,15 +223,15 @@ def test_messages_in_messages_out_as_in_trl(tmp_path):
     )
     problem = Problem([{"role": "user", "content": "four"}], "", {"level": 100})
     task = DataTask("mine", [problem], [problem], default_rewards=[f"{tmp_path}/r.py:f"])
-    assert Rewards(task)([problem], ["a", "bb"]) == [[105.0, 106.0]]
+    assert Rewards(task)([problem], ["a", "bb"])[0] == [[105.0, 106.0]]
 
 
 def test_the_tasks_own_and_others():
     task = make_task("path")
     problem = task.train_batch(0, 1)[0]
     right = task.demonstration(problem, random.Random(0), 0.0)
-    assert Rewards(task)([problem], [right, "zz"]) == [[1.0, 0.0]]
-    assert Rewards(task, ["task", "length@0.5"])([problem], [right, "z z z"]) == [[1.5, 1.5]]
+    assert Rewards(task)([problem], [right, "zz"])[0] == [[1.0, 0.0]]
+    assert Rewards(task, ["task", "length@0.5"])([problem], [right, "z z z"])[0] == [[1.5, 1.5]]
     with pytest.raises(InputError, match="unknown reward 'task'"):
         Rewards(DataTask("mine", []), ["task"])
 
@@ -250,7 +250,9 @@ def python_rewards(function, on_error="raise"):
             lambda completions, **_: (1 / 0 for _ in completions),
             "'python:f' raised ZeroDivisionError: division by zero",
         ),
-        (lambda completions: [1.0, 1.0], "'python:f' raised TypeError"),
+        (lambda completions, **_: {0: 1.0, 1: 2.0}, "'python:f' returned a dict, not a list of numbers"),
+        (lambda completions, **_: "12", "'python:f' returned a str, not a list of numbers"),
+        (lambda completions: [1.0, 1.0], "takes what it does not use as **columns"),
     ],
 )
 def test_errors_of_a_callable_are_those_of_a_path(function, words):
@@ -258,7 +260,7 @@ def test_errors_of_a_callable_are_those_of_a_path(function, words):
         python_rewards(function)([Problem("p", "1")], ["a", "b"])
     assert words in str(caught.value)
     rewards = python_rewards(function, "mask")
-    assert all(map(math.isnan, rewards([Problem("p", "1")], ["a", "b"])[0]))
+    assert rewards([Problem("p", "1")], ["a", "b"]) == ([[0.0, 0.0]], [[False, False]])
     assert rewards.failures >= 1
 
 
@@ -266,7 +268,7 @@ def test_a_callable_may_return_what_has_numbers_and_see_any_object():
     thing = object()
     problems = [Problem("p", "1", {"thing": thing})]
     rewards = python_rewards(lambda completions, thing, **_: torch.tensor([len(text) for text in completions]))
-    assert rewards(problems, ["a", "bb"]) == [[1.0, 2.0]]
+    assert rewards(problems, ["a", "bb"])[0] == [[1.0, 2.0]]
     seen = []
     python_rewards(lambda completions, thing, **_: seen.extend(thing) or [0.0] * len(completions))(problems, ["a"])
     assert seen == [thing]
