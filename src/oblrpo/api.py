@@ -54,7 +54,7 @@ class Run:
         data: Any = None,
         reward: Any = None,
         *,
-        k: Sequence[int] = (),
+        k: int | Sequence[int] = (),
         progress: bool = True,
         **settings: Unpack[EvaluateKeywords],
     ) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Run:
         Args:
             data: rows, or names of files or of a data set on the hub; None for the run's held-out problems.
             reward: a function, a name, or a list of both; None for the run's own.
-            k: sizes for pass@k.
+            k: size or sizes for pass@k.
             progress: show how far it is.
             settings: as of `oblrpo evaluate`; those that are not said are the run's.
 
@@ -156,7 +156,7 @@ def evaluate(
     reward: Any = None,
     *,
     tokenizer: Any = None,
-    k: Sequence[int] = (),
+    k: int | Sequence[int] = (),
     progress: bool = True,
     **settings: Unpack[EvaluateKeywords],
 ) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def evaluate(
         data: rows, or names of files or of a data set on the hub; None for the held-out problems of the run.
         reward: a function as of `oblrpo.train`, a name, or a list of both; None for the run's, or else `numeric`.
         tokenizer: the tokenizer of a loaded model.
-        k: sizes for pass@k; none for 1, 2, 4, ... and all completions of a problem.
+        k: size or sizes for pass@k; none for 1, 2, 4, ... and all completions of a problem.
         progress: show how far it is.
         settings: as of `oblrpo evaluate`, such as `samples=8`. Files are kept where `output` is said.
 
@@ -192,7 +192,7 @@ def _evaluate(
     settings: Mapping[str, Any],
     objects: Objects,
     run: TrainConfig | None,
-    ks: Sequence[int],
+    k: int | Sequence[int],
     progress: bool,
 ) -> dict[str, Any]:
     """Say, load and score what `oblrpo.evaluate` is asked for.
@@ -202,13 +202,14 @@ def _evaluate(
     """
     asked, judged = as_in_run(run) if run else (SamplingConfig(), RewardsConfig())
     said = words | _plain(settings)
-    known = {"model", "data"} | {each.name for part in (asked, judged) for each in fields(part)}
-    for name in said:
+    known = {each.name for part in (asked, judged) for each in fields(part)}
+    for name in settings:
         if name not in known:
             raise InputError(f"oblrpo.evaluate has no setting {name!r}.{did_you_mean(name, known)}")
     objects.refuse_idle(said)
     check_asked({name: name for name in said}, said.get("data", ()), run)
     asked, judged = with_fields(asked, said, "oblrpo.evaluate"), with_fields(judged, said, "oblrpo.evaluate")
+    ks = [k] if isinstance(k, int) else list(k)
     check_sampling(asked, ks)
 
     from oblrpo.policy import adopt_policy, load_policy

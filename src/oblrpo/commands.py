@@ -125,7 +125,7 @@ def evaluate_rows(
     task: Task
     if data:
         objects.check(data=data, rewards=judged.rewards)
-        saved = SavedCompletions(folder, "data" if data[0] in objects.rows else name_of(data))
+        saved = SavedCompletions(folder, name_of(data))
         # What was drawn is scored with the prompts it was drawn for.
         template = asked.prompt_template if policy is not None else str(saved.settings().get("prompt_template", ""))
         rows = TaskConfig(

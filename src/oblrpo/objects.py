@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,8 @@ class Objects:
             for word in words:
                 if word.startswith(PREFIX) and word not in known:
                     raise InputError(
-                        f"{setting} is {word!r}, an object of the Python program that started the run; give it there, "
-                        "with oblrpo.train(..., resume=True) to resume the run, or name another."
+                        f"{setting} is {word!r}, an object of the Python program that started the run; give it there "
+                        "(oblrpo.train(..., resume=True) resumes the run), or name another."
                     )
 
     def refuse_idle(self, said: Mapping[str, Any]) -> None:
@@ -100,7 +101,7 @@ def take(
         InputError: one of them is something else.
     """
     settings: dict[str, Any] = {}
-    if isinstance(model, tuple) and len(model) == 2 and tokenizer is None:
+    if isinstance(model, (tuple, list)) and len(model) == 2 and tokenizer is None:
         model, tokenizer = model
     if isinstance(model, (str, os.PathLike)):
         if tokenizer is not None:
@@ -166,14 +167,21 @@ def _word(rows: Rows) -> str:
     """Return what stands for rows in the settings: their number and a digest of what they hold."""
     digest = hashlib.sha256()
     for _, row in rows:
-        digest.update(json.dumps(row, sort_keys=True, default=_looks).encode() + b"\n")
+        digest.update(json.dumps(_lasting(row), sort_keys=True).encode() + b"\n")
     return f"{PREFIX}{len(rows)} rows, sha256 {digest.hexdigest()[:8]}"
 
 
-def _looks(value: Any) -> str:
-    """Return how a value that JSON does not know looks, without an address in memory."""
-    kind: Any = type(value)
-    return repr(value) if kind.__repr__ is not object.__repr__ else str(kind.__name__)
+def _lasting(value: Any) -> Any:
+    """Return a value as JSON knows it, equal in every process: sets are sorted, and addresses in memory left out."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _lasting(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_lasting(each) for each in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_lasting(each), sort_keys=True) for each in value)
+    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _rewards(given: Any, functions: dict[str, Callable[..., Any]]) -> tuple[str, ...]:

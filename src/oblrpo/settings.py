@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import typing
 from collections.abc import Mapping
 from importlib.resources import files
@@ -107,9 +108,12 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
         if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
             return tuple(value)
         raise InputError(f"{source}: {key} is {value!r}, but it must be text, or a list of texts.")
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    number = None if isinstance(value, bool) else value
+    if kind is float and isinstance(number, numbers.Real):
+        return float(number)
+    if kind is int and isinstance(number, numbers.Integral):
+        return int(number)  # of numpy, too
+    if isinstance(value, kind) and kind is not int:
         return value
     wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
     raise InputError(f"{source}: {key} is {value!r}, but it must be {wanted[kind]}.")

@@ -73,7 +73,7 @@ def test_a_run_evaluates_its_policy_on_its_held_out_problems_or_on_others(train,
     assert (other["problems"], other["samples"], other["rewards"]) == (3, 4, ["numeric"])
     assert json.loads((tmp_path / "kept" / "data.result.json").read_text()) == other
     assert len((tmp_path / "kept" / "data.jsonl").read_text().splitlines()) == 12
-    assert run.evaluate(ROWS[:3], rewards=[letters, "length"], k=[2], progress=False)["pass@k"].keys() == {"2"}
+    assert run.evaluate(ROWS[:3], rewards=[letters, "length"], k=2, progress=False)["pass@k"].keys() == {"2"}
     again = oblrpo.evaluate((run.policy.model, run.policy.tokenizer), ROWS[:3], letters, samples=2, progress=False,
                             max_completion_length=6, temperature=0.7)  # fmt: skip
     assert again["avg@k"] == run.evaluate(ROWS[:3], progress=False)["avg@k"]
@@ -92,6 +92,10 @@ def test_a_checkpoint_by_name_is_asked_as_its_run_asked(train, tmp_path):
         oblrpo.evaluate(checkpoint, reward=letters, where={"level": 1}, progress=False)
     with pytest.raises(InputError, match="data is 'python:60 rows"):
         oblrpo.evaluate(checkpoint, reward=letters, progress=False)
+    with pytest.raises(InputError, match="is the folder of a run; give one of its checkpoints"):
+        oblrpo.evaluate(run.output, ROWS[:6], letters, progress=False)
+    with pytest.raises(InputError, match="has no setting 'model'"):
+        run.evaluate(model="another", progress=False)
 
 
 @pytest.mark.parametrize(

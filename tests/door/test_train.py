@@ -1,9 +1,13 @@
 """`oblrpo.train`: objects in, a run out, and everything of its folder as from the command line."""
 
 import io
+import os
 import signal
+import subprocess
+import sys
 import threading
 
+import numpy
 import pandas
 import pytest
 import torch
@@ -226,7 +230,11 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"data": pandas.DataFrame(ROWS)}, r"of a table of pandas give table.to_dict\('records'\)"),
         ({"data": [{1: "x"}]}, "data row 0 has a column named 1"),
         ({"data": [{"question": "x"}] * 60}, "data row 0 has no column 'prompt'; its columns are: 'question'"),
-        ({"data": ROWS[:10], "eval_prompts": 128}, "held-out rows, but 128 were asked for; set eval_prompts lower"),
+        ({"eval_data": ROWS}, "data has 0 training rows, but 4 .* 60 training problems of data are held out too"),
+        (
+            {"data": ROWS[:10], "eval_prompts": 128},
+            "data has . held-out rows, but 128 were asked for; set eval_prompts lower",
+        ),
         ({"reward": 3}, "a reward is a int; give a function, or the name of a reward"),
         ({"reward": letters, "rewards": "numeric"}, "reward and rewards are the same"),
         ({"model": loaded()[0]}, r"the loaded model \(Qwen3ForCausalLM\) needs its tokenizer"),
@@ -336,3 +344,28 @@ def test_the_console_of_a_notebook_has_a_bar_only_with_ipywidgets(monkeypatch):
 def test_nothing_that_works_by_name_says_otherwise():
     """Defaults of the small run are settings that there are."""
     assert set(SMALL) - {"progress"} <= set(api.train.__signature__.parameters)
+
+
+def test_the_word_of_rows_is_the_same_in_every_process():
+    """Sets and addresses differ between processes, and JSON refuses some keys; all would hinder a resumed run."""
+    code = (
+        "from oblrpo.objects import take\n"
+        "row = {'prompt': 'p', 'check': lambda text: 1, 'names': {'a', 'b', 'c'}, 'places': {(1, 2): 3, 'x': 4}}\n"
+        "print(take(data=[row])[0]['data'])"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "123"
+    }
+    assert len(said) == 1
+
+
+def test_numbers_of_numpy_are_numbers(train):
+    run = train(steps=numpy.int64(1), learning_rate=numpy.float32(0.5))
+    assert (run._trainer.config.run.steps, run._trainer.config.optim.learning_rate) == (1, 0.5)

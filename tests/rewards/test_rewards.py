@@ -252,7 +252,9 @@ def python_rewards(function, on_error="raise"):
             lambda completions, **_: (1 / 0 for _ in completions),
             "'python:f' raised ZeroDivisionError: division by zero",
         ),
-        (lambda completions: [1.0, 1.0], "'python:f' raised TypeError"),
+        (lambda completions, **_: {0: 1.0, 1: 2.0}, "'python:f' returned a dict, not a list of numbers"),
+        (lambda completions, **_: "12", "'python:f' returned a str, not a list of numbers"),
+        (lambda completions: [1.0, 1.0], "takes what it does not use as **columns"),
     ],
 )
 def test_errors_of_a_callable_are_those_of_a_path(function, words):
@@ -260,7 +262,7 @@ def test_errors_of_a_callable_are_those_of_a_path(function, words):
         python_rewards(function)([Problem("p", "1")], ["a", "b"])
     assert words in str(caught.value)
     rewards = python_rewards(function, "mask")
-    assert rewards([Problem("p", "1")], ["a", "b"])[1] == [[False, False]]
+    assert rewards([Problem("p", "1")], ["a", "b"]) == ([[0.0, 0.0]], [[False, False]])
     assert rewards.failures >= 1
 
 

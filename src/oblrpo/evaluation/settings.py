@@ -85,9 +85,11 @@ def run_of(model: str) -> TrainConfig | None:
     """Return the settings of the run that a checkpoint or a merged model lies in; None if it lies in none.
 
     Raises:
-        InputError: the settings cannot be read.
+        InputError: the settings cannot be read, or it is the folder of a run itself.
     """
     path = Path(model)
+    if (itself := RunFolder(path)).config_file.is_file() and itself.checkpoints.is_dir():
+        raise InputError(f"{model} is the folder of a run; give one of its checkpoints, those in {itself.checkpoints}.")
     folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
     inside = path.parent == folder.checkpoints or path == folder.path / "merged"
     return folder.saved_config() if inside and folder.config_file.is_file() else None

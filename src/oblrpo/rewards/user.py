@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +104,16 @@ def call_reward(
     """
     try:
         values = function(prompts=prompts, completions=completions, **columns)
-        if isinstance(values, Iterable):
+        if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping, Set)):
             return [plain_reward(value) for value in values]
     except Exception as error:  # the user's code may raise anything, a generator only now
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, TypeError) and len(frames) == 1:  # it was not entered: its parameters do not fit
+            names = ", ".join(f"{name}=..." for name in ("prompts", "completions", *columns))
+            raise RewardFailed(
+                f"raised TypeError: {error}; it is called with ({names}), and takes what it does not use as **columns"
+            ) from error
+        frame = frames[-1]
         where = f"{Path(frame.filename).name} line {frame.lineno}"
         raise RewardFailed(f"raised {type(error).__name__}: {error} ({where})") from error
     raise RewardFailed(f"returned a {type(values).__name__}, not a list of numbers")

@@ -92,9 +92,10 @@ class DataTask:
 
     def _check_enough(self, rows: int, size: int, kind: str, setting: str, mend: str) -> None:
         if rows < size:
+            why = "".join(f" {note}" for note in self.notes)
             raise InputError(
                 f"{self.name} has {rows} {kind} rows, but {size} were asked for; "
-                f"set {setting} lower, add rows or {mend} heldout_fraction."
+                f"set {setting} lower, add rows or {mend} heldout_fraction.{why}"
             )
 
 
@@ -125,14 +126,14 @@ def _problem(
         )
     if answer_column and answer_column != "answer":
         columns["answer"] = answer
-    if isinstance(given, list) and given and all(isinstance(each, dict) for each in given):
+    if isinstance(given, (list, tuple)) and given and all(isinstance(each, dict) for each in given):
         return Problem(_messages(given, f"{where}: column '{prompt_column}'"), answer, columns)
     question = text_of(row, prompt_column, where)
     # replace, not format: braces in a prompt are only text.
     return Problem(template.replace(PLACEHOLDER, question), answer, columns, question)
 
 
-def _messages(given: list[dict[str, Any]], where: str) -> Messages:
+def _messages(given: Sequence[dict[str, Any]], where: str) -> Messages:
     for message in given:
         if message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
             raise InputError(f"{where} must be text or messages with a role ({', '.join(_ROLES)}) and a text, content.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oblrpo.config import TaskConfig, TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.objects import Objects
+from oblrpo.objects import PREFIX, Objects
 from oblrpo.policy import Policy
 from oblrpo.rewards import NEED_ANSWER, split_weight
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
@@ -89,8 +89,8 @@ def data_problems(task: TaskConfig, objects: Objects) -> list[Problem]:
 
 
 def name_of(data: Sequence[str]) -> str:
-    """Return the name by which messages and files call these data."""
-    return Path(data[0]).stem
+    """Return what messages and files call these data; rows of a Python program have no name."""
+    return "data" if data[0].startswith(PREFIX) else Path(data[0]).stem
 
 
 def _data(task: TaskConfig, seed: int, objects: Objects) -> Task:
