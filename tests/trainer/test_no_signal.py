@@ -63,3 +63,13 @@ def test_weights_decay_only_where_somebody_asks_for_it(tiny_policy, name):
     plain = make_optimizer(OptimConfig(optimizer=name), tiny_policy)
     asked = make_optimizer(OptimConfig(optimizer=name, optimizer_args={"weight_decay": 0.1}), tiny_policy)
     assert (plain.defaults["weight_decay"], asked.defaults["weight_decay"]) == (0.0, 0.1)
+
+
+def test_the_course_of_the_rate_follows_the_run(tiny_policy, rollouts):
+    """A linear decay over 100 steps goes on in those without a gradient, the first among them."""
+    learner = learner_of(tiny_policy, "rloo", lr=0.1, lr_scheduler_type="linear")
+    rates = []
+    for step in range(4):
+        rewards_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]]) if step % 2 else torch.zeros(P, G)
+        rates.append(learner.learn(rollouts, rewards_PG)[0].learning_rate)
+    assert rates == pytest.approx([0.0, 0.1 * 99 / 100, 0.0, 0.1 * 97 / 100])

@@ -6,6 +6,7 @@ of (`setup.make_learner`), and nothing here asks. The gradient is streamed over 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -183,8 +184,10 @@ class Learner:
             if change is not None:  # how far the policy moved; what went too far is shortened
                 kl, left = self.schedule.confine(change)
                 factor, rate = factor * left, rate * left
-            self.scheduler.step()
             check_finite("weight", torch.stack([p.detach().sum() for p in self.policy.parameters]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
+            self.scheduler.step()
         return Update(gradient, factor, rate, self.schedule.smoothed, self.schedule.snr_interval(), kl)
 
     _PARTS = ("optimizer", "schedule", "scheduler", "baseline")
