@@ -108,9 +108,9 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
         if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
             return tuple(value)
         raise InputError(f"{source}: {key} is {value!r}, but it must be text, or a list of texts.")
-    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if kind is float and not isinstance(value, bool) and isinstance(value, numbers.Real):
         return float(value)
-    if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+    if kind is int and not isinstance(value, bool) and isinstance(value, numbers.Integral):
         return int(value)  # of numpy, too
     if isinstance(value, kind) and kind is not int:
         return value
