@@ -63,7 +63,7 @@ def with_fields(part: Section, settings: Mapping[str, Any], source: str) -> Sect
 
 
 def flags_in(argv: list[str]) -> dict[str, str]:
-    """The flags among these words, by the names of the settings that they set."""
+    """Name of a setting -> the flag that sets it, of all flags among these words."""
     flags = (word.split("=")[0] for word in argv if word.startswith("--"))
     return {flag[2:].removeprefix("no-").replace("-", "_"): flag for flag in flags}
 
@@ -108,11 +108,10 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
         if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
             return tuple(value)
         raise InputError(f"{source}: {key} is {value!r}, but it must be text, or a list of texts.")
-    number = None if isinstance(value, bool) else value
-    if kind is float and isinstance(number, numbers.Real):
-        return float(number)
-    if kind is int and isinstance(number, numbers.Integral):
-        return int(number)  # of numpy, too
+    if kind is float and not isinstance(value, bool) and isinstance(value, numbers.Real):
+        return float(value)
+    if kind is int and not isinstance(value, bool) and isinstance(value, numbers.Integral):
+        return int(value)  # of numpy, too
     if isinstance(value, kind) and kind is not int:
         return value
     wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
