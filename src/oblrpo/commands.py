@@ -92,9 +92,7 @@ def check_asked(
             why["the problems are the held-out ones of the run"] = of_rows
         elif not (len(data) == 1 and is_hub_name(data[0])):
             why["data does not come from the hub by name"] = ["split"]
-    for reason, names in why.items():
-        if idle := [written for name, written in given.items() if name in names]:
-            raise InputError(f"{', '.join(idle)} would change nothing, for {reason}; leave it out.")
+    constraints.refuse_named(given, why)
 
 
 def evaluate_rows(

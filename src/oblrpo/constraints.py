@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,11 +82,25 @@ def refuse_idle(given: Mapping[str, str], config: Any) -> None:
     """
     idle: dict[str, list[str]] = {}
     for name, notes in annotations_of(config).items():
-        for note in notes if name in given else ():
+        for note in notes:
             if isinstance(note, Idle) and note.when(config):
-                idle.setdefault(note.why.format(task=config.task.task), []).append(given[name])
-    for why, written in idle.items():
-        raise InputError(f"{', '.join(written)} would change nothing, for {why}; leave it out.")
+                idle.setdefault(note.why.format(task=config.task.task), []).append(name)
+    refuse_named(given, idle)
+
+
+def refuse_named(given: Mapping[str, str], idle: Mapping[str, Sequence[str]]) -> None:
+    """Refuse settings that do nothing, where somebody has set one.
+
+    Args:
+        given: settings that were set, with how they are written there.
+        idle: why -> the settings that do nothing.
+
+    Raises:
+        InputError: names those that were set, and why they do nothing.
+    """
+    for why, names in idle.items():
+        if written := [given[name] for name in names if name in given]:
+            raise InputError(f"{', '.join(written)} would change nothing, for {why}; leave it out.")
 
 
 def may_change_on_resume(config: Any) -> set[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from oblrpo.constraints import refuse_named
 from oblrpo.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ class Objects:
             why["the model is loaded already"] = OF_LOADING
         if said.get("rewards") and set(said["rewards"]) <= self.functions.keys():
             why["functions of this program have no time limit"] = ("reward_seconds",)
-        for reason, names in why.items():
-            if idle := [name for name in names if name in said]:
-                raise InputError(f"{', '.join(idle)} would change nothing, for {reason}; leave it out.")
+        refuse_named({name: name for name in said}, why)
 
     def notes(self, end_tokens: Sequence[int]) -> list[str]:
         """Return what a user should know of the objects, a line each; `end_tokens` end a completion."""

@@ -11,17 +11,18 @@ from oblrpo.evaluation import heldout_accuracy
 
 
 @pytest.mark.parametrize(
-    ("rewards", "value", "stderr"),
+    ("valid", "value", "stderr"),
     [
-        ([[1.0, math.nan], [0.0, 0.5]], 0.625, 0.375),  # of 1 and 0.25
-        ([[1.0, math.nan], [math.nan, math.nan]], 1.0, math.nan),
-        ([[math.nan, math.nan], [math.nan, math.nan]], math.nan, math.nan),
+        ([[True, False], [True, True]], 0.625, 0.375),  # the means are 1 and 0.25
+        ([[True, False], [False, False]], 1.0, math.nan),
+        ([[False, False], [False, False]], math.nan, math.nan),
     ],
 )
-def test_masked_completions_are_left_out(rewards, value, stderr):
+def test_masked_completions_are_left_out(tiny_policy, valid, value, stderr):
     sampler = SimpleNamespace(sample=lambda *_: SimpleNamespace(completions=None))
-    policy = SimpleNamespace(device=torch.device("cpu"))
     problems = [SimpleNamespace(prompt="a"), SimpleNamespace(prompt="b")]
     config = RolloutConfig(prompts_per_step=2, num_generations=2)
-    found = heldout_accuracy(policy, lambda *_: rewards, problems, 2, config, 0, sampler)
+    before = torch.random.get_rng_state()
+    found = heldout_accuracy(tiny_policy, lambda *_: ([[1.0, 9.0], [0.0, 0.5]], valid), problems, 2, config, 0, sampler)
     assert (found.value, found.stderr) == pytest.approx((value, stderr), nan_ok=True)
+    assert torch.equal(torch.random.get_rng_state(), before)

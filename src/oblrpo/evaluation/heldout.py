@@ -35,8 +35,7 @@ def heldout_accuracy(
 ) -> Accuracy:
     """Return avg@k of the policy, sampled as in training; torch's random state is put back afterwards."""
     blocks = []
-    with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with policy.seeded(seed):
         at_once = max(1, rollout.prompts_per_step * rollout.num_generations // samples)
         for start in range(0, len(problems), at_once):
             part = problems[start : start + at_once]

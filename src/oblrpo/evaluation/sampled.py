@@ -179,15 +179,15 @@ def _collect(
 
 
 def _batch(policy: Policy, asked: Sequence[Any], start: int, sampling: Sampling) -> list[dict[str, Any]]:
-    torch.manual_seed(seed_of(sampling.seed, start))
-    drawn = sample(
-        policy,
-        [problem.prompt for problem in asked],
-        sampling.samples,
-        sampling.max_completion_length,
-        sampling.temperature,
-        sampling.top_p,
-    )
+    with policy.seeded(seed_of(sampling.seed, start)):
+        drawn = sample(
+            policy,
+            [problem.prompt for problem in asked],
+            sampling.samples,
+            sampling.max_completion_length,
+            sampling.temperature,
+            sampling.top_p,
+        )
     lengths, clipped = drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist()
     return [
         {

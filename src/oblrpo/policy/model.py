@@ -158,6 +158,13 @@ class Policy:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Draw from this seed for a while; torch's random state is put back after."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            yield
+
+    @contextmanager
     def _layers_checkpointed(self) -> Iterator[None]:
         """Let layers checkpoint, which they do in training mode only: each leaves that mode as soon as it begins."""
         modules = (each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer))
