@@ -20,11 +20,11 @@ def holes(monkeypatch):
     calls, whole = [], Rewards.__call__
 
     def holed(self, problems, completions):
-        rows = whole(self, problems, completions)
-        if len(rows[0]) < 3:  # held-out accuracy
-            return rows
+        rewards, valid = whole(self, problems, completions)
+        if len(rewards[0]) < 3:  # held-out accuracy
+            return rewards, valid
         calls.append(len(calls) + 1)
-        return [[math.nan] * 3 if len(calls) == 2 else [*row[:2], math.nan] for row in rows]
+        return rewards, [[False] * 3 if len(calls) == 2 else [True, True, False] for _ in rewards]
 
     monkeypatch.setattr(Rewards, "__call__", holed)
 

@@ -26,6 +26,7 @@ LEDGER = {f"{kind}/{name}" for kind in ("variance", "signal2") for name in BASEL
 LEDGER |= {"variance_between_prompts", "effective_dimension"}
 
 
+@pytest.mark.usefixtures("dense_reward")
 def test_what_a_run_leaves_behind(small_run, tmp_path):
     code, out, err = small_run(warm_start_steps=3, warm_start_batch=8, save_total_limit=2)
     assert code == 0, err
@@ -200,6 +201,7 @@ def test_micro_batches_train_alike(small_run, tmp_path):
     assert min(row["grad_norm"] for row in rows[1:]) > 0
 
 
+@pytest.mark.usefixtures("dense_reward")
 @pytest.mark.parametrize(("kind", "rates"), [("linear", [1, 0.75, 0.5, 0.25]), ("constant", [1, 1, 1, 1])])
 def test_the_rate_runs_its_course_once(small_run, tmp_path, kind, rates):
     """Also with several updates a step; the rate logged is that of the step's last update."""

@@ -20,7 +20,7 @@ BASE = {key[2:].replace("-", "_"): value for key, value in SMALL.items()} | {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dense_trainings(tmp_path_factory):
     """Let training processes use `DENSE_REWARD`: the process they are forked from starts from nothing."""
     folder = tmp_path_factory.mktemp("site")

@@ -21,7 +21,8 @@ EXPORTS = {"train", "evaluate", "Run", "ScoreTape", "SNRSchedule", "baseline", "
 def test_the_import_loads_nothing_that_takes_time():
     """What would take seconds is a library; none is loaded, whatever this machine is busy with."""
     code = "import sys; before = set(sys.modules); import oblrpo; print(*set(sys.modules) - before)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    bare = [sys.executable, "-E", "-c", code]  # -E: nothing that other tests put on PYTHONPATH
+    out = subprocess.run(bare, capture_output=True, text=True, check=True).stdout.split()
     assert {name.split(".")[0] for name in out} - sys.stdlib_module_names == {"oblrpo"}
 
 

@@ -31,7 +31,7 @@ def test_it_is_a_task(make):
     assert task.name == "sums"
     problem = task.train_batch(0, 1)[0]
     rewards = Rewards(task)
-    assert rewards([problem], [f" {problem.answer}\n", problem.answer + "0"]) == [[1.0, 0.0]]
+    assert rewards([problem], [f" {problem.answer}\n", problem.answer + "0"]) == ([[1.0, 0.0]], [[True, True]])
 
 
 def test_an_epoch_visits_every_training_row_once(make):

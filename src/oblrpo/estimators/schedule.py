@@ -67,6 +67,7 @@ class SNRSchedule:
         ValueError: an unknown mode or a value out of range.
 
     Examples:
+        >>> import torch
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-2)
         >>> schedule = SNRSchedule(optimizer)
         >>> factor = schedule.step(Moments(signal2=1.0, trace_cov=24.0, n=8))  # N SNR = 1/3

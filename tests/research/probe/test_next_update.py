@@ -94,8 +94,8 @@ def test_with_hardly_a_reward_no_update_is_made(the_same_update, monkeypatch):
     whole = Rewards.__call__
 
     def none_in_training(self, problems, completions):
-        rows = whole(self, problems, completions)
-        return [[math.nan] * 3 for _ in rows] if len(rows[0]) == 3 else rows
+        rewards, valid = whole(self, problems, completions)
+        return rewards, [[False] * 3 for _ in rewards] if len(rewards[0]) == 3 else valid
 
     monkeypatch.setattr(Rewards, "__call__", none_in_training)
     row = the_same_update(on_reward_error="mask")
