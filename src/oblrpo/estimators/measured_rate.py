@@ -52,6 +52,7 @@ class MeasuredRate(Rule):
     measures_updates: ClassVar[bool] = True
     watched: ClassVar[str] = "signal's share of the gradient, which the learning rate follows,"
     to_shorten: ClassVar[str] = "lower schedule_kl"
+    numbers: ClassVar[tuple[str, ...]] = ("rate", "_start", "_kappa_sum", "_kappa_weight")
 
     def __init__(self, settings: RateSettings) -> None:
         super().__init__(settings)
@@ -172,21 +173,6 @@ class MeasuredRate(Rule):
     @property
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.settings.optimizer.param_groups for p in group["params"]]
-
-    _NUMBERS = ("rate", "_start", "_kappa_sum", "_kappa_weight")
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rate, where it started, and the averages of kappa."""
-        return {key.removeprefix("_"): getattr(self, key) for key in self._NUMBERS}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            KeyError: the state is that of another rule.
-        """
-        for key in self._NUMBERS:
-            setattr(self, key, state[key.removeprefix("_")])
 
 
 NO_START = "schedule 'auto' needs a learning_rate above 0 to start from."

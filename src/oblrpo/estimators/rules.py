@@ -7,6 +7,7 @@ never its name.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -50,7 +51,7 @@ class Step(NamedTuple):
     """How much of the update is left; 1 unless it would have moved the policy too far."""
 
 
-class Rule:
+class Rule(ABC):
     """A rule for the factor on eta_0. Subclasses define `factor`; the rest is what most of them have in common."""
 
     memory: ClassVar[float] = 0.9
@@ -65,6 +66,7 @@ class Rule:
     def __init__(self, settings: RateSettings) -> None:
         self.settings = settings
 
+    @abstractmethod
     def factor(self, average: MomentAverage, ess_ratio: float) -> float:
         """The factor on eta_0 for the next update.
 
@@ -75,7 +77,6 @@ class Rule:
         Raises:
             ValueError: the rule cannot go on.
         """
-        raise NotImplementedError
 
     @classmethod
     def refusal(cls, optimizer: str, learning_rate: float) -> str:
@@ -87,16 +88,19 @@ class Rule:
         """What the rule makes of the signal in a step's metrics, between 0 and 1; NaN where it is not known."""
         return float(metrics["lr_factor"])
 
-    def stepped(self, used: float | None) -> None:
+    def stepped(self, used: float | None) -> None:  # noqa: B027  (most rules need not know)
         """Take note that `optimizer.step()` was called at this rate; None: at one that the schedule did not set."""
 
     def confine(self, change: Callable[[], Tensor]) -> Step:
         """Measure how far the update moved the policy; see `SNRSchedule.confine`."""
         return Step(mean_kl(change()), 1.0)
 
+    numbers: ClassVar[tuple[str, ...]] = ()
+    """Attributes that a resumed run needs of the rule; plain numbers."""
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs of the rule, as plain numbers."""
-        return {}
+        return {name.removeprefix("_"): getattr(self, name) for name in self.numbers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off.
@@ -104,6 +108,8 @@ class Rule:
         Raises:
             KeyError: the state is that of another rule.
         """
+        for name in self.numbers:
+            setattr(self, name, state[name.removeprefix("_")])
 
     def _within_bounds(self, factor: float) -> float:
         return min(max(factor, self.settings.floor), self.settings.ceiling)
