@@ -24,6 +24,7 @@ from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.tasks import make_task
 from oblrpo.trainer.batch import Batch
+from oblrpo.trainer.micro_batches import MicroBatches
 from oblrpo.trainer.variance_ledger import VarianceLedger
 
 
@@ -68,7 +69,7 @@ def main() -> None:
     task = make_task(arguments.task, arguments.seed, **arguments.task_args)
     pay = Rewards(task)
     torch.manual_seed(arguments.seed)
-    ledger_of = VarianceLedger(policy, 1.0, 0, exact=not arguments.projected)
+    ledger_of = VarianceLedger(policy, 1.0, MicroBatches(), exact=not arguments.projected)
     P, G, B = arguments.prompts, arguments.outputs, arguments.batches
     predicted, seen, costs = {}, {}, []
     for batch in range(B):

@@ -189,6 +189,9 @@ class RolloutConfig:
     prompts_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
     """Prompts whose completions are trained on at a time; 0: all. Changes memory; and what `oblr_shrunk` knows of other
     prompts: those of earlier micro-batches only."""
+    tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
+    """Tokens (padding included) that are trained on at a time, in whole groups sorted by length; 0: no bound. What
+    `oblr_shrunk` knows of other prompts is then from earlier steps only."""
     sampler: Literal["transformers", "vllm"] = "transformers"
     """What samples: the policy itself by transformers' generate, or a vLLM engine beside it on its GPU (extra vllm)."""
     sampler_logps: bool = False

@@ -59,6 +59,7 @@ class TrainKeywords(TypedDict, total=False):
     max_completion_length: int
     temperature: float
     prompts_per_micro_batch: int
+    tokens_per_micro_batch: int
     sampler: Literal["transformers", "vllm"]
     sampler_logps: bool
     sampler_correction: Literal["truncated", "none"]

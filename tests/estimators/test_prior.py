@@ -100,6 +100,33 @@ def test_until_there_is_a_past_the_strength_is_eight():
     assert prior.current_strength != 8.0
 
 
+def test_a_prior_of_the_past_alone_knows_nothing_of_this_batch():
+    """Nor do other prompts of the batch matter to a prompt's baseline, whichever are scored together with it."""
+    first, second = draw(0), draw(1)
+    prior = Prior(2.0, past_only=True)
+    prior.observe(*first)
+    alone = Prior(2.0, past_only=True)
+    assert torch.equal(shrunk_of(prior, *second), shrunk_of(alone, *second)), "this step's do not count yet"
+    prior.next_step()
+    whole = shrunk_of(prior, *second)
+    for p in range(len(whole)):
+        rewards_PG, norm2_PG = (each[p : p + 1] for each in second)
+        torch.testing.assert_close(shrunk_of(prior, rewards_PG, norm2_PG), whole[p : p + 1])
+        prior.observe(rewards_PG, norm2_PG)
+    assert not torch.equal(whole, shrunk_of(alone, *second)), "earlier steps count"
+    prior.next_step()
+    usual = Prior(2.0)
+    for batch in (first, second):
+        usual.observe(*batch)
+        usual.next_step()
+    state, other = prior.state_dict(), usual.state_dict()
+    torch.testing.assert_close(state["sums"], other["sums"])
+
+
+def shrunk_of(prior, rewards_PG, norm2_PG):
+    return estimators.baseline("oblr_shrunk", rewards_PG, norm2_PG=norm2_PG, prior=prior)
+
+
 def test_this_batch_never_chooses_the_strength():
     prior = Prior()
     prior.observe(*draw(1))

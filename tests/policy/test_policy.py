@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
-from oblrpo.policy import byte_tokenizer, load_policy, make_policy, warm_start
+from oblrpo.policy import Policy, Sequences, byte_tokenizer, load_policy, make_policy, warm_start
 from oblrpo.rollout import sample
+from tests.scores.zoo import VOCABULARY, build_family
 
 TOKENIZER = byte_tokenizer()
 
@@ -45,9 +46,55 @@ def test_padding_changes_no_log_probability(tiny_policy):
     logps_S, _, entropy_SC, *_ = tiny_policy.logps(drawn.sequences, temperature=0.8)
     torch.testing.assert_close(logps_S, one_at_a_time(tiny_policy, drawn.sequences, 0.8), rtol=1e-4, atol=1e-4)
     assert entropy_SC.shape == drawn.sequences.completion_SC.shape
-    trimmed = drawn.sequences.rows(0, 3)
+    trimmed = drawn.sequences.at(slice(0, 3))
     assert trimmed.prompt_SQ.shape[1] == 1
     torch.testing.assert_close(tiny_policy.logps(trimmed, 0.8)[0], logps_S[:3], rtol=1e-4, atol=1e-4)
+
+
+def test_rows_are_moved_to_the_left_and_never_read_padding(tiny_policy):
+    """What stands in the padding may be any token; the rectangle is no wider than the longest row."""
+    torch.manual_seed(0)
+    drawn = sample(tiny_policy, ["a", "abcdef", "xy"], 2, 5, temperature=1.0).sequences
+    ids_ST, first_S = drawn.flush_left()
+    assert ids_ST.shape[1] == int(drawn.mask_ST.sum(1).max())
+    assert first_S.tolist() == [1, 1, 6, 6, 2, 2]
+    for row, (ids, mask) in enumerate(zip(drawn.ids_ST, drawn.mask_ST.bool(), strict=True)):
+        assert torch.equal(ids_ST[row, : mask.sum()], ids[mask])
+    other = dataclasses.replace(drawn, ids_ST=torch.where(drawn.mask_ST.bool(), drawn.ids_ST, 7))
+    assert torch.equal(tiny_policy.logps(other).logps_S, tiny_policy.logps(drawn).logps_S)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("qwen3-tied", True), ("llama-untied", True), ("gemma2-tied", False), ("gpt2-tied", True)],
+)
+def test_the_head_is_taken_apart_only_where_it_is_one_product(name, plain):
+    """Soft-capped logits are more; either way log-probability, entropy and logit norm are those of the logits."""
+    torch.manual_seed(0)
+    model = build_family(name, torch.float32, "eager")
+    policy = Policy(model.eval(), TOKENIZER)
+    assert (policy._head is not None) == plain
+    ids_ST = torch.randint(1, VOCABULARY, (3, 7))
+    mask_ST = torch.ones_like(ids_ST)
+    mask_ST[0, :2] = 0
+    mask_ST[1, 5:] = 0
+    own_ST = mask_ST.clone()
+    own_ST[:, :3] = 0
+    batch = Sequences(ids_ST, mask_ST, own_ST, 3)
+    found = policy.logps(batch, 0.7, features=True)
+    for row, mask in enumerate(mask_ST.bool()):
+        count = int(own_ST[row].sum())
+        ids = ids_ST[row][mask]
+        logits = model(ids[None]).logits[0, -count - 1 : -1] / 0.7
+        chosen = ids[-count:]
+        logp = logits.log_softmax(-1)
+        expected = {
+            "logp_SC": logp.gather(1, chosen[:, None])[:, 0],
+            "entropy_SC": -(logp.exp() * logp).sum(-1),
+            "logit_norm2_SC": 1 - 2 * logp.exp().gather(1, chosen[:, None])[:, 0] + logp.exp().square().sum(-1),
+        }
+        for key, values in expected.items():
+            torch.testing.assert_close(getattr(found, key)[row, :count], values, rtol=1e-4, atol=1e-5)
 
 
 def test_entropy_is_that_of_the_sampling_distribution(tiny_policy):
@@ -156,7 +203,7 @@ def test_words_of_somebody_else_are_read_and_not_scored(tiny_policy):
     assert told.logps_S[0] != tiny_policy.logps(batch).logps_S[0]
     assert (turns.lengths_S - batch.lengths_S).tolist() == [-2, 0]
     assert turns.tokens == batch.tokens
-    lone = turns.rows(1, 2)
+    lone = turns.at(slice(1, 2))
     assert lone.mask_ST.all(), "padding that only the first row needed"
     assert lone.start == 1
     torch.testing.assert_close(tiny_policy.logps(lone).logps_S, told.logps_S[1:])

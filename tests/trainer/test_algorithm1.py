@@ -83,6 +83,26 @@ def test_micro_batches_change_nothing(tiny_policy, batch, algorithm, micro_batch
     assert split.entropy == pytest.approx(whole.entropy, rel=1e-5)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("tokens", [1, 60])
+def test_a_budget_of_tokens_changes_nothing(tiny_policy, batch, algorithm, tokens):
+    """Groups go through the model in another order; what is said of each prompt is in the batch's own."""
+    rollouts, rewards_PG = batch
+    learner = learner_of(tiny_policy, algorithm)
+    learner.baseline.prior.past_only = True  # as under a budget
+    whole = one_pass(learner, rollouts.sequences, rewards_PG)
+    expected = grads(tiny_policy)
+    learner = learner_of(tiny_policy, algorithm, tokens_per_micro_batch=tokens)
+    blocks = learner.micro_batches.of(rollouts.sequences, G)
+    assert len(blocks) == {1: P, 60: 2}[tokens]
+    split = one_pass(learner, rollouts.sequences, rewards_PG)
+    torch.testing.assert_close(grads(tiny_policy), expected, rtol=1e-4, atol=1e-6 * float(expected.norm()))
+    for name, first in vars(whole).items():
+        if isinstance(first, torch.Tensor):
+            torch.testing.assert_close(first, getattr(split, name), rtol=1e-4, atol=1e-5)
+    assert split.moments.trace_cov == pytest.approx(whole.moments.trace_cov, rel=1e-4)
+
+
 def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, batch):
     """grad of the mean of rho A with rho = pi / pi_old; the baseline is weighted by rho^2 w."""
     rollouts, rewards_PG = batch

@@ -51,8 +51,8 @@ def main() -> None:
             raise
         what = (str(error).splitlines() or ["no memory for Python's own objects"])[0][:200]
         print(
-            f"oblrpo: out of memory ({what}); lower prompts_per_micro_batch, prompts_per_step, max_completion_length "
-            "or the model's size.",
+            f"oblrpo: out of memory ({what}); set tokens_per_micro_batch or prompts_per_micro_batch, or lower "
+            "prompts_per_step, max_completion_length or the model's size.",
             file=sys.stderr,
         )
         raise SystemExit(2) from None

@@ -28,6 +28,7 @@ class Prior:
 
     Args:
         strength: the strength c, at least 0; None chooses it.
+        past_only: whether other prompts of this batch are left out, and only earlier steps count.
         memory: what a step counts for one step later, in [0, 1); 0 relies on this batch alone and cannot choose a
             strength.
 
@@ -37,13 +38,14 @@ class Prior:
 
     FIRST = 8.0
 
-    def __init__(self, strength: float | None = None, memory: float = 0.8) -> None:
+    def __init__(self, strength: float | None = None, memory: float = 0.8, past_only: bool = False) -> None:
         if strength is not None and not 0 <= strength < float("inf"):
             raise ValueError(f"the prior's strength must be a number of outputs, at least 0, got {strength}.")
         if not 0 <= memory < 1:
             raise ValueError(f"the prior's memory must lie in [0, 1), got {memory}.")
-        self.strength, self.memory = strength, memory
+        self.strength, self.memory, self.past_only = strength, memory, past_only
         self._sums = torch.zeros(3, dtype=torch.float64, device="cpu")  # of 1, w, w F over outputs, discounted
+        self._new_sums = torch.zeros_like(self._sums)  # of this step's, while they do not count
         self._risk_C = torch.zeros(len(STRENGTHS), dtype=torch.float64, device="cpu")  # of earlier steps
         self._new_risk_C = torch.zeros_like(self._risk_C)  # of this step's
 
@@ -60,7 +62,8 @@ class Prior:
         own_P3 = torch.stack([valid_PG, norm2_PG, norm2_PG * rewards_PG], -1).sum(1)
         before_P3 = torch.cat([torch.zeros_like(own_P3[:1]), own_P3.cumsum(0)[:-1]])
         after_P3 = torch.cat([own_P3.flip(0).cumsum(0).flip(0)[1:], torch.zeros_like(own_P3[:1])])
-        count_P, weight_P, weighted_P = (before_P3 + after_P3 + self._sums.to(own_P3)).unbind(-1)
+        others_P3 = torch.zeros_like(own_P3) if self.past_only else before_P3 + after_P3
+        count_P, weight_P, weighted_P = (others_P3 + self._sums.to(own_P3)).unbind(-1)
         mean_weight_P = torch.where(count_P > 0, weight_P / count_P, 0)
         return mean_weight_P[:, None], torch.where(weight_P > 0, weighted_P / weight_P, 0)[:, None]
 
@@ -77,11 +80,13 @@ class Prior:
             risk = (valid_PG * norm2_PG * (rewards_PG - baseline_PG).square()).sum()
             self._new_risk_C[index] += risk.cpu()
         weight_PG = norm2_PG * valid_PG
-        self._sums += torch.stack([valid_PG.sum(), weight_PG.sum(), (weight_PG * rewards_PG).sum()]).cpu()
+        new = self._new_sums if self.past_only else self._sums
+        new += torch.stack([valid_PG.sum(), weight_PG.sum(), (weight_PG * rewards_PG).sum()]).cpu()
 
     def next_step(self) -> None:
         """Make an earlier step of the batch, which is done with."""
-        self._sums *= self.memory
+        self._sums = self.memory * (self._sums + self._new_sums)
+        self._new_sums = torch.zeros_like(self._sums)
         self._risk_C = self.memory * (self._risk_C + self._new_risk_C)
         self._new_risk_C = torch.zeros_like(self._risk_C)
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oblrpo.errors import InputError, check_finite
+from oblrpo.policy.head import PlainHead, plain_head
 from oblrpo.policy.prompts import Prompt, PromptFormat
-from oblrpo.policy.sequences import Sequences, pad
-from oblrpo.scores import Features, logit_norm2
+from oblrpo.policy.sequences import Sequences, pad, take_columns
+from oblrpo.scores import Features, TokenLogps, logit_norm2, token_logps
 
 
 class Logps(NamedTuple):
@@ -129,29 +131,43 @@ class Policy:
         Raises:
             DivergedError: with `features`, a log-probability is NaN or infinite.
         """
-        mask_ST = batch.mask_ST
-        # Padding on the right needs no mask under causal attention; without one the fast attention kernels apply.
-        padded_left = not bool(batch.prompt_mask_SQ.all())
+        own_SC = batch.own_SC
+        tokens = self._tokens(batch, temperature)
+        norm2_SC, known = None, None
+        if features:
+            check_finite("log-probability", tokens.logp_ST[own_SC.bool()])
+            norm2_SC = tokens.logit_norm2_ST
+            known = Features.from_tokens(norm2_SC, tokens.logp_ST, tokens.entropy_ST, own_SC)
+        logps_S = (tokens.logp_ST * own_SC).sum(1)
+        return Logps(logps_S, tokens.logp_ST, tokens.entropy_ST, norm2_SC, known)
+
+    def _tokens(self, batch: Sequences, temperature: float) -> TokenLogps:
+        """What the distributions of every column of the completions say; values at padding mean nothing.
+
+        Rows have no padding on the left: attention is causal, so they need no mask, and the fast kernels apply.
+        """
+        ids_ST, first_S = batch.flush_left()
+        target_SC, first = batch.completion_SC, int(first_S.min())
+        # The column before a token's own is the one whose distribution it was drawn from.
+        column_SC = first_S[:, None] - 1 + torch.arange(target_SC.shape[1], device=first_S.device)
+        column_SC = column_SC.clamp(max=ids_ST.shape[1] - 1)
         with self.arithmetic(), self._layers_checkpointed():
-            output = self.model(
-                input_ids=batch.ids_ST,
-                attention_mask=mask_ST if padded_left else None,
-                position_ids=(mask_ST.cumsum(1) - 1).clamp(min=0) if padded_left else None,
-                logits_to_keep=batch.completion_SC.shape[1] + 1,
-                use_cache=False,
-            )
-        logits_SCV = output.logits[:, :-1]
+            if self._head is not None:
+                hidden_SCC = take_columns(self._head.hidden(ids_ST), column_SC)
+                return token_logps(self._head.linear, hidden_SCC, target_SC, temperature)
+            keep = ids_ST.shape[1] - first + 1
+            logits_SCV = self.model(input_ids=ids_ST, logits_to_keep=keep, use_cache=False).logits
+        logits_SCV = take_columns(logits_SCV, column_SC - (first - 1))
         logits_SCV = logits_SCV.to(torch.promote_types(logits_SCV.dtype, torch.float32)) / temperature
         logp_SCV = logits_SCV.log_softmax(-1)
-        logp_SC = logp_SCV.gather(2, batch.completion_SC[..., None])[..., 0]
+        logp_SC = logp_SCV.gather(2, target_SC[..., None])[..., 0]
         with torch.no_grad():
             entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
-            mask_SC, known, norm2_SC = batch.own_SC, None, None
-            if features:
-                check_finite("log-probability", logp_SC[mask_SC.bool()])
-                norm2_SC = logit_norm2(logits_SCV, batch.completion_SC)  # the temperature is in the logits already
-                known = Features.from_tokens(norm2_SC, logp_SC, entropy_SC, mask_SC)
-        return Logps((logp_SC * mask_SC).sum(1), logp_SC, entropy_SC, norm2_SC, known)
+            return TokenLogps(logp_SC, entropy_SC, logit_norm2(logits_SCV, target_SC))
+
+    @cached_property
+    def _head(self) -> PlainHead | None:
+        return plain_head(self.model, self.device)
 
     def arithmetic(self) -> torch.autocast:
         """Return the context for the precision of forwards, the sampler's and the trainer's alike."""

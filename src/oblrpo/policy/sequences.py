@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -75,22 +74,24 @@ class Sequences:
         """The number of real tokens in all rows."""
         return int(self.mask_ST.sum())
 
-    def at(self, index: Tensor) -> Sequences:
-        """The rows that a mask or an index names, with their padding."""
-        return Sequences(self.ids_ST[index], self.mask_ST[index], self.own_ST[index], self.start)
-
-    def rows(self, start: int, stop: int) -> Sequences:
-        """Rows [start, stop) without the padding that only other rows needed."""
-        real_T = self.mask_ST[start:stop].bool().any(0)
+    def at(self, index: Tensor | slice) -> Sequences:
+        """The rows that a slice, a mask or an index names, without the padding that only other rows needed."""
+        mask_ST = self.mask_ST[index]
+        real_T = mask_ST.bool().any(0)
         skip = int((~real_T[: self.start]).sum())
-        keep = self.start + max(1, int(real_T[self.start :].sum()))
-        part = slice(start, stop), slice(skip, keep)
-        return Sequences(self.ids_ST[part], self.mask_ST[part], self.own_ST[part], self.start - skip)
+        part = slice(skip, self.start + max(1, int(real_T[self.start :].sum())))
+        return Sequences(self.ids_ST[index][:, part], mask_ST[:, part], self.own_ST[index][:, part], self.start - skip)
 
-    def blocks(self, rows: int) -> Iterator[Sequences]:
-        """All rows, so many at a time; 0: at once."""
-        for start in range(0, self.count, rows or self.count):
-            yield self.rows(start, min(start + (rows or self.count), self.count))
+    def flush_left(self) -> tuple[Tensor, Tensor]:
+        """Rows that begin with their first real token, all other padding behind them, and where completions begin.
+
+        Returns:
+            The tokens (S, T'), no wider than the longest row, and the column of each completion's first token, (S,).
+        """
+        begin_S = self.start - self.prompt_mask_SQ.sum(1)
+        width = int((self.mask_ST.sum(1)).max())
+        column_ST = (begin_S[:, None] + torch.arange(width, device=begin_S.device)).clamp(max=self.ids_ST.shape[1] - 1)
+        return self.ids_ST.gather(1, column_ST), self.start - begin_S
 
 
 def pad(rows: list[list[int]], token: int, left: bool, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -103,3 +104,12 @@ def pad(rows: list[list[int]], token: int, left: bool, device: torch.device) -> 
         ids[index, place] = torch.tensor(row, dtype=torch.long, device="cpu")
         mask[index, place] = 1
     return ids.to(device), mask.to(device)
+
+
+def take_columns(values_STC: Tensor, column_SC: Tensor) -> Tensor:
+    """The entries of each row at its own columns, (S, columns, C); a view where they are the same for all rows."""
+    first = int(column_SC[0, 0])
+    width = column_SC.shape[1]
+    if bool((column_SC == first + torch.arange(width, device=column_SC.device)).all()):
+        return values_STC[:, first : first + width]
+    return values_STC.take_along_dim(column_SC[..., None], 1)

@@ -3,7 +3,7 @@
 from oblrpo.scores import oracle
 from oblrpo.scores.contributions import Outer, Vector
 from oblrpo.scores.gram import Sketch
-from oblrpo.scores.head import chunked_logps
+from oblrpo.scores.head import TokenLogps, chunked_logps, token_logps
 from oblrpo.scores.methods import METHODS
 from oblrpo.scores.proxies import PROXIES, CalibratedProxy, Features, agreement, log_error, logit_norm2
 from oblrpo.scores.rules import Call, UnsupportedModelError, register_rule
@@ -18,6 +18,7 @@ __all__ = [
     "Outer",
     "ScoreTape",
     "Sketch",
+    "TokenLogps",
     "UnsupportedModelError",
     "Vector",
     "agreement",
@@ -26,4 +27,5 @@ __all__ = [
     "logit_norm2",
     "oracle",
     "register_rule",
+    "token_logps",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,35 @@ from oblrpo.scores.rules import linear
 from oblrpo.scores.taps import Use
 
 
+class TokenLogps(NamedTuple):
+    """What the head's distribution says of each token."""
+
+    logp_ST: Tensor
+    """The log-probability of each target, differentiable."""
+    entropy_ST: Tensor
+    """The distribution's entropy, in nats, as a constant."""
+    logit_norm2_ST: Tensor
+    """`scores.logit_norm2` of each target, as a constant."""
+
+
 def chunked_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each target token, (S, T), from a few sequences' logits at a time.
+    """Log-probability of each target token, (S, T): the first result of `token_logps`.
 
-    It is log softmax(head(hidden_t) / temperature)[target_t].
+    Raises:
+        TypeError, ValueError, RuntimeError: as `token_logps` raises.
+    """
+    return token_logps(head, hidden_STC, target_ST, temperature).logp_ST
 
-    The backward makes the logits again, and so do a tape's norms and gradient: about one more head product each, for
-    S T V numbers less. Inside a `ScoreTape` of the model the head counts as called. What the model does to logits after
-    the head (soft-capping, scaling) is not done here.
+
+def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperature: float = 1.0) -> TokenLogps:
+    """Log-probability, entropy and logit norm of each target token, from a few sequences' logits at a time.
+
+    It is log softmax(head(hidden_t) / temperature)[target_t], and the entropy of that softmax.
+
+    Of S T V numbers, the backward needs the probabilities. They are kept, once, while there are no more of them than
+    of the head's own weights, S T <= C. Otherwise the backward makes them again, and so do a tape's norms and gradient,
+    at the cost of about one more head product each. Inside a `ScoreTape` of the model the head counts as called. What
+    the model does to logits after the head (soft-capping, scaling) is not done here.
 
     Args:
         head: the output layer, (V, C).
@@ -30,7 +52,7 @@ def chunked_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temper
         target_ST: token ids.
         temperature: divides the logits.
 
-    Products are taken in the head's own type, whatever autocast says.
+    The product with the head is taken in the type that autocast says, without autocast in the head's own.
 
     Raises:
         TypeError: the head is no plain `nn.Linear`.
@@ -55,8 +77,46 @@ def chunked_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temper
             root = recorder.root
             weight, bias = weight.detach(), None if bias is None else bias.detach()
             break
-    logps: Tensor = _HeadLogps.apply(hidden_STC, weight, bias, root, target_ST, temperature, use)
-    return logps
+    dtype = _type(weight)
+    product = _Product(weight.detach().to(dtype), None if bias is None else bias.detach(), temperature, dtype)
+    return TokenLogps(*_HeadLogps.apply(hidden_STC, weight, bias, root, target_ST, product, use))
+
+
+def _type(weight: Tensor) -> torch.dtype:
+    """The type that autocast would multiply by the weight in."""
+    kind = weight.device.type
+    if torch.is_autocast_enabled(kind) and weight.dtype == torch.float32:
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The product with the head, the same in the forward and whenever it is made again."""
+
+    weight: Tensor
+    bias: Tensor | None
+    temperature: float
+    dtype: torch.dtype
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits over the temperature, in float32 or wider."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.to(self.dtype)
+            product = torch.nn.functional.linear(hidden.to(self.dtype), self.weight.to(self.dtype), bias)
+        product = wide(product)
+        return product if self.temperature == 1 else product / self.temperature
+
+    def gradients(
+        self, hidden: Tensor, target_ST: Tensor, normaliser_ST: Tensor, grad_ST: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        """Gradient at the head's output, grad_t (onehot(target_t) - softmax) / temperature, (S, T, V)."""
+        share_ST1 = (wide(grad_ST) / self.temperature)[..., None]
+        if kept is None:
+            left = (self.logits(hidden) - normaliser_ST[..., None]).exp_().mul_(-share_ST1)
+        else:
+            left = kept * -share_ST1
+        return left.scatter_add_(-1, target_ST[..., None], share_ST1)
 
 
 class _HeadLogps(torch.autograd.Function):
@@ -68,41 +128,57 @@ class _HeadLogps(torch.autograd.Function):
         bias: Tensor | None,
         root: Tensor | None,
         target_ST: Tensor,
-        temperature: float,
+        product: _Product,
         use: Use | None,
-    ) -> Tensor:
-        logps, normalisers = [], []
-        for rows in chunks(len(hidden), target_ST.shape[1] * len(weight)):
-            logits = _logits(hidden[rows], weight, bias, temperature)
-            normalisers.append(logits.logsumexp(-1))
-            logps.append(logits.gather(-1, target_ST[rows, :, None])[..., 0] - normalisers[-1])
-        ctx.save_for_backward(hidden, weight, bias, target_ST, torch.cat(normalisers))
-        ctx.temperature, ctx.use = temperature, use
-        return torch.cat(logps)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        S, T, V = *target_ST.shape, len(weight)
+        keeps = any(ctx.needs_input_grad) and weight.shape[1] >= S * T
+        results: list[list[Tensor]] = [[], [], [], []]
+        kept: Tensor | None = None
+        for rows in chunks(S, T * V):
+            logits = product.logits(hidden[rows])
+            if keeps and kept is None:
+                kept = logits.new_empty(S, T, V)
+            for result, part in zip(
+                results, _statistics(logits, target_ST[rows], None if kept is None else kept[rows]), strict=True
+            ):
+                result.append(part)
+        logp_ST, entropy_ST, norm2_ST, normaliser_ST = map(torch.cat, results)
+        ctx.save_for_backward(hidden, weight, bias, target_ST, normaliser_ST, kept)
+        ctx.product, ctx.use = product, use
+        ctx.mark_non_differentiable(entropy_ST, norm2_ST)
+        ctx.set_materialize_grads(False)
+        return logp_ST, entropy_ST, norm2_ST
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad_ST,) = grads
-        hidden, weight, bias, target_ST, normaliser_ST = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        grad_ST = grads[0]
+        hidden, weight, bias, target_ST, normaliser_ST, kept = ctx.saved_tensors
+        if grad_ST is None:
+            return (None,) * 7
+        if torch.is_grad_enabled():  # create_graph: somebody wants to differentiate once more
+            return *_differentiable(ctx, hidden, weight, bias, target_ST, grad_ST), *[None] * 4
         hidden = hidden.detach()  # with its graph it would keep a tape alive
         need_hidden, need_weight, need_bias, *_ = ctx.needs_input_grad
         use: Use | None = ctx.use
-        left_of = partial(_logit_gradients, weight=weight, bias=bias, temperature=ctx.temperature)
+        product: _Product = ctx.product
         grad_hidden = torch.zeros_like(hidden) if need_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide(weight[:0]).dtype) if need_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide(weight[:0]).dtype) if need_bias else None
+        saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
+        left_of = partial(_left_of, product)
         for rows in chunks(len(hidden), target_ST.shape[1] * len(weight)):
-            left = left_of(hidden[rows], target_ST[rows], normaliser_ST[rows], grad_ST[rows])
+            left = left_of(*(each[rows] for each in saved))
             if grad_hidden is not None:
-                grad_hidden[rows] = left.to(weight.dtype) @ weight
+                grad_hidden[rows] = left.to(product.dtype) @ product.weight
             if grad_weight is not None:
                 grad_weight += left.flatten(0, 1).mT @ wide(hidden[rows]).flatten(0, 1)
             if grad_bias is not None:
                 grad_bias += left.sum((0, 1))
         if use is not None and not use.receiver.only_checks(use, grad_ST):
             with torch.no_grad():
-                saved = use.receiver.rows(use, hidden, target_ST, normaliser_ST, grad_ST)
-                use.receiver.deliver(use, _contributions(saved, left_of, weight, bias is not None))
+                in_rows = use.receiver.rows(use, *saved)
+                use.receiver.deliver(use, _contributions(in_rows, left_of, weight, bias is not None))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -111,24 +187,38 @@ class _HeadLogps(torch.autograd.Function):
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    with torch.autocast(hidden.device.type, enabled=False):  # the same in the forward and whenever made again
-        return wide(torch.nn.functional.linear(hidden.to(weight.dtype), weight, bias)) / temperature
+def _differentiable(
+    ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target_ST: Tensor, grad_ST: Tensor
+) -> list[Tensor | None]:
+    """The gradients by autograd's own functions, which know their derivatives, from all logits at once."""
+    product = replace(ctx.product, weight=weight, bias=bias)
+    logp_ST = product.logits(hidden).log_softmax(-1).gather(-1, target_ST[..., None])[..., 0]
+    needed = [each for each, needs in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False) if needs]
+    grads = iter(torch.autograd.grad(logp_ST, needed, grad_ST, create_graph=True))
+    return [next(grads) if needs else None for needs in ctx.needs_input_grad[:3]]
 
 
-def _logit_gradients(
-    hidden: Tensor,
-    target_ST: Tensor,
-    normaliser_ST: Tensor,
-    grad_ST: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-) -> Tensor:
-    """Gradient at the head's output, grad_t (onehot(target_t) - softmax) / temperature, (S, T, V)."""
-    share_ST1 = (wide(grad_ST) / temperature)[..., None]
-    left = (_logits(hidden, weight, bias, temperature) - normaliser_ST[..., None]).exp_().mul_(-share_ST1)
-    return left.scatter_add_(-1, target_ST[..., None], share_ST1)
+def _statistics(logits: Tensor, target_ST: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probability, entropy, logit norm and normaliser of each token; its logits are used up.
+
+    The probabilities are written to `kept`, if there is one.
+    """
+    index = target_ST[..., None]
+    normaliser_ST = logits.logsumexp(-1)
+    logp_STV = logits.sub_(normaliser_ST[..., None])
+    logp_ST = logp_STV.gather(-1, index)[..., 0]
+    p_STV = torch.exp(logp_STV, out=kept) if kept is not None else logp_STV.exp()
+    entropy_ST = -logp_STV.mul_(p_STV).sum(-1)
+    target_p = p_STV.gather(-1, index)
+    others_STV = p_STV.scatter_(-1, index, 0)  # summed without the target: one near 1 would cost them their digits
+    norm2_ST = others_STV.sum(-1).square() + torch.linalg.vector_norm(others_STV, dim=-1).square()
+    p_STV.scatter_(-1, index, target_p)
+    return logp_ST, entropy_ST, norm2_ST, normaliser_ST
+
+
+def _left_of(product: _Product, *saved: Tensor) -> Tensor:
+    hidden, target_ST, normaliser_ST, grad_ST, *kept = saved
+    return product.gradients(hidden, target_ST, normaliser_ST, grad_ST, kept[0] if kept else None)
 
 
 def _contributions(

@@ -26,8 +26,9 @@ from oblrpo.scores import ScoreTape, UnsupportedModelError
 from oblrpo.tasks import Problem
 from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
+from oblrpo.trainer.micro_batches import MicroBatches
 from oblrpo.trainer.movement import Movement
-from oblrpo.trainer.results import Gradient, Part, Step, Update
+from oblrpo.trainer.results import Gradient, Part, Step, Update, in_order
 from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.variance_ledger import VarianceLedger
 
@@ -40,6 +41,7 @@ class Learner:
     sampler: Sampler
     rewards: Rewards
     rollout: RolloutConfig
+    micro_batches: MicroBatches
     algorithm: Algorithm
     tape: ScoreTape
     baseline: StepBaseline
@@ -135,9 +137,9 @@ class Learner:
         metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
         self.baseline.begin()
-        parts = [self._part(part, metric, step) for part in batch.parts(self.rollout.prompts_per_micro_batch)]
+        parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
-        group_norm2_P = torch.cat([part.group_norm2_P for part in parts])[batch.part_P]
+        group_norm2_P = in_order(parts, [part.group_norm2_P for part in parts])[batch.part_P]
         norm2 = estimators.squared_norm(self.policy.parameters)
         in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
         name = "optimizer" if metric else "euclidean"

@@ -29,13 +29,15 @@ class StepBaseline:
         name: a key of `estimators.BASELINES`.
         config: the prior's strength and memory.
         scores: what weighs rewards, exact norms or a proxy, and how often they are compared.
+        by_length: whether lengths decide which prompts go through the model together. The prior then comes from
+            earlier steps alone: one from prompts that a prompt's own outputs have chosen would bias the gradient.
     """
 
-    def __init__(self, name: str, config: AlgorithmConfig, scores: ScoresConfig) -> None:
+    def __init__(self, name: str, config: AlgorithmConfig, scores: ScoresConfig, by_length: bool = False) -> None:
         self.name, self.entry = name, BASELINES[name]
         self.score_norms = ScoreNorms(scores, "norm2_PG" in self.entry.needs)
         strength = config.prior_strength if config.prior_strength >= 0 else None
-        self.prior = estimators.Prior(strength, config.prior_memory)
+        self.prior = estimators.Prior(strength, config.prior_memory, past_only=by_length)
         """The prior, which holds what earlier steps say."""
         self._seen = self._kept = self.prior
 
@@ -124,7 +126,8 @@ class UnweightedBaseline(StepBaseline):
         if self.entry.needs:
             return self._baseline(part, estimators.baseline_inputs(part.own_PGT))
         whole = part.whole or part
-        return estimators.baseline(self.name, whole.rewards_PG, valid_PG=whole.valid_PG)[part.prompts]
+        baseline_PG = estimators.baseline(self.name, whole.rewards_PG, valid_PG=whole.valid_PG)
+        return baseline_PG if part.index_P is None else baseline_PG[part.index_P]
 
 
 class TokenBaseline(UnweightedBaseline):
@@ -158,8 +161,8 @@ class TokenBaseline(UnweightedBaseline):
         return self._baseline(part, estimators.baseline_inputs(part.own_PGT, logit_norm2_PGT=logit_norm2_PGT))
 
 
-def step_baseline(name: str, config: AlgorithmConfig, scores: ScoresConfig) -> StepBaseline:
+def step_baseline(name: str, config: AlgorithmConfig, scores: ScoresConfig, by_length: bool = False) -> StepBaseline:
     """The named baseline, ready for training steps."""
     entry = BASELINES[name]
     kind = StepBaseline if "norm2_PG" in entry.needs else TokenBaseline if entry.by_token else UnweightedBaseline
-    return kind(name, config, scores)
+    return kind(name, config, scores, by_length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from oblrpo.algorithms import Algorithm
 from oblrpo.estimators import NORMALISATIONS, WEIGHTINGS
 from oblrpo.policy import Logps, Sequences
+from oblrpo.trainer.micro_batches import MicroBatches, rows_of
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 
@@ -43,8 +44,8 @@ class Batch:
     """The distance of the policy from the sampler, where `weighed` could measure it."""
     whole: Batch | None = None
     """The batch that this is a part of; None where it is the whole."""
-    prompts: slice = field(default_factory=lambda: slice(None))
-    """The prompts of `whole` that are in this part."""
+    index_P: Tensor | None = None
+    """The prompts of `whole` that are in this part; None where it is the whole."""
 
     @classmethod
     def of(
@@ -117,15 +118,14 @@ class Batch:
         outputs_P1 = self.valid_PG.sum(1, keepdim=True).clamp(min=1)
         return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / outputs_P1, 0)
 
-    def parts(self, prompts: int) -> Iterator[Batch]:
-        """The batch in micro-batches of so many prompts, with all their outputs; 0 takes all prompts at once."""
-        P, G = self.shape
-        for start in range(0, P, prompts or P):
-            stop = min(start + (prompts or P), P)
-            some, rows = slice(start, stop), slice(start * G, stop * G)
+    def parts(self, micro_batches: MicroBatches) -> Iterator[Batch]:
+        """The batch in micro-batches of prompts with all their outputs."""
+        G = self.shape[1]
+        for some in micro_batches.of(self.sequences, G):
+            rows = rows_of(some, G)
             yield replace(
                 self,
-                sequences=self.sequences.rows(rows.start, rows.stop),
+                sequences=self.sequences.at(rows),
                 rewards_PG=self.rewards_PG[some],
                 valid_PG=self.valid_PG[some],
                 divisor_PG=self.divisor_PG[some],
@@ -134,7 +134,7 @@ class Batch:
                 sampler_logps_SC=None if self.sampler_logps_SC is None else self.sampler_logps_SC[rows],
                 old_logps_PG=None if self.old_logps_PG is None else self.old_logps_PG[some],
                 whole=self,
-                prompts=some,
+                index_P=some,
             )
 
     def weighed(self, logps: Logps) -> Batch:

@@ -33,7 +33,7 @@ from oblrpo.trackers import Reporter
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.progress import Progress
-from oblrpo.trainer.setup import check, load_checkpoint, make_learner, set_threads
+from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, set_threads
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
 
 
@@ -75,7 +75,8 @@ class Trainer:
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         self.heldout = self.task.heldout(config.run.eval_prompts)
         known = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
-        self.policy.encode([problem.prompt for problem in known], config.rollout.max_completion_length)
+        prompts = self.policy.encode([problem.prompt for problem in known], config.rollout.max_completion_length)
+        check_room(prompts, config.rollout)
         set_threads(config.run.threads, self.policy)
         self.learner = make_learner(self.policy, self.rewards, config)
         if checkpoint:

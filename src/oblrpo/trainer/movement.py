@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from oblrpo.policy import Policy, Sequences
+from oblrpo.trainer.micro_batches import MicroBatches
 from oblrpo.trainer.results import Gradient
 
 
@@ -18,11 +19,11 @@ class Movement:
         policy: the policy that is updated.
         temperature: the temperature of sampling.
         every: how many of the batch's outputs one that is scored stands for.
-        rows: how many outputs go through the model at a time; 0: all.
+        micro_batches: how many outputs go through the model at a time, each a group of its own.
     """
 
-    def __init__(self, policy: Policy, temperature: float, every: int, rows: int) -> None:
-        self.policy, self.temperature, self.every, self.rows = policy, temperature, every, rows
+    def __init__(self, policy: Policy, temperature: float, every: int, micro_batches: MicroBatches) -> None:
+        self.policy, self.temperature, self.every, self.micro_batches = policy, temperature, every, micro_batches
 
     def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
         """Return a function that tells, after the update, by how much log pi(o|q) has changed, (some S,)."""
@@ -34,5 +35,6 @@ class Movement:
 
     @torch.no_grad()
     def _logps_S(self, chosen: Sequences) -> Tensor:
-        outputs = (self.policy.logps(block, self.temperature).logps_S for block in chosen.blocks(self.rows))
-        return torch.cat(list(outputs))
+        blocks = self.micro_batches.of(chosen, 1)
+        outputs = [self.policy.logps(chosen.at(rows_S), self.temperature).logps_S for rows_S in blocks]
+        return torch.cat(outputs)[torch.cat(blocks).argsort()]

@@ -30,6 +30,12 @@ class Part:
     """The sum of the entropies of the policy's own tokens, in nats."""
 
 
+def in_order(parts: list[Part], values: list[Tensor]) -> Tensor:
+    """What each micro-batch says of its prompts, one row a prompt, in the order of the batch's prompts."""
+    place_P = torch.cat([part.batch.index_P for part in parts if part.batch.index_P is not None])
+    return torch.cat(values)[place_P.argsort()]
+
+
 @dataclass(frozen=True)
 class Gradient:
     """The gradient of one batch (left in `.grad`, as that of the loss -J) and all that was learned on the way."""
@@ -52,13 +58,15 @@ class Gradient:
     @classmethod
     def of(cls, batch: Batch, parts: list[Part], moments: estimators.Moments, norm2: float) -> Gradient:
         """Return the gradient that these micro-batches add up to."""
-        norms = [part.norm2_S for part in parts if part.norm2_S is not None]
-        rho_PG = torch.cat([part.batch.rho_PG for part in parts])
+        G = batch.shape[1]
+        norms = [part.norm2_S.view(-1, G) for part in parts if part.norm2_S is not None]
+        rho_PG = in_order(parts, [part.batch.rho_PG for part in parts])
+        logps_PG = in_order(parts, [part.logps.logps_S.view(-1, G) for part in parts])
         return cls(
             batch=replace(batch, rho_PG=rho_PG),
-            norm2_PG=torch.cat(norms).view(batch.shape).to(batch.rewards_PG) if norms else None,
-            baseline_PG=torch.cat([part.baseline_PG for part in parts]),
-            logps_PG=torch.cat([part.logps.logps_S for part in parts]).view(batch.shape).to(batch.rewards_PG),
+            norm2_PG=in_order(parts, norms).to(batch.rewards_PG) if norms else None,
+            baseline_PG=in_order(parts, [part.baseline_PG for part in parts]),
+            logps_PG=logps_PG.to(batch.rewards_PG),
             moments=moments,
             norm2=norm2,
             entropy=sum(part.entropy for part in parts) / float(batch.sequences.own_ST.sum()),

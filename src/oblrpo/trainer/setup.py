@@ -23,6 +23,7 @@ from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.baseline import step_baseline
+from oblrpo.trainer.micro_batches import MicroBatches
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.score_norms import SCORE_NORMS
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -89,8 +90,11 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
             f"score_method folds keeps three sums a prompt, which do not give the baseline {algorithm.baseline!r}; "
             f"choose one of: {spanned}."
         )
-    if scores.ledger == "exact" and config.rollout.prompts_per_micro_batch:
-        raise InputError("ledger 'exact' compares all pairs of completions at once; set prompts_per_micro_batch to 0.")
+    if scores.ledger == "exact" and _micro_batches(config.rollout).any:
+        raise InputError(
+            "ledger 'exact' compares all pairs of completions at once; set prompts_per_micro_batch and "
+            "tokens_per_micro_batch to 0."
+        )
     if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
         raise InputError(
             "score_norms 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
@@ -107,6 +111,25 @@ def _check_sampler(rollout: RolloutConfig) -> None:
         raise InputError(
             f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
             "or use the sampler transformers."
+        )
+
+
+def _micro_batches(rollout: RolloutConfig) -> MicroBatches:
+    return MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
+
+
+def check_room(prompts: list[list[int]], rollout: RolloutConfig) -> None:
+    """Refuse a budget of tokens that the completions of one of these prompts may exceed.
+
+    Raises:
+        InputError: it is too small; the message says how large it must be.
+    """
+    needed = (max(map(len, prompts)) + rollout.max_completion_length) * rollout.num_generations
+    if 0 < rollout.tokens_per_micro_batch < needed:
+        raise InputError(
+            f"tokens_per_micro_batch is {rollout.tokens_per_micro_batch}, but the longest prompt with "
+            f"{rollout.num_generations} completions may take {needed} tokens, and a group stays whole: set it to at "
+            f"least {needed}, or lower num_generations or max_completion_length."
         )
 
 
@@ -132,7 +155,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
     """
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)
-    iterations, prompts = config.algorithm.num_iterations, rollout.prompts_per_micro_batch
+    iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
     optimizer = make_optimizer(optim, policy)
     try:
         # The tape refuses a model with a layer that has no rule, before anything is sampled.
@@ -146,12 +169,13 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
             kl=optim.schedule_kl,
         )
-        baseline = step_baseline(algorithm.baseline, config.algorithm, scores)
+        by_length = bool(rollout.tokens_per_micro_batch)
+        baseline = step_baseline(algorithm.baseline, config.algorithm, scores, by_length)
         every = 0 if scores.ledger == "off" else scores.ledger_steps
-        ledger = VarianceLedger(policy, rollout.temperature, prompts, scores.ledger == "exact", every)
+        ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
-    rows = prompts * rollout.num_generations
+    rows = MicroBatches(rollout.prompts_per_micro_batch * rollout.num_generations, rollout.tokens_per_micro_batch)
     return Learner(
         policy=policy,
         sampler=sampler or make_sampler(policy, rollout, config.policy.trust_remote_code),
@@ -165,6 +189,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         optimizer=optimizer,
         scheduler=get_scheduler(optim.lr_scheduler_type, optimizer, 0, config.run.steps * iterations),
         rollout=rollout,
+        micro_batches=micro_batches,
         num_iterations=iterations,
         max_grad_norm=optim.max_grad_norm,
         optimizer_metric=optim.schedule_metric == "optimizer",

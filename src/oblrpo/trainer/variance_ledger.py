@@ -13,6 +13,7 @@ from oblrpo.estimators import BASELINES, Prior
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.scores import ScoreTape
 from oblrpo.trainer.batch import Batch
+from oblrpo.trainer.micro_batches import MicroBatches, rows_of
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 DIRECTIONS, DIMENSIONS = 8, 2048
@@ -25,7 +26,7 @@ class VarianceLedger:
     Args:
         policy: the policy whose gradient it is.
         temperature: the temperature of sampling.
-        prompts_per_block: how many prompts' completions go through the model at a time; 0: all.
+        micro_batches: which prompts' completions go through the model together.
         exact: take inner products exactly, in one block, instead of from sketches.
         every: `metrics` takes the ledger in step 1 and every so many steps; 0: never.
 
@@ -33,11 +34,13 @@ class VarianceLedger:
         ValueError: an exact ledger is asked for in several blocks.
     """
 
-    def __init__(self, policy: Policy, temperature: float, prompts_per_block: int, exact: bool, every: int = 0) -> None:
-        if exact and prompts_per_block:
+    def __init__(
+        self, policy: Policy, temperature: float, micro_batches: MicroBatches, exact: bool, every: int = 0
+    ) -> None:
+        if exact and micro_batches.any:
             raise ValueError("an exact ledger needs all prompts in one micro-batch.")
         self.policy, self.temperature, self.every = policy, temperature, every
-        self.prompts_per_block, self.exact = prompts_per_block, exact
+        self.micro_batches, self.exact = micro_batches, exact
         self._tape = ScoreTape(policy.model)
 
     def metrics(self, batch: Batch, prior: Prior, step: int) -> dict[str, float]:
@@ -61,13 +64,18 @@ class VarianceLedger:
         part_P = batch.valid_PG.sum(1) >= min(2, G)
         if int(part_P.sum()) < 2:
             return None
-        rows_S = part_P.repeat_interleave(G)
-        sequences, weight_PG = batch.sequences.at(rows_S), batch.weight_PG[part_P]
-        rewards_PG, valid_PG = batch.rewards_PG[part_P], batch.valid_PG[part_P]
-        outputs, plain, norms = self._pass(sequences, G, seed, None)
+        chosen_P = part_P.nonzero().flatten()
+        blocks = self.micro_batches.of(batch.sequences.at(rows_of(chosen_P, G)), G)
+        chosen_P = chosen_P[torch.cat(blocks)]  # in the order in which they go through the model
+        sizes = [len(block) * G for block in blocks]
+        rows_S = rows_of(chosen_P, G)
+        sequences, weight_PG = batch.sequences.at(rows_S), batch.weight_PG[chosen_P]
+        rewards_PG, valid_PG = batch.rewards_PG[chosen_P], batch.valid_PG[chosen_P]
+        outputs, plain, norms = self._pass(sequences, sizes, seed, None)
         rho_S = None
         if batch.sampler_logps_SC is not None and batch.clip_max is not None:
-            longest, reported_SC = sequences.own_SC.shape[1], batch.sampler_logps_SC[rows_S]
+            longest = sequences.own_SC.shape[1]
+            reported_SC = batch.sampler_logps_SC[rows_S, :longest]
             logp_SC = torch.cat([_padded(each.logp_SC, longest) for each in outputs])
             rho_S = SamplerMismatch.of(logp_SC, reported_SC, sequences.own_SC).rho_S(batch.clip_max)
             plain = _weighted(plain, rho_S)
@@ -79,7 +87,7 @@ class VarianceLedger:
             scale_PG = weight_PG / divisor_PG
             if BASELINES[name].by_token:
                 coefs[name] = scale_PG
-                gram = self._pass(sequences, G, seed, advantages.flatten(0, 1))[1]
+                gram = self._pass(sequences, sizes, seed, advantages.flatten(0, 1))[1]
                 grams[name] = gram if rho_S is None else _weighted(gram, rho_S)
             else:
                 coefs[name] = advantages * scale_PG
@@ -88,14 +96,15 @@ class VarianceLedger:
         return estimators.ledger(plain, coefs, rewards_PG, unbiased, grams, valid_PG)
 
     def _pass(
-        self, sequences: Sequences, G: int, seed: int, weight_SC: Tensor | None
+        self, sequences: Sequences, sizes: list[int], seed: int, weight_SC: Tensor | None
     ) -> tuple[list[Logps], Tensor, Tensor]:
         """The forward's results, two estimates of the (token-weighted) scores' inner products, and squared norms."""
         outputs, norms = [], []
         grams: list[Tensor] = []
         sketches: list[list[Tensor]] = [[], []]
         start = 0
-        for batch in sequences.blocks(self.prompts_per_block * G):
+        for size in sizes:
+            batch = sequences.at(slice(start, start + size))
             with self._tape as tape:
                 output = self.policy.logps(batch, self.temperature, features=True)
                 scored_S = output.logps_S

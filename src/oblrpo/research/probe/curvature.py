@@ -54,7 +54,7 @@ class Samples:
         """The samples of some of the prompts."""
         G = self.advantages_PG.shape[1]
         return replace(
-            self, sequences=self.sequences.rows(prompts.start * G, prompts.stop * G),
+            self, sequences=self.sequences.at(slice(prompts.start * G, prompts.stop * G)),
             rewards_PG=self.rewards_PG[prompts], advantages_PG=self.advantages_PG[prompts],
             logps_PG=self.logps_PG[prompts],
         )  # fmt: skip
@@ -94,9 +94,10 @@ def draw(policy: Policy, rewards: Rewards, problems: list[Problem], rollout: Rol
     rewards_PG, valid_PG = rewards_PG[part_P], valid_PG[part_P]
     rewards_PG = torch.where(valid_PG, rewards_PG, torch.nan)
     advantages_PG = rewards_PG - estimators.baseline("rloo", rewards_PG, valid_PG=valid_PG)
+    per_block = rollout.prompts_per_micro_batch or int(rollout.tokens_per_micro_batch > 0)
     blank = Samples(
         rollouts.sequences.at(part_P.repeat_interleave(G)), rewards_PG, torch.where(valid_PG, advantages_PG, 0),
-        torch.zeros_like(rewards_PG), rollout.temperature, rollout.prompts_per_micro_batch, len(problems),
+        torch.zeros_like(rewards_PG), rollout.temperature, per_block, len(problems),
     )  # fmt: skip
     logps_PG = torch.cat([_logps(policy, blank, block) for block in blank.blocks()])
     return replace(blank, logps_PG=logps_PG)
@@ -157,7 +158,7 @@ def improvement(policy: Policy, samples: Samples) -> Mean:
 
 def _logps(policy: Policy, samples: Samples, prompts: slice) -> Tensor:
     G = samples.advantages_PG.shape[1]
-    batch = samples.sequences.rows(prompts.start * G, prompts.stop * G)
+    batch = samples.sequences.at(slice(prompts.start * G, prompts.stop * G))
     return policy.logps(batch, samples.temperature).logps_S.view(-1, G)
 
 

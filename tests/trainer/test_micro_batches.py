@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from oblrpo.policy.sequences import Sequences, pad
+from oblrpo.trainer.micro_batches import MicroBatches, rows_of
+
+G = 2
+
+
+def sequences_of(lengths):
+    """Prompts of one token; completions of these many."""
+    completion_SC, mask_SC = pad([[1] * length for length in lengths], 0, left=False, device="cpu")
+    prompt_SQ = torch.ones(len(lengths), 1, dtype=torch.long)
+    return Sequences.of(prompt_SQ, torch.ones_like(prompt_SQ), completion_SC, mask_SC)
+
+
+def test_without_a_bound_prompts_keep_their_order():
+    sequences = sequences_of([3, 9, 1, 1, 5, 5])
+    assert [each.tolist() for each in MicroBatches().of(sequences, G)] == [[0, 1, 2]]
+    assert [each.tolist() for each in MicroBatches(prompts=2).of(sequences, G)] == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (60, [[0, 2, 1]]),  # three groups of two rows of ten
+        (59, [[0, 2], [1]]),
+        (40, [[0, 2], [1]]),
+        (24, [[0], [2, 1]]),
+        (19, [[0], [2], [1]]),  # no group fits: each alone
+    ],
+)
+def test_a_budget_takes_groups_of_like_length_together(tokens, expected):
+    sequences = sequences_of([3, 9, 1, 1, 5, 5])
+    found = MicroBatches(tokens=tokens).of(sequences, G)
+    assert [each.tolist() for each in found] == expected
+    for each in found:
+        assert len(each) == 1 or sequences.at(rows_of(each, G)).flush_left()[0].numel() <= tokens
+
+
+def test_both_bounds_hold():
+    sequences = sequences_of([3, 9, 1, 1, 5, 5])
+    assert [each.tolist() for each in MicroBatches(1, 60).of(sequences, G)] == [[0], [2], [1]]
+
+
+def test_rows_are_those_of_whole_groups():
+    assert rows_of(torch.tensor([2, 0]), 3).tolist() == [6, 7, 8, 0, 1, 2]
