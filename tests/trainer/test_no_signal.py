@@ -60,8 +60,8 @@ def test_two_hundred_steps_leave_the_weights_and_the_rate_as_they_were(tiny_poli
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop"])
 def test_weights_decay_only_where_somebody_asks_for_it(tiny_policy, name):
-    plain = make_optimizer(OptimConfig(optimizer=name), tiny_policy)
-    asked = make_optimizer(OptimConfig(optimizer=name, optimizer_args={"weight_decay": 0.1}), tiny_policy)
+    plain = make_optimizer(OptimConfig(optimizer=name), tiny_policy.parameters)
+    asked = make_optimizer(OptimConfig(optimizer=name, optimizer_args={"weight_decay": 0.1}), tiny_policy.parameters)
     assert (plain.defaults["weight_decay"], asked.defaults["weight_decay"]) == (0.0, 0.1)
 
 

@@ -27,7 +27,7 @@ class TrainCommand:
     resume: bool = False
     """Go on with the run in `--output` from its latest checkpoint, under the settings it was started with."""
     dry_run: bool = False
-    """Print the resolved settings, the parameter count and the batch sizes; write nothing."""
+    """Print the resolved settings, the parameter count, the batch sizes and the memory of a step; write nothing."""
 
 
 def run(argv: list[str]) -> None:
@@ -51,13 +51,18 @@ def run(argv: list[str]) -> None:
 
     check_settings(command.config, flags_in(argv), recipe)
 
+    from oblrpo.memory import resident_bytes
     from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
+    from oblrpo.trainer.peak_memory import peak_memory
     from oblrpo.trainer.progress import Progress, summary
 
     transformers_logging.disable_progress_bar()
+    libraries = resident_bytes()
     trainer = Trainer(command.config, command.resume)
     if command.dry_run:
         print(yaml_text(flatten(command.config)) + "\n" + trainer.describe())
+        peak = peak_memory(trainer.learner, command.config, trainer.longest_prompt, libraries)
+        print(f"memory     {peak}")
         return
     carry_out(trainer, Progress(Console(soft_wrap=True, markup=False)))
     rows, config = trainer.folder.read_metrics(), command.config

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oblrpo.errors import InputError, check_finite
@@ -164,6 +164,16 @@ class Policy:
         with torch.no_grad():
             entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
             return TokenLogps(logp_SC, entropy_SC, logit_norm2(logits_SCV, target_SC))
+
+    @property
+    def head(self) -> nn.Linear | None:
+        """The output layer, where logits are nothing but its product with the last hidden states."""
+        return None if self._head is None else self._head.linear
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the model knows."""
+        return int(self.model.get_input_embeddings().num_embeddings)
 
     @cached_property
     def _head(self) -> PlainHead | None:

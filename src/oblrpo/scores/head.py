@@ -193,7 +193,8 @@ def _differentiable(
     """The gradients by autograd's own functions, which know their derivatives, from all logits at once."""
     product = replace(ctx.product, weight=weight, bias=bias)
     logp_ST = product.logits(hidden).log_softmax(-1).gather(-1, target_ST[..., None])[..., 0]
-    needed = [each for each, needs in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False) if needs]
+    inputs = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+    needed = [each for each, needs in inputs if needs and each is not None]
     grads = iter(torch.autograd.grad(logp_ST, needed, grad_ST, create_graph=True))
     return [next(grads) if needs else None for needs in ctx.needs_input_grad[:3]]
 

@@ -19,6 +19,7 @@ from oblrpo import estimators
 from oblrpo.algorithms import Algorithm
 from oblrpo.config import RolloutConfig
 from oblrpo.errors import DivergedError, InputError, check_finite
+from oblrpo.memory import give_back
 from oblrpo.policy import Policy
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts, Sampler
@@ -181,6 +182,7 @@ class Learner:
         else:
             if self.max_grad_norm:
                 torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.max_grad_norm)
+            give_back()  # the tape's room, before room is taken for the optimizer and a copy of the weights
             change = self.movement.watch(gradient) if self.schedule.rule.measures_updates else None
             self.optimizer.step()
             if change is not None:  # how far the policy moved; what went too far is shortened

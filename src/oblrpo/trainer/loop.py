@@ -77,6 +77,7 @@ class Trainer:
         known = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
         prompts = self.policy.encode([problem.prompt for problem in known], config.rollout.max_completion_length)
         check_room(prompts, config.rollout)
+        self.longest_prompt = max(map(len, prompts))
         set_threads(config.run.threads, self.policy)
         self.learner = make_learner(self.policy, self.rewards, config)
         if checkpoint:

@@ -156,7 +156,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)
     iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
-    optimizer = make_optimizer(optim, policy)
+    optimizer = make_optimizer(optim, policy.parameters)
     try:
         # The tape refuses a model with a layer that has no rule, before anything is sampled.
         tape = ScoreTape(policy.model, scores.score_method, memory_budget=scores.score_memory_mb * 10**6)
@@ -196,8 +196,8 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
     )
 
 
-def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
-    """Return the named optimizer of torch.optim on the policy's trainable parameters.
+def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the named optimizer of torch.optim on these parameters.
 
     Raises:
         InputError: there is no such class, or it refuses its arguments.
@@ -213,7 +213,7 @@ def make_optimizer(config: OptimConfig, policy: Policy) -> torch.optim.Optimizer
     if "weight_decay" in inspect.signature(kind).parameters:
         settings = {"weight_decay": 0.0} | settings  # not torch's default: weights shrink only if somebody says so
     try:
-        return kind(policy.parameters, **settings)
+        return kind(parameters, **settings)
     except (TypeError, ValueError) as error:
         raise InputError(f"{config.optimizer} refuses its settings: {error}.") from None
 

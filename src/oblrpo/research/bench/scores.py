@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from oblrpo.research.bench.memory import peak_bytes
+from oblrpo.memory import peak_bytes
 from oblrpo.research.bench.ours import OURS
 from oblrpo.research.bench.rivals import RIVALS, Rival, one_trajectory_per_backward
 from oblrpo.research.bench.workload import SHAPES, Shape, Workload, build

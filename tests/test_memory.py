@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from oblrpo.research.bench.memory import peak_bytes
+from oblrpo.memory import peak_bytes
 
 KIB = 1024
 

@@ -1,10 +1,12 @@
-"""The memory meter: the most that tensors held at once while a function ran."""
+"""Memory: the most that tensors held at once while a function ran, what the process holds, and what it gives back."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -46,3 +48,18 @@ def _cpu(function: Callable[[], object]) -> int:
     events: list[Any] = profiler.profiler.kineto_results.events()
     changes: list[tuple[int, int]] = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     return max(accumulate((nbytes for _, nbytes in changes), initial=0))
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def give_back() -> None:
+    """Let the C library return what was freed to the system, where it can (glibc); it keeps pieces between others."""
+    with suppress(OSError, AttributeError):  # another C library, which has its own ways
+        ctypes.CDLL(None).malloc_trim(0)

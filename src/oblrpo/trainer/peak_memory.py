@@ -1,0 +1,118 @@
+"""The most memory that a training step will hold, foretold from small trials of the model itself."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oblrpo.config import OptimConfig, TrainConfig
+from oblrpo.memory import peak_bytes
+from oblrpo.policy import Sequences
+from oblrpo.trainer.algorithm1 import Learner
+from oblrpo.trainer.batch import Batch
+from oblrpo.trainer.micro_batches import MicroBatches
+from oblrpo.trainer.setup import make_optimizer
+
+TRIAL_TOKENS = (24, 48)
+"""The lengths of the trials' rows; what a token takes is the slope between them."""
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """The parts of the peak, in bytes."""
+
+    libraries: int
+    """Python and libraries, as they were before the model was loaded; 0 on a GPU."""
+    weights: int
+    gradient: int
+    optimizer: int
+    """What the optimizer remembers of each trained weight."""
+    copy: int
+    """The weights as they were before an update that is measured, for it may have to be shortened."""
+    activations: int
+    """What the backward and the score tape hold of one micro-batch."""
+    tokens: int
+    """The tokens of that micro-batch, padding included."""
+
+    @property
+    def total(self) -> int:
+        """All of it. The C library keeps the room of activations for others like them: the copy comes on top."""
+        kept = self.libraries + self.weights + self.gradient + self.optimizer
+        return kept + (self.activations + self.copy if self.libraries else max(self.activations, self.copy))
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.weights, "gradient": self.gradient, "optimizer": self.optimizer,
+            "a copy to measure updates": self.copy, f"activations of {self.tokens:,} tokens": self.activations,
+            "Python and libraries": self.libraries,
+        }  # fmt: skip
+        shown = ", ".join(f"{value / GB:.2f} {name}" for name, value in parts.items() if value)
+        return f"about {self.total / GB:.1f} GB at the peak of a step ({shown})"
+
+
+def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libraries: int) -> PeakMemory:
+    """Foretell the peak of a step in which every completion is as long as it may be.
+
+    What a token of a micro-batch takes is measured on two small batches of random tokens; it grows in proportion.
+
+    Args:
+        learner: of the run; it is left as it was.
+        config: the run's settings.
+        prompt_length: tokens of the longest prompt.
+        libraries: bytes that the process held before the model was loaded.
+    """
+    policy, rollout = learner.policy, config.rollout
+    trained = sum(p.numel() * p.element_size() for p in policy.parameters)
+    rows, width = rollout.num_generations, prompt_length + rollout.max_completion_length
+    budget = rollout.tokens_per_micro_batch // (rows * width) or rollout.prompts_per_step
+    prompts = min(budget, rollout.prompts_per_micro_batch or rollout.prompts_per_step, rollout.prompts_per_step)
+    tokens, own = prompts * rows * width, rollout.max_completion_length / width
+    peaks = [_trial(learner, rows, length, own) for length in (TRIAL_TOKENS[0], *TRIAL_TOKENS)][1:]
+    slope = (peaks[1] - peaks[0]) / (rows * (TRIAL_TOKENS[1] - TRIAL_TOKENS[0]))
+    constant = peaks[0] - slope * rows * TRIAL_TOKENS[0]
+    activations = constant - trained + slope * tokens
+    head = policy.head
+    if head is not None and tokens * own > head.in_features:  # its probabilities are made again, not kept
+        activations -= tokens * own * head.out_features * 4
+    return PeakMemory(
+        libraries=0 if policy.device.type == "cuda" else libraries,
+        weights=sum(p.numel() * p.element_size() for p in policy.model.parameters()),
+        gradient=trained,
+        optimizer=trained * _numbers_a_weight(config.optim),
+        copy=trained if learner.schedule.rule.measures_updates else 0,
+        activations=max(0, int(activations)),
+        tokens=tokens,
+    )
+
+
+def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
+    """Peak bytes of the gradient of two prompts, one after the other, with rows of so many tokens."""
+    policy = learner.policy
+    start = length - max(1, round(own * length))
+    shape = 2 * rows, length
+    with policy.seeded(0):
+        ids_ST = torch.randint(policy.vocabulary, shape, device=policy.device)
+    mask_ST = torch.ones_like(ids_ST)
+    own_ST = mask_ST.clone()
+    own_ST[:, :start] = 0
+    rewards_PG = torch.arange(2.0 * rows, device=policy.device).view(2, rows)
+    batch = Batch.of(Sequences(ids_ST, mask_ST, own_ST, start), rewards_PG, None, learner.algorithm)
+    trial = replace(learner, micro_batches=MicroBatches(prompts=1), baseline=copy.deepcopy(learner.baseline))
+    try:
+        return peak_bytes(lambda: trial.gradient(batch), policy.device)
+    finally:
+        learner.optimizer.zero_grad(set_to_none=True)
+
+
+def _numbers_a_weight(config: OptimConfig) -> int:
+    """How many numbers the optimizer keeps of each weight, found on a small one of its kind and settings."""
+    weight = torch.nn.Parameter(torch.ones(2, 3, device="cpu"))
+    weight.grad = torch.ones_like(weight)
+    small = make_optimizer(config, [weight])
+    small.step()
+    return sum(each.shape == weight.shape for each in small.state[weight].values() if isinstance(each, Tensor))

@@ -1,0 +1,55 @@
+import dataclasses
+
+import pytest
+import torch
+
+from oblrpo.config import OptimConfig, PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
+from oblrpo.memory import peak_bytes
+from oblrpo.policy import Sequences, make_policy
+from oblrpo.trainer.batch import Batch
+from oblrpo.trainer.peak_memory import peak_memory
+from oblrpo.trainer.setup import make_learner
+
+PROMPT, LONGEST, P, G = 20, 44, 6, 4
+SIZES = PolicyConfig(hidden_size=128, num_hidden_layers=4)
+
+
+def learner_of(tokens=0, **optim):
+    rollout = RolloutConfig(
+        prompts_per_step=P, num_generations=G, max_completion_length=LONGEST, tokens_per_micro_batch=tokens
+    )
+    scores = ScoresConfig(ledger_steps=0, calibration_steps=0)
+    config = TrainConfig(policy=SIZES, rollout=rollout, scores=scores, optim=OptimConfig(**optim))
+    torch.manual_seed(0)
+    return make_learner(make_policy(config.policy), None, config), config
+
+
+@pytest.mark.parametrize("tokens", [0, 600])  # 1,536 tokens at once, whose probabilities are made again; 512, kept
+def test_activations_are_foretold(tokens):
+    learner, config = learner_of(tokens)
+    before = [p.detach().clone() for p in learner.policy.parameters]
+    foretold = peak_memory(learner, config, PROMPT, libraries=1)
+    assert foretold.tokens == (P if not tokens else tokens // (G * (PROMPT + LONGEST))) * G * (PROMPT + LONGEST)
+    assert all(map(torch.equal, before, learner.policy.parameters))
+    assert all(p.grad is None for p in learner.policy.parameters)
+    ids_ST = torch.randint(250, (P * G, PROMPT + LONGEST))
+    mask_ST = torch.ones_like(ids_ST)
+    own_ST = mask_ST.clone()
+    own_ST[:, :PROMPT] = 0
+    batch = Batch.of(Sequences(ids_ST, mask_ST, own_ST, PROMPT), torch.rand(P, G), None, learner.algorithm)
+    peak = peak_bytes(lambda: learner.gradient(batch), "cpu")
+    assert foretold.activations + foretold.gradient == pytest.approx(peak, rel=0.15)
+
+
+def test_what_is_there_all_the_time():
+    learner, config = learner_of(600)
+    found = peak_memory(learner, config, PROMPT, libraries=10**6)
+    weights = 4 * sum(p.numel() for p in learner.policy.parameters)
+    assert (found.weights, found.gradient, found.optimizer, found.copy) == (weights, weights, 2 * weights, weights)
+    assert found.total == 10**6 + 5 * weights + found.activations
+    assert "activations of 512 tokens" in str(found)
+    learner, config = learner_of(600, optimizer="SGD", schedule="off", learning_rate=0.1)
+    plain = peak_memory(learner, config, PROMPT, libraries=0)
+    assert (plain.optimizer, plain.copy) == (0, 0)
+    momentum = dataclasses.replace(config, optim=OptimConfig(optimizer="SGD", optimizer_args={"momentum": 0.9}))
+    assert peak_memory(learner, momentum, PROMPT, libraries=0).optimizer == weights
