@@ -15,7 +15,7 @@ SOURCES = sorted(Path(oblrpo.tasks.__file__).parent.rglob("*.py"))
 
 
 def test_every_task_can_be_made_by_its_name():
-    assert list(TASKS) == ["addition", "countdown", "path", "summarise"]
+    assert list(TASKS) == ["addition", "arithmetic", "countdown", "instructions", "path", "summarise"]
     assert all(make_task(name, 3).name == name for name in TASKS)
 
 
@@ -27,7 +27,7 @@ def test_parameters_and_seed_arrive():
 
 @pytest.mark.parametrize(("name", "suggestion"), [("adition", r" Did you mean 'addition'\?"), ("qqqq", "")])
 def test_an_unknown_task_is_named_with_a_suggestion(name, suggestion):
-    known = "addition, countdown, path, summarise and reasoning_gym/NAME."
+    known = "addition, arithmetic, countdown, instructions, path, summarise and reasoning_gym/NAME."
     with pytest.raises(InputError, match=f"^Unknown task '{name}'; the tasks are: {known}{suggestion}$"):
         make_task(name)
 
@@ -47,6 +47,11 @@ def test_an_unknown_parameter_is_named_with_a_suggestion():
         ("addition", "max_terms", 10, "max_terms must be a whole number from 3 to 9, got 10"),
         ("addition", "largest", 8, "largest must be a whole number from 9 to 9999, got 8"),
         ("addition", "largest", 99.0, "largest must be a whole number from 9 to 9999, got 99.0"),
+        ("arithmetic", "shots", 17, "shots must be a whole number from 0 to 16, got 17"),
+        ("arithmetic", "smallest", -1, "smallest must be a whole number from 0 to 9989, got -1"),
+        ("arithmetic", "largest", 9, "largest must be a whole number from 10 to 9999, got 9"),
+        ("arithmetic", "operations", "+/", r"operations must be some of the signs \+-\*, got '\+/'"),
+        ("arithmetic", "operations", "", r"operations must be some of the signs \+-\*, got ''"),
         ("countdown", "count", 1, "count must be a whole number from 2 to 4, got 1"),
         ("countdown", "count", True, "count must be a whole number from 2 to 4, got True"),
         ("countdown", "largest", 51, "largest must be a whole number from 5 to 50, got 51"),

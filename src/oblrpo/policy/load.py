@@ -1,4 +1,4 @@
-"""Building a policy from nothing, or loading one: a model of the hub or a folder, its adapters, and its precision."""
+"""Building a policy from nothing, or loading one: of the hub, a folder or a GGUF file, its adapters, its precision."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX
 from oblrpo.policy.adapters import add_adapter, base_of, load_adapter, load_adapter_weights
+from oblrpo.policy.gguf import is_gguf, read_gguf_model, read_gguf_tokenizer
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
 from oblrpo.policy.tokenizer import byte_tokenizer
+
+# How names begin that none on the hub has, and the folder that the recipes of SmolLM2 name.
+LOCAL = ("/", "./", "../", "~", "models/", "runs/")
+SMOLLM, FETCH = "smollm2-135m-instruct", "python -m oblrpo.fetch_smollm (in a checkout: make smollm2)"
 
 
 def make_policy(config: PolicyConfig) -> Policy:
@@ -63,7 +68,7 @@ def make_policy(config: PolicyConfig) -> Policy:
 
 
 def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
-    """Return a causal LM and its tokenizer from a folder or, by name, from the hub; adapters with their model.
+    """Return a causal LM and its tokenizer from a folder, a GGUF file or, by name, the hub; adapters with their model.
 
     Raises:
         InputError: transformers cannot load it, or its tokenizer has neither padding nor end token.
@@ -71,9 +76,12 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
     if train:
         check_policy(config)
     device, base = _device(config.device), base_of(name)
+    _check_is_there(base or name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(_whole(base or name), **_options(config, device))
+        tokenizer = _tokenizer(name, config)
+        model = _model(_whole(base or name), config, device)
+    except InputError:
+        raise
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise InputError(f"cannot load the model {name!r}: {reason}.") from error
@@ -180,6 +188,8 @@ def check_policy(config: PolicyConfig) -> None:
         raise InputError("merge needs adapters; set lora_r.")
     if config.load_in_4bit and not adapters:
         raise InputError("load_in_4bit leaves no weight that could be trained; add adapters with lora_r.")
+    if config.load_in_4bit and is_gguf(base_of(config.model) or config.model):
+        raise InputError("load_in_4bit cannot quantise a GGUF file; leave it out, or give a folder of safetensors.")
     if config.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
         raise InputError("load_in_4bit needs bitsandbytes; install it with: pip install 'oblrpo[qlora]'")
     if config.dtype == "bfloat16" and not adapters:
@@ -187,6 +197,31 @@ def check_policy(config: PolicyConfig) -> None:
             "weights in bfloat16 lose updates smaller than 1/256 of them; train in float32 with bf16 arithmetic "
             "(bf16: true), or train adapters beside them (lora_r)."
         )
+
+
+def _check_is_there(name: str) -> None:
+    """Say at once that a local model is not there, where transformers would look for it on the hub.
+
+    Raises:
+        InputError: the name can only be meant for a file or a folder, and there is none.
+    """
+    path = Path(name)
+    is_local = name.startswith(LOCAL) or (len(path.parts) > 1 and path.parent.is_dir())
+    if (is_local or is_gguf(name)) and not path.exists():
+        mend = f"fetch it with: {FETCH}" if path.name == SMOLLM else "check the path, or give a name on the hub"
+        raise InputError(f"cannot load the model {name!r}: there is no such file or folder; {mend}.")
+
+
+def _tokenizer(name: str, config: PolicyConfig) -> Any:
+    if is_gguf(name):
+        return read_gguf_tokenizer(name)
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code, padding_side="left")
+
+
+def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
+    if is_gguf(name):
+        return read_gguf_model(name, getattr(torch, config.dtype), config.attn_implementation)
+    return AutoModelForCausalLM.from_pretrained(name, **_options(config, device))
 
 
 def _options(config: PolicyConfig, device: torch.device) -> dict[str, Any]:
@@ -224,8 +259,8 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
 
 
 def _whole(name: str) -> str:
-    """Return a folder by its whole path, so that adapters still know their model when the current folder changes."""
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
+    """Return a folder or file by its whole path, so that adapters still know their model in another current folder."""
+    return str(Path(name).resolve()) if Path(name).is_dir() or is_gguf(name) else name
 
 
 def _device(name: str) -> torch.device:

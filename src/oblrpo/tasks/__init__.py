@@ -5,16 +5,18 @@ from collections.abc import Callable
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.tasks.addition import AdditionTask
+from oblrpo.tasks.arithmetic import ArithmeticTask
 from oblrpo.tasks.benchmarks import BENCHMARKS
 from oblrpo.tasks.countdown import CountdownTask
 from oblrpo.tasks.data import DataTask
 from oblrpo.tasks.generated import GeneratedTask
 from oblrpo.tasks.gym import PREFIX, ReasoningGymTask
+from oblrpo.tasks.instructions import InstructionsTask
 from oblrpo.tasks.path import PathTask
 from oblrpo.tasks.summarise import SummariseTask
 from oblrpo.tasks.task import Demonstrator, Problem, Task, Verifier
 
-TASK_CLASSES = (AdditionTask, CountdownTask, PathTask, SummariseTask)
+TASK_CLASSES = (AdditionTask, ArithmeticTask, CountdownTask, InstructionsTask, PathTask, SummariseTask)
 TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in TASK_CLASSES}
 
 

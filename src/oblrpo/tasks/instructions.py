@@ -1,0 +1,178 @@
+"""Short texts under conditions that a function can check: so many words, no commas, bullet points, an ending."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+from oblrpo.tasks.generated import HELDOUT_FRACTION, GeneratedTask
+from oblrpo.tasks.task import Problem, split_position
+
+SUBJECTS = tuple(
+    re.findall(
+        r"\w+",
+        """
+        apples airports ants art autumn babies bakeries balloons baseball beaches bears bees bells bicycles birds
+        boats books bread breakfast bridges buses butterflies cakes cameras candles carpets castles cats caves
+        chairs cheese chess chocolate cinemas clocks clouds coffee coins computers cooking coral cows dancing
+        deserts diamonds dinosaurs doctors dogs dolphins doors dreams drums eagles elephants engines farms feathers
+        films fireflies fish flags flowers fog football forests foxes friendship frogs fruit games gardens ghosts
+        giraffes glass gloves gold grass guitars hats hills history holidays honey horses hospitals hotels houses
+        ice insects islands jewels juice kangaroos keys kitchens kites knots ladders lakes lamps languages laughter
+        leaves lemons letters libraries lighthouses lions magic maps markets masks mathematics medicine milk mirrors
+        money monkeys mountains museums mushrooms music neighbours night noise numbers oceans onions oranges owls
+        paint paper parks penguins pianos pictures pirates planets poems potatoes puzzles rabbits radios rain
+        rainbows recipes rice rivers roads robots rockets roses salt sand school science shadows sharks sheep ships
+        shoes silence silver sleep snakes snow soap soup spiders spring stars stories storms sugar summer swimming
+        tea teachers telephones tigers tomatoes towers toys trains travel trees turtles umbrellas uncles valleys
+        vegetables villages violins volcanoes walking watches water weather weddings whales wheat windows winter
+        wolves wood writing zebras
+        """,
+    )
+)
+ENDINGS = ("that is all", "the end", "now you know", "ask me again", "thank you for reading", "have a nice day")
+REQUESTS = {
+    "sentence": "Write one sentence about {subject}.",
+    "paragraph": "Write a short paragraph about {subject}.",
+    "list": "Write a short list about {subject}.",
+}
+ASKED = {
+    "words": "Use between {0[0]} and {0[1]} words.",
+    "mention": 'Use the word "{0}".',
+    "bullets": 'Make exactly {0} bullet points, each on a line that begins with "- ".',
+    "ending": 'End with the words "{0}".',
+    "no_commas": "Do not use commas.",
+    "lower_case": "Use lower case letters only.",
+}
+# What a demonstration says; six to ten words each, without commas.
+FACTS = (
+    "Many people enjoy {subject} every day",
+    "You can learn a lot about {subject}",
+    "There is an old tale about {subject} here",
+    "My friends often talk of {subject} at dinner",
+    "A good book on {subject} is worth reading",
+    "Children ask clever questions about {subject}",
+    "Nobody knows everything about {subject} yet",
+    "We saw something new about {subject} last week",
+)
+LEAST_WORDS = 5
+WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+
+
+class InstructionsTask(GeneratedTask):
+    """Follow two to four instructions at once; the reward is the share that is followed, in [0, 1].
+
+    Every problem asks for a number of words, so that neither silence nor endless text can win; how many differs from
+    prompt to prompt. A completion scores 0 if, its ending left out, it has fewer than five different words, or
+    fewer than half of its words are different. What is held out are subjects.
+
+    The answer of a problem is its conditions in JSON: `words` (fewest and most), `mention` (a word), `bullets` (how
+    many), `ending` (the last words), `no_commas` and `lower_case` (true).
+    """
+
+    name = "instructions"
+
+    def draw(self, rng: random.Random) -> Problem:
+        """Return a random subject and conditions, as a message of a user."""
+        subject, form = rng.choice(SUBJECTS), rng.choice(sorted(REQUESTS))
+        conditions: dict[str, Any] = {"words": _band(form, rng)}
+        if form == "list":
+            bullets = rng.randint(2, 4)
+            conditions |= {"words": [5 * bullets, 12 * bullets + 5], "bullets": bullets}
+        others = {"mention": subject, "ending": rng.choice(ENDINGS), "no_commas": True, "lower_case": True}
+        for name in rng.sample(sorted(others), rng.randint(1, 4 - len(conditions))):
+            conditions[name] = others[name]
+        asked = [ASKED[name].format(conditions[name]) for name in ASKED if name in conditions]
+        text = " ".join([REQUESTS[form].format(subject=subject), *asked])
+        return Problem([{"role": "user", "content": text}], json.dumps(conditions), {"subject": subject})
+
+    def is_heldout(self, problem: Problem) -> bool:
+        """Return whether the subject is one of the held-out tenth."""
+        return split_position(f"subject {problem.columns['subject']}") < HELDOUT_FRACTION
+
+    def reward(self, problem: Problem, completion: str) -> float:
+        """Return the share of the conditions that hold; 0 for next to no text, or for the same words over and over."""
+        conditions = json.loads(problem.answer)
+        text = completion.strip()
+        rest = _before(text, conditions.get("ending", ""))
+        words = WORD.findall(rest.lower())
+        if len(set(words)) < max(LEAST_WORDS, len(words) / 2):
+            return 0.0
+        return sum(CHECKS[name](text, wanted) for name, wanted in conditions.items()) / len(conditions)
+
+    def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
+        """Return a text that keeps to every condition; each is left out with probability `noise`."""
+        conditions = json.loads(problem.answer)
+        kept = {name: wanted for name, wanted in conditions.items() if rng.random() >= noise}
+        facts = [fact.format(subject=problem.columns["subject"]) for fact in rng.sample(FACTS, len(FACTS))]
+        if "mention" in conditions and "mention" not in kept:
+            facts = [fact.replace(str(problem.columns["subject"]), "it") for fact in facts]
+        ending = kept.get("ending", "")
+        text = _list(facts, kept) if "bullets" in conditions else _prose(facts, conditions, kept, ending)
+        if "no_commas" in conditions and "no_commas" not in kept:
+            text = text.replace(" ", ", ", 1)
+        last = f"{ending[0].upper()}{ending[1:]}." if ending else ""
+        written = f"{text}{chr(10) if 'bullets' in conditions else ' '}{last}".strip()
+        return written.lower() if "lower_case" in kept else written
+
+
+def _band(form: str, rng: random.Random) -> list[int]:
+    """Return the fewest and the most words of a text that is no list."""
+    least = rng.randint(6, 10) if form == "sentence" else rng.randint(18, 26)
+    return [least, least + (12 if form == "sentence" else 16)]
+
+
+def _list(facts: list[str], kept: dict[str, Any]) -> str:
+    """Return a fact a bullet; one bullet where their number does not count."""
+    return "\n".join(f"- {fact}." for fact in facts[: kept.get("bullets", 1)])
+
+
+def _prose(facts: list[str], conditions: dict[str, Any], kept: dict[str, Any], ending: str) -> str:
+    """Return as many facts as the words asked for need, joined where one sentence is asked for."""
+    least, most = conditions["words"]
+    said: list[str] = []
+    while len(WORD.findall(" ".join([*said, ending]))) < least:
+        said.append(facts[len(said)])
+    if "words" not in kept:
+        said = facts[: 2 + most // 6]
+    if least <= 10:
+        return " and ".join([said[0], *(fact[0].lower() + fact[1:] for fact in said[1:])]) + "."
+    return " ".join(f"{fact}." for fact in said)
+
+
+def _bare(text: str) -> str:
+    """Return text in lower case, without what may stand around its last words."""
+    return text.lower().strip(" \n\t.!*\"'\u201d\u2019")
+
+
+def _before(text: str, ending: str) -> str:
+    """Return text without its ending, wherever and however often that stands."""
+    return re.sub(re.escape(ending), " ", text, flags=re.IGNORECASE) if ending else text
+
+
+def _band_holds(text: str, wanted: list[int]) -> bool:
+    return wanted[0] <= len(WORD.findall(text)) <= wanted[1]
+
+
+def _mentions(text: str, wanted: str) -> bool:
+    return wanted in WORD.findall(text.lower())
+
+
+def _has_bullets(text: str, wanted: int) -> bool:
+    lines = [line.strip() for line in text.splitlines()]
+    return sum(line.startswith("- ") and bool(WORD.search(line)) for line in lines) == wanted
+
+
+def _ends(text: str, wanted: str) -> bool:
+    return _bare(text).endswith(wanted)
+
+
+CHECKS: dict[str, Callable[[str, Any], bool]] = {
+    "words": _band_holds,
+    "mention": _mentions,
+    "bullets": _has_bullets,
+    "ending": _ends,
+    "no_commas": lambda text, wanted: "," not in text,
+    "lower_case": lambda text, wanted: text == text.lower(),
+}
