@@ -2,13 +2,16 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import oblrpo as oblrpo_package
 from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
+from oblrpo.tasks.addition import AdditionTask
 from tests.cli.conftest import oblrpo
 
 __all__ = ["oblrpo"]
@@ -256,3 +259,12 @@ def test_the_comparisons_of_the_results_page_can_be_run(spec, tmp_path, oblrpo):
     code, out, err = oblrpo("compare", spec, "--output", tmp_path / "out", "--dry-run")
     assert code == 0, err
     assert "seed 0" in out
+
+
+def test_the_shipped_demonstrations_are_what_the_command_writes(monkeypatch, capsys):
+    command = re.search(r"--task-args '(.*?)'", importlib.import_module("benchmarks.demonstrations").__doc__)[1]
+    printed = printed_by("demonstrations", ["--task-args", command, "--rows", 400, "--noise", 0.1], monkeypatch, capsys)
+    shipped = Path(oblrpo_package.__file__).parent / "recipes" / "sums.jsonl"
+    assert printed == shipped.read_text()
+    heldout = {problem.prompt for problem in AdditionTask(min_terms=2, max_terms=4, largest=99).heldout(200)}
+    assert not heldout & {json.loads(line)["prompt"] for line in printed.splitlines()}

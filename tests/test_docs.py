@@ -96,7 +96,10 @@ def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page,
         "--sampler-logps", steps=2, eval_steps=1, calibration_steps=1, ledger_steps=1, schedule="auto", save_steps=0
     )
     assert code == 0, err
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    again = {"model": tmp_path / "run" / "checkpoints" / "step_2", "warm_start_steps": 1, "steps": 0}
+    assert small_run(output=tmp_path / "again", **again)[0] == 0
+    files = [tmp_path / name / "metrics.jsonl" for name in ("run", "again")]
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     written = {re.sub(rf"^(variance|signal2)/({'|'.join(BASELINES)})$", r"\1/NAME", key) for row in rows for key in row}
     table = (ROOT / "docs" / "metrics.md").read_text().split("| key | meaning | unit |")[1]
     first_cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)

@@ -92,6 +92,7 @@ def train(
     tokenizer: Any = None,
     data: Any = None,
     eval_data: Any = None,
+    sft_data: Any = None,
     reward: Any = None,
     resume: bool = False,
     progress: bool = True,
@@ -109,6 +110,8 @@ def train(
         data: rows (a list of dicts, a `datasets.Dataset`, any iterable of dicts), or names of files or of a data set on
             the hub. The column `prompt` holds text or messages; the others reach the reward function by their names.
         eval_data: held-out rows, as `data`; None holds out a share of `data`.
+        sft_data: rows, as `data`, to learn from before RL: `prompt`, and `completion`, text or one message of the
+            assistant. None: nothing, unless `warm_start_steps` says so.
         reward: `f(prompts, completions, **columns) -> list of numbers` as in TRL, a name as on the command line, or a
             list of both, which are summed.
         resume: go on with the run in `output` from its latest checkpoint; give the same objects again.
@@ -122,7 +125,7 @@ def train(
         InputError: what the user can mend, in one sentence, as on the command line.
         KeyboardInterrupt: stopped, after the step in progress and its checkpoint; `resume` goes on.
     """
-    words, objects = take(model, tokenizer, data, eval_data, _one(reward, settings))
+    words, objects = take(model, tokenizer, data, eval_data, _one(reward, settings), sft_data)
     said = words | _plain(settings)
     objects.refuse_idle(said)
     config, base = _resolve(recipe, said, resume)

@@ -47,10 +47,13 @@ def _of_hub(names: tuple[str, ...]) -> bool:
 LOADED = Idle("a model that is loaded has its own sizes", lambda c: bool(c.policy.model))
 BUILT = Idle("no model is loaded", lambda c: not c.policy.model)
 NO_ADAPTERS = Idle("no adapters are made (lora_r)", lambda c: not c.policy.lora_r)
-NO_WARM_START = Idle("warm_start_steps is 0", lambda c: not c.warm_start.warm_start_steps)
+NO_WARM_START = Idle("warm_start_steps is 0", lambda c: not c.warm_start.begins)
+FROM_ROWS = Idle("sft_data are learned as they are", lambda c: bool(c.warm_start.sft_data))
 OWN_DATA = Idle("the problems come from data", lambda c: bool(c.task.data) and not _benchmark(c))
 BENCHMARK = Idle("{task} names its columns itself", _benchmark)
 GENERATED = Idle("the task '{task}' generates its problems", _generated)
+BENCHMARK_PROMPT = Idle(BENCHMARK.why, lambda c: _benchmark(c) and not c.warm_start.sft_data)
+GENERATED_PROMPT = Idle(GENERATED.why, lambda c: _generated(c) and not c.warm_start.sft_data)
 OWN_TEST = Idle(
     "held-out problems have a source of their own",
     lambda c: not _generated(c) and bool(c.task.eval_data or _own_splits(c)),
@@ -120,16 +123,25 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class WarmStartConfig:
-    """Supervised learning on the task's own noisy demonstrations before RL; none with 0 steps."""
+    """Supervised learning before RL: on rows of prompt and completion, or on the task's own noisy demonstrations."""
 
+    sft_data: tuple[str, ...] = ()
+    """Files or a data set of the hub (split train), as `data`, with the columns `prompt_column` and `completion`: text,
+    or one message of the assistant. None: the built-in task demonstrates, if warm_start_steps says so."""
     warm_start_steps: Annotated[int, Range(0)] = 0
-    """Gradient steps of supervised learning."""
+    """Gradient steps of supervised learning; 0: one epoch of sft_data, or none without it."""
     warm_start_batch: Annotated[int, Range(1), NO_WARM_START] = 128
     """Demonstrations a step."""
-    warm_start_learning_rate: Annotated[float, Range(0), NO_WARM_START] = 3e-3
-    """AdamW's peak rate; it falls to 0 along a cosine."""
-    warm_start_noise: Annotated[float, Range(0, 1), NO_WARM_START] = 0.15
-    """Probability that a step of a demonstration is wrong."""
+    warm_start_learning_rate: Annotated[float, Range(0), NO_WARM_START] = 0.0
+    """AdamW's peak rate; it falls to 0 along a cosine. 0: 2e-5 for a loaded model, 2e-4 for adapters, 3e-3 for a policy
+    built from nothing."""
+    warm_start_noise: Annotated[float, Range(0, 1), NO_WARM_START, FROM_ROWS] = 0.15
+    """Probability that a step of the task's demonstration is wrong."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether the run begins with supervised learning."""
+        return bool(self.sft_data or self.warm_start_steps)
 
 
 @dataclass(frozen=True)
@@ -153,8 +165,8 @@ class TaskConfig:
     """Split of `eval_data` if it comes from the hub."""
     where: Mapping = field(default_factory=dict)
     """Rows to keep, by the values of columns, such as '{level: [4, 5]}'; in `data` only."""
-    prompt_column: Annotated[str, BENCHMARK, GENERATED] = "prompt"
-    """Column that holds the prompt: text, or messages for the chat template."""
+    prompt_column: Annotated[str, BENCHMARK_PROMPT, GENERATED_PROMPT] = "prompt"
+    """Column that holds the prompt, of sft_data too: text, or messages for the chat template."""
     answer_column: Annotated[str, BENCHMARK, GENERATED] = "answer"
     """Column that holds the reference answer."""
     prompt_template: str = ""

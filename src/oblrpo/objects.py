@@ -35,18 +35,20 @@ class Objects:
     tokenizer: Any = None
     """The tokenizer of `model`."""
     rows: Mapping[str, Rows] = field(default_factory=dict)
-    """Rows of `data` and `eval_data`."""
+    """Rows of `data`, `eval_data` and `sft_data`."""
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """Reward functions."""
 
-    def check(self, model: str = "", data: Iterable[str] = (), rewards: Iterable[str] = ()) -> None:
+    def check(
+        self, model: str = "", data: Iterable[str] = (), rewards: Iterable[str] = (), sft_data: Iterable[str] = ()
+    ) -> None:
         """Refuse words whose objects are not here.
 
         Raises:
             InputError: names one, and says where it can be had.
         """
         known = {*self.rows, *self.functions} | ({model} if self.model is not None else set())
-        for setting, words in (("model", [model]), ("data", data), ("rewards", rewards)):
+        for setting, words in (("model", [model]), ("data", data), ("rewards", rewards), ("sft_data", sft_data)):
             for word in words:
                 if word.startswith(PREFIX) and word not in known:
                     raise InputError(
@@ -85,7 +87,12 @@ class Objects:
 
 
 def take(
-    model: Any = None, tokenizer: Any = None, data: Any = None, eval_data: Any = None, rewards: Any = None
+    model: Any = None,
+    tokenizer: Any = None,
+    data: Any = None,
+    eval_data: Any = None,
+    rewards: Any = None,
+    sft_data: Any = None,
 ) -> tuple[dict[str, Any], Objects]:
     """Return the settings that these come to, names as they are and words for objects, and the objects.
 
@@ -95,6 +102,7 @@ def take(
         data: names of files or of a data set on the hub, or an iterable of rows, each a mapping.
         eval_data: as `data`.
         rewards: a name, a callable, or a list of both.
+        sft_data: as `data`.
 
     Raises:
         InputError: one of them is something else.
@@ -115,7 +123,7 @@ def take(
     elif tokenizer is not None:
         raise InputError("tokenizer belongs to a loaded model; give model=..., too.")
     rows: dict[str, Rows] = {}
-    for name, given in (("data", data), ("eval_data", eval_data)):
+    for name, given in (("data", data), ("eval_data", eval_data), ("sft_data", sft_data)):
         if given is not None:
             names = _names(given)
             if not names:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 '''
 FILE = Path(__file__).with_name("keywords.py")
-ARGUMENTS = {"model", "data", "eval_data"}
+ARGUMENTS = {"model", "data", "eval_data", "sft_data"}
 """Settings that are arguments of their own, which take objects, too."""
 
 

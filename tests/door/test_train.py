@@ -369,3 +369,22 @@ def test_the_word_of_rows_is_the_same_in_every_process():
 def test_numbers_of_numpy_are_numbers(train):
     run = train(steps=numpy.int64(1), learning_rate=numpy.float32(0.5))
     assert (run._trainer.config.run.steps, run._trainer.config.optim.learning_rate) == (1, 0.5)
+
+
+def test_rows_to_learn_from_first(tmp_path, train):
+    """Rows of prompt and completion as objects come to the same as a file of them."""
+    rows = [{"prompt": [{"role": "user", "content": "x"}], "completion": "y"}] * 3
+    plain = [{"prompt": f"{number} or", "completion": "y"} for number in range(3)]
+    by_object = train(sft_data=plain, steps=1, warm_start_learning_rate=1e-2)
+    by_name = train(
+        sft_data=write_rows(tmp_path / "sft.jsonl", plain),
+        output=tmp_path / "b",
+        steps=1,
+        warm_start_learning_rate=1e-2,
+    )
+    assert metrics_of(by_object) == metrics_of(by_name)
+    assert "eval/accuracy_before_warm_start" in by_object.metrics[0]
+    assert config_of(tmp_path / "run")[1].startswith("python:3 rows, sha256 ")
+    with pytest.raises(InputError, match="no chat template"):
+        train(sft_data=rows, output=tmp_path / "c")
+    assert not (tmp_path / "c").exists()

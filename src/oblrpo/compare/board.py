@@ -112,7 +112,7 @@ def _position(run: Run) -> tuple[float, str]:
     """Return the share of its steps that a run has done, and what to say of it."""
     row, steps = run.last_row(), run.config.run.steps
     if row is None:
-        return 0.0, "warm start" if run.config.warm_start.warm_start_steps else "starting"
+        return 0.0, "warm start" if run.config.warm_start.begins else "starting"
     reward = "" if row.get("reward") is None else f", reward {row['reward']:.3f}"
     return row["step"] / max(1, steps), f"step {row['step']}/{steps}{reward}"
 

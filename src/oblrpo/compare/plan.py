@@ -154,11 +154,11 @@ class Plan:
         path = self.output / "runs" / variant.name / f"lr_{rate!r}" / f"seed_{seed}"
         config = self.spec.config(variant, rate, seed, str(path))
         name = f"{variant.name}, rate {rate:g}, seed {seed}"
-        if not (self.spec.share_warm_start and config.warm_start.warm_start_steps):
+        if not (self.spec.share_warm_start and config.warm_start.begins):
             return Run(name, config)
         start = self._warm(config)
         policy = replace(config.policy, model=str(start.folder.checkpoint(0)))
-        warm = replace(config.warm_start, warm_start_steps=0)
+        warm = replace(config.warm_start, warm_start_steps=0, sft_data=())
         return Run(name, replace(config, policy=policy, warm_start=warm), start)
 
     def search(self, variant: Variant) -> list[Run]:
@@ -210,11 +210,16 @@ class Plan:
         key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:8]
         seed = config.run.seed
         # What comes after the demonstrations is another run's: its accuracy is measured there, and here hardly at all.
+        # Rows to learn from leave out all that will be held out there.
+        held = config.run.eval_prompts if config.warm_start.sft_data else 2
         short = RunConfig(
-            output=str(self.output / "warm" / key / f"seed_{seed}"), steps=0, seed=seed, eval_prompts=2, eval_samples=1,
-            save_total_limit=1, threads=config.run.threads,
+            output=str(self.output / "warm" / key / f"seed_{seed}"), steps=0, seed=seed, eval_prompts=held,
+            eval_samples=1, save_total_limit=1, threads=config.run.threads,
         )  # fmt: skip
-        rollout = RolloutConfig(prompts_per_step=2, num_generations=2, max_completion_length=1)
+        rows = config.rollout.prompts_per_micro_batch * config.rollout.num_generations
+        rollout = RolloutConfig(
+            prompts_per_step=2, num_generations=2, max_completion_length=1, prompts_per_micro_batch=(rows + 1) // 2
+        )
         start = TrainConfig(
             run=short, policy=config.policy, warm_start=config.warm_start, task=config.task, rollout=rollout
         )

@@ -5,7 +5,7 @@ from oblrpo.policy.model import Logps, Policy
 from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences
 from oblrpo.policy.tokenizer import byte_tokenizer
-from oblrpo.policy.warm_start import warm_start
+from oblrpo.policy.warm_start import accumulate_loss, sequences_of, tokens_of, warm_start
 
 __all__ = [
     "Logps",
@@ -13,10 +13,13 @@ __all__ = [
     "Prompt",
     "PromptFormat",
     "Sequences",
+    "accumulate_loss",
     "adopt_policy",
     "byte_tokenizer",
     "check_policy",
     "load_policy",
     "make_policy",
+    "sequences_of",
+    "tokens_of",
     "warm_start",
 ]

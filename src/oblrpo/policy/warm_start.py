@@ -1,4 +1,4 @@
-"""Supervised learning on demonstrations, to give a random policy a partial skill that RL can then improve."""
+"""Supervised learning on demonstrations, to give a policy a skill that RL can then improve."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from oblrpo.errors import InputError, check_finite
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import Prompt
+from oblrpo.policy.sequences import Sequences, pad
 
 
 def warm_start(
@@ -17,8 +19,12 @@ def warm_start(
     steps: int,
     learning_rate: float,
     progress: Callable[[int, float], None] = lambda step, loss: None,
+    rows: int = 0,
 ) -> None:
     """Maximise the mean token log-probability of demonstrated completions with AdamW and a cosine rate.
+
+    The loss is -sum log pi(o|q) / tokens over the completions of a batch, end tokens included; prompts have none. The
+    rate rises over 20 steps, or over a tenth of them all where that is less.
 
     Args:
         policy: the policy, which is trained in place.
@@ -26,16 +32,72 @@ def warm_start(
         steps: the number of gradient steps.
         learning_rate: the peak of the learning rate.
         progress: a function that is called with each step and its loss, in nats a token.
+        rows: demonstrations in one forward and backward, which changes memory and not the gradient; 0: all of a batch.
+
+    Raises:
+        InputError: a demonstration is longer than the model's context.
+        DivergedError: a loss is NaN or infinite.
     """
     optimizer = torch.optim.AdamW(policy.parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    rise = max(1, min(20, steps // 10))
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        batch = policy.sequences(*demonstrations(step))
-        logps_S = policy.logps(batch).logps_S
-        loss = -logps_S.sum() / batch.lengths_S.sum()
-        loss.backward()
+            group["lr"] = learning_rate * min(1.0, (step + 1) / rise) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        loss = accumulate_loss(policy, sequences_of(policy, *demonstrations(step)), rows)
         torch.nn.utils.clip_grad_norm_(policy.parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        progress(step, loss.item())
+        progress(step, loss)
+
+
+def accumulate_loss(policy: Policy, batch: Sequences, rows: int = 0) -> float:
+    """Add the gradient of -sum log pi / tokens to `.grad`, so many rows at a time (0: all), and return the loss.
+
+    Raises:
+        DivergedError: it is NaN or infinite.
+    """
+    tokens, loss = batch.lengths_S.sum(), torch.zeros((), device="cpu")
+    for block in batch.blocks(rows):
+        share = -policy.logps(block).logps_S.sum() / tokens
+        share.backward()
+        loss += share.detach().to(loss)
+    check_finite("loss of the supervised learning (warm_start_learning_rate)", loss)
+    return loss.item()
+
+
+def sequences_of(policy: Policy, prompts: Sequence[Prompt], completions: list[str]) -> Sequences:
+    """Return demonstrations as a rectangle of tokens, an end token after each completion.
+
+    Raises:
+        InputError: as `tokens_of` raises.
+    """
+    asked, answers = tokens_of(policy, prompts, completions)
+    answer_SC, answer_mask_SC = pad(answers, policy.tokenizer.pad_token_id, left=False, device=policy.device)
+    return Sequences.of(*policy.pad_prompts(asked), answer_SC, answer_mask_SC)
+
+
+def tokens_of(
+    policy: Policy, prompts: Sequence[Prompt], completions: list[str], places: Sequence[str] = ()
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the token ids of prompts, and of their completions with an end token.
+
+    Args:
+        policy: whose tokenizer, chat template and context they are for.
+        prompts: texts or messages.
+        completions: texts, as many.
+        places: where each demonstration stands, for messages.
+
+    Raises:
+        InputError: a prompt is empty, the chat template refuses it, or a demonstration is longer than the context.
+    """
+    asked = policy.tokens(prompts)
+    ids = policy.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
+    answers = [[*row, policy.end_tokens[0]] for row in ids]
+    for index, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+        if len(prompt) + len(answer) > policy.longest:
+            place = places[index] if places else f"the demonstration {completions[index][:40]!r}..."
+            raise InputError(
+                f"{place}: prompt and completion have {len(prompt) + len(answer)} tokens with the end token, but the "
+                f"model reads {policy.longest}; shorten or remove it."
+            )
+    return asked, answers

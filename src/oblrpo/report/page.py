@@ -84,6 +84,9 @@ def _facts(record: Record) -> str:
         ]
         value = f"{first['eval/accuracy']:.3f} &rarr; {last['eval/accuracy']:.3f}" if first is not last else ends[0]
         facts["Held-out accuracy"] = (value, f"{ends[0]} to {ends[-1]} (95 % interval over prompts)")
+    before = record.rows[0].get("eval/accuracy_before_warm_start") if record.rows else None
+    if before is not None:
+        facts["Before supervised learning"] = (f"{before:.3f}", "held-out accuracy of the model as it was loaded")
     tail = record.steps[-LAST:]
     rewards = [row["reward"] for row in tail if row["reward"] is not None]
     if rewards:

@@ -6,6 +6,7 @@ import csv
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,16 @@ Row = dict[str, Any]
 Rows = list[tuple[str, Row]]
 """Where each row stands, and its columns."""
 
+SHIPPED = "oblrpo:"
+"""How the name of a file begins that comes with the package, beside the recipes."""
+
 EXTRA = "pip install 'oblrpo[data]'"
 
 
 def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | None = None) -> Rows:
     """Return the rows of files, one after the other, or of one data set of the hub, `owner/name[:configuration]`.
+
+    `oblrpo:NAME` is a file that comes with the package.
 
     Rows that are there already are `given` by the name that stands for them.
 
@@ -32,7 +38,7 @@ def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | No
     if len(names) == 1 and is_hub_name(names[0]):
         path, _, configuration = names[0].partition(":")
         return read_hub(path, configuration, split)
-    return [row for name in names for row in _read_file(Path(name))]
+    return [row for name in names for row in _read_file(_path(name))]
 
 
 def is_hub_name(name: str) -> bool:
@@ -76,6 +82,21 @@ def keep_rows(rows: Rows, where: Mapping[str, Any]) -> Rows:
     if rows and not kept:
         raise InputError(f"where {dict(where)} leaves none of {len(rows)} rows; text and numbers are not equal.")
     return kept
+
+
+def _path(name: str) -> Path:
+    """Return the path of a file.
+
+    Raises:
+        InputError: no such file comes with the package.
+    """
+    if not name.startswith(SHIPPED):
+        return Path(name)
+    folder = Path(str(files("oblrpo") / "recipes"))
+    known = sorted(file.name for file in folder.glob("*.jsonl"))
+    if (file := name.removeprefix(SHIPPED)) not in known:
+        raise InputError(f"no file {file!r} comes with the package; those that do are: {', '.join(known)}.")
+    return folder / file
 
 
 def _read_file(path: Path) -> Rows:

@@ -6,14 +6,13 @@ position of a resumed run are functions of the step it resumes at, and evaluatio
 
 from __future__ import annotations
 
-import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -23,13 +22,13 @@ from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluation import heldout_accuracy
 from oblrpo.objects import Objects
-from oblrpo.policy import Prompt, adopt_policy, make_policy, warm_start
+from oblrpo.policy import adopt_policy, make_policy, warm_start
 from oblrpo.rewards import Rewards
 from oblrpo.runs import RunFolder, held, load_state
 from oblrpo.seeds import seed_of
 from oblrpo.settings import flatten
-from oblrpo.tasks import Demonstrator
 from oblrpo.trackers import Reporter
+from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.progress import Progress
@@ -50,6 +49,7 @@ class Trainer:
         self.objects.check(config.policy.model)
         self.algorithm = resolve(config.algorithm, config.optim)
         self.task = task_of(config, self.objects)
+        rows = read_rows(config, self.objects)
         self.rewards = Rewards(
             self.task,
             config.task.rewards,
@@ -78,6 +78,7 @@ class Trainer:
         prompts = self.policy.encode([problem.prompt for problem in known], config.rollout.max_completion_length)
         check_room(prompts, config.rollout)
         self.longest_prompt = max(map(len, prompts))
+        self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, rows)
         set_threads(config.run.threads, self.policy)
         self.learner = make_learner(self.policy, self.rewards, config)
         if checkpoint:
@@ -108,9 +109,8 @@ class Trainer:
         self.folder.drop_metrics_after(-1 if self.done is None else self.done)
         for row in self.folder.read_metrics():
             self.monitors.observe(row)
-        steps, warm = self.config.run.steps, self.config.warm_start.warm_start_steps
-        progress.start(self.describe(), steps, warm, self.done)
-        for note in getattr(self.task, "notes", ()):
+        progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
+        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes):
             progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(
@@ -124,8 +124,8 @@ class Trainer:
 
     def _steps(self, progress: Progress) -> None:
         if self.done is None:
-            self._warm_start(progress)
-            self._finish_step(0, {"step": 0} | self._accuracy(0), progress)
+            learned = self._warm_start(progress)
+            self._finish_step(0, {"step": 0} | learned | self._accuracy(0), progress)
         assert self.done is not None
         with _stop_between_steps() as stopped:
             while self.done < self.config.run.steps and not stopped():
@@ -145,6 +145,7 @@ class Trainer:
             f"policy     {config.policy.model or 'built from nothing'}: {total:,} parameters, {trained:,} trained, "
             f"{self._precision()} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
             f"task       {self.task.name}, {len(self.heldout)} held-out prompts x {config.run.eval_samples}\n"
+            f"{self._learns_from()}"
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
             f"{config.rollout.max_completion_length} tokens\n"
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
@@ -153,6 +154,14 @@ class Trainer:
             f"sampler    {config.rollout.sampler}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
         )
+
+    def _learns_from(self) -> str:
+        """Write what comes before RL, or nothing."""
+        shown, batch = self.demonstrations, self.config.warm_start.warm_start_batch
+        if not shown.steps:
+            return ""
+        rate = peak_rate(self.config, self.policy)
+        return f"warm start {shown.steps} steps of at most {batch} of {shown.told}, AdamW at {rate:g}\n"
 
     def _precision(self) -> str:
         policy = self.config.policy
@@ -170,22 +179,23 @@ class Trainer:
         self.tokens = state["tokens"]
         self.learner.load_state_dict(state, str(self.folder.path))
 
-    def _warm_start(self, progress: Progress) -> None:
-        config = self.config.warm_start
-        if not config.warm_start_steps:
-            return
-        demonstrator = cast(Demonstrator, self.task)
+    def _warm_start(self, progress: Progress) -> dict[str, float]:
+        """Learn from demonstrations; return the last loss, and of a loaded model the accuracy before."""
+        if not self.demonstrations.steps:
+            return {}
+        found = {}
+        if self.config.policy.model:  # one that is built from nothing solves nothing yet
+            found = {f"{name}_before_warm_start": value for name, value in self._accuracy(0).items()}
 
-        def demonstrations(step: int) -> tuple[list[Prompt], list[str]]:
-            problems = self.task.train_batch(-1 - step, config.warm_start_batch)  # steps that RL never draws
-            rng = random.Random(f"demonstrations/{self.config.run.seed}/{step}")
-            shown = [demonstrator.demonstration(problem, rng, config.warm_start_noise) for problem in problems]
-            return [problem.prompt for problem in problems], shown
+        def told(step: int, loss: float) -> None:
+            found["warm_start_loss"] = loss
+            progress.warm_start(step, loss)
 
-        warm_start(
-            self.policy, demonstrations, config.warm_start_steps, config.warm_start_learning_rate, progress.warm_start
-        )
+        rollout, rate = self.config.rollout, peak_rate(self.config, self.policy)
+        rows = rollout.prompts_per_micro_batch * rollout.num_generations
+        warm_start(self.policy, self.demonstrations.batch, self.demonstrations.steps, rate, told, rows)
         self.learner.sampler.sync(self.policy)
+        return found
 
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()

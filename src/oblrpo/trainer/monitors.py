@@ -92,7 +92,7 @@ class Monitors:
             return (
                 f"no completion of step {step} earned a reward: there is no gradient, and no update was made. Read "
                 f"completions/step_{step}.jsonl: if answers there are right, mend the reward; if none is, choose "
-                "easier prompts, raise num_generations, or begin with supervised learning (warm_start_steps)."
+                "easier prompts, raise num_generations, or begin with supervised learning (sft_data, warm_start_steps)."
             )
         return (
             f"in step {step} all completions of a prompt earned the same (mean reward {metrics['reward']:.2f}): there "

@@ -38,7 +38,7 @@ class Progress:
             disable=not console.is_terminal,
         )
         self._accuracy = "-"
-        self._steps = 0
+        self._steps = self._warm_steps = 0
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -52,7 +52,7 @@ class Progress:
 
     def start(self, description: str, steps: int, warm_start_steps: int, done: int | None) -> None:
         """Say what is about to run; `done` is the step a resumed run has reached."""
-        self._steps = steps
+        self._steps, self._warm_steps = steps, warm_start_steps
         self.console.print(description, highlight=False)
         if done is not None:
             self.console.print(f"resuming after step {done}", highlight=False)
@@ -64,7 +64,8 @@ class Progress:
     def warm_start(self, step: int, loss: float) -> None:
         """Show that a step of supervised learning is done."""
         self._bar.update(self._warm, completed=step + 1, note=f"loss {loss:.3f} nats a token")
-        if not self.console.is_terminal and step % 50 == 49:
+        every = max(1, self._warm_steps // LINES)
+        if not self.console.is_terminal and (step % every == every - 1 or step + 1 == self._warm_steps):
             self.console.print(f"warm start {step + 1}: loss {loss:.3f} nats a token", highlight=False)
 
     def warn(self, message: str) -> None:
@@ -93,6 +94,8 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
     if measured:
         ends = f"{_accuracy(measured[0])} -> {_accuracy(measured[-1])}"
         lines.append(f"held-out accuracy {ends}, 95 % intervals over prompts")
+    if _is_number(before := rows[0].get("eval/accuracy_before_warm_start") if rows else None):
+        lines.append(f"before it          {before:.3f}, before the supervised learning")
     if steps:
         tail = steps[-20:]
         mean = {key: sum(row[key] for row in tail) / len(tail) for key in MEANS}

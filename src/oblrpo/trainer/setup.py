@@ -59,8 +59,9 @@ def check(config: TrainConfig) -> None:
         raise InputError(
             f"prior_strength is {config.algorithm.prior_strength}; it must be at least 0, or -1 for a choice."
         )
-    if config.warm_start.warm_start_steps and (config.task.data or config.task.task in BENCHMARKS):
-        raise InputError("warm_start_steps needs a built-in task, which can demonstrate; data cannot.")
+    warm = config.warm_start
+    if warm.warm_start_steps and not warm.sft_data and (config.task.data or config.task.task in BENCHMARKS):
+        raise InputError("warm_start_steps needs sft_data, or a built-in task, which can demonstrate; data cannot.")
     check_policy(config.policy)
     check_trackers(config.run.report_to)
 

@@ -52,7 +52,7 @@ def hooked(model: Any, ghost: bool) -> Iterator[Any]:
     Its ghost rules refuse a weight that two modules share: their norms would miss the cross term. So a tied embedding
     and head get their per-sample gradients multiplied out by Opacus' other rules, and the norms are exact.
     """
-    grad_sample = _with_rules()
+    grad_sample = _with_rules(model)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = ghost and head.weight is embedding.weight
     if tied:
@@ -70,16 +70,15 @@ def hooked(model: Any, ghost: bool) -> Iterator[Any]:
             vars(module).pop("activations", None)  # an empty list that Opacus leaves behind
 
 
-def _with_rules() -> Any:
+def _with_rules(model: Any) -> Any:
     """Opacus with what its users would have to add for this model."""
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
-
     grad_sample = importlib.import_module("opacus.grad_sample")
     samplers = grad_sample.GradSampleModuleFastGradientClipping.GRAD_SAMPLERS
     grad_sample.register_grad_sampler(TiedLinear)(samplers[nn.Linear])
     grad_sample.register_grad_sampler(TiedEmbedding)(samplers[nn.Embedding])
-    grad_sample.register_grad_sampler(Qwen3RMSNorm)(_gain_gradients)
-    grad_sample.register_norm_sampler(Qwen3RMSNorm)(_gain_norms)
+    for kind in {type(module) for module in model.modules() if type(module).__name__.endswith("RMSNorm")}:
+        grad_sample.register_grad_sampler(kind)(_gain_gradients)
+        grad_sample.register_norm_sampler(kind)(_gain_norms)
     return grad_sample
 
 

@@ -7,7 +7,7 @@ import ctypes
 import gc
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,10 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from oblrpo.memory import peak_bytes
 from oblrpo.research.bench.ours import OURS
-from oblrpo.research.bench.rivals import RIVALS, Rival, one_trajectory_per_backward
-from oblrpo.research.bench.workload import SHAPES, Shape, Workload, build
+from oblrpo.research.bench.rivals import RIVALS, Rival
+from oblrpo.research.bench.workload import SHAPES, Workload
 
 METHODS: Mapping[str, Rival] = {"plain": RIVALS["plain"], **OURS, **RIVALS}
+
+HEAVY = ("exact, gradients kept", *(name for name in RIVALS if name != "plain"))
+"""Methods that are measured only if asked for: several times slower than the others, or S gradients held at once."""
 
 REFERENCE_IN_FLOAT64 = 200_000_000
 """Largest model whose reference is computed in float64; that of larger ones has the model's own type."""
@@ -72,48 +75,62 @@ def keep_freed_memory() -> None:
 
 
 def measure(
-    shape: Shape, names: Iterable[str], rounds: int, device: str, dtype: torch.dtype, progress: bool = False
+    workload: Workload,
+    names: Iterable[str],
+    rounds: int,
+    each: Callable[[Row, float, float], None] = lambda row, seconds, peak: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[float, float, list[Row]]:
-    """Time, count and compare the named methods at one shape.
+    """Time, count and compare the named methods on one workload.
 
     Methods take turns within a round, so that a drift of the machine's speed hits all; ratios are taken in each round.
+    In the first round a method's operations, memory and errors are measured before its time, which warms it up.
+
+    Args:
+        workload: model and batch.
+        names: rows of `METHODS`; `plain` comes first whether it is named or not.
+        rounds: in which every method has its turn; those much slower than the plain step have one.
+        each: called with every row as soon as it is known, and the plain step's seconds and peak bytes.
+        tell: called with a line on what was just measured, or is about to be.
 
     Returns:
         Seconds and peak bytes of a plain step, and a row a method.
     """
-    workload = build(shape, device, dtype)
-    norm2_S, gradient = _reference(shape, device, dtype)
+    tell(f"the reference for errors: {len(workload.ids_ST)} backwards, {_reference_type(workload)}")
+    reference = _reference(workload)
     seconds: dict[str, list[float]] = {name: [] for name in ["plain", *(name for name in names if name != "plain")]}
-    missing = {name: METHODS[name].missing() or "" for name in seconds}
-    for turn in range(rounds + 1):
+    counted: dict[str, list[float]] = {}
+    errors: dict[str, tuple[float | None, float]] = {}
+    rows: list[Row] = []
+    for turn in range(1, rounds + 1):
         for name, taken in seconds.items():
-            slow = turn > 1 and taken[-1] > TOO_SLOW * seconds["plain"][-1]
-            if missing[name] or slow:
-                continue
-            if progress:
-                print(f"\r\033[K{shape.name}: round {turn} of {rounds}, {name}", end="", flush=True)
-            taken.append(_time(METHODS[name], workload))
-    plain = [0.0, 0.0]
-    rows = []
-    for name, taken in seconds.items():
-        if missing[name]:
-            rows.append(Row(name, 0, 0, 0, 0, 0, None, 0, missing[name]))
-            continue
-        # The first round warms up; the slow have only two.
-        ratios = sorted(t / p for t, p in list(zip(taken, seconds["plain"], strict=False))[1:])
-        counted = _count(METHODS[name], workload)
-        plain = counted if name == "plain" else plain
-        norm_error, gradient_error = _errors(METHODS[name], workload, norm2_S, gradient)
-        tenth = len(ratios) // 10
-        rows.append(
-            Row(
-                name, statistics.median(ratios), ratios[tenth], ratios[-1 - tenth],
-                counted[0] / plain[0], counted[1] / plain[1], norm_error, gradient_error,
-            )
-        )  # fmt: skip
-    if progress:
-        print("\r\033[K", end="")
-    return statistics.median(seconds["plain"][1:]), plain[1], rows
+            if missing := METHODS[name].missing() or "":
+                rows += [Row(name, 0, 0, 0, 0, 0, None, 0, missing)] if turn == rounds else []
+            elif turn == 1 or taken[-1] <= TOO_SLOW * seconds["plain"][-1]:
+                if turn == 1:
+                    tell(f"round 1 of {rounds}: {name} ...")
+                    counted[name] = _count(METHODS[name], workload)
+                    errors[name] = _errors(METHODS[name], workload, *reference)
+                taken.append(_time(METHODS[name], workload))
+                ratio = taken[-1] / seconds["plain"][len(taken) - 1]
+                tell(f"round {turn} of {rounds}: {name} took {taken[-1]:.3g} s, {ratio:.2f} times a plain step")
+            if turn == rounds:
+                if not missing:
+                    rows.append(_row(name, taken, seconds["plain"], counted[name], counted["plain"], errors[name]))
+                each(rows[-1], statistics.median(seconds["plain"]), counted["plain"][1])
+    return statistics.median(seconds["plain"]), counted["plain"][1], rows
+
+
+def _row(
+    name: str, taken: list[float], plain: list[float], counted: list[float], of_plain: list[float],
+    errors: tuple[float | None, float],
+) -> Row:  # fmt: skip
+    ratios = sorted(t / p for t, p in zip(taken, plain, strict=False))  # the slow have only one
+    tenth = len(ratios) // 10
+    return Row(
+        name, statistics.median(ratios), ratios[tenth], ratios[-1 - tenth], counted[0] / of_plain[0],
+        counted[1] / of_plain[1], *errors,
+    )  # fmt: skip
 
 
 def _fresh(workload: Workload) -> None:
@@ -151,13 +168,41 @@ def _gradient(workload: Workload) -> list[Tensor]:
     return [p.grad.detach() for p in workload.parameters if p.grad is not None]
 
 
-def _reference(shape: Shape, device: str, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """Norms and gradient, one sequence at a time by autograd, in float64 if that fits."""
-    workload = build(shape, device, dtype)
+def _reference_type(workload: Workload) -> str:
+    wide = sum(p.numel() for p in workload.parameters) <= REFERENCE_IN_FLOAT64
+    return "in float64" if wide else "in the model's own type, for it is large"
+
+
+def _reference(workload: Workload) -> tuple[Tensor, list[Tensor]]:
+    """Norms and gradient, one sequence at a time by autograd, in float64 if that fits.
+
+    No score is held whole: each parameter's share is added up as soon as the backward has made it.
+    """
     if sum(p.numel() for p in workload.parameters) <= REFERENCE_IN_FLOAT64:
         workload = replace(workload, model=copy.deepcopy(workload.model).double())
-    norm2_S = one_trajectory_per_backward(workload)
-    return norm2_S.double(), _gradient(workload)
+    total = [torch.zeros_like(p) for p in workload.parameters]
+    norm2_S = torch.zeros(len(workload.ids_ST), dtype=torch.float64, device=workload.ids_ST.device)
+    coef = workload.coef_S.tolist()
+    now = 0
+
+    def add_to(sum_of_one: Tensor) -> Callable[[Tensor], None]:
+        def add(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            norm2_S[now] += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
+            sum_of_one.add_(parameter.grad, alpha=coef[now])
+            parameter.grad = None
+
+        return add
+
+    _fresh(workload)
+    hooks = [
+        p.register_post_accumulate_grad_hook(add_to(one)) for p, one in zip(workload.parameters, total, strict=True)
+    ]
+    for now in range(len(norm2_S)):  # which the hooks read
+        workload.logps_of(slice(now, now + 1)).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return norm2_S, total
 
 
 def _errors(method: Rival, workload: Workload, norm2_S: Tensor, gradient: list[Tensor]) -> tuple[float | None, float]:

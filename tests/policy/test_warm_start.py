@@ -1,0 +1,81 @@
+"""Supervised learning: the loss is that of completions alone, and blocks change nothing but memory."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from oblrpo.errors import DivergedError, InputError
+from oblrpo.policy import accumulate_loss, sequences_of, tokens_of, warm_start
+
+PROMPTS = ["ab=", "a long prompt=", "c=", "xy", "z="]
+COMPLETIONS = ["b", "cd", "a long completion", "", "12"]
+
+
+def gradient(policy):
+    found = torch.cat([p.grad.flatten() for p in policy.parameters])
+    policy.model.zero_grad()
+    return found
+
+
+def by_hand(policy):
+    """Cross entropy of transformers' own labels, row by row without padding: completion and end token only."""
+    total, tokens = torch.zeros(()), 0
+    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
+        asked = policy.tokenizer(prompt).input_ids
+        shown = [*policy.tokenizer(completion, add_special_tokens=False).input_ids, policy.end_tokens[0]]
+        logits_TV = policy.model(torch.tensor([asked + shown])).logits[0]
+        labels = torch.tensor([-100] * (len(asked) - 1) + shown)
+        total = total + cross_entropy(logits_TV[:-1], labels, ignore_index=-100, reduction="sum")
+        tokens += len(shown)
+    return total / tokens
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 9])
+def test_the_loss_is_that_of_completions_only(tiny_policy, rows):
+    expected = by_hand(tiny_policy)
+    expected.backward()
+    theirs = gradient(tiny_policy)
+    loss = accumulate_loss(tiny_policy, sequences_of(tiny_policy, PROMPTS, COMPLETIONS), rows)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(gradient(tiny_policy), theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_a_batch_may_each_fill_the_context(tiny_policy):
+    """A long prompt and another row's long completion do not have to fit together."""
+    batch = sequences_of(tiny_policy, ["a" * 2000, "b"], ["c", "d" * 2000])
+    assert batch.lengths_S.tolist() == [2, 2001]
+    assert batch.ids_ST.shape[1] > tiny_policy.longest
+    alone = [accumulate_loss(tiny_policy, sequences_of(tiny_policy, [p], [c])) for p, c in (("a" * 2000, "c"),)]
+    logps_S = tiny_policy.logps(batch).logps_S
+    assert -logps_S[0].item() / 2 == pytest.approx(alone[0], rel=1e-4)
+
+
+def test_what_the_model_cannot_read_is_named(tiny_policy):
+    assert len(tokens_of(tiny_policy, ["a" * 2040], ["b" * 7])[1][0]) == 8
+    with pytest.raises(InputError, match=r"x line 3: prompt and completion have 2049 tokens .* the model reads 2048"):
+        tokens_of(tiny_policy, ["c", "a" * 2040], ["b", "b" * 8], ["x line 2", "x line 3"])
+
+
+def test_the_rate_rises_and_falls(tiny_policy, monkeypatch):
+    rates = []
+    step = torch.optim.AdamW.step
+
+    def watched(self, *arguments, **more):
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *arguments, **more)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    for steps in (4, 200):
+        rates.clear()
+        warm_start(tiny_policy, lambda step: (["a"], ["b"]), steps, 1e-4)
+        assert len(rates) == steps
+        assert max(rates) == pytest.approx(1e-4, rel=0.03)
+        assert rates[-1] < rates[steps // 2]
+        assert (rates[0] < 1e-5) == (steps == 200)
+
+
+def test_a_loss_without_a_value_ends_it(tiny_policy):
+    with torch.no_grad():
+        tiny_policy.parameters[0].fill_(float("nan"))
+    with pytest.raises(DivergedError, match="loss of the supervised learning"):
+        warm_start(tiny_policy, lambda step: (["a"], ["b"]), 2, 1e-4)
