@@ -2,8 +2,8 @@
 
     python -m benchmarks.sampling --model models/smollm2-135m-instruct [--rounds 3] [--max-completion-length 128]
 
-16 chat prompts x 4 completions at temperature 1, on one thread. A third of the prompts ask for one word, a third for one
-sentence, a third for five bullets: uneven lengths. For even lengths the end token is one that is never drawn. TRL's
+16 chat prompts x 4 completions at temperature 1, on one thread. A third of the prompts ask for one word, a third for
+one sentence, a third for five bullets: uneven lengths. For even lengths the end token is one that is never drawn. TRL's
 GRPOTrainer without vLLM hands every prompt to `generate` as often as it has completions and runs until the longest of
 the batch has ended. The contenders take turns in every round, which has a seed of its own; their draws differ, so
 tokens are those up to the end of each completion, and seconds are the process's own CPU time. Memory is the highest
@@ -77,7 +77,7 @@ def measured(draw: Callable[[], Tensor]) -> tuple[Tensor, float, float]:
 
 
 def _resident(which: str = "VmRSS") -> float:
-    """Bytes that are resident, or the most since this was last asked for the present ones; 0 where there is no /proc."""
+    """Bytes that are resident, or the most (VmHWM) since the last question for those; 0 where there is no /proc."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return 0.0

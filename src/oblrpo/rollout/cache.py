@@ -24,7 +24,8 @@ class Room(DynamicLayer):  # type: ignore[misc]
 
     def __init__(self, read: DynamicLayer, copies: int, limit: int) -> None:
         super().__init__()
-        self.length, self.limit = read.keys.shape[2], limit
+        self.length: int = read.keys.shape[2]
+        self.limit = limit
         self.rows = len(read.keys) * copies
         self.dtype, self.device, self.is_initialized = read.keys.dtype, read.keys.device, True
         self.keys, self.values = (_repeated(each, copies, self._columns()) for each in (read.keys, read.values))

@@ -100,7 +100,9 @@ class _Step:
     def of(cls, model: Any) -> _Step:
         inner = _inner(model)  # LoRA lives in its layers
         names = inspect.signature(inner.forward).parameters
-        further = {"use_cache": True, "return_dict": True} | ({"logits_to_keep": 1} if "logits_to_keep" in names else {})
+        further = {"use_cache": True, "return_dict": True} | (
+            {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+        )
         return cls(inner, "position_ids" in names, further)
 
     def __call__(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
@@ -137,7 +139,7 @@ class _Live:
         return len(self.row_N)
 
     def next(self, columns: int) -> tuple[Tensor, Tensor]:
-        """Return the positions of the tokens that are read next, and the mask with their column, the last of so many."""
+        """Return the next tokens' positions, and the mask up to their column, the last of so many."""
         position_N1 = self.position_N[:, None]
         self.position_N = self.position_N + 1
         return position_N1, self.mask_NT[:, :columns]
@@ -157,5 +159,7 @@ class _Live:
             layer.keep(left, into, out_of)
         for each in (self.row_N, self.position_N, self.mask_NT, token_N):
             each[into] = each[out_of]
-        self.row_N, self.position_N, self.mask_NT = (each[:left] for each in (self.row_N, self.position_N, self.mask_NT))
+        self.row_N, self.position_N, self.mask_NT = (
+            each[:left] for each in (self.row_N, self.position_N, self.mask_NT)
+        )
         return token_N[:left]

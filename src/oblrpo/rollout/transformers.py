@@ -25,7 +25,7 @@ class TransformersSampler:
     Args:
         policy: the policy to sample from.
         logps: whether to keep the log-probability of every sampled token. It differs from the trainer's by rounding
-            alone, because `generate` runs token by token on a cache.
+            alone, because sampling runs token by token on a cache.
     """
 
     def __init__(self, policy: Policy, logps: bool = False) -> None:
@@ -54,6 +54,9 @@ def sample(
 ) -> Rollouts:
     """Return G completions of every prompt from softmax(logits / temperature), by torch's global random state.
 
+    Prompts are read once for their group. Where `decode.applies`, rows that have ended are read no further; other
+    models go by `generate`, in which every row runs until the last has ended.
+
     Args:
         policy: the policy to sample from.
         prompts: the P prompts, texts or conversations.
@@ -61,7 +64,7 @@ def sample(
         max_completion_length: most tokens of a completion.
         temperature: temperature of the distribution; 0 always takes the most probable token.
         top_p: share of the distribution that is sampled from; training leaves it at 1, where the policy is the whole.
-        logps: whether to keep each token's log-probability as it was sampled, at the cost of one softmax a token.
+        logps: whether to keep each token's log-probability as it was sampled.
 
     Raises:
         InputError: a prompt does not fit.
@@ -71,7 +74,7 @@ def sample(
     rows = policy.encode(prompts, room=max_completion_length)
     prompt_PQ, mask_PQ = policy.pad_prompts(rows)
     prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
-    drawn = None
+    drawn: tuple[Tensor, Tensor | None] | None = None
     if applies(policy.model, prompt_PQ.shape[1] + max_completion_length):
         pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p)
         with policy.arithmetic():
@@ -79,7 +82,9 @@ def sample(
                 policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
             )
     if drawn is None:
-        drawn = _by_generate(policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, temperature, top_p, logps)
+        drawn = _by_generate(
+            policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, temperature, top_p, logps
+        )
     completion_SC, logps_SC = drawn
     ended_SC = ended(policy, completion_SC)
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
@@ -92,9 +97,11 @@ def _by_generate(
     policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, max_completion_length: int,
     temperature: float, top_p: float, logps: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return completions, (S, C), and if asked for their tokens' log-probabilities.
+    """Return completions, (S, C), and if asked for their tokens' log-probabilities; every row runs to the last's end.
 
-    Every row runs until the longest has ended.
+    Raises:
+        DivergedError: the policy gives no probabilities any more.
+        RuntimeError: `generate` fails.
     """
     prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
     settings = GenerationConfig(
