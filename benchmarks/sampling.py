@@ -89,10 +89,9 @@ def _resident(which: str = "VmRSS") -> float:
 
 def compare(policy: Policy, arguments: argparse.Namespace) -> None:
     """Print a table of all contenders on the same prompts."""
-    prompts = [
-        [{"role": "user", "content": WISHES[index % len(WISHES)].format(SUBJECTS[index % len(SUBJECTS)])}]
-        for index in range(arguments.prompts)
-    ]
+    wishes = [WISHES[index % len(WISHES)].format(SUBJECTS[index % len(SUBJECTS)]) for index in range(arguments.prompts)]
+    chats = policy.tokenizer.chat_template is not None
+    prompts = [[{"role": "user", "content": wish}] if chats else wish for wish in wishes]
     found: dict[str, list[tuple[float, float, float]]] = {}
     spread: list[int] = []
     draws = contenders(policy)

@@ -256,3 +256,9 @@ def test_the_comparisons_of_the_results_page_can_be_run(spec, tmp_path, oblrpo):
     code, out, err = oblrpo("compare", spec, "--output", tmp_path / "out", "--dry-run")
     assert code == 0, err
     assert "seed 0" in out
+
+
+def test_sampling(model, monkeypatch, capsys):
+    sizes = ["--rounds", 1, "--prompts", 2, "--generations", 2, "--max-completion-length", 4]
+    printed = printed_by("sampling", ["--model", model, *sizes], monkeypatch, capsys)
+    assert printed.count("| oblrpo | ") == printed.count("| `generate` as TRL calls it | ") == 2

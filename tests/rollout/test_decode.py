@@ -38,7 +38,7 @@ SMALL = {"vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": 1, "bos_to
 OTHERS = {
     "opt": (OPTConfig, {"word_embed_proj_dim": 16, "ffn_dim": 24, "init_std": 0.5}),  # positions from the mask
     "bloom": (BloomConfig, {}),  # ALiBi from the mask
-    "mpt": (MptConfig, {"initializer_range": 1.0}),
+    "mpt": (MptConfig, {"initializer_range": 0.3}),
     "falcon-alibi": (FalconConfig, {"alibi": True}),
     "gpt-neox": (GPTNeoXConfig, {"intermediate_size": 24}),
     "gpt-neo-local": (GPTNeoConfig, {"attention_types": [[["global", "local"], 1]], "window_size": 4}),
