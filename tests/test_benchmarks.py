@@ -268,3 +268,9 @@ def test_the_shipped_demonstrations_are_what_the_command_writes(monkeypatch, cap
     assert printed == shipped.read_text()
     heldout = {problem.prompt for problem in AdditionTask(min_terms=2, max_terms=4, largest=99).heldout(200)}
     assert not heldout & {json.loads(line)["prompt"] for line in printed.splitlines()}
+
+
+def test_sampling(model, monkeypatch, capsys):
+    sizes = ["--rounds", 1, "--prompts", 2, "--generations", 2, "--max-completion-length", 4]
+    printed = printed_by("sampling", ["--model", model, *sizes], monkeypatch, capsys)
+    assert printed.count("| oblrpo | ") == printed.count("| `generate` as TRL calls it | ") == 2

@@ -1,4 +1,4 @@
-"""Sampling completions from a policy, by transformers' `generate` or by vLLM (extra `vllm`)."""
+"""Sampling completions from a policy: by our loop, by transformers' `generate`, or by vLLM (extra `vllm`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Completions sampled from the policy by transformers' own `generate`."""
+"""Completions sampled from the policy itself: by our loop, or by transformers' `generate` where that does not apply."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
-from transformers.cache_utils import DynamicLayer
 
 from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
+from oblrpo.rollout.cache import is_plain, keeps_all
+from oblrpo.rollout.decode import applies, decode
+from oblrpo.rollout.draw import Draw
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 
 
@@ -22,7 +25,7 @@ class TransformersSampler:
     Args:
         policy: the policy to sample from.
         logps: whether to keep the log-probability of every sampled token. It differs from the trainer's by rounding
-            alone, because `generate` runs token by token on a cache.
+            alone, because sampling runs token by token on a cache.
     """
 
     def __init__(self, policy: Policy, logps: bool = False) -> None:
@@ -51,6 +54,9 @@ def sample(
 ) -> Rollouts:
     """Return G completions of every prompt from softmax(logits / temperature), by torch's global random state.
 
+    Prompts are read once for their group. Where `decode.applies`, rows that have ended are read no further; other
+    models go by `generate`, in which every row runs until the last has ended.
+
     Args:
         policy: the policy to sample from.
         prompts: the P prompts, texts or conversations.
@@ -58,7 +64,7 @@ def sample(
         max_completion_length: most tokens of a completion.
         temperature: temperature of the distribution; 0 always takes the most probable token.
         top_p: share of the distribution that is sampled from; training leaves it at 1, where the policy is the whole.
-        logps: whether to keep each token's log-probability as it was sampled, at the cost of one softmax a token.
+        logps: whether to keep each token's log-probability as it was sampled.
 
     Raises:
         InputError: a prompt does not fit.
@@ -67,6 +73,36 @@ def sample(
     """
     rows = policy.encode(prompts, room=max_completion_length)
     prompt_PQ, mask_PQ = policy.pad_prompts(rows)
+    prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
+    drawn: tuple[Tensor, Tensor | None] | None = None
+    if applies(policy.model, prompt_PQ.shape[1] + max_completion_length):
+        pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p)
+        with policy.arithmetic():
+            drawn = decode(
+                policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
+            )
+    if drawn is None:
+        drawn = _by_generate(
+            policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, temperature, top_p, logps
+        )
+    completion_SC, logps_SC = drawn
+    ended_SC = ended(policy, completion_SC)
+    mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
+    texts = texts_of(policy, completion_SC, mask_SC)
+    sequences = Sequences.of(prompt_SQ, mask_SQ, completion_SC, mask_SC)
+    return Rollouts(sequences, texts, ~ended_SC.any(1), logps_SC if logps else None)
+
+
+def _by_generate(
+    policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, max_completion_length: int,
+    temperature: float, top_p: float, logps: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Return completions, (S, C), and if asked for their tokens' log-probabilities; every row runs to the last's end.
+
+    Raises:
+        DivergedError: the policy gives no probabilities any more.
+        RuntimeError: `generate` fails.
+    """
     prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
     settings = GenerationConfig(
         **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p} if temperature else {}),
@@ -90,11 +126,7 @@ def sample(
                 raise
             raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.") from None
     completion_SC = ids_ST[:, prompt_SQ.shape[1] :]
-    ended_SC = ended(policy, completion_SC)
-    mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
-    texts = texts_of(policy, completion_SC, mask_SC)
-    logps_SC = record.logps(completion_SC) if logps else None
-    return Rollouts(Sequences.of(prompt_SQ, mask_SQ, completion_SC, mask_SC), texts, ~ended_SC.any(1), logps_SC)
+    return completion_SC, record.logps(completion_SC) if logps else None
 
 
 def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, pad: int) -> DynamicCache | None:
@@ -102,23 +134,17 @@ def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: 
 
     Where a layer keeps anything else (a window, a state) this is None, and `generate` reads the prompts itself.
     """
-    if prompt_PQ.shape[1] == 1 or not _is_plain(DynamicCache(config=model.config)):
+    if prompt_PQ.shape[1] == 1 or not keeps_all(model.config, sys.maxsize):
         return None
     settings = GenerationConfig(
         max_new_tokens=1, eos_token_id=None, pad_token_id=pad, return_dict_in_generate=True
     )  # it knows best what the model wants beside the tokens; the token it adds is thrown away
     cache = model.generate(input_ids=prompt_PQ, attention_mask=mask_PQ, generation_config=settings).past_key_values
-    if not _is_plain(cache):
+    if not is_plain(cache):
         return None
     cache.crop(-1)  # the last token is read with the first draw
     cache.batch_repeat_interleave(num_generations)
     return cache
-
-
-def _is_plain(cache: Any) -> bool:
-    """Return whether every layer keeps the keys and values of all tokens, and nothing else."""
-    layers = cache.layers if type(cache) is DynamicCache else []
-    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 class _Record(LogitsProcessor):  # type: ignore[misc]

@@ -1,0 +1,70 @@
+"""Draws of the next token from softmax(logits / temperature)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TopPLogitsWarper
+
+WIDTH = 256
+"""Entries of the vocabulary that are summed at once."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How the next token is chosen."""
+
+    temperature: float
+    """Temperature of the distribution; 0 takes the most probable token."""
+    top_p: float = 1.0
+    """Share of the distribution that is drawn from."""
+
+    def __call__(self, logits_SV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a token a row, and its log-probability under the distribution that it was drawn from.
+
+        The token is -1 where the logits give no probabilities.
+        """
+        scores_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
+        if not self.temperature:
+            return scores_SV.argmax(-1), scores_SV.new_zeros(len(scores_SV))
+        if self.temperature != 1:
+            scores_SV = scores_SV / self.temperature
+        if self.top_p < 1:
+            warp: Any = TopPLogitsWarper(self.top_p)
+            scores_SV = warp(None, scores_SV)
+        probabilities_SV = scores_SV.softmax(-1)
+        token_S = choose(probabilities_SV)
+        return token_S, probabilities_SV.gather(1, token_S.clamp(min=0)[:, None])[:, 0].log()
+
+
+def choose(probabilities_SV: Tensor) -> Tensor:
+    """Draw one entry a row in proportion to its value, by torch's global random state; -1 where a row is not finite.
+
+    A block of entries is drawn by the blocks' sums, then an entry of that block: two uniform numbers a row in place of
+    `torch.multinomial`'s one exponential number an entry, which takes longer than the softmax by far.
+    """
+    count, entries = probabilities_SV.shape
+    whole = entries - entries % WIDTH
+    sums_SK = torch.cat(
+        [
+            probabilities_SV[:, :whole].unflatten(1, (whole // WIDTH, WIDTH)).sum(-1),
+            probabilities_SV[:, whole:].sum(-1, keepdim=True),
+        ],
+        1,
+    ).double()
+    uniform_2S1 = torch.rand(2, count, 1, dtype=torch.float64, device=probabilities_SV.device)
+    block_S1 = _place(sums_SK, uniform_2S1[0])
+    index_SR = block_S1 * WIDTH + torch.arange(WIDTH, device=block_S1.device)
+    inside_SR = probabilities_SV.gather(1, index_SR.clamp(max=entries - 1)).double() * (index_SR < entries)
+    token_S = index_SR.gather(1, _place(inside_SR, uniform_2S1[1]))[:, 0].clamp(max=entries - 1)
+    return token_S.where(sums_SK.sum(-1).isfinite(), -1)
+
+
+def _place(weights_SN: Tensor, uniform_S1: Tensor) -> Tensor:
+    """Return the first entry up to which the weights add up to more than this share of their sum, (S, 1)."""
+    cumulative_SN = weights_SN.cumsum(1)
+    place_S1 = torch.searchsorted(cumulative_SN, uniform_S1 * cumulative_SN[:, -1:], right=True)
+    return place_S1.clamp(max=weights_SN.shape[1] - 1)
