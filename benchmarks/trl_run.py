@@ -227,7 +227,8 @@ def check(contender: str, config: TrainConfig) -> None:
         raise InputError("TRL's contenders have AdamW as it stands; leave out optimizer and optimizer_args.")
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
+    """What the command line takes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("contender", choices=[*TRL, *OURS])
     parser.add_argument("model")
@@ -242,14 +243,18 @@ def main() -> None:
     parser.add_argument("--generations", type=int, default=0, help="completions a prompt; 0: the recipe's")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--same-draws", action="store_true", help="seed TRL's sampling as ours is, step by step")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = parser().parse_args()
     try:
         config = config_of(arguments)
         check(arguments.contender, config)
         clock = Clock(config.rollout.prompts_per_step * config.rollout.num_generations)
         (run_trl if arguments.contender in TRL else run_ours)(arguments, config, clock)
     except InputError as error:
-        parser.error(str(error))
+        parser().error(str(error))
     (arguments.folder / "clock.json").write_text(json.dumps(clock.rows, indent=1))
 
 
