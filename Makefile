@@ -2,6 +2,7 @@
 # make test  environment + lint + every test but those of the verl adapter
 # make quick  lint + the tests that take less than twenty seconds each
 # make docs  the site of docs/, into site/
+# make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,7 @@ VERL_VENV := .venv-verl
 VERL_BIN := $(VERL_VENV)/bin
 VERL_STAMP := $(VERL_VENV)/.installed
 
-.PHONY: env demo docs quick test test-verl env-verl lint format constraints constraints-verl clean
+.PHONY: env demo docs gpu quick test test-verl env-verl lint format constraints constraints-verl clean
 
 env: $(STAMP)
 
@@ -27,6 +28,10 @@ demo: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/zensical build --strict --clean
+
+# No environment of ours: it would need the network.
+gpu:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu --output runs/gpu
 
 quick: lint
 	$(BIN)/pytest -n auto -m "not slow"

@@ -3,8 +3,8 @@
     PYTHONPATH=src python3 -m benchmarks.gpu --output runs/gpu [--seconds 540] [--device cuda] [--small]
 
 needs torch 2.8 and transformers 5 or later. The first and the third part need nothing else; what the others miss is
-said. Parts by importance, each with its share of the time (what one does not need the next ones have): is the score tape
-exact on the device; does the trainer run there, and twice the same; what do norms cost at Qwen3-4B's shape; 50 steps of
+said. Parts by importance, each with its share of the time (what one leaves the next ones have): is the score tape exact
+on the device; does the trainer run there, and twice the same; what do norms cost at Qwen3-4B's shape; 50 steps of
 smollm2-arithmetic, if its model is there. GPU.md and gpu.json in the folder are written after every line.
 """
 

@@ -18,19 +18,21 @@ SMALL = replace(
     SHAPES["short"], sequences=4, tokens=8, group_size=2, hidden=16, intermediate=24, layers=1, heads=2, kv_heads=1,
     head_dim=8, vocabulary=40,
 )  # fmt: skip
+SIZES = [(8, 512), (4, 4096)]
+"""Sequences at most, and tokens of each."""
 ROUNDS = 3
 
 
 def run(page: Page, device: str, small: bool) -> None:
     """Short sequences, then long ones; the methods that matter first, in the order of the lists."""
     page.table(
-        f"{'A tiny' if small else 'Qwen3-4B'} shape, random weights, bfloat16, in groups of S; medians of {ROUNDS} rounds "
-        "over a plain forward and backward in the same round. Errors are those against one sequence at a time in "
-        "bfloat16, which is off itself.",
+        f"{'A tiny' if small else 'Qwen3-4B'} shape, random weights, bfloat16, in groups of S; medians of {ROUNDS} "
+        "rounds over a plain forward and backward in the same round. Errors are those against one sequence at a time "
+        "in bfloat16, which is off itself.",
         "S x T", "method", "plain step (s)", "plain peak (GB)", "time", "memory", "FLOPs", "norm error",
         "gradient error",
     )  # fmt: skip
-    sizes = [(4, 8)] if small else [(8, 512), (4, 4096)]
+    sizes = [(4, 8)] if small else SIZES
     shape = SMALL if small else SHAPES["qwen3-4b"]
     fits: dict[int, int] = {}
     _expected.clear()
