@@ -19,12 +19,12 @@ from oblrpo.config import PolicyConfig
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.intervals import Z95
 from oblrpo.policy import load_policy
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.tasks import make_task
 from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.micro_batches import MicroBatches
 from oblrpo.trainer.variance_ledger import VarianceLedger
 
 

@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.policy import accumulate_loss, sequences_of, tokens_of, warm_start
+from oblrpo.policy.micro_batches import MicroBatches
 
 PROMPTS = ["ab=", "a long prompt=", "c=", "xy", "z="]
 COMPLETIONS = ["b", "cd", "a long completion", "", "12"]
@@ -35,7 +36,7 @@ def test_the_loss_is_that_of_completions_only(tiny_policy, rows):
     expected = by_hand(tiny_policy)
     expected.backward()
     theirs = gradient(tiny_policy)
-    loss = accumulate_loss(tiny_policy, sequences_of(tiny_policy, PROMPTS, COMPLETIONS), rows)
+    loss = accumulate_loss(tiny_policy, sequences_of(tiny_policy, PROMPTS, COMPLETIONS), MicroBatches(rows))
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(gradient(tiny_policy), theirs, rtol=1e-4, atol=1e-6)
 

@@ -6,10 +6,10 @@ import torch
 from oblrpo import estimators
 from oblrpo.algorithms import Algorithm
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.micro_batches import MicroBatches
 from oblrpo.trainer.variance_ledger import VarianceLedger, ledger_metrics
 
 P, G, LONGEST = 5, 4, 6

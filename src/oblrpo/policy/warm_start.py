@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from oblrpo.errors import InputError, check_finite
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import Prompt
 from oblrpo.policy.sequences import Sequences, pad
+
+ALL = MicroBatches()
 
 
 def warm_start(
@@ -19,7 +22,7 @@ def warm_start(
     steps: int,
     learning_rate: float,
     progress: Callable[[int, float], None] = lambda step, loss: None,
-    rows: int = 0,
+    micro_batches: MicroBatches = ALL,
 ) -> None:
     """Maximise the mean token log-probability of demonstrated completions with AdamW and a cosine rate.
 
@@ -32,7 +35,7 @@ def warm_start(
         steps: the number of gradient steps.
         learning_rate: the peak of the learning rate.
         progress: a function that is called with each step and its loss, in nats a token.
-        rows: demonstrations in one forward and backward, which changes memory and not the gradient; 0: all of a batch.
+        micro_batches: which demonstrations go through the model together; this changes memory and not the gradient.
 
     Raises:
         InputError: a demonstration is longer than the model's context.
@@ -43,22 +46,22 @@ def warm_start(
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / rise) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        loss = accumulate_loss(policy, sequences_of(policy, *demonstrations(step)), rows)
+        loss = accumulate_loss(policy, sequences_of(policy, *demonstrations(step)), micro_batches)
         torch.nn.utils.clip_grad_norm_(policy.parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         progress(step, loss)
 
 
-def accumulate_loss(policy: Policy, batch: Sequences, rows: int = 0) -> float:
-    """Add the gradient of -sum log pi / tokens to `.grad`, so many rows at a time (0: all), and return the loss.
+def accumulate_loss(policy: Policy, batch: Sequences, micro_batches: MicroBatches = ALL) -> float:
+    """Add the gradient of -sum log pi / tokens to `.grad`, a micro-batch at a time, and return the loss.
 
     Raises:
         DivergedError: it is NaN or infinite.
     """
     tokens, loss = batch.lengths_S.sum(), torch.zeros((), device="cpu")
-    for block in batch.blocks(rows):
-        share = -policy.logps(block).logps_S.sum() / tokens
+    for rows_S in micro_batches.of(batch, 1):
+        share = -policy.logps(batch.at(rows_S)).logps_S.sum() / tokens
         share.backward()
         loss += share.detach().to(loss)
     check_finite("loss of the supervised learning (warm_start_learning_rate)", loss)

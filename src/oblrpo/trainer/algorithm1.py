@@ -21,13 +21,13 @@ from oblrpo.config import RolloutConfig
 from oblrpo.errors import DivergedError, InputError, check_finite
 from oblrpo.memory import give_back
 from oblrpo.policy import Policy
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts, Sampler
 from oblrpo.scores import ScoreTape, UnsupportedModelError
 from oblrpo.tasks import Problem
 from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
-from oblrpo.trainer.micro_batches import MicroBatches
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.results import Gradient, Part, Step, Update, in_order
 from oblrpo.trainer.sampler_mismatch import clip_max_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from oblrpo.algorithms import Algorithm
 from oblrpo.estimators import NORMALISATIONS, WEIGHTINGS
 from oblrpo.policy import Logps, Sequences
-from oblrpo.trainer.micro_batches import MicroBatches, rows_of
+from oblrpo.policy.micro_batches import MicroBatches, rows_of
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 

@@ -32,7 +32,7 @@ from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_row
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.progress import Progress
-from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, set_threads
+from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
 
 
@@ -191,8 +191,7 @@ class Trainer:
             found["warm_start_loss"] = loss
             progress.warm_start(step, loss)
 
-        rollout, rate = self.config.rollout, peak_rate(self.config, self.policy)
-        rows = rollout.prompts_per_micro_batch * rollout.num_generations
+        rate, rows = peak_rate(self.config, self.policy), row_batches(self.config.rollout)
         warm_start(self.policy, self.demonstrations.batch, self.demonstrations.steps, rate, told, rows)
         self.learner.sampler.sync(self.policy)
         return found

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from oblrpo.policy import Policy, Sequences
-from oblrpo.trainer.micro_batches import MicroBatches
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.trainer.results import Gradient
 
 

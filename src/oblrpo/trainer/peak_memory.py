@@ -11,9 +11,9 @@ from torch import Tensor
 from oblrpo.config import OptimConfig, TrainConfig
 from oblrpo.memory import peak_bytes
 from oblrpo.policy import Sequences
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.micro_batches import MicroBatches
 from oblrpo.trainer.setup import make_optimizer
 
 TRIAL_TOKENS = (24, 48)

@@ -14,6 +14,7 @@ from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.policy import Policy, check_policy, load_policy
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
@@ -23,7 +24,6 @@ from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.baseline import step_baseline
-from oblrpo.trainer.micro_batches import MicroBatches
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.score_norms import SCORE_NORMS
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -119,6 +119,11 @@ def _micro_batches(rollout: RolloutConfig) -> MicroBatches:
     return MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
 
 
+def row_batches(rollout: RolloutConfig) -> MicroBatches:
+    """Micro-batches of rows that are no groups, as large as those of groups."""
+    return MicroBatches(rollout.prompts_per_micro_batch * rollout.num_generations, rollout.tokens_per_micro_batch)
+
+
 def check_room(prompts: list[list[int]], rollout: RolloutConfig) -> None:
     """Refuse a budget of tokens that the completions of one of these prompts may exceed.
 
@@ -176,7 +181,6 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
-    rows = MicroBatches(rollout.prompts_per_micro_batch * rollout.num_generations, rollout.tokens_per_micro_batch)
     return Learner(
         policy=policy,
         sampler=sampler or make_sampler(policy, rollout, config.policy.trust_remote_code),
@@ -185,7 +189,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         baseline=baseline,
         tape=tape,
         ledger=ledger,
-        movement=Movement(policy, rollout.temperature, optim.schedule_kl_every, rows),
+        movement=Movement(policy, rollout.temperature, optim.schedule_kl_every, row_batches(rollout)),
         schedule=schedule,
         optimizer=optimizer,
         scheduler=get_scheduler(optim.lr_scheduler_type, optimizer, 0, config.run.steps * iterations),

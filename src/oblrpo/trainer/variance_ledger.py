@@ -11,9 +11,9 @@ from oblrpo import estimators
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES, Prior
 from oblrpo.policy import Logps, Policy, Sequences
+from oblrpo.policy.micro_batches import MicroBatches, rows_of
 from oblrpo.scores import ScoreTape
 from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.micro_batches import MicroBatches, rows_of
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 DIRECTIONS, DIMENSIONS = 8, 2048

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from oblrpo.policy.micro_batches import MicroBatches, rows_of
 from oblrpo.policy.sequences import Sequences, pad
-from oblrpo.trainer.micro_batches import MicroBatches, rows_of
 
 G = 2
 

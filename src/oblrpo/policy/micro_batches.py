@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oblrpo.policy import Sequences
+from oblrpo.policy.sequences import Sequences
 
 
 @dataclass(frozen=True)
