@@ -86,9 +86,10 @@ class ScoreTape:
         self.memory_budget, self.directions = memory_budget, directions
         self._generator, self._rows_checked = generator, not check_rows
         self._recorder = Recorder(model)
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Let go of what was recorded, and of its memory."""
         self._stores: dict[Slot, Store] = {}
         self._sequences = 0
         self._norm2_S: Tensor | None = None
@@ -101,7 +102,7 @@ class ScoreTape:
         self._recorder.start()
         self._places = {id(parameter): place for place, parameter in enumerate(self.model.parameters())}
         if self.method != "folds":
-            self._forget()
+            self.forget()
         self._recorded_here = False
         return self
 
@@ -154,10 +155,10 @@ class ScoreTape:
                 self._rows_checked = self._recorder.check_rows(logps_S, layout)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
         except BaseException:
-            self._forget()  # a refused record leaves nothing to read
+            self.forget()  # a refused record leaves nothing to read
             raise
         if not delivered:
-            self._forget()
+            self.forget()
             raise ValueError("nothing to record: logps_S does not depend on any recorded module.")
         self._stores.update({slot: stores[slot] for slot in delivered})
         self._sequences += S
@@ -271,7 +272,7 @@ class ScoreTape:
             with self._no_autocast(), slot.wide_grad() as grad:
                 norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad, slot.scale(metric, grad)))
         if self.method == "folds":
-            self._forget()
+            self.forget()
         return sum_in_widest(norms)
 
     @torch.no_grad()

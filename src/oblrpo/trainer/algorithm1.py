@@ -161,6 +161,7 @@ class Learner:
         coefs_PG = part.share_of_mean() * self.baseline.coefficients(part.rewards_PG - baseline_PG)
         group_norm2_P = tape.accumulate(coefs_PG.flatten(), part.shape[1], metric) * part.prompts_in_mean**2
         check_finite("gradient of a prompt", group_norm2_P)
+        tape.forget()
         entropy = float((logps.entropy_SC * part.sequences.own_SC).sum())
         return Part(part, norm2_S, baseline_PG, group_norm2_P, logps.detached(), entropy)
 

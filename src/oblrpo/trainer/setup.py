@@ -12,6 +12,7 @@ from oblrpo.algorithms import Algorithm, resolve
 from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
 from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
+from oblrpo.memory import keep_freed
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.policy import Policy, check_policy, load_policy
 from oblrpo.policy.micro_batches import MicroBatches
@@ -224,6 +225,11 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
 
 
 def set_threads(threads: int, policy: Policy) -> None:
-    """Choose torch's CPU threads: one for a small model, whose threads would only wait for each other."""
+    """Choose torch's CPU threads: one for a small model, whose threads would only wait for each other.
+
+    On a CPU freed memory is kept from here on; `Learner.update` gives it back once a step.
+    """
+    if policy.device.type == "cpu":
+        keep_freed()
     size = sum(p.numel() for p in policy.model.parameters())
     torch.set_num_threads(threads or (1 if size < SMALL_MODEL else torch.get_num_threads()))

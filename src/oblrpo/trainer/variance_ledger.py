@@ -121,6 +121,7 @@ class VarianceLedger:
             else:
                 for which, rows in enumerate(sketches):
                     rows.append(tape.sketch(2 * seed + which, DIRECTIONS, DIMENSIONS))
+        self._tape.forget()
         norm2_S = torch.cat(norms)
         gram = grams[0] if self.exact else torch.stack([_gram(torch.cat(rows)) for rows in sketches])
         diagonal = norm2_S.to(gram).expand(gram.shape[:-1])  # known exactly

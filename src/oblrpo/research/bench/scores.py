@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
 import statistics
 import time
@@ -62,16 +61,6 @@ class Row:
     """Relative error of the weighted gradient."""
     missing: str = ""
     """Reason why the method could not run, or empty."""
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep what is freed: page faults of fresh memory otherwise take up to a fifth of a step, unevenly."""
-    try:
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, its largest value
-    except (OSError, AttributeError):
-        pass  # not glibc: nothing to set
 
 
 def measure(

@@ -12,7 +12,7 @@ import torch
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.research.bench import real
 from oblrpo.research.bench.config import BenchConfig
-from oblrpo.research.bench.scores import HEAVY, METHODS, SCALING, Row, keep_freed_memory, measure
+from oblrpo.research.bench.scores import HEAVY, METHODS, SCALING, Row, measure
 from oblrpo.research.bench.workload import SHAPES, Shape, Workload, build
 
 SCALED = ("exact (auto)", "exact, gradients kept", "exact, folds", "projected")
@@ -28,7 +28,7 @@ def print_tables(config: BenchConfig) -> None:
     """
     _check(config)
     torch.set_num_threads(config.threads)
-    keep_freed_memory()
+    keep_freed()
     device, dtype = config.device, getattr(torch, config.dtype)
     where = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()} CPU"
     print(f"torch {torch.__version__}, {where}, {config.threads} thread(s), {config.dtype}, {config.rounds} rounds\n")
