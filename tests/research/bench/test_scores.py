@@ -49,7 +49,7 @@ def table(**changes):
 @pytest.mark.slow
 def test_tables_can_be_pasted(capsys, monkeypatch):
     monkeypatch.setitem(SHAPES, "short", TINY)
-    monkeypatch.setattr(scores, "keep_freed", lambda: None)
+    monkeypatch.setattr("oblrpo.research.bench.tables.keep_freed", lambda: None)
     monkeypatch.setitem(scores.SCALING, "S", [TINY])
     monkeypatch.setitem(scores.SCALING, "T", [])
     monkeypatch.setitem(scores.SCALING, "parameters", [])

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from oblrpo.errors import InputError, did_you_mean
+from oblrpo.memory import keep_freed
 from oblrpo.research.bench import real
 from oblrpo.research.bench.config import BenchConfig
 from oblrpo.research.bench.scores import HEAVY, METHODS, SCALING, Row, measure
