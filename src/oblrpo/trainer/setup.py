@@ -12,8 +12,8 @@ from oblrpo.algorithms import Algorithm, resolve
 from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
 from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
-from oblrpo.memory import keep_freed
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
+from oblrpo.memory import keep_freed
 from oblrpo.policy import Policy, check_policy, load_policy
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rewards import Rewards
