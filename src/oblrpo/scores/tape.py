@@ -90,8 +90,7 @@ class ScoreTape:
 
     def forget(self) -> None:
         """Let go of what was recorded, and of its memory."""
-        self._stores: dict[Slot, Store] = {}
-        self._sequences = 0
+        self._stores, self._sequences = dict[Slot, Store](), 0
         self._norm2_S: Tensor | None = None
         self._basis: list[Tensor] = []
         self._fold_size = 0

@@ -190,6 +190,8 @@ class Learner:
                 kl, left = self.schedule.confine(change)
                 factor, rate = factor * left, rate * left
             check_finite("weight", torch.stack([p.detach().sum() for p in self.policy.parameters]))
+        self.optimizer.zero_grad(set_to_none=True)
+        give_back()  # the gradient's room, which would lie between what the next forward keeps
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
             self.scheduler.step()

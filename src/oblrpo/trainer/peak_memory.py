@@ -19,6 +19,10 @@ from oblrpo.trainer.setup import make_optimizer
 TRIAL_TOKENS = (24, 48)
 """The lengths of the trials' rows; what a token takes is the slope between them."""
 
+SLACK_ONE, SLACK_MANY = 1.35, 2.2
+"""What glibc's heap takes for activations, over what they ask for: with one micro-batch, and with several, of which the
+next does not fit into the room that the one before has left (measured; docs/models.md)."""
+
 GB = 1e9
 
 
@@ -36,23 +40,26 @@ class PeakMemory:
     """The weights as they were before an update that is measured, for it may have to be shortened."""
     activations: int
     """What the backward and the score tape hold of one micro-batch."""
+    slack: int
+    """Room between them that nobody uses."""
     tokens: int
     """The tokens of that micro-batch, padding included."""
 
     @property
     def total(self) -> int:
-        """All of it. The C library keeps the room of activations for others like them: the copy comes on top."""
+        """All that is there at once: activations are gone when the copy is made."""
         kept = self.libraries + self.weights + self.gradient + self.optimizer
-        return kept + (self.activations + self.copy if self.libraries else max(self.activations, self.copy))
+        return kept + max(self.activations + self.slack, self.copy)
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights, "gradient": self.gradient, "optimizer": self.optimizer,
-            "a copy to measure updates": self.copy, f"activations of {self.tokens:,} tokens": self.activations,
+            f"activations of {self.tokens:,} tokens": self.activations, "slack of the heap": self.slack,
             "Python and libraries": self.libraries,
         }  # fmt: skip
         shown = ", ".join(f"{value / GB:.2f} {name}" for name, value in parts.items() if value)
-        return f"about {self.total / GB:.1f} GB at the peak of a step ({shown})"
+        after = f"; then a copy of {self.copy / GB:.2f} instead of activations" if self.copy else ""
+        return f"about {self.total / GB:.1f} GB at the peak of a step ({shown}{after})"
 
 
 def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libraries: int) -> PeakMemory:
@@ -79,13 +86,17 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
     head = policy.head
     if head is not None and tokens * own > head.in_features:  # its probabilities are made again, not kept
         activations -= tokens * own * head.out_features * 4
+    activations = max(0.0, activations)
+    on_gpu = policy.device.type == "cuda"
+    slack = 0 if on_gpu else (SLACK_ONE if prompts == rollout.prompts_per_step else SLACK_MANY) - 1
     return PeakMemory(
-        libraries=0 if policy.device.type == "cuda" else libraries,
+        libraries=0 if on_gpu else libraries,
         weights=sum(p.numel() * p.element_size() for p in policy.model.parameters()),
         gradient=trained,
         optimizer=trained * _numbers_a_weight(config.optim),
         copy=trained if learner.schedule.rule.measures_updates else 0,
-        activations=max(0, int(activations)),
+        activations=int(activations),
+        slack=int(slack * activations),
         tokens=tokens,
     )
 
