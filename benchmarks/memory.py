@@ -2,8 +2,9 @@
 
     python -m benchmarks.memory --model models/smollm2-135m-instruct [--tokens 512 768 1024 0] [--lora-r 0 8]
 
-Prompts and completions are random tokens, all of one length; the peak is that of the second step, in which the optimizer
-has its averages. A budget of 0 takes the whole batch at once.
+Prompts and completions are random tokens, all of one length. The peak is that of the second step, in which the
+optimizer has its averages. A budget of 0 takes the whole batch at once.
+
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class RolloutConfig:
     """Tokens (padding included) that are trained on at a time, in whole groups sorted by length; 0: no bound. What
     `oblr_shrunk` knows of other prompts is then from earlier steps only."""
     sampler: Literal["transformers", "vllm"] = "transformers"
-    """What samples: the policy itself by transformers' generate, or a vLLM engine beside it on its GPU (extra vllm)."""
+    """What samples: the policy itself, or a vLLM engine beside it on its GPU (extra vllm)."""
     sampler_logps: bool = False
     """Keep the log-probabilities that the sampler transformers draws tokens with, as vllm always does, so that their
     mismatch with the trainer's is measured and corrected."""
