@@ -395,3 +395,10 @@ def test_sampling(model, monkeypatch, capsys):
     sizes = ["--rounds", 1, "--prompts", 2, "--generations", 2, "--max-completion-length", 4]
     printed = printed_by("sampling", ["--model", model, *sizes], monkeypatch, capsys)
     assert printed.count("| oblrpo | ") == printed.count("| `generate` as TRL calls it | ") == 2
+
+
+def test_memory(model, monkeypatch, capsys):
+    sizes = ["--here", "--tokens", 0, "--prompts", 2, "--generations", 2, "--prompt", 4, "--completion", 5]
+    printed = printed_by("memory", ["--model", model, *sizes], monkeypatch, capsys)
+    found = json.loads(printed)
+    assert 0 < found["activations"] < found["foretold"] < 10 * found["peak"]
