@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.page import Page
 from oblrpo.research.bench.scores import Row, measure
-from oblrpo.research.bench.workload import SHAPES, Shape
+from oblrpo.research.bench.workload import SHAPES, Shape, build
 
 FIRST = ("exact (auto)", "exact, two_pass", "projected")
 THEN = ("exact, folds", "calibrated proxy, no norms", "one trajectory per backward", "exact, Gram")
@@ -55,7 +55,7 @@ def _line(page: Page, shape: Shape, name: str, device: str) -> bool:
     began = time.monotonic()
     found: Row | None = None
     try:
-        seconds, peak, rows = measure(shape, [name], ROUNDS, device, torch.bfloat16)
+        seconds, peak, rows = measure(build(shape, device, torch.bfloat16), [name], ROUNDS)
         found = rows[-1]
     except torch.OutOfMemoryError:
         page.add(where, name, "out of memory", *[""] * 6)

@@ -245,7 +245,7 @@ def test_data_rows_are_named(small_run, tmp_path):
         data.write_text(good + "\n" + bad + "\n")
         complained(small_run(data=data), "data.jsonl", *words)
     data.write_text(good + "\n")
-    complained(small_run(data=data, warm_start_steps=3), "warm_start_steps needs a built-in task")
+    complained(small_run(data=data, warm_start_steps=3), "warm_start_steps needs sft_data, or a built-in task")
 
 
 def test_files_that_are_no_text_or_no_rows(small_run, oblrpo, tmp_path):

@@ -78,6 +78,7 @@ def test_checkpointed_layers_change_nothing_and_keep_less(tiny_policy):
     saving = make_policy(config)
     saving.model.load_state_dict(tiny_policy.model.state_dict())
     calls = []
+    assert saving.head is not None  # found by forwards of its own
     saving.model.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
     for found, expected in zip(record(saving), plain, strict=True):
         torch.testing.assert_close(found, expected)
@@ -102,6 +103,7 @@ def test_checkpointed_layers_that_call_dropout_themselves_do_without(tmp_path):
     for saving in (False, True):
         config = PolicyConfig(model=str(tmp_path), gradient_checkpointing=saving, device="cpu")
         policy = load_policy(str(tmp_path), config)
+        assert policy.head is not None
         policy.model.model.decoder.layers[0].fc1.register_forward_hook(lambda *_: calls.append(1))
         logps_S = policy.logps(policy.sequences(["ab", "abcd"], ["cde", "f"])).logps_S
         logps_S.sum().backward()

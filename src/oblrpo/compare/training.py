@@ -145,15 +145,19 @@ def _build(config: TrainConfig) -> None:
     """
     from transformers import AutoConfig
 
+    from oblrpo.policy import check_is_there, is_gguf
     from oblrpo.trainer.loop import Trainer
 
     policy = config.policy
     if policy.model:
+        check_is_there(policy.model)
+    if policy.model and not is_gguf(policy.model):
         try:
             AutoConfig.from_pretrained(policy.model, trust_remote_code=policy.trust_remote_code)
         except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
             reason = " ".join(str(error).split())[:300].rstrip(".")
             raise InputError(f"cannot find the model {policy.model!r}: {reason}.") from None
+    if policy.model:
         config = replace(config, policy=replace(STAND_IN, device=policy.device))
     Trainer(config)
 

@@ -1,6 +1,7 @@
 """The policy: a causal language model with its tokenizer, and the log-probability of whole completions."""
 
-from oblrpo.policy.load import adopt_policy, check_policy, load_policy, make_policy
+from oblrpo.policy.gguf import is_gguf
+from oblrpo.policy.load import adopt_policy, check_is_there, check_policy, load_policy, make_policy
 from oblrpo.policy.model import Logps, Policy
 from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences
@@ -16,7 +17,9 @@ __all__ = [
     "accumulate_loss",
     "adopt_policy",
     "byte_tokenizer",
+    "check_is_there",
     "check_policy",
+    "is_gguf",
     "load_policy",
     "make_policy",
     "sequences_of",

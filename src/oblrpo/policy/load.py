@@ -76,7 +76,7 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
     if train:
         check_policy(config)
     device, base = _device(config.device), base_of(name)
-    _check_is_there(base or name)
+    check_is_there(base or name)
     try:
         tokenizer = _tokenizer(name, config)
         model = _model(_whole(base or name), config, device)
@@ -199,7 +199,7 @@ def check_policy(config: PolicyConfig) -> None:
         )
 
 
-def _check_is_there(name: str) -> None:
+def check_is_there(name: str) -> None:
     """Say at once that a local model is not there, where transformers would look for it on the hub.
 
     Raises:

@@ -90,7 +90,7 @@ def _path(name: str) -> Path:
     Raises:
         InputError: no such file comes with the package.
     """
-    if not name.startswith(SHIPPED):
+    if not str(name).startswith(SHIPPED):
         return Path(name)
     folder = Path(str(files("oblrpo") / "recipes"))
     known = sorted(file.name for file in folder.glob("*.jsonl"))
