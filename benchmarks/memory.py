@@ -4,7 +4,6 @@
 
 Prompts and completions are random tokens, all of one length. The peak is that of the second step, in which the
 optimizer has its averages. A budget of 0 takes the whole batch at once.
-
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def keep_freed() -> None:
     """Let the C library keep what is freed for later, where it can (glibc).
 
     Tensors of megabytes would otherwise come from the system and go back to it one by one, and the system fills what it
-    gives with zeros: a sixth of a training step.
+    gives with zeros: a sixth of a gradient's time (measured, 135 M parameters). It holds for the whole process.
     """
     with suppress(OSError, AttributeError):  # another C library, which has its own ways
         libc = ctypes.CDLL(None)
