@@ -269,14 +269,16 @@ class OptimConfig:
     """The update and its learning rate."""
 
     optimizer: str = "AdamW"
-    """Any class of torch.optim that steps on dense gradients alone, such as SGD or AdamW."""
+    """Any class of torch.optim that steps on dense gradients alone, such as SGD or AdamW; or, of the extra optimizers,
+    Prodigy, AdamWScheduleFree, RAdamScheduleFree or SGDScheduleFree."""
     learning_rate: Annotated[float, Range(0)] = 1e-6
     """eta_0, the rate before the schedule's factor; with schedule auto only where the rate starts."""
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'. Weights decay only if weight_decay is here."""
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto (measured; learning_rate is
-    only where it starts), ess (effective sample size), off. Empty: the algorithm's."""
+    only where it starts), kl (1.5 times more or less, to keep schedule_kl), length (halved when completions grow), ess
+    (effective sample size), off. Empty: the algorithm's."""
     schedule_ema: float = -1.0
     """Decay of the averages of signal and noise; -1: 0.97 with auto, 0.9 with the others."""
     schedule_floor: float = 0.0
@@ -286,9 +288,10 @@ class OptimConfig:
     schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"
     """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
     schedule_kl: float = 0.1
-    """How far, in nats, a step without noise may move the policy with schedule auto; no step exceeds it."""
+    """How far, in nats, a step without noise may move the policy with schedule auto, where no step exceeds it; with kl,
+    how far each step should."""
     schedule_kl_every: Annotated[int, Range(1)] = 4
-    """With schedule auto the KL of a step is measured on one completion of so many, by one more forward."""
+    """With schedule auto or kl the KL of a step is measured on one completion of so many, by one more forward."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"

@@ -33,7 +33,7 @@ def complained(result, *words):
         (["--normalisation", "z"], ["unknown normalisation 'z'", "group_std"]),
         (["--weighting", "z"], ["unknown weighting 'z'", "token_mean"]),
         (["--schedule", "fast"], ["unknown schedule 'fast'", "debiased"]),
-        (["--optimizer", "Adamm"], ["torch.optim has no optimizer 'Adamm'"]),
+        (["--optimizer", "Adamm"], ["no optimizer 'Adamm' in torch.optim"]),
         (["--learning-rate", "-1"], ["learning_rate is -1.0; it must be a finite number of at least 0"]),
         (["--no-such-flag", "1"], ["unknown argument '--no-such-flag'"]),
         (["--learning-rte", "1"], ["unknown argument '--learning-rte'", "Did you mean '--learning-rate'?"]),

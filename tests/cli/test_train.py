@@ -104,6 +104,10 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
         },
         {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},
         {"algorithm": "otb", "schedule": "plugin"},
+        {"schedule": "kl", "optimizer": "SGD", "learning_rate": 1e-4},
+        {"schedule": "length"},
+        {"schedule": "off", "optimizer": "Prodigy", "learning_rate": 1.0},
+        {"schedule": "off", "optimizer": "AdamWScheduleFree", "learning_rate": 1e-3},
     ],
 )
 @pytest.mark.usefixtures("no_page")

@@ -9,7 +9,7 @@ from oblrpo.algorithms import ALGORITHMS
 from oblrpo.config import OptimConfig
 from oblrpo.estimators import RULES, Prior
 from oblrpo.rollout import sample
-from oblrpo.trainer.setup import make_optimizer
+from oblrpo.trainer.optimizers import make_optimizer
 from tests.trainer.learners import learner_of
 
 P, G, LONGEST = 2, 2, 3

@@ -70,15 +70,22 @@ class MomentAverage:
         signal2 = max(moments.signal2 if debiased else moments.signal2 + noise, 0.0)
         return signal2 / (signal2 + noise) if signal2 > 0 else 0.0
 
-    def snr_interval(self, z: float) -> Interval:
-        """The interval that `SNRSchedule.snr_interval` describes."""
+    @property
+    def signal2_error(self) -> float:
+        """Standard error of the averaged signal, from its spread over steps; NaN before the third, and for decay 0."""
         if self._count < 3 or not self.decay:
-            return Interval(math.nan, math.nan)
-        moments = self.moments
+            return math.nan
         correction = 1 - self.decay**self._count
         weight2 = self._weight2 / correction**2
-        variance = max(self._signal4 / correction - moments.signal2**2, 0.0) * weight2 / (1 - weight2)
-        bounds = (moments.signal2 + sign * z * math.sqrt(variance) for sign in (-1, 1))
+        spread = max(self._signal4 / correction - self.moments.signal2**2, 0.0)
+        return math.sqrt(spread * weight2 / (1 - weight2))
+
+    def snr_interval(self, z: float) -> Interval:
+        """The interval that `SNRSchedule.snr_interval` describes."""
+        if not self._count:
+            return Interval(math.nan, math.nan)
+        moments = self.moments
+        bounds = (moments.signal2 + sign * z * self.signal2_error for sign in (-1, 1))
         return Interval(*(Moments(bound, moments.trace_cov, moments.n).snr for bound in bounds))
 
     def state_dict(self) -> dict[str, Any]:

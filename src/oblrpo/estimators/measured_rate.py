@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
-from oblrpo.estimators.rules import RateSettings, Rule, Step, mean_kl
+from oblrpo.estimators.rules import RateSettings, Rule, Step, first_rate, mean_kl, sets_its_own_rate
 
 LEAST = 1e-3
 """The share of delta that a step may always spend: a policy that stands still measures nothing."""
@@ -65,9 +65,7 @@ class MeasuredRate(Rule):
     @classmethod
     def refusal(cls, optimizer: str, learning_rate: float) -> str:
         """Why the rule cannot work, or empty: the optimizer has a rate of its own, or the rate to start from is 0."""
-        if optimizer in {"Rprop", "Adafactor"}:
-            return f"schedule 'auto' sets the learning rate, which {optimizer} makes its own; try AdamW."
-        return "" if learning_rate else NO_START
+        return sets_its_own_rate("auto", optimizer, learning_rate)
 
     @classmethod
     def share_in(cls, metrics: dict[str, Any], floor: float) -> float:
@@ -80,17 +78,14 @@ class MeasuredRate(Rule):
         """The KL per squared rate, averaged over updates; NaN before the first one that was felt."""
         return self._kappa_sum / self._kappa_weight if self._kappa_weight else math.nan
 
-    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
         """The next rate divided by the first.
 
         Raises:
             ValueError: there is no rate to start from, or the last update was not confined.
         """
-        if not self._start:  # a scheduler may begin at 0
-            groups = self.settings.optimizer.param_groups
-            self._start = max(float(group.get("initial_lr", group["lr"])) for group in groups)
-            if not self._start:
-                raise ValueError(NO_START)
+        if not self._start:
+            self._start = first_rate("auto", self.settings.optimizer)
         return self._next_rate(self._within_bounds(average.signal_share() * ess_ratio)) / self._start
 
     def _next_rate(self, share: float) -> float:
@@ -173,9 +168,6 @@ class MeasuredRate(Rule):
     @property
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.settings.optimizer.param_groups for p in group["params"]]
-
-
-NO_START = "schedule 'auto' needs a learning_rate above 0 to start from."
 
 
 def _not_of_the_weights(kl: float) -> str:

@@ -67,12 +67,13 @@ class Rule(ABC):
         self.settings = settings
 
     @abstractmethod
-    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
         """The factor on eta_0 for the next update.
 
         Args:
             average: signal and noise, averaged up to and with this batch.
             ess_ratio: ESS / B of this batch's importance weights; 1 on-policy.
+            mean_length: the mean length of this batch's outputs in tokens, if the caller knows it.
 
         Raises:
             ValueError: the rule cannot go on.
@@ -118,7 +119,7 @@ class Rule(ABC):
 class Off(Rule):
     """The factor is 1: the rate is the optimizer's own."""
 
-    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
         """The factor 1."""
         return 1.0
 
@@ -126,7 +127,7 @@ class Off(Rule):
 class EffectiveSampleSize(Rule):
     """The factor is sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616)."""
 
-    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
         """The root of the effective sample size over the batch size."""
         return math.sqrt(ess_ratio)
 
@@ -136,7 +137,7 @@ class Debiased(Rule):
 
     unbiased: ClassVar[bool] = True
 
-    def factor(self, average: MomentAverage, ess_ratio: float) -> float:
+    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
         """The signal's share of the gradient, within the bounds."""
         return self._within_bounds(average.signal_share(self.unbiased) * math.sqrt(ess_ratio))
 
@@ -148,6 +149,40 @@ class PlugIn(Debiased):
     """
 
     unbiased: ClassVar[bool] = False
+
+
+class LengthDecay(Rule):
+    """The factor is halved, down to a tenth, whenever outputs have become half as long again since it last was.
+
+    Lengths are averaged over steps. It is the idea of arXiv 2602.01826, that a surge of the responses' length warns of
+    noise and collapse; when and by how much to decay is our choice.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = ("_length", "_last", "_factor")
+
+    def __init__(self, settings: RateSettings) -> None:
+        super().__init__(settings)
+        self._length = self._last = 0.0  # tokens: the average, and what it was at the last decay
+        self._factor = 1.0
+
+    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
+        """The product of all decays until now.
+
+        Raises:
+            ValueError: the length is not given.
+        """
+        if mean_length is None:
+            raise ValueError("schedule 'length' needs the mean length of the outputs: give mean_length to step.")
+        self._length = self._length * self.memory + mean_length * (1 - self.memory) if self._last else mean_length
+        self._last = self._last or self._length
+        if self._length > SURGE * self._last:
+            self._factor, self._last = max(self._factor / 2, LEAST_LENGTH_FACTOR), self._length
+        return self._factor
+
+
+SURGE = 1.5
+"""How many times longer outputs have to become until the factor of `LengthDecay` is halved."""
+LEAST_LENGTH_FACTOR = 0.1
 
 
 def mean_kl(change_S: Tensor) -> float:
@@ -162,6 +197,33 @@ def mean_kl(change_S: Tensor) -> float:
         return math.inf
     scale = change_S.square().mean().sqrt()
     return float(change_S.clamp(-3 * scale, 3 * scale).square().mean() / 2)
+
+
+RATES_OF_THEIR_OWN = ("Rprop", "Adafactor", "Prodigy")
+"""Optimizers whose step is not a direction times the rate that they are given."""
+
+
+def sets_its_own_rate(mode: str, optimizer: str, learning_rate: float) -> str:
+    """Why a rule that finds the rate cannot work with an optimizer of this name at this rate, or empty."""
+    if optimizer in RATES_OF_THEIR_OWN:
+        return f"schedule {mode!r} sets the learning rate, which {optimizer} makes its own; try AdamW."
+    return "" if learning_rate else no_start(mode)
+
+
+def no_start(mode: str) -> str:
+    """What is told where the rate to start from is 0."""
+    return f"schedule {mode!r} needs a learning_rate above 0 to start from."
+
+
+def first_rate(mode: str, optimizer: Optimizer) -> float:
+    """The rate that the optimizer was made with; a scheduler's warm-up may begin at 0.
+
+    Raises:
+        ValueError: it is 0.
+    """
+    if rate := max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups):
+        return rate
+    raise ValueError(no_start(mode))
 
 
 def set_rate(group: dict[str, Any], rate: Any) -> None:

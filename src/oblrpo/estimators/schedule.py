@@ -10,17 +10,30 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from oblrpo.estimators.averages import Interval, MomentAverage
+from oblrpo.estimators.kl_adaptive import KLAdaptive
 from oblrpo.estimators.measured_rate import MeasuredRate
 from oblrpo.estimators.moments import Moments
-from oblrpo.estimators.rules import Debiased, EffectiveSampleSize, Off, PlugIn, RateSettings, Rule, Step, set_rate
+from oblrpo.estimators.rules import (
+    Debiased,
+    EffectiveSampleSize,
+    LengthDecay,
+    Off,
+    PlugIn,
+    RateSettings,
+    Rule,
+    Step,
+    set_rate,
+)
 
-Mode = Literal["debiased", "plugin", "auto", "ess", "off"]
+Mode = Literal["debiased", "plugin", "auto", "kl", "length", "ess", "off"]
 SCHEDULE_MODES: tuple[Mode, ...] = get_args(Mode)
 
 RULES: dict[str, type[Rule]] = {
     "debiased": Debiased,
     "plugin": PlugIn,
     "auto": MeasuredRate,
+    "kl": KLAdaptive,
+    "length": LengthDecay,
     "ess": EffectiveSampleSize,
     "off": Off,
 }
@@ -31,13 +44,16 @@ class SNRSchedule:
     """Scale the learning rate of every step by N SNR / (1 + N SNR).
 
     The loss bound L(th - eta g) <= L - eta ||grad||^2 + (c/2) eta^2 (||grad||^2 + tr H / N) is least at
-    eta = (1/c) N SNR / (1 + N SNR) (theorem 4); the optimizer's own rate eta_0 stands for 1/c. There are five modes:
+    eta = (1/c) N SNR / (1 + N SNR) (theorem 4); the optimizer's own rate eta_0 stands for 1/c. There are seven modes:
 
     - `debiased` (default): S / (S + T/N) with unbiased S and T; on one batch that is max(0, 1 - T / (N ||g||^2)).
     - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2. Its N SNR is about 1 too high, so that the
       factor hardly ever falls below 1/2: it cannot brake.
     - `auto` sets the rate at which a step moves the policy by a set number of nats times theorem 4's factor
       (`MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`.
+    - `kl` keeps the movement of a step near a set number of nats, whatever the noise (`KLAdaptive`); eta_0 is only
+      where it starts. It needs `confine`, too.
+    - `length` halves the rate when outputs grow (`LengthDecay`); `step` has to be told their mean length.
     - `ess` takes sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616).
     - `off` takes the factor 1; the moments are still averaged for `smoothed`.
 
@@ -54,12 +70,13 @@ class SNRSchedule:
 
     Args:
         optimizer: any torch optimizer.
-        mode: one of the five above.
+        mode: one of those above.
         ema: decay of the averages, in [0, 1); 0 uses each batch alone. None: 0.97 with `auto`, 0.9 with the others.
         floor: the least factor of `debiased` and `plugin`; with `auto`, the least f.
         ceiling: the greatest factor, or f.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
-        kl: delta of `auto`, in nats a completion: what a step without noise may move the policy by, and none exceeds.
+        kl: delta of `auto`, in nats a completion: what a step without noise may move the policy by, and none exceeds;
+            the target of `kl`.
         growth: how many times the rate of `auto` grows in a step at the most, once steps are large enough to be felt.
         shrinkage: how many times it shrinks at the most.
 
@@ -128,15 +145,16 @@ class SNRSchedule:
         """The rate of every parameter group as it is now: between `step` and `optimizer.step()`, the one used."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
-    def step(self, batch: Moments, ess_ratio: float = 1.0) -> float:
+    def step(self, batch: Moments, ess_ratio: float = 1.0, mean_length: float | None = None) -> float:
         """Take in a batch's moments, set every group's rate to eta_0 * factor, and return the factor.
 
         Args:
             batch: the batch's moments, before any clipping.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
+            mean_length: the mean length of the batch's outputs in tokens; `length` needs it.
 
         Raises:
-            ValueError: `auto` has no rate to start from, or its last update was not confined.
+            ValueError: `auto` or `kl` has no rate to start from, or its last update was not confined.
         """
         self.restore()
         self.average.add(batch)
@@ -144,7 +162,7 @@ class SNRSchedule:
         if batch.has_gradient:
             self._steps += 1
             warm = min(1.0, self._steps / self.warmup if self.warmup else 1.0)
-            self.factor = self.rule.factor(self.average, ess_ratio) * warm
+            self.factor = self.rule.factor(self.average, ess_ratio, mean_length) * warm
         for group in self.optimizer.param_groups:
             eta_0 = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             set_rate(group, eta_0 * self.factor)
@@ -154,7 +172,7 @@ class SNRSchedule:
     def confine(self, change: Callable[[], Tensor]) -> Step:
         """Measure how far `optimizer.step()` has moved the policy; `auto` shortens an update that went too far.
 
-        `auto` needs it (`rule.measures_updates`); the other modes only measure.
+        `auto` and `kl` need it (`rule.measures_updates`); the other modes only measure.
 
         Args:
             change: () -> log pi after - log pi before, of the batch's outputs; a subsample will do. It is called again

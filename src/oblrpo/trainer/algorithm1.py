@@ -7,7 +7,8 @@ of (`setup.make_learner`), and nothing here asks. The gradient is streamed over 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from oblrpo.tasks import Problem
 from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
 from oblrpo.trainer.movement import Movement
+from oblrpo.trainer.optimizers import averaged, training
 from oblrpo.trainer.results import Gradient, Part, Step, Update, in_order
 from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -175,7 +177,8 @@ class Learner:
             DivergedError: it made the weights NaN or infinite.
         """
         rho_N = gradient.batch.rho_PG.double()[gradient.batch.valid_PG]
-        factor = self.schedule.step(gradient.moments, ess_ratio=float(rho_N.mean() ** 2 / rho_N.square().mean()))
+        ess_ratio = float(rho_N.mean() ** 2 / rho_N.square().mean())
+        factor = self.schedule.step(gradient.moments, ess_ratio, gradient.batch.mean_length)
         kl, rate = None, self.schedule.learning_rates[0]
         if gradient.norm2 == 0:
             self.schedule.restore()
@@ -197,6 +200,16 @@ class Learner:
             self.scheduler.step()
         return Update(gradient, factor, rate, self.schedule.smoothed, self.schedule.snr_interval(), kl)
 
+    @contextmanager
+    def handing_out(self) -> Iterator[None]:
+        """The policy as it is evaluated: that of a schedule-free optimizer is the average of its iterates."""
+        with averaged(self.optimizer) as other:
+            if other:
+                self.sampler.sync(self.policy)
+            yield
+        if other:
+            self.sampler.sync(self.policy)
+
     _PARTS = ("optimizer", "schedule", "scheduler", "baseline")
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,6 +225,7 @@ class Learner:
         try:
             for part in self._PARTS:
                 getattr(self, part).load_state_dict(state[part])
+            training(self.optimizer)
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{run} was written by another version ({error}); resume it with that one, or start anew from its "

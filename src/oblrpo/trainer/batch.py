@@ -112,6 +112,12 @@ class Batch:
         """The policy's own tokens, by prompt and output."""
         return self.sequences.own_SC.view(*self.shape, -1)
 
+    @property
+    def mean_length(self) -> float:
+        """The mean length of the outputs that count, in tokens."""
+        lengths_PG = self.sequences.lengths_S.view(self.shape)
+        return float(lengths_PG[self.valid_PG].double().mean())
+
     def share_of_mean(self) -> Tensor:
         """The factor of each output's F - b in the gradient of -J, (P, G): -rho weight / divisor / (P' G_i)."""
         coef_PG = -self.rho_PG * (self.weight_PG / self.divisor_PG)  # minus: optimizers descend

@@ -31,6 +31,7 @@ from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.optimizers import averaged
 from oblrpo.trainer.progress import Progress
 from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
@@ -209,11 +210,12 @@ class Trainer:
         return metrics | {"step_time": time.perf_counter() - started}
 
     def _accuracy(self, step: int) -> dict[str, float]:
-        run = self.config.run
+        run, rollout = self.config.run, self.config.rollout
         seed = seed_of(run.seed, step) ^ 1
-        accuracy = heldout_accuracy(
-            self.policy, self.rewards, self.heldout, run.eval_samples, self.config.rollout, seed, self.learner.sampler
-        )
+        with self.learner.handing_out():
+            accuracy = heldout_accuracy(
+                self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, self.learner.sampler
+            )
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 
     def _finish_step(self, step: int, metrics: dict[str, Any], progress: Progress) -> None:
@@ -230,8 +232,9 @@ class Trainer:
     def _save(self) -> None:
         if self.saved == self.done or self.done is None:
             return
-        state = {"step": self.done, "tokens": self.tokens} | self.learner.state_dict()
-        self.folder.save_checkpoint(self.done, self.policy.save, state, self.config.run.save_total_limit)
+        with averaged(self.learner.optimizer):
+            state = {"step": self.done, "tokens": self.tokens} | self.learner.state_dict()
+            self.folder.save_checkpoint(self.done, self.policy.save, state, self.config.run.save_total_limit)
         self.saved = self.done
 
 

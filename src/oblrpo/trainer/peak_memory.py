@@ -14,7 +14,7 @@ from oblrpo.policy import Sequences
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.setup import make_optimizer
+from oblrpo.trainer.optimizers import make_optimizer
 
 TRIAL_TOKENS = (24, 48)
 """The lengths of the trials' rows; what a token takes is the slope between them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import torch
@@ -26,6 +25,7 @@ from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.baseline import step_baseline
 from oblrpo.trainer.movement import Movement
+from oblrpo.trainer.optimizers import make_optimizer
 from oblrpo.trainer.score_norms import SCORE_NORMS
 from oblrpo.trainer.variance_ledger import VarianceLedger
 
@@ -200,28 +200,6 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         max_grad_norm=optim.max_grad_norm,
         optimizer_metric=optim.schedule_metric == "optimizer",
     )
-
-
-def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the named optimizer of torch.optim on these parameters.
-
-    Raises:
-        InputError: there is no such class, or it refuses its arguments.
-    """
-    kind = getattr(torch.optim, config.optimizer, None)
-    if config.optimizer in {"LBFGS", "SparseAdam"}:
-        raise InputError(f"{config.optimizer} needs a closure or sparse gradients, which there are none; try AdamW.")
-    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
-        raise InputError(f"torch.optim has no optimizer {config.optimizer!r}; try AdamW or SGD.")
-    if refused := {"maximize", "differentiable", "capturable"} & set(config.optimizer_args):
-        raise InputError(f"optimizer_args must not set {', '.join(sorted(refused))}: the update descends the loss -J.")
-    settings = {"lr": config.learning_rate, **config.optimizer_args}
-    if "weight_decay" in inspect.signature(kind).parameters:
-        settings = {"weight_decay": 0.0} | settings  # not torch's default: weights shrink only if somebody says so
-    try:
-        return kind(parameters, **settings)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{config.optimizer} refuses its settings: {error}.") from None
 
 
 def set_threads(threads: int, policy: Policy) -> None:

@@ -1,0 +1,61 @@
+"""The learning rate of robot learning's PPO: longer steps while they move the policy too little, shorter ones after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from oblrpo.estimators.averages import MomentAverage
+from oblrpo.estimators.rules import Rule, Step, first_rate, mean_kl, sets_its_own_rate
+
+LEAST_RATE, MOST_RATE = 1e-9, 1.0
+"""Bounds on the rate, wide enough for a language model and for a toy; rsl_rl's are 1e-5 and 1e-2."""
+FACTOR = 1.5
+"""How many times the rate changes after a step that went too far or not far enough."""
+TOLERANCE = 2.0
+"""A KL between target / TOLERANCE and target * TOLERANCE leaves the rate as it is."""
+
+
+class KLAdaptive(Rule):
+    """The rate falls 1.5 times after a step of more than twice the target KL, and grows so after one of less than half.
+
+    The rule of rsl_rl, rl_games and torchrl, which knows nothing of noise. The first rate is the optimizer's own. No
+    step is shortened, and the rate never grows after a step that was not felt.
+
+    Args:
+        settings: the optimizer, and the target (`kl`) in nats an output.
+    """
+
+    measures_updates: ClassVar[bool] = True
+    to_shorten: ClassVar[str] = "lower schedule_kl"
+    numbers: ClassVar[tuple[str, ...]] = ("rate", "_start")
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.rate = self._start = 0.0
+
+    @classmethod
+    def refusal(cls, optimizer: str, learning_rate: float) -> str:
+        """Why the rule cannot work, or empty: the optimizer has a rate of its own, or the rate to start from is 0."""
+        return sets_its_own_rate("kl", optimizer, learning_rate)
+
+    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
+        """The rate of this update divided by the first.
+
+        Raises:
+            ValueError: there is no rate to start from.
+        """
+        if not self._start:
+            self._start = self.rate = first_rate("kl", self.settings.optimizer)
+        return self.rate / self._start
+
+    def confine(self, change: Callable[[], Tensor]) -> Step:
+        """Measure the update, which stays as it is, and choose the rate of the next one."""
+        kl, target = mean_kl(change()), self.settings.kl
+        if kl > TOLERANCE * target:
+            self.rate = max(self.rate / FACTOR, LEAST_RATE)
+        elif 0 < kl < target / TOLERANCE:
+            self.rate = min(self.rate * FACTOR, MOST_RATE)
+        return Step(kl, 1.0)

@@ -1,0 +1,59 @@
+"""Rules of others: the KL-adaptive rate, and the decay when outputs grow."""
+
+import pytest
+import torch
+
+from oblrpo.estimators import Moments, SNRSchedule
+
+BATCH = Moments(signal2=1.0, trace_cov=1.0, n=4)
+
+
+def schedule_of(mode, rate=1e-3, **settings):
+    return SNRSchedule(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate), mode, **settings)
+
+
+def update(schedule, kl=0.0):
+    """One update that moved the policy so far; returns the rate it was made at."""
+    schedule.step(BATCH, mean_length=10.0)
+    (rate,) = schedule.learning_rates
+    schedule.optimizer.step()
+    schedule.confine(lambda: torch.full((4,), (2 * kl) ** 0.5))
+    return rate
+
+
+def test_the_rate_follows_the_kl():
+    schedule = schedule_of("kl", kl=0.02)
+    rates = [update(schedule, kl) for kl in (0.001, 0.009, 0.011, 0.039, 0.041, 5.0, 0.0, 0.02)]
+    expected = [1, 1.5, 1.5**2, 1.5**2, 1.5**2, 1.5, 1, 1]  # the first rate, then what each KL made of it
+    assert rates == pytest.approx([1e-3 * each for each in expected])
+
+
+def test_the_rate_stays_within_bounds():
+    low, high = schedule_of("kl", rate=1.2e-9, kl=0.02), schedule_of("kl", rate=0.9, kl=0.02)
+    for _ in range(3):
+        lowest, highest = update(low, 1.0), update(high, 1e-6)
+    assert (lowest, highest) == pytest.approx((1e-9, 1.0))
+
+
+@pytest.mark.parametrize("mode", ["kl", "auto"])
+def test_a_rate_to_start_from_is_needed(mode):
+    with pytest.raises(ValueError, match=f"schedule '{mode}' needs a learning_rate above 0"):
+        schedule_of(mode, rate=0.0).step(BATCH)
+    rule = type(schedule_of(mode).rule)
+    assert "which Prodigy makes its own" in rule.refusal("Prodigy", 1.0)
+    assert not rule.refusal("AdamW", 1e-6)
+
+
+def test_the_rate_is_halved_when_outputs_have_grown_by_half():
+    schedule = schedule_of("length", ema=0.0)
+    schedule.rule.memory = 0.0  # each batch alone
+    factors = []
+    for length in (10.0, 14.0, 15.1, 20.0, 23.0, 5.0, 100.0, 200.0, 400.0):
+        factors.append(schedule.step(BATCH, mean_length=length))
+        schedule.restore()
+    assert factors == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.1, 0.1])
+
+
+def test_the_length_has_to_be_given():
+    with pytest.raises(ValueError, match="give mean_length"):
+        schedule_of("length").step(BATCH)

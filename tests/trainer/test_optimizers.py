@@ -1,0 +1,59 @@
+"""Optimizers by name, and the weights that a schedule-free one hands out."""
+
+import sys
+
+import pytest
+import torch
+
+from oblrpo.config import OptimConfig
+from oblrpo.errors import InputError
+from oblrpo.trainer.optimizers import PACKAGES, averaged, make_optimizer
+
+
+def descend(name, steps=200, **settings):
+    """Minimise |x - 3|^2 from 0."""
+    x = torch.nn.Parameter(torch.zeros(2))
+    optimizer = make_optimizer(OptimConfig(optimizer=name, **settings), [x])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (x - 3).square().sum().backward()
+        optimizer.step()
+    return x, optimizer
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("Prodigy", 1.0), ("AdamWScheduleFree", 0.1), ("RAdamScheduleFree", 0.3), ("SGDScheduleFree", 0.1)],
+)
+def test_each_is_made_and_descends(name, rate):
+    assert name in PACKAGES
+    x, optimizer = descend(name, learning_rate=rate)
+    assert optimizer.param_groups[0]["weight_decay"] == 0
+    with averaged(optimizer):
+        assert (x - 3).abs().max() < 1
+
+
+def test_what_is_handed_out_is_the_average_and_what_is_trained_comes_back():
+    x, optimizer = descend("SGDScheduleFree", steps=5, learning_rate=0.1)
+    trained, iterate = x.detach().clone(), optimizer.state[x]["z"].clone()
+    with averaged(optimizer) as other:
+        assert other
+        average = x.detach().clone()  # y = beta x + (1 - beta) z
+    beta = optimizer.param_groups[0]["momentum"]
+    torch.testing.assert_close(beta * average + (1 - beta) * iterate, trained)
+    torch.testing.assert_close(x.detach(), trained)
+    assert not torch.allclose(average, trained)
+
+
+def test_other_optimizers_hand_out_what_they_train():
+    x, optimizer = descend("AdamW", steps=5, learning_rate=0.1)
+    before = x.detach().clone()
+    with averaged(optimizer) as other:
+        assert not other
+        assert torch.equal(x, before)
+
+
+def test_a_package_that_is_missing_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prodigyopt", None)
+    with pytest.raises(InputError, match=r"Prodigy needs prodigyopt: pip install 'oblrpo\[optimizers\]'"):
+        make_optimizer(OptimConfig(optimizer="Prodigy"), [torch.nn.Parameter(torch.zeros(1))])
