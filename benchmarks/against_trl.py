@@ -8,7 +8,8 @@ needs TRL (`pip install 'trl>=1.16,<1.17' accelerate datasets`). All contenders 
 the same prompts, one process at a time, on one thread (`benchmarks.trl_run` says how, and what the clock counts): the
 model that is given or that the recipe names, or, of the recipe demo, one warm-started policy a seed. TRL's contenders
 run at each of `--trl-rates`, ours that have a fixed rate at each of `--rates`, and at the recipe's if none is given;
-`oblrpo_shrunk` measures its own. The contenders take turns within a seed, each seed beginning with another, so that
+`oblrpo_shrunk` measures its own. With --search-seeds only so many seeds run at every rate, and the others at the one
+that ended best on those. The contenders take turns within a seed, each seed beginning with another, so that
 other work on the machine hits all alike. TRL draws its own completions; with --same-draws it is seeded as ours, and the
 same algorithm has the same curve. Finished runs are not repeated: the command can be interrupted and called again. A
 CSV is kept, from which --only-report takes the runs that are not there.
@@ -69,6 +70,24 @@ def variants(arguments: argparse.Namespace) -> list[Variant]:
     return found
 
 
+def turns_of(arguments: argparse.Namespace, seed: int) -> list[Variant]:
+    """The variants that a seed runs, in its order: all of them, or after the search each contender at its best rate."""
+    turns, search = variants(arguments), arguments.search_seeds
+    if search and seed >= search:
+        ends: dict[Variant, list[float]] = {variant: [] for variant in turns}
+        for (variant, other), rows in finished(arguments).items():
+            if other < search:
+                ends[variant].append(rows[-1]["accuracy"])
+        found: dict[str, Variant] = {}
+        for variant in turns:
+            best = found.get(variant.contender)
+            if best is None or statistics.mean(ends[variant]) > statistics.mean(ends[best]):
+                found[variant.contender] = variant
+        turns = list(found.values())
+    turn = seed % len(turns)
+    return turns[turn:] + turns[:turn]
+
+
 def finished(arguments: argparse.Namespace) -> Found:
     """The runs that are there, with as many steps."""
     found: Found = {}
@@ -98,10 +117,9 @@ def starts_of(arguments: argparse.Namespace) -> dict[int, str | Path]:
 
 def run_missing(arguments: argparse.Namespace) -> None:
     """One at a time; what an interrupted run left is thrown away, because its clock is lost."""
-    starts, turns = starts_of(arguments), variants(arguments)
+    starts = starts_of(arguments)
     for seed in range(arguments.seeds):
-        turn = seed % len(turns)
-        for variant in turns[turn:] + turns[:turn]:
+        for variant in turns_of(arguments, seed):
             if (variant, seed) in finished(arguments):
                 continue
             folder = arguments.folder / variant.place(seed)
@@ -242,6 +260,7 @@ def words() -> argparse.Namespace:
     parser.add_argument("--trl-rates", nargs="+", type=float, default=[], help="learning rates of TRL's contenders")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="learning rates of ours that are fixed")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--search-seeds", type=int, default=0, help="seeds that run every rate; 0: all")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=20, help="steps between measurements of held-out accuracy")
     parser.add_argument("--eval-prompts", type=int, default=512)

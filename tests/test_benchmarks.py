@@ -190,6 +190,44 @@ def test_runs_beside_trl_are_started_with_what_was_said(tmp_path, monkeypatch, c
     assert len(calls) == 2  # runs that are there are not repeated
 
 
+def test_after_the_search_a_contender_runs_at_its_best_rate(tmp_path, monkeypatch, capsys):
+    from benchmarks import against_trl
+
+    calls = []
+
+    def run(command, **_):
+        folder = Path(command[5])
+        calls.append(folder.name)
+        folder.mkdir()
+        last = 0.5 if "3e-06" in folder.name else 0.3
+        (folder / "clock.json").write_text(json.dumps(clock_rows(1.0, [0.2, last])))
+
+    monkeypatch.setattr(against_trl.subprocess, "run", run)
+    words = ["--folder", tmp_path, "--seeds", 3, "--search-seeds", 1, "--steps", 10, "--contenders", "rloo", "grpo"]
+    printed_by("against_trl", [*words, "--rates", "1e-6", "3e-6", "--model", "some"], monkeypatch, capsys)
+    assert calls[:4] == ["rloo_1e-06_0", "rloo_3e-06_0", "grpo_1e-06_0", "grpo_3e-06_0"]
+    assert calls[4:] == ["grpo_3e-06_1", "rloo_3e-06_1", "rloo_3e-06_2", "grpo_3e-06_2"]
+
+
+def test_curves_of_a_comparison(tmp_path, monkeypatch, capsys):
+    """Two seeds of 4 prompts x 2; evaluation in steps 0, 2 and 4, whose time does not count."""
+    for seed, last in enumerate((0.5, 0.7)):
+        run = tmp_path / "runs" / "rloo" / "lr_1e-06" / f"seed_{seed}"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text("steps: 4\nprompts_per_step: 4\nnum_generations: 2\n")
+        rows = [{"step": n, "step_time": 10.0 if n % 2 else 90.0} for n in range(1, 5 - seed)]
+        rows = [{"step": 0, "eval/accuracy": 0.1}, *rows]
+        for row in rows:
+            if row["step"] in {2, 4}:
+                row["eval/accuracy"] = 0.3 if row["step"] == 2 else last
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [tmp_path, "--csv", tmp_path / "kept.csv", "--seconds", 10, 40]
+    printed = printed_by("curves", words, monkeypatch, capsys)
+    assert "| rloo | 1e-06 | 2 | 0.100 | 0.300 |  |" in printed  # the second run has not got to 32 completions
+    assert "| rloo | 1e-06 | 2 | 0.200 |  |" in printed
+    assert printed_by("curves", words[1:], monkeypatch, capsys) == printed
+
+
 def test_a_recipe_without_a_model_beside_trl(tmp_path, monkeypatch, capsys):
     file = tmp_path / "own.yaml"
     file.write_text("task: path\n")
