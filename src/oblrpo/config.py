@@ -240,6 +240,9 @@ class AlgorithmConfig:
     """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
     prior_memory: Annotated[float, Range(0, 1)] = 0.8
     """What an earlier step counts for one step later in the prior of oblr_shrunk, in [0, 1)."""
+    train_on: Literal["exact", "all"] = "exact"
+    """Which completions go through the model a second time, for the gradient: exact leaves out those of prompts whose
+    advantages are all 0, which changes nothing; all takes them, too."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
 

@@ -73,6 +73,7 @@ class TrainKeywords(TypedDict, total=False):
     weighting: str
     prior_strength: float
     prior_memory: float
+    train_on: Literal["exact", "all"]
     num_iterations: int
     score_method: str
     score_memory_mb: int

@@ -50,8 +50,10 @@ def applies(model: Any, columns: int) -> bool:
 def decode(
     model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, ends: Collection[int], pad: int,
     draw: Draw,
-) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """Return G completions of every prompt and their tokens' log-probabilities, (S, C) each; None: use `generate`.
+) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
+    """Return G completions of every prompt, and log-probability and entropy of each token, (S, C) each.
+
+    It is None where the caller has to use `generate`.
 
     C is the length of the longest completion; behind its end a row is padding. The model reads the rows that have not
     ended and no others. The host waits for the device once a token, to learn which have.
@@ -69,10 +71,12 @@ def decode(
     live = _Live.of(read, mask_PQ, copies, longest)
     completion_SC = prompt_PQ.new_full((live.rows, longest), pad)
     logps_SC = torch.zeros_like(completion_SC, dtype=torch.promote_types(logits_SV.dtype, torch.float32))
+    entropy_SC = torch.zeros_like(logps_SC)
     del read, cache
     for column in range(longest):
-        token_N, logp_N = draw(logits_SV)
-        completion_SC[live.row_N, column], logps_SC[live.row_N, column] = token_N, logp_N.to(logps_SC)
+        token_N, logp_N, entropy_N = draw(logits_SV)
+        completion_SC[live.row_N, column] = token_N
+        logps_SC[live.row_N, column], entropy_SC[live.row_N, column] = logp_N.to(logps_SC), entropy_N.to(logps_SC)
         tokens = token_N.tolist()
         if min(tokens) < 0:
             raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.")
@@ -81,7 +85,7 @@ def decode(
             break
         position_N1, mask_NT = live.next(prompt_PQ.shape[1] + column + 1)
         logits_SV, _ = step(token_N[:, None], mask_NT, position_N1, live.cache)
-    return completion_SC[:, : column + 1], logps_SC[:, : column + 1]
+    return completion_SC[:, : column + 1], logps_SC[:, : column + 1], entropy_SC[:, : column + 1]
 
 
 def _inner(model: Any) -> Any:

@@ -25,6 +25,8 @@ class Rollouts:
     sampler_logps_SC: Tensor | None = None
     """Log-probability of each token, in nats, under the distribution it was drawn from; values at padding mean nothing.
     It is None if the sampler does not tell."""
+    entropy_S: Tensor | None = None
+    """The sum over each completion's tokens of the entropies that they were drawn with, in nats; None as above."""
 
 
 class Sampler(Protocol):

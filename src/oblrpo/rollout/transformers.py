@@ -74,7 +74,7 @@ def sample(
     rows = policy.encode(prompts, room=max_completion_length)
     prompt_PQ, mask_PQ = policy.pad_prompts(rows)
     prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
-    drawn: tuple[Tensor, Tensor | None] | None = None
+    drawn: tuple[Tensor, Tensor | None, Tensor | None] | None = None
     if applies(policy.model, prompt_PQ.shape[1] + max_completion_length):
         pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p)
         with policy.arithmetic():
@@ -85,19 +85,22 @@ def sample(
         drawn = _by_generate(
             policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, temperature, top_p, logps
         )
-    completion_SC, logps_SC = drawn
+    completion_SC, logps_SC, entropy_SC = drawn
     ended_SC = ended(policy, completion_SC)
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
     texts = texts_of(policy, completion_SC, mask_SC)
     sequences = Sequences.of(prompt_SQ, mask_SQ, completion_SC, mask_SC)
-    return Rollouts(sequences, texts, ~ended_SC.any(1), logps_SC if logps else None)
+    entropy_S = None if entropy_SC is None else (entropy_SC * mask_SC).sum(1)
+    return Rollouts(sequences, texts, ~ended_SC.any(1), logps_SC if logps else None, entropy_S)
 
 
 def _by_generate(
     policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, max_completion_length: int,
     temperature: float, top_p: float, logps: bool,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, None]:  # fmt: skip
     """Return completions, (S, C), and if asked for their tokens' log-probabilities; every row runs to the last's end.
+
+    `generate` tells no entropies.
 
     Raises:
         DivergedError: the policy gives no probabilities any more.
@@ -126,7 +129,7 @@ def _by_generate(
                 raise
             raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.") from None
     completion_SC = ids_ST[:, prompt_SQ.shape[1] :]
-    return completion_SC, record.logps(completion_SC) if logps else None
+    return completion_SC, record.logps(completion_SC) if logps else None, None
 
 
 def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, pad: int) -> DynamicCache | None:

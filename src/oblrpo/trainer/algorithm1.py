@@ -22,7 +22,7 @@ from oblrpo.config import RolloutConfig
 from oblrpo.errors import DivergedError, InputError, check_finite
 from oblrpo.memory import give_back
 from oblrpo.policy import Policy
-from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.policy.micro_batches import MicroBatches, rows_of
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts, Sampler
 from oblrpo.scores import ScoreTape, UnsupportedModelError
@@ -56,6 +56,7 @@ class Learner:
     num_iterations: int
     max_grad_norm: float
     optimizer_metric: bool
+    exact_skip: bool
 
     def step(self, problems: list[Problem], number: int) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
@@ -128,6 +129,7 @@ class Learner:
             longest=self.rollout.max_completion_length,
             sampler_logps_SC=rollouts.sampler_logps_SC,
             clip_max=clip_max_of(self.rollout),
+            entropy_S=rollouts.entropy_S,
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:
@@ -140,13 +142,38 @@ class Learner:
         metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
         self.baseline.begin()
-        parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches)]
+        pulling_P = self._pulling(batch, step)
+        parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches, pulling_P)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
-        group_norm2_P = in_order(parts, [part.group_norm2_P for part in parts])[batch.part_P]
+        nothing_P = torch.zeros(len(pulling_P), device=pulling_P.device)
+        group_norm2_P = in_order(parts, [part.group_norm2_P for part in parts], nothing_P)[batch.part_P]
         norm2 = estimators.squared_norm(self.policy.parameters)
         in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
         name = "optimizer" if metric else "euclidean"
-        return Gradient.of(batch, parts, estimators.moments(group_norm2_P, in_metric, metric=name), norm2), parts
+        moments = estimators.moments(group_norm2_P, in_metric, metric=name)
+        known_PG, entropy = self.baseline.known(batch), self._entropy(batch, ~pulling_P)
+        return Gradient.of(batch, parts, moments, norm2, known_PG, entropy), parts
+
+    def _pulling(self, batch: Batch, step: int) -> Tensor:
+        """Which prompts go through the model, (P,): with `exact_skip` those alone whose coefficients are not all 0."""
+        if not self.exact_skip or batch.sampler_logps_SC is not None:
+            return torch.ones_like(batch.part_P)
+        pulling_P = self.baseline.pulling(batch, step)
+        if not pulling_P.any():
+            pulling_P[batch.part_P.nonzero()[0]] = True  # so that there is a gradient, of 0
+        return pulling_P
+
+    @torch.no_grad()
+    def _entropy(self, batch: Batch, left_out_P: Tensor) -> float:
+        """The sum of the entropies of these prompts' tokens: as they were drawn, or by a forward."""
+        rows = rows_of(left_out_P.nonzero().flatten(), batch.shape[1])
+        if batch.entropy_S is not None or not len(rows):
+            return 0.0 if batch.entropy_S is None else float(batch.entropy_S[rows].sum())
+        total = 0.0
+        for part in batch.parts(self.micro_batches, left_out_P):
+            logps = self.policy.logps(part.sequences, self.rollout.temperature)
+            total += float((logps.entropy_SC * part.sequences.own_SC).sum())
+        return total
 
     def _part(self, part: Batch, metric: Mapping[torch.nn.Parameter, Tensor] | None, step: int) -> Part:
         """Add the share of one micro-batch to the gradient: one forward, and one backward for activations."""

@@ -21,6 +21,9 @@ from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.results import Part
 from oblrpo.trainer.score_norms import ScoreNorms, join
 
+ROUNDING = 1e-6
+"""An advantage below this share of the largest reward is what float32 leaves of 0."""
+
 
 class StepBaseline:
     """A baseline of one number an output, known once the backward has given score norms.
@@ -40,6 +43,14 @@ class StepBaseline:
         self.prior = estimators.Prior(strength, config.prior_memory, past_only=by_length)
         """The prior, which holds what earlier steps say."""
         self._seen = self._kept = self.prior
+
+    def known(self, batch: Batch) -> Tensor | None:
+        """The baseline of every output, (P, G), where rewards and lengths alone tell it; else None."""
+        return None
+
+    def pulling(self, batch: Batch, step: int) -> Tensor:
+        """Which prompts have to go through the model, (P,): all, unless their advantages are known to be 0."""
+        return torch.ones_like(batch.part_P)
 
     def begin(self) -> None:
         """Begin a pass over a batch, of which nothing is known yet."""
@@ -121,17 +132,33 @@ class StepBaseline:
 class UnweightedBaseline(StepBaseline):
     """A baseline without score norms: of rewards, which it takes from the whole batch, or of rewards and lengths."""
 
-    def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
+    def known(self, batch: Batch) -> Tensor | None:
         """The baseline b of every output, (P, G)."""
         if self.entry.needs:
-            return self._baseline(part, estimators.baseline_inputs(part.own_PGT))
-        whole = part.whole or part
-        baseline_PG = estimators.baseline(self.name, whole.rewards_PG, valid_PG=whole.valid_PG)
-        return baseline_PG if part.index_P is None else baseline_PG[part.index_P]
+            return self._baseline(batch, estimators.baseline_inputs(batch.own_PGT))
+        return estimators.baseline(self.name, batch.rewards_PG, valid_PG=batch.valid_PG)
+
+    def pulling(self, batch: Batch, step: int) -> Tensor:
+        """Which prompts have an advantage other than 0, (P,); all, where the step asks for more than the gradient."""
+        baseline_PG = self.known(batch)
+        if baseline_PG is None or self.score_norms.needs_norms(step) or self.needs_features(step):
+            return super().pulling(batch, step)
+        advantages_PG = torch.where(batch.valid_PG, batch.rewards_PG - baseline_PG, 0)
+        return (advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()).any(1)
+
+    def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
+        """The baseline b of every output, (P, G)."""
+        baseline_PG = self.known(part if self.entry.needs or part.whole is None else part.whole)
+        assert baseline_PG is not None
+        return baseline_PG if self.entry.needs or part.index_P is None else baseline_PG[part.index_P]
 
 
 class TokenBaseline(UnweightedBaseline):
     """A baseline of one number a token, known before the backward, which carries the advantages token by token."""
+
+    def known(self, batch: Batch) -> Tensor | None:
+        """Always None: it takes the forward."""
+        return None
 
     def needs_features(self, step: int) -> bool:
         """Always true: the norms of tokens' scores for their logits come with the features."""

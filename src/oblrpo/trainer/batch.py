@@ -42,6 +42,8 @@ class Batch:
     """The log-probabilities log pi(o|q) before the first update on the batch; None until there is one."""
     mismatch: SamplerMismatch | None = None
     """The distance of the policy from the sampler, where `weighed` could measure it."""
+    entropy_S: Tensor | None = None
+    """The sum of the entropies of each output's tokens as they were drawn, in nats, where the sampler tells."""
     whole: Batch | None = None
     """The batch that this is a part of; None where it is the whole."""
     index_P: Tensor | None = None
@@ -58,6 +60,7 @@ class Batch:
         longest: int = 1,
         sampler_logps_SC: Tensor | None = None,
         clip_max: float | None = None,
+        entropy_S: Tensor | None = None,
     ) -> Batch:
         """Return a batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
 
@@ -69,6 +72,7 @@ class Batch:
             longest: the longest completion allowed, in tokens.
             sampler_logps_SC: the log-probabilities that the sampler reports, if its mismatch is to be measured.
             clip_max: the C of the weights that correct for it.
+            entropy_S: the entropies of each output's tokens as they were drawn, summed.
 
         Raises:
             ValueError: valid_PG has another shape than the rewards.
@@ -89,6 +93,7 @@ class Batch:
             rho_PG=torch.ones_like(rewards_PG),
             sampler_logps_SC=sampler_logps_SC,
             clip_max=clip_max,
+            entropy_S=entropy_S,
         )
 
     @property
@@ -124,10 +129,12 @@ class Batch:
         outputs_P1 = self.valid_PG.sum(1, keepdim=True).clamp(min=1)
         return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / outputs_P1, 0)
 
-    def parts(self, micro_batches: MicroBatches) -> Iterator[Batch]:
-        """The batch in micro-batches of prompts with all their outputs."""
-        G = self.shape[1]
-        for some in micro_batches.of(self.sequences, G):
+    def parts(self, micro_batches: MicroBatches, chosen_P: Tensor | None = None) -> Iterator[Batch]:
+        """The batch, or the prompts that a mask chooses, in micro-batches of prompts with all their outputs."""
+        P, G = self.shape
+        index_P = torch.arange(P, device=self.rewards_PG.device)[slice(None) if chosen_P is None else chosen_P]
+        for place in micro_batches.of(self.sequences.at(rows_of(index_P, G)), G):
+            some = index_P[place]
             rows = rows_of(some, G)
             yield replace(
                 self,

@@ -199,6 +199,8 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         num_iterations=iterations,
         max_grad_norm=optim.max_grad_norm,
         optimizer_metric=optim.schedule_metric == "optimizer",
+        # A second update on a batch needs everyone's importance weight: the rate goes by the effective sample size.
+        exact_skip=config.algorithm.train_on == "exact" and iterations == 1,
     )
 
 
