@@ -1,4 +1,4 @@
-"""Prompts whose advantages are all 0 do not go through the model a second time, and nothing else changes."""
+"""Outputs whose advantage is 0 do not go through the model a second time, and nothing else changes."""
 
 import dataclasses
 import math
@@ -74,7 +74,8 @@ def test_gradient_moments_and_metrics_are_the_same(
     assert others == pytest.approx(metrics, rel=1e-5, abs=1e-6, nan_ok=True)
     torch.testing.assert_close(part.baseline_PG, whole.baseline_PG, atol=1e-6, rtol=1e-6)
     assert rows == P * G
-    expected = 2 / 5 if ALGORITHMS[algorithm].baseline in AGREE else 4 / 5 if algorithm == "reinforce" else 1
+    earned = float((rewards_PG != 0).double().mean())
+    expected = 2 / 5 if ALGORITHMS[algorithm].baseline in AGREE else earned if algorithm == "reinforce" else 1
     if algorithm in UNWEIGHTED:
         assert (fewer, share) == (round(expected * P * G), pytest.approx(expected))
     else:
@@ -84,7 +85,7 @@ def test_gradient_moments_and_metrics_are_the_same(
 def test_where_nothing_pulls_the_step_has_no_gradient(tiny_policy, rollouts):
     flat, metrics, rows, gradient = pass_of(tiny_policy, without_schedule("rloo"), rollouts, torch.ones(P, G))
     assert not flat.any()
-    assert (metrics["learning_rate"], gradient.norm2, rows) == (0, 0, G)
+    assert (metrics["learning_rate"], gradient.norm2, rows) == (0, 0, 1)
     assert math.isfinite(metrics["entropy"])
 
 
@@ -96,7 +97,7 @@ def test_masked_prompts_stay_out(tiny_policy, rollouts, rewards_PG):
         for train_on in ("all", "exact")
     ]
     torch.testing.assert_close(found[1][0], found[0][0])
-    assert (found[0][2], found[1][2]) == (P * G, G)
+    assert (found[0][2], found[1][2]) == (P * G, 2)
 
 
 def test_the_entropy_of_what_is_left_out_is_that_of_the_draws_or_of_a_forward(tiny_policy, rollouts, rewards_PG):
@@ -139,10 +140,14 @@ def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
     torch.testing.assert_close(change(), tiny_policy.logps(rollouts.sequences).logps_S.detach() - before_S)
 
 
-def test_micro_batches_of_some_prompts(tiny_policy, rollouts, rewards_PG):
-    learner = learner_of(tiny_policy, "rloo")
-    batch = learner.batch(rollouts, rewards_PG)
-    chosen_P = torch.tensor([True, False, False, True, True])
-    parts = list(batch.parts(MicroBatches(prompts=2), chosen_P))
-    assert [part.index_P.tolist() for part in parts] == [[0, 3], [4]]
-    assert torch.equal(torch.cat([part.rewards_PG for part in parts]), rewards_PG[chosen_P])
+def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
+    """Prompts of which three, then one, of the outputs are chosen; the mean is over all three all the same."""
+    batch = learner_of(tiny_policy, "rloo").batch(rollouts, rewards_PG)
+    chosen_PG = torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]]).bool()
+    parts = list(batch.parts(MicroBatches(prompts=2), chosen_PG))
+    assert [part.index_P.tolist() for part in parts] == [[0, 3], [4], [1]]
+    assert [part.shape for part in parts] == [(2, 3), (1, 3), (1, 1)]
+    assert parts[2].index_S.tolist() == [4]
+    assert parts[2].rewards_PG.tolist() == [[0.0]]
+    assert torch.equal(parts[2].sequences.completion_SC, batch.sequences.at(torch.tensor([4])).completion_SC)
+    assert parts[2].share_of_mean().item() == pytest.approx(-1 / P / G)

@@ -22,7 +22,7 @@ from oblrpo.config import RolloutConfig
 from oblrpo.errors import DivergedError, InputError, check_finite
 from oblrpo.memory import give_back
 from oblrpo.policy import Policy
-from oblrpo.policy.micro_batches import MicroBatches, rows_of
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts, Sampler
 from oblrpo.scores import ScoreTape, UnsupportedModelError
@@ -31,7 +31,7 @@ from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import averaged, training
-from oblrpo.trainer.results import Gradient, Part, Step, Update, in_order
+from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt
 from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.variance_ledger import VarianceLedger
 
@@ -142,35 +142,34 @@ class Learner:
         metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
         self.baseline.begin()
-        pulling_P = self._pulling(batch, step)
-        parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches, pulling_P)]
+        pulling_PG = self._pulling(batch, step)
+        parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches, pulling_PG)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
-        nothing_P = torch.zeros(len(pulling_P), device=pulling_P.device)
-        group_norm2_P = in_order(parts, [part.group_norm2_P for part in parts], nothing_P)[batch.part_P]
+        nothing_P = torch.zeros_like(batch.part_P)
+        group_norm2_P = by_prompt(parts, [part.group_norm2_P for part in parts], nothing_P)[batch.part_P]
         norm2 = estimators.squared_norm(self.policy.parameters)
         in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
         name = "optimizer" if metric else "euclidean"
         moments = estimators.moments(group_norm2_P, in_metric, metric=name)
-        known_PG, entropy = self.baseline.known(batch), self._entropy(batch, ~pulling_P)
+        known_PG, entropy = self.baseline.known(batch), self._entropy(batch, ~pulling_PG)
         return Gradient.of(batch, parts, moments, norm2, known_PG, entropy), parts
 
     def _pulling(self, batch: Batch, step: int) -> Tensor:
-        """Which prompts go through the model, (P,): with `exact_skip` those alone whose coefficients are not all 0."""
+        """Which outputs go through the model, (P, G): with `exact_skip` those alone whose coefficients are not 0."""
         if not self.exact_skip or batch.sampler_logps_SC is not None:
-            return torch.ones_like(batch.part_P)
-        pulling_P = self.baseline.pulling(batch, step)
-        if not pulling_P.any():
-            pulling_P[batch.part_P.nonzero()[0]] = True  # so that there is a gradient, of 0
-        return pulling_P
+            return torch.ones_like(batch.valid_PG)
+        pulling_PG = self.baseline.pulling(batch, step)
+        if not pulling_PG.any():
+            pulling_PG[tuple(batch.valid_PG.nonzero()[0])] = True  # so that there is a gradient, of 0
+        return pulling_PG
 
     @torch.no_grad()
-    def _entropy(self, batch: Batch, left_out_P: Tensor) -> float:
-        """The sum of the entropies of these prompts' tokens: as they were drawn, or by a forward."""
-        rows = rows_of(left_out_P.nonzero().flatten(), batch.shape[1])
-        if batch.entropy_S is not None or not len(rows):
-            return 0.0 if batch.entropy_S is None else float(batch.entropy_S[rows].sum())
+    def _entropy(self, batch: Batch, left_out_PG: Tensor) -> float:
+        """The sum of the entropies of these outputs' tokens: as they were drawn, or by a forward."""
+        if batch.entropy_S is not None:
+            return float(batch.entropy_S[left_out_PG.flatten()].sum())
         total = 0.0
-        for part in batch.parts(self.micro_batches, left_out_P):
+        for part in batch.parts(self.micro_batches, left_out_PG):
             logps = self.policy.logps(part.sequences, self.rollout.temperature)
             total += float((logps.entropy_SC * part.sequences.own_SC).sum())
         return total

@@ -49,8 +49,8 @@ class StepBaseline:
         return None
 
     def pulling(self, batch: Batch, step: int) -> Tensor:
-        """Which prompts have to go through the model, (P,): all, unless their advantages are known to be 0."""
-        return torch.ones_like(batch.part_P)
+        """Which outputs have to go through the model, (P, G): all, unless their advantages are known to be 0."""
+        return torch.ones_like(batch.valid_PG)
 
     def begin(self) -> None:
         """Begin a pass over a batch, of which nothing is known yet."""
@@ -134,23 +134,26 @@ class UnweightedBaseline(StepBaseline):
 
     def known(self, batch: Batch) -> Tensor | None:
         """The baseline b of every output, (P, G)."""
-        if self.entry.needs:
-            return self._baseline(batch, estimators.baseline_inputs(batch.own_PGT))
-        return estimators.baseline(self.name, batch.rewards_PG, valid_PG=batch.valid_PG)
+        return self._of_rewards(batch)
 
     def pulling(self, batch: Batch, step: int) -> Tensor:
-        """Which prompts have an advantage other than 0, (P,); all, where the step asks for more than the gradient."""
+        """Which outputs have an advantage other than 0, (P, G); all, where the step asks for more than the gradient."""
         baseline_PG = self.known(batch)
         if baseline_PG is None or self.score_norms.needs_norms(step) or self.needs_features(step):
             return super().pulling(batch, step)
         advantages_PG = torch.where(batch.valid_PG, batch.rewards_PG - baseline_PG, 0)
-        return (advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()).any(1)
+        return advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()
 
     def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
         """The baseline b of every output, (P, G)."""
-        baseline_PG = self.known(part if self.entry.needs or part.whole is None else part.whole)
-        assert baseline_PG is not None
-        return baseline_PG if self.entry.needs or part.index_P is None else baseline_PG[part.index_P]
+        if part.whole is None or (self.entry.needs and part.shape[1] == part.whole.shape[1]):
+            return self._of_rewards(part)
+        return self._of_rewards(part.whole).flatten()[part.index_S].view(part.shape)
+
+    def _of_rewards(self, batch: Batch) -> Tensor:
+        if self.entry.needs:
+            return self._baseline(batch, estimators.baseline_inputs(batch.own_PGT))
+        return estimators.baseline(self.name, batch.rewards_PG, valid_PG=batch.valid_PG)
 
 
 class TokenBaseline(UnweightedBaseline):

@@ -48,6 +48,8 @@ class Batch:
     """The batch that this is a part of; None where it is the whole."""
     index_P: Tensor | None = None
     """The prompts of `whole` that are in this part; None where it is the whole."""
+    index_S: Tensor | None = None
+    """The outputs of `whole` that are in this part, which may be some of a prompt's; None where it is the whole."""
 
     @classmethod
     def of(
@@ -126,29 +128,38 @@ class Batch:
     def share_of_mean(self) -> Tensor:
         """The factor of each output's F - b in the gradient of -J, (P, G): -rho weight / divisor / (P' G_i)."""
         coef_PG = -self.rho_PG * (self.weight_PG / self.divisor_PG)  # minus: optimizers descend
-        outputs_P1 = self.valid_PG.sum(1, keepdim=True).clamp(min=1)
+        counted_PG = self.valid_PG if self.whole is None else self.whole.valid_PG[self.index_P]
+        outputs_P1 = counted_PG.sum(1, keepdim=True).clamp(min=1)
         return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / outputs_P1, 0)
 
-    def parts(self, micro_batches: MicroBatches, chosen_P: Tensor | None = None) -> Iterator[Batch]:
-        """The batch, or the prompts that a mask chooses, in micro-batches of prompts with all their outputs."""
-        P, G = self.shape
-        index_P = torch.arange(P, device=self.rewards_PG.device)[slice(None) if chosen_P is None else chosen_P]
-        for place in micro_batches.of(self.sequences.at(rows_of(index_P, G)), G):
-            some = index_P[place]
-            rows = rows_of(some, G)
-            yield replace(
-                self,
-                sequences=self.sequences.at(rows),
-                rewards_PG=self.rewards_PG[some],
-                valid_PG=self.valid_PG[some],
-                divisor_PG=self.divisor_PG[some],
-                weight_PG=self.weight_PG[some],
-                rho_PG=self.rho_PG[some],
-                sampler_logps_SC=None if self.sampler_logps_SC is None else self.sampler_logps_SC[rows],
-                old_logps_PG=None if self.old_logps_PG is None else self.old_logps_PG[some],
-                whole=self,
-                index_P=some,
-            )
+    def parts(self, micro_batches: MicroBatches, chosen_PG: Tensor) -> Iterator[Batch]:
+        """The outputs that a mask chooses, in micro-batches of prompts of which it chooses equally many."""
+        G, chosen_P = self.shape[1], chosen_PG.sum(1)
+        for count in sorted(set(chosen_P.tolist()) - {0}, reverse=True):
+            index_P = (chosen_P == count).nonzero().flatten()
+            index_S = rows_of(index_P, G)[chosen_PG[index_P].flatten()]
+            for place in micro_batches.of(self.sequences.at(index_S), count):
+                yield self._part(index_P[place], index_S[rows_of(place, count)])
+
+    def _part(self, index_P: Tensor, index_S: Tensor) -> Batch:
+        def of(values_PG: Tensor) -> Tensor:
+            return values_PG.flatten()[index_S].view(len(index_P), -1)
+
+        return replace(
+            self,
+            sequences=self.sequences.at(index_S),
+            rewards_PG=of(self.rewards_PG),
+            valid_PG=of(self.valid_PG),
+            divisor_PG=of(self.divisor_PG.expand_as(self.rewards_PG)),
+            weight_PG=of(self.weight_PG),
+            rho_PG=of(self.rho_PG),
+            sampler_logps_SC=None if self.sampler_logps_SC is None else self.sampler_logps_SC[index_S],
+            old_logps_PG=None if self.old_logps_PG is None else of(self.old_logps_PG),
+            entropy_S=None if self.entropy_S is None else self.entropy_S[index_S],
+            whole=self,
+            index_P=index_P,
+            index_S=index_S,
+        )
 
     def weighed(self, logps: Logps) -> Batch:
         """The same outputs with their importance weights under the policy that gave these log-probabilities.

@@ -31,12 +31,20 @@ class Part:
     """The sum of the entropies of the policy's own tokens, in nats."""
 
 
-def in_order(parts: list[Part], values: list[Tensor], rest: Tensor) -> Tensor:
-    """What each micro-batch says of its prompts, one row a prompt; of prompts that are in none, what `rest` says."""
+def by_prompt(parts: list[Part], values: list[Tensor], rest_P: Tensor) -> Tensor:
+    """What each micro-batch says of its prompts, (P,); of prompts that are in none, what `rest_P` says."""
     index_P = torch.cat([part.batch.index_P for part in parts if part.batch.index_P is not None])
-    result = rest.to(values[0]).clone()
-    result[index_P] = torch.cat(values)
-    return result
+    result_P = rest_P.to(values[0]).clone()
+    result_P[index_P] = torch.cat(values)
+    return result_P
+
+
+def by_output(parts: list[Part], values: list[Tensor], rest_PG: Tensor) -> Tensor:
+    """What each micro-batch says of its outputs, (P, G); of outputs that are in none, what `rest_PG` says."""
+    index_S = torch.cat([part.batch.index_S for part in parts if part.batch.index_S is not None])
+    result_S = rest_PG.to(values[0]).flatten().clone()
+    result_S[index_S] = torch.cat([each.flatten() for each in values])
+    return result_S.view_as(rest_PG)
 
 
 @dataclass(frozen=True)
@@ -75,19 +83,18 @@ class Gradient:
             parts: what went through the model.
             moments: signal and noise.
             norm2: the squared norm of the gradient.
-            baseline_PG: the baseline, where no forward is needed to know it; not None if some prompts are in no part.
-            entropy: the sum of the entropies of the tokens of prompts that are in no part.
+            baseline_PG: the baseline, where no forward is needed to know it; not None if some outputs are in no part.
+            entropy: the sum of the entropies of the tokens of outputs that are in no part.
         """
-        G = batch.shape[1]
-        norms = [part.norm2_S.view(-1, G) for part in parts if part.norm2_S is not None]
+        norms = [part.norm2_S for part in parts if part.norm2_S is not None]
         unknown_PG = torch.full_like(batch.rewards_PG, math.nan)
-        rho_PG = in_order(parts, [part.batch.rho_PG for part in parts], batch.rho_PG)
-        logps_PG = in_order(parts, [part.logps.logps_S.view(-1, G) for part in parts], unknown_PG)
+        rho_PG = by_output(parts, [part.batch.rho_PG for part in parts], batch.rho_PG)
+        logps_PG = by_output(parts, [part.logps.logps_S for part in parts], unknown_PG)
         known_PG = unknown_PG if baseline_PG is None else baseline_PG
         return cls(
             batch=replace(batch, rho_PG=rho_PG),
-            norm2_PG=in_order(parts, norms, unknown_PG).to(batch.rewards_PG) if norms else None,
-            baseline_PG=in_order(parts, [part.baseline_PG for part in parts], known_PG),
+            norm2_PG=by_output(parts, norms, unknown_PG).to(batch.rewards_PG) if norms else None,
+            baseline_PG=by_output(parts, [part.baseline_PG for part in parts], known_PG),
             logps_PG=logps_PG.to(batch.rewards_PG),
             moments=moments,
             norm2=norm2,
