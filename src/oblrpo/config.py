@@ -240,9 +240,14 @@ class AlgorithmConfig:
     """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
     prior_memory: Annotated[float, Range(0, 1)] = 0.8
     """What an earlier step counts for one step later in the prior of oblr_shrunk, in [0, 1)."""
-    train_on: Literal["exact", "all"] = "exact"
-    """Which completions go through the model a second time, for the gradient: exact leaves out those of prompts whose
-    advantages are all 0, which changes nothing; all takes them, too."""
+    train_on: str = "exact"
+    """Which completions go through the model a second time, for the gradient: exact leaves out those whose advantage is
+    known to be 0, which changes nothing; all takes them, too. Drawn by their pull, and weighed so that the gradient
+    keeps its mean: tolerance, compute-optimal, or a share of the tokens between 0 and 1."""
+    train_on_tolerance: Annotated[float, Range(0)] = 0.1
+    """With train_on tolerance: how much variance leaving out may add, over that of the outputs' own contributions."""
+    sampling_cost: Annotated[float, Range(0)] = 1.0
+    """With train_on compute-optimal: what sampling a token costs, in forwards of a token in training."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
 

@@ -105,6 +105,8 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
         {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},
         {"algorithm": "otb", "schedule": "plugin"},
         {"schedule": "kl", "optimizer": "SGD", "learning_rate": 1e-4},
+        {"algorithm": "oblrpo_shrunk", "score_norms": "calibrated", "calibration_steps": 2, "train_on": "0.4"},
+        {"algorithm": "rloo", "train_on": "tolerance", "num_iterations": 2},
         {"schedule": "length"},
         {"schedule": "off", "optimizer": "Prodigy", "learning_rate": 1.0},
         {"schedule": "off", "optimizer": "AdamWScheduleFree", "learning_rate": 1e-3},

@@ -102,7 +102,7 @@ def test_masked_prompts_stay_out(tiny_policy, rollouts, rewards_PG):
 
 def test_the_entropy_of_what_is_left_out_is_that_of_the_draws_or_of_a_forward(tiny_policy, rollouts, rewards_PG):
     """A sampler that does not tell costs a forward, no backward."""
-    silent = dataclasses.replace(rollouts, entropy_S=None)
+    silent = dataclasses.replace(rollouts, features=None)
     told, silently, plain = (
         pass_of(tiny_policy, without_schedule("rloo"), each, rewards_PG, lr=0.0, train_on=train_on)
         for each, train_on in ((rollouts, "exact"), (silent, "exact"), (rollouts, "all"))

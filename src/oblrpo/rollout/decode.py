@@ -13,7 +13,7 @@ from transformers import DynamicCache, GenerationMixin
 
 from oblrpo.errors import DivergedError
 from oblrpo.rollout.cache import Room, is_plain, keeps_all
-from oblrpo.rollout.draw import Draw
+from oblrpo.rollout.draw import Draw, Drawn
 
 OWN_STEPS = (
     "generate",
@@ -50,8 +50,8 @@ def applies(model: Any, columns: int) -> bool:
 def decode(
     model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, ends: Collection[int], pad: int,
     draw: Draw,
-) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
-    """Return G completions of every prompt, and log-probability and entropy of each token, (S, C) each.
+) -> Drawn | None:  # fmt: skip
+    """Return G completions of every prompt with what is known of each token's draw, (S, C) each.
 
     It is None where the caller has to use `generate`.
 
@@ -70,13 +70,14 @@ def decode(
     logits_SV = logits_SV.repeat_interleave(copies, 0)
     live = _Live.of(read, mask_PQ, copies, longest)
     completion_SC = prompt_PQ.new_full((live.rows, longest), pad)
-    logps_SC = torch.zeros_like(completion_SC, dtype=torch.promote_types(logits_SV.dtype, torch.float32))
-    entropy_SC = torch.zeros_like(logps_SC)
+    wide = torch.promote_types(logits_SV.dtype, torch.float32)
+    told = [torch.zeros_like(completion_SC, dtype=wide) for _ in Drawn._fields[1:]]
     del read, cache
     for column in range(longest):
-        token_N, logp_N, entropy_N = draw(logits_SV)
+        token_N, *others = draw(logits_SV)
         completion_SC[live.row_N, column] = token_N
-        logps_SC[live.row_N, column], entropy_SC[live.row_N, column] = logp_N.to(logps_SC), entropy_N.to(logps_SC)
+        for each_SC, values_N in zip(told, others, strict=True):
+            each_SC[live.row_N, column] = values_N.to(wide)
         tokens = token_N.tolist()
         if min(tokens) < 0:
             raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.")
@@ -85,7 +86,7 @@ def decode(
             break
         position_N1, mask_NT = live.next(prompt_PQ.shape[1] + column + 1)
         logits_SV, _ = step(token_N[:, None], mask_NT, position_N1, live.cache)
-    return completion_SC[:, : column + 1], logps_SC[:, : column + 1], entropy_SC[:, : column + 1]
+    return Drawn(*(each_SC[:, : column + 1] for each_SC in (completion_SC, *told)))
 
 
 def _inner(model: Any) -> Any:

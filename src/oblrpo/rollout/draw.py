@@ -22,6 +22,8 @@ class Drawn(NamedTuple):
     """Its log-probability, in nats."""
     entropy_S: Tensor
     """The entropy of the distribution, in nats."""
+    logit_norm2_S: Tensor
+    """The squared norm of the log-probability's gradient with respect to the logits (`scores.logit_norm2`)."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Draw:
         scores_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
         if not self.temperature:
             nothing_S = scores_SV.new_zeros(len(scores_SV))
-            return Drawn(scores_SV.argmax(-1), nothing_S, nothing_S)
+            return Drawn(scores_SV.argmax(-1), nothing_S, nothing_S, nothing_S)
         if self.temperature != 1:
             scores_SV = scores_SV / self.temperature
         if self.top_p < 1:
@@ -52,7 +54,9 @@ class Draw:
         normaliser_S1 = scores_SV.gather(1, drawn_S1) - logp_S1
         finite_SV = scores_SV.clamp(min=torch.finfo(scores_SV.dtype).min)
         entropy_S = normaliser_S1[:, 0] - torch.linalg.vecdot(probabilities_SV, finite_SV)
-        return Drawn(token_S, logp_S1[:, 0], entropy_S)
+        others_SV = probabilities_SV.scatter_(1, drawn_S1, 0)
+        logit_norm2_S = others_SV.sum(-1).square() + torch.linalg.vecdot(others_SV, others_SV)
+        return Drawn(token_S, logp_S1[:, 0], entropy_S, logit_norm2_S)
 
 
 def choose(probabilities_SV: Tensor) -> Tensor:

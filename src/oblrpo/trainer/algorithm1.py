@@ -33,6 +33,7 @@ from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import averaged, training
 from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt
 from oblrpo.trainer.sampler_mismatch import clip_max_of
+from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
 
 
@@ -56,7 +57,7 @@ class Learner:
     num_iterations: int
     max_grad_norm: float
     optimizer_metric: bool
-    exact_skip: bool
+    selection: Selection
 
     def step(self, problems: list[Problem], number: int) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
@@ -110,7 +111,7 @@ class Learner:
                 gradient, parts = self.gradient(batch, step)
                 if not updates:
                     further |= self.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
-                    batch = replace(batch, old_logps_PG=gradient.logps_PG)
+                    batch = replace(batch, old_logps_PG=gradient.logps_PG, keep_PG=gradient.batch.keep_PG)
                 updates.append(self.update(gradient))
         except DivergedError:
             raise
@@ -129,7 +130,7 @@ class Learner:
             longest=self.rollout.max_completion_length,
             sampler_logps_SC=rollouts.sampler_logps_SC,
             clip_max=clip_max_of(self.rollout),
-            entropy_S=rollouts.entropy_S,
+            features=rollouts.features,
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:
@@ -142,8 +143,8 @@ class Learner:
         metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
         self.baseline.begin()
-        pulling_PG = self._pulling(batch, step)
-        parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches, pulling_PG)]
+        batch = self.selection.choose(batch, self.baseline, step)
+        parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
         nothing_P = torch.zeros_like(batch.part_P)
         group_norm2_P = by_prompt(parts, [part.group_norm2_P for part in parts], nothing_P)[batch.part_P]
@@ -151,23 +152,15 @@ class Learner:
         in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
         name = "optimizer" if metric else "euclidean"
         moments = estimators.moments(group_norm2_P, in_metric, metric=name)
-        known_PG, entropy = self.baseline.known(batch), self._entropy(batch, ~pulling_PG)
-        return Gradient.of(batch, parts, moments, norm2, known_PG, entropy), parts
-
-    def _pulling(self, batch: Batch, step: int) -> Tensor:
-        """Which outputs go through the model, (P, G): with `exact_skip` those alone whose coefficients are not 0."""
-        if not self.exact_skip or batch.sampler_logps_SC is not None:
-            return torch.ones_like(batch.valid_PG)
-        pulling_PG = self.baseline.pulling(batch, step)
-        if not pulling_PG.any():
-            pulling_PG[tuple(batch.valid_PG.nonzero()[0])] = True  # so that there is a gradient, of 0
-        return pulling_PG
+        known_PG = self.baseline.known(batch) if self.baseline.fixed_PG is None else self.baseline.fixed_PG
+        return Gradient.of(batch, parts, moments, norm2, known_PG, self._entropy(batch)), parts
 
     @torch.no_grad()
-    def _entropy(self, batch: Batch, left_out_PG: Tensor) -> float:
-        """The sum of the entropies of these outputs' tokens: as they were drawn, or by a forward."""
-        if batch.entropy_S is not None:
-            return float(batch.entropy_S[left_out_PG.flatten()].sum())
+    def _entropy(self, batch: Batch) -> float:
+        """The sum of the entropies of tokens that were left out: as they were drawn, or by a forward."""
+        left_out_PG = ~batch.kept_PG
+        if batch.features is not None:
+            return float(batch.features.entropy_S[left_out_PG.flatten()].sum())
         total = 0.0
         for part in batch.parts(self.micro_batches, left_out_PG):
             logps = self.policy.logps(part.sequences, self.rollout.temperature)
@@ -202,8 +195,7 @@ class Learner:
             ValueError: the update cannot be measured.
             DivergedError: it made the weights NaN or infinite.
         """
-        rho_N = gradient.batch.rho_PG.double()[gradient.batch.valid_PG]
-        ess_ratio = float(rho_N.mean() ** 2 / rho_N.square().mean())
+        ess_ratio = gradient.batch.ess_ratio
         factor = self.schedule.step(gradient.moments, ess_ratio, gradient.batch.mean_length)
         kl, rate = None, self.schedule.learning_rates[0]
         if gradient.norm2 == 0:

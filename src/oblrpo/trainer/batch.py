@@ -12,6 +12,7 @@ from oblrpo.algorithms import Algorithm
 from oblrpo.estimators import NORMALISATIONS, WEIGHTINGS
 from oblrpo.policy import Logps, Sequences
 from oblrpo.policy.micro_batches import MicroBatches, rows_of
+from oblrpo.scores import Features
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 
@@ -42,8 +43,12 @@ class Batch:
     """The log-probabilities log pi(o|q) before the first update on the batch; None until there is one."""
     mismatch: SamplerMismatch | None = None
     """The distance of the policy from the sampler, where `weighed` could measure it."""
-    entropy_S: Tensor | None = None
-    """The sum of the entropies of each output's tokens as they were drawn, in nats, where the sampler tells."""
+    features: Features | None = None
+    """What the draws themselves tell of each output, where the sampler does."""
+    keep_PG: Tensor | None = None
+    """How many times each output counts, 0 where it does not go through the model; None until that is chosen."""
+    added_variance: float | None = None
+    """What leaving outputs out adds to the variance, in expectation, over sum_j a_j^2 w_j; None where none is drawn."""
     whole: Batch | None = None
     """The batch that this is a part of; None where it is the whole."""
     index_P: Tensor | None = None
@@ -62,7 +67,7 @@ class Batch:
         longest: int = 1,
         sampler_logps_SC: Tensor | None = None,
         clip_max: float | None = None,
-        entropy_S: Tensor | None = None,
+        features: Features | None = None,
     ) -> Batch:
         """Return a batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
 
@@ -74,7 +79,7 @@ class Batch:
             longest: the longest completion allowed, in tokens.
             sampler_logps_SC: the log-probabilities that the sampler reports, if its mismatch is to be measured.
             clip_max: the C of the weights that correct for it.
-            entropy_S: the entropies of each output's tokens as they were drawn, summed.
+            features: what the draws themselves tell of each output.
 
         Raises:
             ValueError: valid_PG has another shape than the rewards.
@@ -95,7 +100,7 @@ class Batch:
             rho_PG=torch.ones_like(rewards_PG),
             sampler_logps_SC=sampler_logps_SC,
             clip_max=clip_max,
-            entropy_S=entropy_S,
+            features=features,
         )
 
     @property
@@ -125,15 +130,30 @@ class Batch:
         lengths_PG = self.sequences.lengths_S.view(self.shape)
         return float(lengths_PG[self.valid_PG].double().mean())
 
+    @property
+    def ess_ratio(self) -> float:
+        """The effective sample size over the batch's, (sum rho)^2 / (B sum rho^2), estimated from what is kept."""
+        counted_PG = self.valid_PG & self.kept_PG
+        count_N = torch.ones_like(self.rewards_PG) if self.keep_PG is None else self.keep_PG
+        count_N, rho_N = count_N[counted_PG].double(), self.rho_PG[counted_PG].double()
+        return float((count_N @ rho_N) ** 2 / (count_N.sum() * (count_N @ rho_N.square())))
+
     def share_of_mean(self) -> Tensor:
         """The factor of each output's F - b in the gradient of -J, (P, G): -rho weight / divisor / (P' G_i)."""
         coef_PG = -self.rho_PG * (self.weight_PG / self.divisor_PG)  # minus: optimizers descend
+        coef_PG = coef_PG if self.keep_PG is None else coef_PG * self.keep_PG
         counted_PG = self.valid_PG if self.whole is None else self.whole.valid_PG[self.index_P]
         outputs_P1 = counted_PG.sum(1, keepdim=True).clamp(min=1)
         return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / outputs_P1, 0)
 
-    def parts(self, micro_batches: MicroBatches, chosen_PG: Tensor) -> Iterator[Batch]:
-        """The outputs that a mask chooses, in micro-batches of prompts of which it chooses equally many."""
+    @property
+    def kept_PG(self) -> Tensor:
+        """Which outputs go through the model."""
+        return torch.ones_like(self.valid_PG) if self.keep_PG is None else self.keep_PG > 0
+
+    def parts(self, micro_batches: MicroBatches, chosen_PG: Tensor | None = None) -> Iterator[Batch]:
+        """The outputs that are kept, or that a mask chooses, in micro-batches of prompts with equally many of them."""
+        chosen_PG = self.kept_PG if chosen_PG is None else chosen_PG
         G, chosen_P = self.shape[1], chosen_PG.sum(1)
         for count in sorted(set(chosen_P.tolist()) - {0}, reverse=True):
             index_P = (chosen_P == count).nonzero().flatten()
@@ -155,7 +175,7 @@ class Batch:
             rho_PG=of(self.rho_PG),
             sampler_logps_SC=None if self.sampler_logps_SC is None else self.sampler_logps_SC[index_S],
             old_logps_PG=None if self.old_logps_PG is None else of(self.old_logps_PG),
-            entropy_S=None if self.entropy_S is None else self.entropy_S[index_S],
+            keep_PG=None if self.keep_PG is None else of(self.keep_PG),
             whole=self,
             index_P=index_P,
             index_S=index_S,
