@@ -240,6 +240,13 @@ class AlgorithmConfig:
     """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
     prior_memory: Annotated[float, Range(0, 1)] = 0.8
     """What an earlier step counts for one step later in the prior of oblr_shrunk, in [0, 1)."""
+    train_on: str = "exact"
+    """Which completions the gradient is taken of: exact (all but those known to add 0), all; or drawn by their pull and
+    weighed: tolerance, compute-optimal, or a share of the tokens between 0 and 1."""
+    train_on_tolerance: Annotated[float, Range(0)] = 0.1
+    """With train_on tolerance: the variance that leaving out may add, over that of the completions one by one."""
+    sampling_cost: Annotated[float, Range(0)] = 1.0
+    """With train_on compute-optimal: what sampling a token costs, in forwards of a token in training."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
 
@@ -269,8 +276,7 @@ class OptimConfig:
     """The update and its learning rate."""
 
     optimizer: str = "AdamW"
-    """Any class of torch.optim that steps on dense gradients alone, such as SGD or AdamW; or, of the extra optimizers,
-    Prodigy, AdamWScheduleFree, RAdamScheduleFree or SGDScheduleFree."""
+    """A class of torch.optim, such as SGD or AdamW; or (extra optimizers) Prodigy, AdamWScheduleFree and its kin."""
     learning_rate: Annotated[float, Range(0)] = 1e-6
     """eta_0, the rate before the schedule's factor; with schedule auto only where the rate starts."""
     optimizer_args: Mapping = field(default_factory=dict)
@@ -288,8 +294,7 @@ class OptimConfig:
     schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"
     """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
     schedule_kl: float = 0.1
-    """How far, in nats, a step without noise may move the policy with schedule auto, where no step exceeds it; with kl,
-    how far each step should."""
+    """Nats: what a step without noise may move the policy by, at most, with schedule auto; the target of kl."""
     schedule_kl_every: Annotated[int, Range(1)] = 4
     """With schedule auto or kl the KL of a step is measured on one completion of so many, by one more forward."""
     warmup_steps: Annotated[int, Range(0)] = 0

@@ -73,6 +73,9 @@ class TrainKeywords(TypedDict, total=False):
     weighting: str
     prior_strength: float
     prior_memory: float
+    train_on: str
+    train_on_tolerance: float
+    sampling_cost: float
     num_iterations: int
     score_method: str
     score_memory_mb: int

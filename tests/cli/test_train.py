@@ -17,7 +17,7 @@ from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 KEYS = {
     "step", "reward", "reward_stderr", "reward_std", "frac_reward_zero_std", "completions/mean_length",
     "completions/clipped_ratio",
-    "completions/masked_ratio", "frac_prompts_masked",
+    "completions/masked_ratio", "completions/trained_ratio", "frac_prompts_masked",
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
     "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",
     "snr_low", "snr_high", "step_time", "step_kl",
@@ -105,6 +105,8 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
         {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},
         {"algorithm": "otb", "schedule": "plugin"},
         {"schedule": "kl", "optimizer": "SGD", "learning_rate": 1e-4},
+        {"algorithm": "oblrpo_shrunk", "score_norms": "calibrated", "calibration_steps": 2, "train_on": "0.4"},
+        {"algorithm": "rloo", "train_on": "tolerance", "num_iterations": 2},
         {"schedule": "length"},
         {"schedule": "off", "optimizer": "Prodigy", "learning_rate": 1.0},
         {"schedule": "off", "optimizer": "AdamWScheduleFree", "learning_rate": 1e-3},

@@ -175,8 +175,11 @@ def test_draws_are_as_frequent_as_they_are_probable(entries):
         (Draw(0.7), (logits_V / 0.7).softmax(-1)),
         (Draw(1.0, top_p=0.5), TopPLogitsWarper(0.5)(None, logits_V[None])[0].softmax(-1)),
     ):
-        token_S, logp_S = draw(logits_V.expand(draws, -1))
+        token_S, logp_S, entropy_S, norm2_S = draw(logits_V.expand(draws, -1))
         torch.testing.assert_close(logp_S, probabilities_V.log()[token_S])
+        torch.testing.assert_close(entropy_S, torch.special.entr(probabilities_V).sum().expand(draws))
+        of_logits_V = 1 - 2 * probabilities_V + probabilities_V.square().sum()
+        torch.testing.assert_close(norm2_S, of_logits_V[token_S])
         count_V = torch.bincount(token_S, minlength=entries).double()
         assert not count_V[probabilities_V == 0].any()
         often_V = draws * probabilities_V >= 5
@@ -189,7 +192,7 @@ def test_draws_are_as_frequent_as_they_are_probable(entries):
 
 
 def test_logits_that_are_no_numbers_are_told(tiny_policy):
-    token_S, _ = Draw(1.0)(torch.tensor([[0.0, 1.0], [math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]]))
+    token_S, *_ = Draw(1.0)(torch.tensor([[0.0, 1.0], [math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]]))
     assert (token_S[1:] == -1).all()
     assert token_S[0] >= 0
     with torch.no_grad():

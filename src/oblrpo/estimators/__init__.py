@@ -8,6 +8,13 @@ from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_ba
 from oblrpo.estimators.moments import Moments, group_norm2, inverse_preconditioner, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
+from oblrpo.estimators.selection import (
+    Chances,
+    chances_for_share,
+    chances_for_tolerance,
+    chances_of_least_work,
+    systematic,
+)
 
 __all__ = [
     "BASELINES",
@@ -17,6 +24,7 @@ __all__ = [
     "SMALLEST_GROUP",
     "WEIGHTINGS",
     "Baseline",
+    "Chances",
     "Ledger",
     "LedgerEntry",
     "Moments",
@@ -24,6 +32,9 @@ __all__ = [
     "SNRSchedule",
     "baseline",
     "baseline_inputs",
+    "chances_for_share",
+    "chances_for_tolerance",
+    "chances_of_least_work",
     "depends_on_own_output",
     "fold_basis",
     "group_norm2",
@@ -33,5 +44,6 @@ __all__ = [
     "ledger",
     "moments",
     "squared_norm",
+    "systematic",
     "under_every_baseline",
 ]

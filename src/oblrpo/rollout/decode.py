@@ -13,7 +13,7 @@ from transformers import DynamicCache, GenerationMixin
 
 from oblrpo.errors import DivergedError
 from oblrpo.rollout.cache import Room, is_plain, keeps_all
-from oblrpo.rollout.draw import Draw
+from oblrpo.rollout.draw import Draw, Drawn
 
 OWN_STEPS = (
     "generate",
@@ -50,8 +50,10 @@ def applies(model: Any, columns: int) -> bool:
 def decode(
     model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, ends: Collection[int], pad: int,
     draw: Draw,
-) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """Return G completions of every prompt and their tokens' log-probabilities, (S, C) each; None: use `generate`.
+) -> Drawn | None:  # fmt: skip
+    """Return G completions of every prompt with what is known of each token's draw, (S, C) each.
+
+    It is None where the caller has to use `generate`.
 
     C is the length of the longest completion; behind its end a row is padding. The model reads the rows that have not
     ended and no others. The host waits for the device once a token, to learn which have.
@@ -68,11 +70,14 @@ def decode(
     logits_SV = logits_SV.repeat_interleave(copies, 0)
     live = _Live.of(read, mask_PQ, copies, longest)
     completion_SC = prompt_PQ.new_full((live.rows, longest), pad)
-    logps_SC = torch.zeros_like(completion_SC, dtype=torch.promote_types(logits_SV.dtype, torch.float32))
+    wide = torch.promote_types(logits_SV.dtype, torch.float32)
+    told = [torch.zeros_like(completion_SC, dtype=wide) for _ in Drawn._fields[1:]]
     del read, cache
     for column in range(longest):
-        token_N, logp_N = draw(logits_SV)
-        completion_SC[live.row_N, column], logps_SC[live.row_N, column] = token_N, logp_N.to(logps_SC)
+        token_N, *others = draw(logits_SV)
+        completion_SC[live.row_N, column] = token_N
+        for each_SC, values_N in zip(told, others, strict=True):
+            each_SC[live.row_N, column] = values_N.to(wide)
         tokens = token_N.tolist()
         if min(tokens) < 0:
             raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.")
@@ -81,7 +86,7 @@ def decode(
             break
         position_N1, mask_NT = live.next(prompt_PQ.shape[1] + column + 1)
         logits_SV, _ = step(token_N[:, None], mask_NT, position_N1, live.cache)
-    return completion_SC[:, : column + 1], logps_SC[:, : column + 1]
+    return Drawn(*(each_SC[:, : column + 1] for each_SC in (completion_SC, *told)))
 
 
 def _inner(model: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,19 @@ from transformers import TopPLogitsWarper
 
 WIDTH = 256
 """Entries of the vocabulary that are summed at once."""
+
+
+class Drawn(NamedTuple):
+    """One token a row, and what is known of the distribution that it was drawn from."""
+
+    token_S: Tensor
+    """The token; -1 where the logits give no probabilities."""
+    logp_S: Tensor
+    """Its log-probability, in nats."""
+    entropy_S: Tensor
+    """The entropy of the distribution, in nats."""
+    logit_norm2_S: Tensor
+    """The squared norm of the log-probability's gradient with respect to the logits (`scores.logit_norm2`)."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +35,12 @@ class Draw:
     top_p: float = 1.0
     """Share of the distribution that is drawn from."""
 
-    def __call__(self, logits_SV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a token a row, and its log-probability under the distribution that it was drawn from.
-
-        The token is -1 where the logits give no probabilities.
-        """
+    def __call__(self, logits_SV: Tensor) -> Drawn:
+        """Return a token a row, with its log-probability and the entropy of what it was drawn from."""
         scores_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
         if not self.temperature:
-            return scores_SV.argmax(-1), scores_SV.new_zeros(len(scores_SV))
+            nothing_S = scores_SV.new_zeros(len(scores_SV))
+            return Drawn(scores_SV.argmax(-1), nothing_S, nothing_S, nothing_S)
         if self.temperature != 1:
             scores_SV = scores_SV / self.temperature
         if self.top_p < 1:
@@ -37,7 +48,15 @@ class Draw:
             scores_SV = warp(None, scores_SV)
         probabilities_SV = scores_SV.softmax(-1)
         token_S = choose(probabilities_SV)
-        return token_S, probabilities_SV.gather(1, token_S.clamp(min=0)[:, None])[:, 0].log()
+        drawn_S1 = token_S.clamp(min=0)[:, None]
+        logp_S1 = probabilities_SV.gather(1, drawn_S1).log()
+        # H = log Z - E[score], without a logarithm an entry; scores of -inf are never drawn and count 0.
+        normaliser_S1 = scores_SV.gather(1, drawn_S1) - logp_S1
+        finite_SV = scores_SV.clamp(min=torch.finfo(scores_SV.dtype).min)
+        entropy_S = normaliser_S1[:, 0] - torch.linalg.vecdot(probabilities_SV, finite_SV)
+        others_SV = probabilities_SV.scatter_(1, drawn_S1, 0)
+        logit_norm2_S = others_SV.sum(-1).square() + torch.linalg.vecdot(others_SV, others_SV)
+        return Drawn(token_S, logp_S1[:, 0], entropy_S, logit_norm2_S)
 
 
 def choose(probabilities_SV: Tensor) -> Tensor:

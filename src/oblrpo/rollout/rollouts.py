@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from oblrpo.policy import Policy, Prompt, Sequences
+from oblrpo.scores import Features
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Rollouts:
     sampler_logps_SC: Tensor | None = None
     """Log-probability of each token, in nats, under the distribution it was drawn from; values at padding mean nothing.
     It is None if the sampler does not tell."""
+    features: Features | None = None
+    """What the draws themselves tell of each completion, without another forward; None if the sampler does not tell."""
 
 
 class Sampler(Protocol):

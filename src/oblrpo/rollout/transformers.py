@@ -15,8 +15,9 @@ from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.rollout.cache import is_plain, keeps_all
 from oblrpo.rollout.decode import applies, decode
-from oblrpo.rollout.draw import Draw
+from oblrpo.rollout.draw import Draw, Drawn
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
+from oblrpo.scores import Features
 
 
 class TransformersSampler:
@@ -74,7 +75,7 @@ def sample(
     rows = policy.encode(prompts, room=max_completion_length)
     prompt_PQ, mask_PQ = policy.pad_prompts(rows)
     prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
-    drawn: tuple[Tensor, Tensor | None] | None = None
+    drawn: Drawn | None = None
     if applies(policy.model, prompt_PQ.shape[1] + max_completion_length):
         pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p)
         with policy.arithmetic():
@@ -82,15 +83,19 @@ def sample(
                 policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
             )
     if drawn is None:
-        drawn = _by_generate(
+        completion_SC, logps_SC = _by_generate(
             policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, temperature, top_p, logps
         )
-    completion_SC, logps_SC = drawn
+    else:
+        completion_SC, logps_SC = drawn.token_S, drawn.logp_S
     ended_SC = ended(policy, completion_SC)
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
     texts = texts_of(policy, completion_SC, mask_SC)
     sequences = Sequences.of(prompt_SQ, mask_SQ, completion_SC, mask_SC)
-    return Rollouts(sequences, texts, ~ended_SC.any(1), logps_SC if logps else None)
+    features = None
+    if drawn is not None and temperature:
+        features = Features.from_tokens(drawn.logit_norm2_S, drawn.logp_S, drawn.entropy_S, mask_SC)
+    return Rollouts(sequences, texts, ~ended_SC.any(1), logps_SC if logps else None, features)
 
 
 def _by_generate(

@@ -210,7 +210,14 @@ class CalibratedProxy:
         like = features.logit_norm2_S
         return bounded_S.exp().to(like.device, torch.promote_types(like.dtype, torch.float32))
 
-    def observe(self, features: Features, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
+    def observe(
+        self,
+        features: Features,
+        norm2_S: Tensor,
+        group_size: int,
+        valid_S: Tensor | None = None,
+        count_S: Tensor | None = None,
+    ) -> float:
         """Take in a batch's exact norms; return the `agreement` of the weights as they were predicted before it.
 
         Outputs with no norm, or with a logit norm that is only rounding, are left out of the fit. A batch of nothing
@@ -221,6 +228,7 @@ class CalibratedProxy:
             norm2_S: their exact squared score norms.
             group_size: G, at least 2; completions [p G, (p + 1) G) answer prompt p.
             valid_S: completions that count; all if None.
+            count_S: how many times each counts in the fit, which is 1 / p where completions were kept with chance p.
 
         Raises:
             ValueError: the shapes or the group size do not fit; a norm is negative, NaN or infinite.
@@ -230,10 +238,11 @@ class CalibratedProxy:
         keep_S = (norm2_S > 0) & (_cpu64(features.logit_norm2_S) > LOGIT_NORM2_FLOOR) & _counted(valid_S, norm2_S)
         if not keep_S.any():
             return before
+        count_S = keep_S.double() if count_S is None else _cpu64(count_S).where(keep_S, 0)
         xy_SK = torch.cat([x_SK, norm2_S.log()[:, None]], 1)
-        within_SK = _within_groups(xy_SK, keep_S, group_size)
-        totals = torch.cat([xy_SK[keep_S].sum(0), keep_S.sum()[None]])
-        self._products = self.forgetting * self._products + within_SK[:, :-1].T @ within_SK
+        within_SK = _within_groups(xy_SK, count_S, group_size)
+        totals = torch.cat([count_S[keep_S] @ xy_SK[keep_S], count_S.sum()[None]])
+        self._products = self.forgetting * self._products + (within_SK[:, :-1] * count_S[:, None]).T @ within_SK
         self._totals = self.forgetting * self._totals + totals
         self.observed += int(keep_S.sum())
         return before
@@ -273,12 +282,13 @@ def _regressors(features: Features) -> Tensor:
     return torch.stack([length_S.log(), logit_norm2_S.log(), mean_logp_S, mean_entropy_S], 1)
 
 
-def _within_groups(values_SK: Tensor, keep_S: Tensor, group_size: int) -> Tensor:
-    """Values less the mean of what is kept of their group; 0 where not kept, infinities included."""
-    values_PGK = values_SK.where(keep_S[:, None], 0).view(-1, group_size, values_SK.shape[1])
-    keep_PG1 = keep_S.view(-1, group_size, 1).to(values_SK)
-    mean_P1K = values_PGK.sum(1, keepdim=True) / keep_PG1.sum(1, keepdim=True).clamp(min=1)
-    within_PGK: Tensor = (values_PGK - mean_P1K) * keep_PG1
+def _within_groups(values_SK: Tensor, count_S: Tensor, group_size: int) -> Tensor:
+    """Values less the mean of their group, in which each counts so many times; 0 where it does not count."""
+    values_PGK = values_SK.where(count_S[:, None] > 0, 0).view(-1, group_size, values_SK.shape[1])
+    count_PG1 = count_S.view(-1, group_size, 1).to(values_SK)
+    total_P11 = count_PG1.sum(1, keepdim=True)
+    mean_P1K = (values_PGK * count_PG1).sum(1, keepdim=True) / total_P11.where(total_P11 > 0, 1)
+    within_PGK: Tensor = (values_PGK - mean_P1K).where(count_PG1 > 0, 0)
     return within_PGK.flatten(0, 1)
 
 

@@ -31,8 +31,9 @@ from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import averaged, training
-from oblrpo.trainer.results import Gradient, Part, Step, Update, in_order
+from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt
 from oblrpo.trainer.sampler_mismatch import clip_max_of
+from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
 
 
@@ -56,6 +57,7 @@ class Learner:
     num_iterations: int
     max_grad_norm: float
     optimizer_metric: bool
+    selection: Selection
 
     def step(self, problems: list[Problem], number: int) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
@@ -109,7 +111,7 @@ class Learner:
                 gradient, parts = self.gradient(batch, step)
                 if not updates:
                     further |= self.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
-                    batch = replace(batch, old_logps_PG=gradient.logps_PG)
+                    batch = replace(batch, old_logps_PG=gradient.logps_PG, keep_PG=gradient.batch.keep_PG)
                 updates.append(self.update(gradient))
         except DivergedError:
             raise
@@ -128,6 +130,7 @@ class Learner:
             longest=self.rollout.max_completion_length,
             sampler_logps_SC=rollouts.sampler_logps_SC,
             clip_max=clip_max_of(self.rollout),
+            features=rollouts.features,
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:
@@ -140,13 +143,29 @@ class Learner:
         metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
         self.baseline.begin()
+        batch = self.selection.choose(batch, self.baseline, step)
         parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
-        group_norm2_P = in_order(parts, [part.group_norm2_P for part in parts])[batch.part_P]
+        nothing_P = torch.zeros_like(batch.part_P)
+        group_norm2_P = by_prompt(parts, [part.group_norm2_P for part in parts], nothing_P)[batch.part_P]
         norm2 = estimators.squared_norm(self.policy.parameters)
         in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
         name = "optimizer" if metric else "euclidean"
-        return Gradient.of(batch, parts, estimators.moments(group_norm2_P, in_metric, metric=name), norm2), parts
+        moments = estimators.moments(group_norm2_P, in_metric, metric=name)
+        known_PG = self.baseline.known(batch) if self.baseline.fixed_PG is None else self.baseline.fixed_PG
+        return Gradient.of(batch, parts, moments, norm2, known_PG, self._entropy(batch)), parts
+
+    @torch.no_grad()
+    def _entropy(self, batch: Batch) -> float:
+        """The sum of the entropies of tokens that were left out: as they were drawn, or by a forward."""
+        left_out_PG = ~batch.kept_PG
+        if batch.features is not None:
+            return float(batch.features.entropy_S[left_out_PG.flatten()].sum())
+        total = 0.0
+        for part in batch.parts(self.micro_batches, left_out_PG):
+            logps = self.policy.logps(part.sequences, self.rollout.temperature)
+            total += float((logps.entropy_SC * part.sequences.own_SC).sum())
+        return total
 
     def _part(self, part: Batch, metric: Mapping[torch.nn.Parameter, Tensor] | None, step: int) -> Part:
         """Add the share of one micro-batch to the gradient: one forward, and one backward for activations."""
@@ -176,8 +195,7 @@ class Learner:
             ValueError: the update cannot be measured.
             DivergedError: it made the weights NaN or infinite.
         """
-        rho_N = gradient.batch.rho_PG.double()[gradient.batch.valid_PG]
-        ess_ratio = float(rho_N.mean() ** 2 / rho_N.square().mean())
+        ess_ratio = gradient.batch.ess_ratio
         factor = self.schedule.step(gradient.moments, ess_ratio, gradient.batch.mean_length)
         kl, rate = None, self.schedule.learning_rates[0]
         if gradient.norm2 == 0:

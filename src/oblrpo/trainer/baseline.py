@@ -13,13 +13,16 @@ from torch import Tensor
 
 from oblrpo import estimators
 from oblrpo.config import AlgorithmConfig, ScoresConfig
-from oblrpo.errors import check_finite
+from oblrpo.errors import InputError, check_finite
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Logps
 from oblrpo.scores import ScoreTape
 from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.results import Part
+from oblrpo.trainer.results import Part, by_output
 from oblrpo.trainer.score_norms import ScoreNorms, join
+
+ROUNDING = 1e-6
+"""An advantage below this share of the largest reward is what float32 leaves of 0."""
 
 
 class StepBaseline:
@@ -40,14 +43,50 @@ class StepBaseline:
         self.prior = estimators.Prior(strength, config.prior_memory, past_only=by_length)
         """The prior, which holds what earlier steps say."""
         self._seen = self._kept = self.prior
+        self.fixed_PG: Tensor | None = None
+        """The baselines of the whole batch, where they were taken before the forward."""
+
+    def known(self, batch: Batch) -> Tensor | None:
+        """The baseline of every output, (P, G), where rewards and lengths alone tell it; else None."""
+        return None
+
+    def proxy(self, batch: Batch) -> Tensor:
+        """Squared score norms before any forward, (P, G), of any scale: a proxy of what the draws tell.
+
+        Raises:
+            InputError: the sampler does not tell.
+        """
+        if batch.features is None:
+            raise InputError(
+                "this sampler does not tell what train_on needs of its draws (log-probability, entropy, logit norm); "
+                "set train_on to exact."
+            )
+        return self.score_norms.without_norms(batch.features).view(batch.shape)
+
+    def fix(self, batch: Batch) -> Tensor:
+        """Take the baseline of every output from proxies, (P, G), before any goes through the model.
+
+        Raises:
+            InputError: as `proxy` raises.
+        """
+        norm2_PG, fixed_PG = self.proxy(batch), self.known(batch)
+        if fixed_PG is None:
+            fixed_PG = self._baseline(batch, estimators.baseline_inputs(batch.own_PGT, norm2_PG))
+            self._seen.observe(batch.rewards_PG, norm2_PG, batch.valid_PG)
+        self.fixed_PG = fixed_PG
+        return fixed_PG
+
+    def pulling(self, batch: Batch, step: int) -> Tensor:
+        """Which outputs have to go through the model, (P, G): all, unless their advantages are known to be 0."""
+        return torch.ones_like(batch.valid_PG)
 
     def begin(self) -> None:
         """Begin a pass over a batch, of which nothing is known yet."""
-        self._seen = copy.deepcopy(self.prior)
+        self._seen, self.fixed_PG = copy.deepcopy(self.prior), None
 
     def needs_features(self, step: int) -> bool:
         """Whether the forward of this step must tell what proxies of score norms go by."""
-        return self.score_norms.needs_features(step)
+        return self.score_norms.compares(step) if self.fixed_PG is not None else self.score_norms.needs_features(step)
 
     def record(self, tape: ScoreTape, part: Batch, logps: Logps) -> None:
         """Run the backward whose per-sequence gradients are the scores grad log pi(o|q)."""
@@ -68,6 +107,8 @@ class StepBaseline:
 
     def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
         """The baseline b of every output, (P, G)."""
+        if self.fixed_PG is not None:
+            return self.fixed_PG.flatten()[part.index_S].view(part.shape)
         norm2_PG = self.score_norms.of(logps.features, norm2_S).view(part.shape)
         inputs = estimators.baseline_inputs(part.own_PGT, norm2_PG)
         result = self._baseline(part, inputs)
@@ -87,11 +128,18 @@ class StepBaseline:
         self._kept = self._seen
         norms = [part.norm2_S for part in parts if part.norm2_S is not None]
         features = [part.logps.features for part in parts if part.logps.features is not None]
-        outputs = parts[0].batch.shape[1]
-        if not norms or not features or outputs < 2:
+        whole = parts[0].batch.whole
+        if not norms or not features or whole is None or whole.shape[1] < 2:
             return {}
-        valid_S = torch.cat([part.batch.valid_PG.flatten() for part in parts])
-        return self.score_norms.observe(join(features), torch.cat(norms), outputs, valid_S)
+        if whole.keep_PG is None or bool(whole.kept_PG.all()):
+            valid_S = torch.cat([part.batch.valid_PG.flatten() for part in parts])
+            return self.score_norms.observe(join(features), torch.cat(norms), whole.shape[1], valid_S)
+        # Of what was drawn: what the sampler told of all, and the norms of those that went through the model.
+        if whole.features is None:
+            return {}
+        norm2_PG = by_output(parts, norms, torch.zeros_like(whole.rewards_PG))
+        valid_S, keep_S = (whole.valid_PG & whole.kept_PG).flatten(), whole.keep_PG.flatten()
+        return self.score_norms.observe(whole.features, norm2_PG.flatten(), whole.shape[1], valid_S, keep_S)
 
     def next_step(self) -> None:
         """End the step: what its first pass saw becomes part of the past."""
@@ -121,17 +169,36 @@ class StepBaseline:
 class UnweightedBaseline(StepBaseline):
     """A baseline without score norms: of rewards, which it takes from the whole batch, or of rewards and lengths."""
 
+    def known(self, batch: Batch) -> Tensor | None:
+        """The baseline b of every output, (P, G)."""
+        return self._of_rewards(batch)
+
+    def pulling(self, batch: Batch, step: int) -> Tensor:
+        """Which outputs have an advantage other than 0, (P, G); all, where the step asks for more than the gradient."""
+        baseline_PG = self.known(batch)
+        if baseline_PG is None or self.score_norms.needs_norms(step) or self.needs_features(step):
+            return super().pulling(batch, step)
+        advantages_PG = torch.where(batch.valid_PG, batch.rewards_PG - baseline_PG, 0)
+        return advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()
+
     def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
         """The baseline b of every output, (P, G)."""
+        if part.whole is None or (self.entry.needs and part.shape[1] == part.whole.shape[1]):
+            return self._of_rewards(part)
+        return self._of_rewards(part.whole).flatten()[part.index_S].view(part.shape)
+
+    def _of_rewards(self, batch: Batch) -> Tensor:
         if self.entry.needs:
-            return self._baseline(part, estimators.baseline_inputs(part.own_PGT))
-        whole = part.whole or part
-        baseline_PG = estimators.baseline(self.name, whole.rewards_PG, valid_PG=whole.valid_PG)
-        return baseline_PG if part.index_P is None else baseline_PG[part.index_P]
+            return self._baseline(batch, estimators.baseline_inputs(batch.own_PGT))
+        return estimators.baseline(self.name, batch.rewards_PG, valid_PG=batch.valid_PG)
 
 
 class TokenBaseline(UnweightedBaseline):
     """A baseline of one number a token, known before the backward, which carries the advantages token by token."""
+
+    def known(self, batch: Batch) -> Tensor | None:
+        """Always None: it takes the forward."""
+        return None
 
     def needs_features(self, step: int) -> bool:
         """Always true: the norms of tokens' scores for their logits come with the features."""

@@ -12,6 +12,7 @@ from oblrpo.algorithms import Algorithm
 from oblrpo.estimators import NORMALISATIONS, WEIGHTINGS
 from oblrpo.policy import Logps, Sequences
 from oblrpo.policy.micro_batches import MicroBatches, rows_of
+from oblrpo.scores import Features
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 
@@ -42,10 +43,18 @@ class Batch:
     """The log-probabilities log pi(o|q) before the first update on the batch; None until there is one."""
     mismatch: SamplerMismatch | None = None
     """The distance of the policy from the sampler, where `weighed` could measure it."""
+    features: Features | None = None
+    """What the draws themselves tell of each output, where the sampler does."""
+    keep_PG: Tensor | None = None
+    """How many times each output counts, 0 where it does not go through the model; None until that is chosen."""
+    added_variance: float | None = None
+    """What leaving outputs out adds to the variance, in expectation, over sum_j a_j^2 w_j; None where none is drawn."""
     whole: Batch | None = None
     """The batch that this is a part of; None where it is the whole."""
     index_P: Tensor | None = None
     """The prompts of `whole` that are in this part; None where it is the whole."""
+    index_S: Tensor | None = None
+    """The outputs of `whole` that are in this part, which may be some of a prompt's; None where it is the whole."""
 
     @classmethod
     def of(
@@ -58,6 +67,7 @@ class Batch:
         longest: int = 1,
         sampler_logps_SC: Tensor | None = None,
         clip_max: float | None = None,
+        features: Features | None = None,
     ) -> Batch:
         """Return a batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
 
@@ -69,6 +79,7 @@ class Batch:
             longest: the longest completion allowed, in tokens.
             sampler_logps_SC: the log-probabilities that the sampler reports, if its mismatch is to be measured.
             clip_max: the C of the weights that correct for it.
+            features: what the draws themselves tell of each output.
 
         Raises:
             ValueError: valid_PG has another shape than the rewards.
@@ -89,6 +100,7 @@ class Batch:
             rho_PG=torch.ones_like(rewards_PG),
             sampler_logps_SC=sampler_logps_SC,
             clip_max=clip_max,
+            features=features,
         )
 
     @property
@@ -118,30 +130,56 @@ class Batch:
         lengths_PG = self.sequences.lengths_S.view(self.shape)
         return float(lengths_PG[self.valid_PG].double().mean())
 
+    @property
+    def ess_ratio(self) -> float:
+        """The effective sample size over the batch's, (sum rho)^2 / (B sum rho^2), estimated from what is kept."""
+        counted_PG = self.valid_PG & self.kept_PG
+        count_N = torch.ones_like(self.rewards_PG) if self.keep_PG is None else self.keep_PG
+        count_N, rho_N = count_N[counted_PG].double(), self.rho_PG[counted_PG].double()
+        return float((count_N @ rho_N) ** 2 / (count_N.sum() * (count_N @ rho_N.square())))
+
     def share_of_mean(self) -> Tensor:
         """The factor of each output's F - b in the gradient of -J, (P, G): -rho weight / divisor / (P' G_i)."""
         coef_PG = -self.rho_PG * (self.weight_PG / self.divisor_PG)  # minus: optimizers descend
-        outputs_P1 = self.valid_PG.sum(1, keepdim=True).clamp(min=1)
+        coef_PG = coef_PG if self.keep_PG is None else coef_PG * self.keep_PG
+        counted_PG = self.valid_PG if self.whole is None else self.whole.valid_PG[self.index_P]
+        outputs_P1 = counted_PG.sum(1, keepdim=True).clamp(min=1)
         return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / outputs_P1, 0)
 
-    def parts(self, micro_batches: MicroBatches) -> Iterator[Batch]:
-        """The batch in micro-batches of prompts with all their outputs."""
-        G = self.shape[1]
-        for some in micro_batches.of(self.sequences, G):
-            rows = rows_of(some, G)
-            yield replace(
-                self,
-                sequences=self.sequences.at(rows),
-                rewards_PG=self.rewards_PG[some],
-                valid_PG=self.valid_PG[some],
-                divisor_PG=self.divisor_PG[some],
-                weight_PG=self.weight_PG[some],
-                rho_PG=self.rho_PG[some],
-                sampler_logps_SC=None if self.sampler_logps_SC is None else self.sampler_logps_SC[rows],
-                old_logps_PG=None if self.old_logps_PG is None else self.old_logps_PG[some],
-                whole=self,
-                index_P=some,
-            )
+    @property
+    def kept_PG(self) -> Tensor:
+        """Which outputs go through the model."""
+        return torch.ones_like(self.valid_PG) if self.keep_PG is None else self.keep_PG > 0
+
+    def parts(self, micro_batches: MicroBatches, chosen_PG: Tensor | None = None) -> Iterator[Batch]:
+        """The outputs that are kept, or that a mask chooses, in micro-batches of prompts with equally many of them."""
+        chosen_PG = self.kept_PG if chosen_PG is None else chosen_PG
+        G, chosen_P = self.shape[1], chosen_PG.sum(1)
+        for count in sorted(set(chosen_P.tolist()) - {0}, reverse=True):
+            index_P = (chosen_P == count).nonzero().flatten()
+            index_S = rows_of(index_P, G)[chosen_PG[index_P].flatten()]
+            for place in micro_batches.of(self.sequences.at(index_S), count):
+                yield self._part(index_P[place], index_S[rows_of(place, count)])
+
+    def _part(self, index_P: Tensor, index_S: Tensor) -> Batch:
+        def of(values_PG: Tensor) -> Tensor:
+            return values_PG.flatten()[index_S].view(len(index_P), -1)
+
+        return replace(
+            self,
+            sequences=self.sequences.at(index_S),
+            rewards_PG=of(self.rewards_PG),
+            valid_PG=of(self.valid_PG),
+            divisor_PG=of(self.divisor_PG.expand_as(self.rewards_PG)),
+            weight_PG=of(self.weight_PG),
+            rho_PG=of(self.rho_PG),
+            sampler_logps_SC=None if self.sampler_logps_SC is None else self.sampler_logps_SC[index_S],
+            old_logps_PG=None if self.old_logps_PG is None else of(self.old_logps_PG),
+            keep_PG=None if self.keep_PG is None else of(self.keep_PG),
+            whole=self,
+            index_P=index_P,
+            index_S=index_S,
+        )
 
     def weighed(self, logps: Logps) -> Batch:
         """The same outputs with their importance weights under the policy that gave these log-probabilities.

@@ -44,7 +44,8 @@ def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
 NO_UPDATE = dict.fromkeys(
     ("entropy", "grad_norm", "snr", "snr_low", "snr_high", "n_snr", "critical_batch_size", "signal2", "trace_cov",
      "baseline/mean", "baseline/spread"), math.nan
-) | {"learning_rate": 0.0, "lr_factor": 0.0, "frac_prompts_masked": 1.0}  # fmt: skip
+) | {"learning_rate": 0.0, "lr_factor": 0.0, "frac_prompts_masked": 1.0,
+     "completions/trained_ratio": 0.0}  # fmt: skip
 
 
 def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
@@ -52,6 +53,8 @@ def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
     valid_PG, part_P = gradient.batch.valid_PG, gradient.batch.part_P
     baseline_P = torch.where(valid_PG, gradient.baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
     return {
+        "completions/trained_ratio": gradient.trained,
+        **({} if gradient.batch.added_variance is None else {"added_variance": gradient.batch.added_variance}),
         "entropy": gradient.entropy,
         "grad_norm": gradient.norm2**0.5,
         "learning_rate": last.learning_rate,

@@ -30,7 +30,9 @@ class Movement:
         rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
         chosen = gradient.batch.sequences.at(rows)
         # In bfloat16 another batch is rounded in another way, which is not to be taken for a movement of the policy.
-        before_S = self._logps_S(chosen) if self.policy.rounds else gradient.logps_PG.flatten()[rows]
+        before_S = gradient.logps_PG.flatten()[rows]
+        if self.policy.rounds or not before_S.isfinite().all():  # or it did not go through the model
+            before_S = self._logps_S(chosen)
         return lambda: self._logps_S(chosen) - before_S
 
     @torch.no_grad()

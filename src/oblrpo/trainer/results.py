@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -30,10 +31,20 @@ class Part:
     """The sum of the entropies of the policy's own tokens, in nats."""
 
 
-def in_order(parts: list[Part], values: list[Tensor]) -> Tensor:
-    """What each micro-batch says of its prompts, one row a prompt, in the order of the batch's prompts."""
-    place_P = torch.cat([part.batch.index_P for part in parts if part.batch.index_P is not None])
-    return torch.cat(values)[place_P.argsort()]
+def by_prompt(parts: list[Part], values: list[Tensor], rest_P: Tensor) -> Tensor:
+    """What each micro-batch says of its prompts, (P,); of prompts that are in none, what `rest_P` says."""
+    index_P = torch.cat([part.batch.index_P for part in parts if part.batch.index_P is not None])
+    result_P = rest_P.to(values[0]).clone()
+    result_P[index_P] = torch.cat(values)
+    return result_P
+
+
+def by_output(parts: list[Part], values: list[Tensor], rest_PG: Tensor) -> Tensor:
+    """What each micro-batch says of its outputs, (P, G); of outputs that are in none, what `rest_PG` says."""
+    index_S = torch.cat([part.batch.index_S for part in parts if part.batch.index_S is not None])
+    result_S = rest_PG.to(values[0]).flatten().clone()
+    result_S[index_S] = torch.cat([each.flatten() for each in values])
+    return result_S.view_as(rest_PG)
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class Gradient:
     baseline_PG: Tensor
     """The baseline b; of a baseline by token, its mean over the output's tokens."""
     logps_PG: Tensor
-    """The log-probability log pi(o|q) of every output, in nats."""
+    """The log-probability log pi(o|q) of every output, in nats; NaN of those that did not go through the model."""
     moments: estimators.Moments
     """Signal and noise, in the schedule's metric."""
     norm2: float
@@ -56,21 +67,44 @@ class Gradient:
     """The mean entropy of the policy's own tokens, in nats."""
 
     @classmethod
-    def of(cls, batch: Batch, parts: list[Part], moments: estimators.Moments, norm2: float) -> Gradient:
-        """Return the gradient that these micro-batches add up to."""
-        G = batch.shape[1]
-        norms = [part.norm2_S.view(-1, G) for part in parts if part.norm2_S is not None]
-        rho_PG = in_order(parts, [part.batch.rho_PG for part in parts])
-        logps_PG = in_order(parts, [part.logps.logps_S.view(-1, G) for part in parts])
+    def of(
+        cls,
+        batch: Batch,
+        parts: list[Part],
+        moments: estimators.Moments,
+        norm2: float,
+        baseline_PG: Tensor | None,
+        entropy: float,
+    ) -> Gradient:
+        """Return the gradient that these micro-batches add up to.
+
+        Args:
+            batch: the whole batch.
+            parts: what went through the model.
+            moments: signal and noise.
+            norm2: the squared norm of the gradient.
+            baseline_PG: the baseline, where no forward is needed to know it; not None if some outputs are in no part.
+            entropy: the sum of the entropies of the tokens of outputs that are in no part.
+        """
+        norms = [part.norm2_S for part in parts if part.norm2_S is not None]
+        unknown_PG = torch.full_like(batch.rewards_PG, math.nan)
+        rho_PG = by_output(parts, [part.batch.rho_PG for part in parts], batch.rho_PG)
+        logps_PG = by_output(parts, [part.logps.logps_S for part in parts], unknown_PG)
+        known_PG = unknown_PG if baseline_PG is None else baseline_PG
         return cls(
             batch=replace(batch, rho_PG=rho_PG),
-            norm2_PG=in_order(parts, norms).to(batch.rewards_PG) if norms else None,
-            baseline_PG=in_order(parts, [part.baseline_PG for part in parts]),
+            norm2_PG=by_output(parts, norms, unknown_PG).to(batch.rewards_PG) if norms else None,
+            baseline_PG=by_output(parts, [part.baseline_PG for part in parts], known_PG),
             logps_PG=logps_PG.to(batch.rewards_PG),
             moments=moments,
             norm2=norm2,
-            entropy=sum(part.entropy for part in parts) / float(batch.sequences.own_ST.sum()),
+            entropy=(entropy + sum(part.entropy for part in parts)) / float(batch.sequences.own_ST.sum()),
         )
+
+    @property
+    def trained(self) -> float:
+        """The share of the outputs that went through the model; the coefficients of the others are 0."""
+        return float(self.logps_PG.isfinite().double().mean())
 
     @property
     def advantages_PG(self) -> Tensor:

@@ -47,12 +47,21 @@ class ScoreNorms:
         assert features is not None
         return self._proxy(self.name, features)
 
+    def without_norms(self, features: Features) -> Tensor:
+        """Weights before any norm is known, (S,): the proxy of the settings, or the logit norm where that is none."""
+        return self._proxy("logit" if self.name == "exact" else self.name, features)
+
     def observe(
-        self, features: Features, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None
+        self,
+        features: Features,
+        norm2_S: Tensor,
+        group_size: int,
+        valid_S: Tensor | None = None,
+        count_S: Tensor | None = None,
     ) -> dict[str, float]:
         """Return how well every proxy agrees with the exact norms; the calibrated one learns from them afterwards."""
         found = {name: agreement(self._proxy(name, features), norm2_S, group_size, valid_S) for name in PROXIES}
-        found["calibrated"] = self.calibrated.observe(features, norm2_S, group_size, valid_S)
+        found["calibrated"] = self.calibrated.observe(features, norm2_S, group_size, valid_S, count_S)
         return {f"score_norm2/agreement_{name}": value for name, value in found.items()}
 
     def _proxy(self, name: str, features: Features) -> Tensor:

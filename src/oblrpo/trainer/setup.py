@@ -27,6 +27,7 @@ from oblrpo.trainer.baseline import step_baseline
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import make_optimizer
 from oblrpo.trainer.score_norms import SCORE_NORMS
+from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
 
 SMALL_MODEL = 5_000_000
@@ -55,6 +56,7 @@ def check(config: TrainConfig) -> None:
             f"{algorithm.smallest_group}, not {G}."
         )
     _check_scores(config, algorithm)
+    _check_selection(config, algorithm)
     _check_sampler(config.rollout)
     if -1 < config.algorithm.prior_strength < 0:
         raise InputError(
@@ -101,6 +103,20 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(
             "score_norms 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
         )
+
+
+def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
+    if not Selection.of(config.algorithm).draws:
+        return
+    entry, told = BASELINES[algorithm.baseline], f"train_on {config.algorithm.train_on!r}"
+    if "norm2_PG" in entry.needs and config.scores.score_norms == "exact":
+        raise InputError(
+            f"{told} needs weights for the baseline {algorithm.baseline!r} before any output goes through the model: "
+            "set score_norms to calibrated or logit."
+        )
+    if entry.by_token or config.scores.score_method == "folds":
+        what = "score_method folds" if not entry.by_token else f"the baseline {algorithm.baseline!r}"
+        raise InputError(f"{told} does not go with {what}, which takes all outputs of a prompt; set train_on to exact.")
 
 
 def _check_sampler(rollout: RolloutConfig) -> None:
@@ -176,7 +192,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
             kl=optim.schedule_kl,
         )
-        by_length = bool(rollout.tokens_per_micro_batch)
+        by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
         baseline = step_baseline(algorithm.baseline, config.algorithm, scores, by_length)
         every = 0 if scores.ledger == "off" else scores.ledger_steps
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
@@ -199,6 +215,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         num_iterations=iterations,
         max_grad_norm=optim.max_grad_norm,
         optimizer_metric=optim.schedule_metric == "optimizer",
+        selection=Selection.of(config.algorithm),
     )
 
 

@@ -1,0 +1,112 @@
+"""Which outputs of a batch go through the model a second time, for the gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oblrpo import estimators
+from oblrpo.config import AlgorithmConfig
+from oblrpo.errors import InputError
+from oblrpo.estimators import Chances
+from oblrpo.trainer.baseline import StepBaseline
+from oblrpo.trainer.batch import Batch
+
+NAMES = ("all", "exact", "tolerance", "compute-optimal")
+"""What the setting `train_on` may be, beside a share."""
+BACKWARD = 3.0
+"""What training on a token costs, in forwards of a token."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Chooses outputs by the setting `train_on`, and says how many times each of them counts.
+
+    - `all`: every output.
+    - `exact`: those whose coefficients are not 0 anyway, where rewards and lengths tell.
+    - `tolerance`: with chances that add a share `tolerance` to the gradient's variance.
+    - `compute-optimal`: with those for which variance times work is least.
+    - a number: with those of least variance for this share of the tokens.
+    """
+
+    rule: str
+    tolerance: float
+    sampling_cost: float
+    several_updates: bool
+
+    @classmethod
+    def of(cls, config: AlgorithmConfig) -> Selection:
+        """The selection of a config.
+
+        Raises:
+            InputError: `train_on` is none of the above.
+        """
+        share_of(config.train_on)
+        several = config.num_iterations > 1
+        return cls(config.train_on, config.train_on_tolerance, config.sampling_cost, several)
+
+    @property
+    def draws(self) -> bool:
+        """Whether outputs are drawn, and count in proportion."""
+        return self.rule not in {"all", "exact"}
+
+    def choose(self, batch: Batch, baseline: StepBaseline, step: int) -> Batch:
+        """The batch with `keep_PG`, the number of times each output counts, unless it has been chosen already.
+
+        Raises:
+            InputError: the sampler does not tell what a choice needs.
+        """
+        fixed_PG = baseline.fix(batch) if self.draws else None
+        if batch.keep_PG is not None:
+            return batch
+        keep_PG = torch.ones_like(batch.rewards_PG)
+        if fixed_PG is not None:
+            return self._drawn(batch, fixed_PG, baseline.proxy(batch))
+        if self.rule == "exact" and not self.several_updates and batch.sampler_logps_SC is None:
+            keep_PG = baseline.pulling(batch, step).to(keep_PG)
+        return replace(batch, keep_PG=_at_least_one(keep_PG, batch.valid_PG))
+
+    def _drawn(self, batch: Batch, baseline_PG: Tensor, norm2_PG: Tensor) -> Batch:
+        coef_PG = (batch.rewards_PG - baseline_PG) * batch.share_of_mean()
+        coef_PG = torch.where(coef_PG.abs() > 1e-6 * coef_PG.abs().max(), coef_PG, 0)
+        found = self._chances(coef_PG, norm2_PG, batch)
+        uniform_P1 = torch.rand(batch.shape[0], 1, dtype=torch.float64, device=coef_PG.device)
+        kept_PG = estimators.systematic(found.chance_PG, uniform_P1)
+        keep_PG = torch.where(kept_PG, 1 / found.chance_PG.clamp(min=1e-9), 0).to(batch.rewards_PG)
+        return replace(batch, keep_PG=_at_least_one(keep_PG, batch.valid_PG), added_variance=found.added)
+
+    def _chances(self, coef_PG: Tensor, norm2_PG: Tensor, batch: Batch) -> Chances:
+        cost_PG = batch.sequences.mask_ST.sum(1).view(batch.shape).to(coef_PG) * BACKWARD
+        if self.rule == "tolerance":
+            return estimators.chances_for_tolerance(coef_PG, norm2_PG, cost_PG, self.tolerance)
+        if self.rule == "compute-optimal":
+            prompts = batch.sequences.prompt_mask_SQ.sum() / batch.shape[1]  # read once for their group
+            sampled = float(prompts + batch.sequences.own_ST.sum()) * self.sampling_cost
+            return estimators.chances_of_least_work(coef_PG, norm2_PG, cost_PG, sampled)
+        return estimators.chances_for_share(coef_PG, norm2_PG, cost_PG, share_of(self.rule))
+
+
+def share_of(rule: str) -> float:
+    """The share that a rule names; NaN of one with a name.
+
+    Raises:
+        InputError: it is neither a name nor a share.
+    """
+    if rule in NAMES:
+        return float("nan")
+    try:
+        share = float(rule)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise InputError(f"train_on must be {', '.join(NAMES)} or a share between 0 and 1, not {rule!r}.")
+    return share
+
+
+def _at_least_one(keep_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """The same, with one output where none pulls, so that there is a gradient, of 0."""
+    if not keep_PG.any():
+        keep_PG[tuple(valid_PG.nonzero()[0])] = 1
+    return keep_PG

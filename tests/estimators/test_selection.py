@@ -1,0 +1,180 @@
+"""Outputs drawn by their pull: the chances are the best, and nothing is biased."""
+
+import itertools
+
+import pytest
+import torch
+
+from oblrpo import estimators
+from oblrpo.estimators import baseline, chances_for_share, chances_for_tolerance, chances_of_least_work, systematic
+from tests.estimators.bandits import bandit
+
+RULES = {
+    "share": lambda *inputs: chances_for_share(*inputs, share=0.4),
+    "tolerance": lambda *inputs: chances_for_tolerance(*inputs, tolerance=0.5),
+    "least work": lambda *inputs: chances_of_least_work(*inputs, sampling=1.0),
+}
+
+
+def draws(P=5, G=4, seed=0):
+    """Coefficients, one in four of which is 0, squared norms and costs."""
+    generator = torch.Generator().manual_seed(seed)
+    coef_PG = torch.randn(P, G, generator=generator, dtype=torch.float64)
+    coef_PG[:, 0] = 0
+    return coef_PG, *(torch.rand(P, G, generator=generator, dtype=torch.float64) + 0.1 for _ in range(2))
+
+
+def added(chance_PG, coef_PG, norm2_PG):
+    pulls = coef_PG != 0
+    square = coef_PG.square() * norm2_PG
+    return float(((1 / chance_PG - 1) * square)[pulls].sum() / square.sum())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_other_chances_of_the_same_cost_add_less(rule):
+    coef_PG, norm2_PG, cost_PG = draws()
+    found = RULES[rule](coef_PG, norm2_PG, cost_PG)
+    assert found.added == pytest.approx(added(found.chance_PG, coef_PG, norm2_PG))
+    assert found.cost == pytest.approx(float((found.chance_PG * cost_PG).sum() / cost_PG.sum()))
+    assert 0.05 < found.added < 2
+    assert (found.chance_PG[coef_PG == 0] == 0).all()
+    assert (found.chance_PG[coef_PG != 0] >= 0.05).all()
+    pulls = coef_PG != 0
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(200):
+        a, b = pulls.nonzero()[torch.randperm(int(pulls.sum()), generator=generator)[:2]]
+        other_PG, step = found.chance_PG.clone(), 1e-3  # the same cost, moved from one output to another
+        other_PG[tuple(a)] += step / cost_PG[tuple(a)]
+        other_PG[tuple(b)] -= step / cost_PG[tuple(b)]
+        if (other_PG[pulls] >= 0.05).all() and (other_PG <= 1).all():
+            assert added(other_PG, coef_PG, norm2_PG) >= found.added - 1e-12
+
+
+def test_what_was_asked_for_is_met():
+    inputs = draws()
+    assert chances_for_share(*inputs, share=0.4).cost == pytest.approx(0.4)
+    assert chances_for_tolerance(*inputs, tolerance=0.25).added == pytest.approx(0.25)
+    least = chances_of_least_work(*inputs, sampling=1.0)
+    whole = float(inputs[2].sum())
+    for share in (0.1, 0.2, 0.3, 0.5, 0.7):
+        other = chances_for_share(*inputs, share=share)
+        assert (1 + other.added) * (1 + other.cost * whole) >= (1 + least.added) * (1 + least.cost * whole) * 0.999
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_the_scale_of_norms_and_costs_does_not_count(scale):
+    coef_PG, norm2_PG, cost_PG = draws()
+    for rule in ("share", "tolerance"):
+        found, other = RULES[rule](coef_PG, norm2_PG, cost_PG), RULES[rule](coef_PG, norm2_PG * scale, cost_PG / scale)
+        torch.testing.assert_close(other.chance_PG, found.chance_PG)
+
+
+def test_all_that_pull_are_kept_where_that_is_cheap_enough_or_nothing_may_be_added():
+    coef_PG, norm2_PG, cost_PG = draws()
+    pulls_PG = (coef_PG != 0).double()
+    for found in (
+        chances_for_share(coef_PG, norm2_PG, cost_PG, share=0.99),
+        chances_for_tolerance(coef_PG, norm2_PG, cost_PG, tolerance=0.0),
+        chances_of_least_work(coef_PG, norm2_PG, cost_PG, sampling=1e9),
+    ):
+        torch.testing.assert_close(found.chance_PG, pulls_PG)
+        assert found.added == pytest.approx(0, abs=1e-6)
+    nothing = chances_for_share(coef_PG * 0, norm2_PG, cost_PG, share=0.5)
+    assert (nothing.added, nothing.cost, bool(nothing.chance_PG.any())) == (0, 0, False)
+
+
+def test_an_output_whose_norm_is_taken_for_0_keeps_a_chance():
+    coef_PG, norm2_PG, cost_PG = draws()
+    norm2_PG[1, 2] = 0
+    for rule in RULES.values():
+        assert rule(coef_PG, norm2_PG, cost_PG).chance_PG[1, 2] >= 0.05
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda a, w, c: chances_for_share(a, w, c, 0.0), r"lie in \(0, 1\]"),
+        (lambda a, w, c: chances_for_share(a, w, c, 1.5), r"lie in \(0, 1\]"),
+        (lambda a, w, c: chances_for_tolerance(a, w, c, -0.1), "at least 0"),
+        (lambda a, w, c: chances_of_least_work(a, w, c, -1.0), "at least 0"),
+        (lambda a, w, c: chances_for_share(a, w[:2], c, 0.5), "shapes differ"),
+        (lambda a, w, c: chances_for_share(a, -w, c, 0.5), "squared norms at least 0"),
+        (lambda a, w, c: chances_for_tolerance(a, w, 0 * c, 0.5), "costs positive"),
+        (lambda a, w, c: chances_of_least_work(a / 0, w, c, 0.5), "must be finite"),
+    ],
+)
+def test_bad_input_is_refused(call, match):
+    with pytest.raises(ValueError, match=match):
+        call(*draws())
+
+
+def starts_of_intervals(chance_G):
+    """The u at which what `systematic` keeps of a prompt changes, with 0 and 1."""
+    return sorted({0.0, 1.0, *(float(1 - end % 1) for end in chance_G.cumsum(0))})
+
+
+def selections(chance_PG):
+    """Every outcome of a draw with its probability."""
+    rows = []
+    for chance_G in chance_PG:
+        edges = starts_of_intervals(chance_G)
+        rows.append([((low + high) / 2, high - low) for low, high in itertools.pairwise(edges) if high - low > 1e-12])
+    for draw in itertools.product(*rows):
+        uniform_P1 = torch.tensor([[u] for u, _ in draw], dtype=torch.float64)
+        probability = torch.tensor([length for _, length in draw]).prod()
+        yield systematic(chance_PG, uniform_P1), probability
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_output_is_kept_with_its_chance_and_their_number_hardly_varies(seed):
+    inputs = draws(P=2, G=6, seed=seed)
+    chance_PG = chances_for_share(*inputs, share=0.4).chance_PG
+    chance_PG[0, 1] = 1.0
+    mean_PG, total = torch.zeros_like(chance_PG), 0.0
+    for kept_PG, probability in selections(chance_PG):
+        mean_PG += probability * kept_PG
+        total += float(probability)
+        assert ((kept_PG.sum(1) - chance_PG.sum(1)).abs() < 1).all()
+    assert total == pytest.approx(1)
+    torch.testing.assert_close(mean_PG, chance_PG, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["rloo", "oblr"])
+def test_gradient_and_moments_are_unbiased_over_sampling_and_selection(rule, name):
+    """Every batch of two prompts drawn from two, every two outputs of three, every outcome of the selection.
+
+    Weights are a poor proxy of squared norms, and chances depend on all rewards of the batch.
+    """
+    N, G, policy = 2, 2, bandit(prompts=2, outputs=3, seed=5)
+    proxy_PA = policy.norm2_PA.sqrt() + 0.3
+    mean_D, second, moments_2, least = torch.zeros(4, dtype=torch.float64), 0.0, torch.zeros(2).double(), 1.0
+    for prompts in itertools.product(range(2), repeat=N):
+        index_N = torch.tensor(prompts)
+        for draw in itertools.product(range(3), repeat=N * G):
+            index_PG = torch.tensor(draw).view(N, G)
+            chance = float(policy.probability_PA[index_N[:, None], index_PG].prod()) / 2**N
+            rewards_PG, score_PGD = (
+                policy.reward_PA[index_N[:, None], index_PG],
+                policy.score_PATD.sum(2)[index_N[:, None], index_PG],
+            )
+            proxy_PG = proxy_PA[index_N[:, None], index_PG]
+            needs = {"norm2_PG": proxy_PG} if name == "oblr" else {}
+            coef_PG = rewards_PG - baseline(name, rewards_PG, **needs)
+            found = RULES[rule](coef_PG, proxy_PG, 1 + index_PG.double())
+            least = min(least, float(found.chance_PG[coef_PG != 0].min()) if coef_PG.any() else 1.0)
+            for kept_PG, probability in selections(found.chance_PG):
+                keep_PG = torch.where(kept_PG, 1 / found.chance_PG, 0)
+                group_PD = ((coef_PG * keep_PG)[..., None] * score_PGD).mean(1)
+                gradient_D = group_PD.mean(0)
+                weight = chance * float(probability)
+                mean_D += weight * gradient_D
+                second += weight * float(gradient_D.square().sum())
+                found_moments = estimators.moments(group_PD.square().sum(1), gradient_D.square().sum())
+                moments_2 += weight * torch.tensor([found_moments.signal2, found_moments.trace_cov])
+    true_D = policy.true_gradient()
+    signal2 = float(true_D.square().sum())
+    torch.testing.assert_close(mean_D, true_D)
+    assert least < 0.9  # something was left out
+    assert moments_2[0] == pytest.approx(signal2, rel=1e-6)
+    assert moments_2[1] == pytest.approx(N * (second - signal2), rel=1e-6)

@@ -1,0 +1,174 @@
+"""Training on outputs that are drawn by their pull: the same mean gradient from fewer of them."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from oblrpo.algorithms import ALGORITHMS
+from oblrpo.config import AlgorithmConfig, ScoresConfig
+from oblrpo.errors import InputError
+from oblrpo.rollout import TransformersSampler
+from oblrpo.trainer import selection
+from oblrpo.trainer.metrics import step_metrics
+from oblrpo.trainer.results import Step
+from oblrpo.trainer.selection import Selection, share_of
+from tests.estimators.test_selection import starts_of_intervals
+from tests.trainer.learners import learner_of
+
+P, G, LONGEST = 3, 3, 4
+LOGIT = ScoresConfig(score_norms="logit", ledger="off")
+
+
+@pytest.fixture
+def rollouts(tiny_policy):
+    torch.manual_seed(1)
+    return TransformersSampler(tiny_policy).sample(["a", "bc", "d"], G, LONGEST, 1.0)
+
+
+@pytest.fixture
+def rewards_PG():
+    return torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.7, 0.1], [1.0, 1.0, 1.0]])
+
+
+def learner_for(policy, algorithm, scores=LOGIT, **settings):
+    row = dataclasses.replace(ALGORITHMS[algorithm], schedule="off")
+    return learner_of(policy, row, scores=scores, **settings)
+
+
+def flat(policy):
+    return torch.cat([p.grad.flatten() for p in policy.parameters]).double()
+
+
+@pytest.fixture
+def drawn_at(monkeypatch):
+    """Makes the draws of a selection come from these numbers."""
+
+    def at(uniform_P1):
+        monkeypatch.setattr(selection.torch, "rand", lambda *_, **__: uniform_P1)
+
+    return at
+
+
+def every_draw(learner, batch, drawn_at):
+    """Numbers for the draws, with the probability of what they lead to."""
+    seen = []
+    find = Selection._chances
+
+    def noted(self, *inputs):
+        seen.append(find(self, *inputs))
+        return seen[-1]
+
+    Selection._chances = noted
+    drawn_at(torch.zeros(P, 1, dtype=torch.float64))
+    try:
+        learner.gradient(batch, 1)
+    finally:
+        Selection._chances = find
+    rows = []
+    for chance_G in seen[0].chance_PG:
+        edges = starts_of_intervals(chance_G)
+        rows.append([((low + high) / 2, high - low) for low, high in itertools.pairwise(edges) if high - low > 1e-9])
+    for draw in itertools.product(*rows):
+        probability = torch.tensor([length for _, length in draw], dtype=torch.float64).prod()
+        yield torch.tensor([[u] for u, _ in draw], dtype=torch.float64), float(probability)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("oblrpo", {}),
+        ("oblrpo_shrunk", {}),
+        ("oblrpo_shrunk", {"tokens_per_micro_batch": 24}),
+        ("rloo", {"scores": ScoresConfig(ledger="off")}),
+        ("grpo", {"prompts_per_micro_batch": 1}),
+        ("reinforce", {}),
+    ],
+)
+@pytest.mark.parametrize("train_on", ["0.4", "tolerance", "compute-optimal"])
+def test_the_mean_over_all_draws_is_the_gradient_of_all(
+    tiny_policy, rollouts, rewards_PG, drawn_at, algorithm, settings, train_on
+):
+    valid_PG = torch.ones(P, G, dtype=torch.bool)
+    valid_PG[1, 1] = False
+    whole = learner_for(tiny_policy, algorithm, **settings, train_on="all")
+    if "tokens_per_micro_batch" in settings:  # whose prior would be of earlier steps alone
+        whole = learner_for(tiny_policy, algorithm, train_on="all")
+    whole.gradient(whole.batch(rollouts, rewards_PG, valid_PG), 1)
+    expected = flat(tiny_policy)
+    learner = learner_for(tiny_policy, algorithm, **settings, train_on=train_on, train_on_tolerance=0.5)
+    batch = learner.batch(rollouts, rewards_PG, valid_PG)
+    mean, total, shares = torch.zeros_like(expected), 0.0, set()
+    for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
+        drawn_at(uniform_P1)
+        gradient, _ = learner.gradient(batch, 1)
+        mean += probability * flat(tiny_policy)
+        total += probability
+        shares.add(round(gradient.trained, 6))
+        torch.testing.assert_close(gradient.baseline_PG.isfinite(), torch.ones(P, G, dtype=torch.bool))
+    assert total == pytest.approx(1)
+    torch.testing.assert_close(mean, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
+    assert min(shares) < 1
+
+
+def test_a_step_says_what_it_trained_on_and_what_that_added(tiny_policy, rollouts, rewards_PG):
+    learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="tolerance", train_on_tolerance=0.3)
+    torch.manual_seed(0)
+    updates = learner.learn(rollouts, rewards_PG, step=1)
+    metrics = step_metrics(1, Step(rollouts, rewards_PG, torch.ones(P, G, dtype=torch.bool), updates), 0)
+    assert 0 < metrics["completions/trained_ratio"] < 1
+    assert metrics["added_variance"] == pytest.approx(0.3, rel=1e-3)
+    everything = tiny_policy.logps(rollouts.sequences).entropy_SC * rollouts.sequences.own_SC
+    assert metrics["entropy"] == pytest.approx(float(everything.sum() / rollouts.sequences.own_SC.sum()), abs=0.05)
+
+
+def test_one_seed_one_selection(tiny_policy, rollouts, rewards_PG):
+    kept = []
+    for seed in (3, 3, 4, 5, 6):
+        learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="0.3")
+        torch.manual_seed(seed)
+        kept.append(learner.gradient(learner.batch(rollouts, rewards_PG), 1)[0].batch.keep_PG)
+    assert torch.equal(kept[0], kept[1])
+    assert not all(torch.equal(kept[0], other) for other in kept[2:])
+
+
+def test_further_updates_keep_the_selection(tiny_policy, rollouts, rewards_PG):
+    learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="0.4", num_iterations=3, lr=0.02)
+    torch.manual_seed(0)
+    first, *others = (update.gradient for update in learner.learn(rollouts, rewards_PG, step=1))
+    for other in others:
+        assert torch.equal(other.batch.keep_PG, first.batch.keep_PG)
+        rho_PG = (other.logps_PG - first.logps_PG).exp()[first.batch.kept_PG]
+        torch.testing.assert_close(other.batch.rho_PG[first.batch.kept_PG], rho_PG)
+        count_N = first.batch.keep_PG[first.batch.kept_PG].double()
+        rho_N = rho_PG.double()
+        expected = float((count_N * rho_N).sum() ** 2 / (count_N.sum() * (count_N * rho_N**2).sum()))
+        assert other.batch.ess_ratio == pytest.approx(expected)
+    assert others[-1].batch.ess_ratio < 1
+
+
+def test_exact_norms_of_what_was_drawn_teach_the_proxy(tiny_policy, rollouts, rewards_PG):
+    scores = ScoresConfig(score_norms="calibrated", calibration_steps=2, ledger="off")
+    learner = learner_for(tiny_policy, "oblrpo_shrunk", scores, train_on="0.5")
+    torch.manual_seed(0)
+    assert not learner.learn(rollouts, rewards_PG, step=1)[0].further
+    (update,) = learner.learn(rollouts, rewards_PG, step=2)
+    assert {name.split("_")[-1] for name in update.further} == {"length", "length16", "logit", "calibrated"}
+    kept_PG = update.gradient.batch.kept_PG
+    assert 0 < learner.baseline.score_norms.calibrated.observed <= int(kept_PG.sum())
+    assert torch.equal(update.gradient.norm2_PG.isfinite(), kept_PG)
+
+
+def test_a_sampler_that_tells_nothing_is_refused(tiny_policy, rollouts, rewards_PG):
+    learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="0.5")
+    silent = dataclasses.replace(rollouts, features=None)
+    with pytest.raises(InputError, match="this sampler does not tell what train_on needs"):
+        learner.learn(silent, rewards_PG, step=1)
+
+
+@pytest.mark.parametrize("word", ["most", "0", "1", "1.5", "-0.2", "nan"])
+def test_words_that_name_no_selection_are_refused(word):
+    with pytest.raises(InputError, match="train_on must be all, exact, tolerance, compute-optimal or a share"):
+        Selection.of(AlgorithmConfig(train_on=word))
+    assert share_of("0.25") == 0.25
