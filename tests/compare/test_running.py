@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from oblrpo.compare.training import first_mistake
+from oblrpo.config import PolicyConfig
+from oblrpo.policy import make_policy
 from oblrpo.settings import flatten
 from tests.cli.conftest import metrics_of
 from tests.cli.test_bad_input import complained
@@ -21,6 +23,7 @@ from tests.compare.conftest import launch, plan_of
 pytestmark = pytest.mark.usefixtures("dense_trainings", "dense_reward")
 
 VARIANTS = {"rloo": {"algorithm": "rloo"}, "ours": {"algorithm": "oblrpo_shrunk", "learning_rate": 1e-3}}
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}="
 KEYS = {"variants": VARIANTS, "learning_rates": [1e-3, 1e-2], "seeds": 3, "search_seeds": 2, "processes": 2}
 
 
@@ -130,6 +133,32 @@ def test_what_is_checked_before_anything_starts(write_spec, tmp_path, variant, w
     told = first_mistake([run], [run])
     assert words in told
     assert told.startswith("b, rate 0.01, seed 0: ") == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "words"),
+    [
+        (TEMPLATE, {}, ""),
+        (None, {}, "the model's tokenizer has no chat template"),
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}=",
+            {"tokens_per_micro_batch": 100},
+            "but the longest prompt",
+        ),
+        (TEMPLATE, {"max_completion_length": 900}, "the model's 1000"),
+    ],
+)
+def test_prompts_are_checked_as_a_named_model_reads_them(write_spec, tmp_path, template, settings, words):
+    """Its tokenizer and its longest sequence count; its weights are not loaded."""
+    policy = make_policy(PolicyConfig(hidden_size=16, num_attention_heads=2, max_position_embeddings=1000))
+    policy.tokenizer.chat_template = template
+    policy.save(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    variant = {"model": str(tmp_path / "model"), "task": "instructions", "warm_start_steps": 0} | settings
+    run = plan_of(write_spec(variants={"b": variant}, share_warm_start=False), tmp_path / "out").all_known()[0]
+    told = first_mistake([run], [run])
+    assert words in told
+    assert bool(told) == bool(words)
 
 
 @pytest.mark.slow

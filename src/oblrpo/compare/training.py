@@ -26,9 +26,6 @@ from oblrpo.errors import DivergedError, InputError
 STOPPED = 130
 """The exit code of a process that was told to stop and has saved what there is."""
 
-STAND_IN = PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=2**20)
-"""A policy in place of a named model, which is too large to be loaded for a check."""
-
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 CONTEXT.set_forkserver_preload(["oblrpo.compare.loaded"])
 
@@ -143,23 +140,17 @@ def _build(config: TrainConfig) -> None:
     Raises:
         InputError: as `Trainer` raises, or the model is not there.
     """
-    from transformers import AutoConfig
-
-    from oblrpo.policy import check_is_there, is_gguf
+    from oblrpo.objects import Objects
+    from oblrpo.policy import stand_in
     from oblrpo.trainer.loop import Trainer
 
-    policy = config.policy
-    if policy.model:
-        check_is_there(policy.model)
-    if policy.model and not is_gguf(policy.model):
-        try:
-            AutoConfig.from_pretrained(policy.model, trust_remote_code=policy.trust_remote_code)
-        except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
-            reason = " ".join(str(error).split())[:300].rstrip(".")
-            raise InputError(f"cannot find the model {policy.model!r}: {reason}.") from None
-    if policy.model:
-        config = replace(config, policy=replace(STAND_IN, device=policy.device))
-    Trainer(config)
+    if not config.policy.model:
+        Trainer(config)
+        return
+    policy, asked = stand_in(config.policy), config.policy
+    kept = {name: getattr(asked, name) for name in ("model", "device", "chat", "system_prompt", "chat_template_args")}
+    objects = Objects(model=policy.model, tokenizer=policy.tokenizer)
+    Trainer(replace(config, policy=PolicyConfig(**kept)), objects=objects)
 
 
 def how_it_ended(process: BaseProcess) -> str:

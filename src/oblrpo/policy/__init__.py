@@ -1,7 +1,7 @@
 """The policy: a causal language model with its tokenizer, and the log-probability of whole completions."""
 
 from oblrpo.policy.gguf import is_gguf
-from oblrpo.policy.load import adopt_policy, check_is_there, check_policy, load_policy, make_policy
+from oblrpo.policy.load import adopt_policy, check_is_there, check_policy, load_policy, make_policy, stand_in
 from oblrpo.policy.model import Logps, Policy
 from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences
@@ -23,6 +23,7 @@ __all__ = [
     "load_policy",
     "make_policy",
     "sequences_of",
+    "stand_in",
     "tokens_of",
     "warm_start",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
@@ -39,10 +40,38 @@ def make_policy(config: PolicyConfig) -> Policy:
         InputError: no such device, settings that do not go together, or the model cannot be loaded.
     """
     check_policy(config)
-    if config.model:
-        return load_policy(config.model, config)
+    return load_policy(config.model, config) if config.model else _built(byte_tokenizer(), config)
+
+
+def stand_in(config: PolicyConfig) -> Policy:
+    """Return a policy of one small layer with the tokenizer of the model that the config names: no weights are loaded.
+
+    It reads prompts as the model would, and is for checks that must not wait for a large model.
+
+    Raises:
+        InputError: there is no such model, or its tokenizer cannot be had.
+    """
+    name, longest = base_of(config.model) or config.model, 2**20
+    check_is_there(name)
+    try:
+        tokenizer = _tokenizer(config.model, config)
+        if not is_gguf(name):
+            known = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+            longest = getattr(known, "max_position_embeddings", longest)
+    except InputError:
+        raise
+    except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise InputError(f"cannot find the model {config.model!r}: {reason}.") from None
+    _set_padding(tokenizer, repr(config.model))
+    small = PolicyConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=longest, device=config.device
+    )
+    return _built(tokenizer, small)
+
+
+def _built(tokenizer: Any, config: PolicyConfig) -> Policy:
     device = _device(config.device)
-    tokenizer = byte_tokenizer()
     heads = config.num_attention_heads
     if heads < 2 or heads % 2 or config.hidden_size < 1 or config.hidden_size % (2 * heads):
         raise InputError("num_attention_heads must be even, and hidden_size a multiple of twice that.")
