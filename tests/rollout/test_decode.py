@@ -171,9 +171,9 @@ def test_draws_are_as_frequent_as_they_are_probable(entries):
     draws, logits_V = 10_000, 2 * torch.randn(entries, dtype=torch.float64)
     logits_V[-1], logits_V[1] = 3.0, -math.inf  # the very last entry, and one that is never drawn
     for draw, probabilities_V in (
-        (Draw(1.0), logits_V.softmax(-1)),
-        (Draw(0.7), (logits_V / 0.7).softmax(-1)),
-        (Draw(1.0, top_p=0.5), TopPLogitsWarper(0.5)(None, logits_V[None])[0].softmax(-1)),
+        (Draw(1.0, features=True), logits_V.softmax(-1)),
+        (Draw(0.7, features=True), (logits_V / 0.7).softmax(-1)),
+        (Draw(1.0, 0.5, features=True), TopPLogitsWarper(0.5)(None, logits_V[None])[0].softmax(-1)),
     ):
         token_S, logp_S, entropy_S, norm2_S = draw(logits_V.expand(draws, -1))
         torch.testing.assert_close(logp_S, probabilities_V.log()[token_S])

@@ -26,7 +26,7 @@ AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo", "length16"}
 @pytest.fixture
 def rollouts(tiny_policy):
     torch.manual_seed(1)
-    return TransformersSampler(tiny_policy).sample(["a", "bc", "d", "efg", "h"], G, LONGEST, 1.0)
+    return TransformersSampler(tiny_policy, features=True).sample(["a", "bc", "d", "efg", "h"], G, LONGEST, 1.0)
 
 
 @pytest.fixture

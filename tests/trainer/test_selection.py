@@ -24,7 +24,7 @@ LOGIT = ScoresConfig(score_norms="logit", ledger="off")
 @pytest.fixture
 def rollouts(tiny_policy):
     torch.manual_seed(1)
-    return TransformersSampler(tiny_policy).sample(["a", "bc", "d"], G, LONGEST, 1.0)
+    return TransformersSampler(tiny_policy, features=True).sample(["a", "bc", "d"], G, LONGEST, 1.0)
 
 
 @pytest.fixture

@@ -10,14 +10,22 @@ from oblrpo.rollout.transformers import TransformersSampler, sample
 __all__ = ["Rollouts", "Sampler", "TransformersSampler", "make_sampler", "sample"]
 
 
-def make_sampler(policy: Policy, config: RolloutConfig, trust_remote_code: bool = False) -> Sampler:
+def make_sampler(
+    policy: Policy, config: RolloutConfig, trust_remote_code: bool = False, features: bool = False
+) -> Sampler:
     """Return the sampler that the config asks for, with the policy's weights.
+
+    Args:
+        policy: the policy.
+        config: its settings.
+        trust_remote_code: whether vLLM may run code that comes with the model.
+        features: whether to tell what the draws know of each completion; vLLM cannot.
 
     Raises:
         InputError: vLLM is asked for and is not available here.
     """
     if config.sampler == "transformers":
-        return TransformersSampler(policy, config.sampler_logps)
+        return TransformersSampler(policy, config.sampler_logps, features)
     from oblrpo.rollout.vllm import VLLMSampler, open_engine  # loads vLLM, which takes its time
 
     return VLLMSampler(policy, *open_engine(policy, config, trust_remote_code))

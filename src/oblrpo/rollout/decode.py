@@ -70,13 +70,13 @@ def decode(
     logits_SV = logits_SV.repeat_interleave(copies, 0)
     live = _Live.of(read, mask_PQ, copies, longest)
     completion_SC = prompt_PQ.new_full((live.rows, longest), pad)
-    wide = torch.promote_types(logits_SV.dtype, torch.float32)
-    told = [torch.zeros_like(completion_SC, dtype=wide) for _ in Drawn._fields[1:]]
+    wide, told = torch.promote_types(logits_SV.dtype, torch.float32), 3 if draw.features else 1
+    known = [torch.zeros_like(completion_SC, dtype=wide) for _ in range(told)]
     del read, cache
     for column in range(longest):
-        token_N, *others = draw(logits_SV)
+        token_N, *others = (each_N for each_N in draw(logits_SV) if each_N is not None)
         completion_SC[live.row_N, column] = token_N
-        for each_SC, values_N in zip(told, others, strict=True):
+        for each_SC, values_N in zip(known, others, strict=True):
             each_SC[live.row_N, column] = values_N.to(wide)
         tokens = token_N.tolist()
         if min(tokens) < 0:
@@ -86,7 +86,7 @@ def decode(
             break
         position_N1, mask_NT = live.next(prompt_PQ.shape[1] + column + 1)
         logits_SV, _ = step(token_N[:, None], mask_NT, position_N1, live.cache)
-    return Drawn(*(each_SC[:, : column + 1] for each_SC in (completion_SC, *told)))
+    return Drawn(*(each_SC[:, : column + 1] for each_SC in (completion_SC, *known)))
 
 
 def _inner(model: Any) -> Any:

@@ -20,10 +20,10 @@ class Drawn(NamedTuple):
     """The token; -1 where the logits give no probabilities."""
     logp_S: Tensor
     """Its log-probability, in nats."""
-    entropy_S: Tensor
-    """The entropy of the distribution, in nats."""
-    logit_norm2_S: Tensor
-    """The squared norm of the log-probability's gradient with respect to the logits (`scores.logit_norm2`)."""
+    entropy_S: Tensor | None = None
+    """The entropy of the distribution, in nats, if `Draw` was asked for features."""
+    logit_norm2_S: Tensor | None = None
+    """The squared norm of the log-probability's gradient in the logits (`scores.logit_norm2`), as above."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,14 @@ class Draw:
     """Temperature of the distribution; 0 takes the most probable token."""
     top_p: float = 1.0
     """Share of the distribution that is drawn from."""
+    features: bool = False
+    """Whether to tell entropy and logit norm, which takes a few more passes over the vocabulary."""
 
     def __call__(self, logits_SV: Tensor) -> Drawn:
-        """Return a token a row, with its log-probability and the entropy of what it was drawn from."""
+        """Return a token a row, with what is known of the distribution that it was drawn from."""
         scores_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
         if not self.temperature:
-            nothing_S = scores_SV.new_zeros(len(scores_SV))
-            return Drawn(scores_SV.argmax(-1), nothing_S, nothing_S, nothing_S)
+            return Drawn(scores_SV.argmax(-1), scores_SV.new_zeros(len(scores_SV)))
         if self.temperature != 1:
             scores_SV = scores_SV / self.temperature
         if self.top_p < 1:
@@ -50,6 +51,8 @@ class Draw:
         token_S = choose(probabilities_SV)
         drawn_S1 = token_S.clamp(min=0)[:, None]
         logp_S1 = probabilities_SV.gather(1, drawn_S1).log()
+        if not self.features:
+            return Drawn(token_S, logp_S1[:, 0])
         # H = log Z - E[score], without a logarithm an entry; scores of -inf are never drawn and count 0.
         normaliser_S1 = scores_SV.gather(1, drawn_S1) - logp_S1
         finite_SV = scores_SV.clamp(min=torch.finfo(scores_SV.dtype).min)

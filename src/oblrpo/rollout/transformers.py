@@ -27,16 +27,17 @@ class TransformersSampler:
         policy: the policy to sample from.
         logps: whether to keep the log-probability of every sampled token. It differs from the trainer's by rounding
             alone, because sampling runs token by token on a cache.
+        features: whether to keep what the draws tell of each completion.
     """
 
-    def __init__(self, policy: Policy, logps: bool = False) -> None:
-        self.policy, self.logps = policy, logps
+    def __init__(self, policy: Policy, logps: bool = False, features: bool = False) -> None:
+        self.policy, self.told = policy, {"logps": logps, "features": features}
 
     def sample(
         self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
     ) -> Rollouts:
         """Return completions as the function `sample` does."""
-        return sample(self.policy, prompts, num_generations, max_completion_length, temperature, logps=self.logps)
+        return sample(self.policy, prompts, num_generations, max_completion_length, temperature, **self.told)
 
     def sync(self, policy: Policy) -> None:
         """Sample from this policy from now on."""
@@ -52,6 +53,7 @@ def sample(
     temperature: float,
     top_p: float = 1.0,
     logps: bool = False,
+    features: bool = False,
 ) -> Rollouts:
     """Return G completions of every prompt from softmax(logits / temperature), by torch's global random state.
 
@@ -66,6 +68,7 @@ def sample(
         temperature: temperature of the distribution; 0 always takes the most probable token.
         top_p: share of the distribution that is sampled from; training leaves it at 1, where the policy is the whole.
         logps: whether to keep each token's log-probability as it was sampled.
+        features: whether to keep what the draws tell of each completion, where our own loop samples.
 
     Raises:
         InputError: a prompt does not fit.
@@ -77,7 +80,7 @@ def sample(
     prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
     drawn: Drawn | None = None
     if applies(policy.model, prompt_PQ.shape[1] + max_completion_length):
-        pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p)
+        pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p, features)
         with policy.arithmetic():
             drawn = decode(
                 policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
@@ -92,10 +95,10 @@ def sample(
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
     texts = texts_of(policy, completion_SC, mask_SC)
     sequences = Sequences.of(prompt_SQ, mask_SQ, completion_SC, mask_SC)
-    features = None
-    if drawn is not None and temperature:
-        features = Features.from_tokens(drawn.logit_norm2_S, drawn.logp_S, drawn.entropy_S, mask_SC)
-    return Rollouts(sequences, texts, ~ended_SC.any(1), logps_SC if logps else None, features)
+    known = None
+    if drawn is not None and drawn.entropy_S is not None and drawn.logit_norm2_S is not None:
+        known = Features.from_tokens(drawn.logit_norm2_S, drawn.logp_S, drawn.entropy_S, mask_SC)
+    return Rollouts(sequences, texts, ~ended_SC.any(1), logps_SC if logps else None, known)
 
 
 def _by_generate(

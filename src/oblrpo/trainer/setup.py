@@ -169,6 +169,19 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
         raise InputError(f"{error} {mend}") from None
 
 
+def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
+    """Return the sampler of a run, which tells of its draws what the run's selection asks for.
+
+    Raises:
+        InputError: the sampler cannot be had.
+    """
+    entry = BASELINES[resolve(config.algorithm, config.optim).baseline]
+    known_early = "norm2_PG" not in entry.needs and not entry.by_token
+    selection = Selection.of(config.algorithm)
+    features = selection.draws or (selection.rule == "exact" and known_early)
+    return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features)
+
+
 def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler: Sampler | None = None) -> Learner:
     """Return the learner of a config and a policy, with all its parts; a sampler that is given is not made again.
 
@@ -200,7 +213,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         raise InputError(f"these settings cannot be trained with: {error}") from None
     return Learner(
         policy=policy,
-        sampler=sampler or make_sampler(policy, rollout, config.policy.trust_remote_code),
+        sampler=sampler or sampler_of(policy, config),
         rewards=rewards,
         algorithm=algorithm,
         baseline=baseline,

@@ -13,11 +13,11 @@ from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.rewards import Rewards
-from oblrpo.rollout import Sampler, make_sampler
+from oblrpo.rollout import Sampler
 from oblrpo.runs import RunFolder, load_state
 from oblrpo.seeds import seed_of
 from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.setup import load_checkpoint, make_learner, set_threads
+from oblrpo.trainer.setup import load_checkpoint, make_learner, sampler_of, set_threads
 from oblrpo.trainer.task import drop_long_prompts, task_of
 
 
@@ -75,7 +75,7 @@ def standings(run: Path, device: str | None = None) -> Iterator[Standing]:
 
 def _sampler(policy: Policy, config: TrainConfig, checkpoint: Path) -> Sampler:
     try:
-        return make_sampler(policy, config.rollout, config.policy.trust_remote_code)
+        return sampler_of(policy, config)
     except InputError as error:
         raise InputError(
             f"the run's next update needs the run's sampler: {error} "
