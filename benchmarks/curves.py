@@ -6,7 +6,7 @@
 Reads the runs that `oblrpo compare` left in a folder, or the CSV that was kept of them. Of each variant and rate: means
 over seeds with 95 % intervals by Student's t. A step's seconds are the mean over the steps of its run in which accuracy
 was not measured; they are the wall's, with as many runs side by side as the comparison had. Between two measurements
-accuracy is taken as linear; a cell is empty where a seed has ended before.
+accuracy is taken as linear; a cell is empty where a seed was at its end before.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ Curves = dict[tuple[str, str], dict[int, list[Point]]]
 
 
 def read_runs(folder: Path) -> Curves:
-    """The finished and unfinished runs of a comparison's folder."""
+    """The finished runs of a comparison's folder."""
     found: Curves = {}
     for file in sorted(folder.glob("runs/*/lr_*/seed_*/metrics.jsonl")):
         variant, rate, seed = file.parts[-4:-1]
         rows = [json.loads(line) for line in file.read_text().splitlines()]
+        config = config_of(file.with_name("config.yaml"))
+        if not rows or rows[-1]["step"] < int(config["steps"]):
+            continue
         times = [row["step_time"] for row in rows if row["step"] and "eval/accuracy" not in row]
         a_step = statistics.mean(times) if times else 0.0
-        completions = completions_of(file.with_name("config.yaml"))
+        completions = int(config["prompts_per_step"]) * int(config["num_generations"])
         points = [
             {
                 "step": row["step"], "completions": row["step"] * completions, "seconds": row["step"] * a_step,
@@ -47,10 +50,9 @@ def read_runs(folder: Path) -> Curves:
     return found
 
 
-def completions_of(config: Path) -> int:
-    """Completions of a step."""
-    words = dict(line.split(": ", 1) for line in config.read_text().splitlines() if ": " in line)
-    return int(words["prompts_per_step"]) * int(words["num_generations"])
+def config_of(file: Path) -> dict[str, str]:
+    """The settings of one line each."""
+    return dict(line.split(": ", 1) for line in file.read_text().splitlines() if ": " in line)
 
 
 def write_csv(path: Path, curves: Curves) -> None:

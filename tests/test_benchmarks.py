@@ -211,11 +211,11 @@ def test_after_the_search_a_contender_runs_at_its_best_rate(tmp_path, monkeypatc
 
 def test_curves_of_a_comparison(tmp_path, monkeypatch, capsys):
     """Two seeds of 4 prompts x 2; evaluation in steps 0, 2 and 4, whose time does not count."""
-    for seed, last in enumerate((0.5, 0.7)):
+    for seed, last in enumerate((0.5, 0.7, 0.9)):
         run = tmp_path / "runs" / "rloo" / "lr_1e-06" / f"seed_{seed}"
         run.mkdir(parents=True)
         (run / "config.yaml").write_text("steps: 4\nprompts_per_step: 4\nnum_generations: 2\n")
-        rows = [{"step": n, "step_time": 10.0 if n % 2 else 90.0} for n in range(1, 5 - seed)]
+        rows = [{"step": n, "step_time": 10.0 if n % 2 else 90.0} for n in range(1, 4 if seed == 2 else 5)]
         rows = [{"step": 0, "eval/accuracy": 0.1}, *rows]
         for row in rows:
             if row["step"] in {2, 4}:
@@ -223,8 +223,8 @@ def test_curves_of_a_comparison(tmp_path, monkeypatch, capsys):
         (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [tmp_path, "--csv", tmp_path / "kept.csv", "--seconds", 10, 40]
     printed = printed_by("curves", words, monkeypatch, capsys)
-    assert "| rloo | 1e-06 | 2 | 0.100 | 0.300 |  |" in printed  # the second run has not got to 32 completions
-    assert "| rloo | 1e-06 | 2 | 0.200 |  |" in printed
+    assert "| rloo | 1e-06 | 2 | 0.100 | 0.300 | 0.600 |" in printed  # the third run is not finished
+    assert "| rloo | 1e-06 | 2 | 0.200 | 0.600 |" in printed
     assert printed_by("curves", words[1:], monkeypatch, capsys) == printed
 
 
@@ -416,9 +416,13 @@ def test_completions_are_pooled_over_comparisons(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("spec", COMPARISONS, ids=lambda path: path.stem)
 def test_the_comparisons_of_the_results_page_can_be_run(spec, tmp_path, oblrpo, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if spec.stem.startswith("smollm2"):  # a small model in the place of the real one
-        make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1)).save(Path("models/smollm2-135m-instruct"))
-    code, out, err = oblrpo("compare", spec, "--output", tmp_path / "out", "--dry-run")
+    more = []
+    if spec.stem.startswith("smollm2"):  # a small model in the place of the real one, which writes more tokens
+        policy = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1))
+        policy.tokenizer.chat_template = "{{ messages[0].content }}="
+        policy.save(Path("models/smollm2-135m-instruct"))
+        more = ["--set", "{tokens_per_micro_batch: 4096}"]
+    code, out, err = oblrpo("compare", spec, "--output", tmp_path / "out", "--dry-run", *more)
     assert code == 0, err
     assert "seed 0" in out
 

@@ -410,6 +410,16 @@ def test_a_page_of_one_run(write_spec, tmp_path):
     assert column(summary, "accuracy after") == ["0.400"]
 
 
+def test_a_variant_of_one_low_rate_is_drawn_before_others(write_spec, tmp_path):
+    """Warnings of matplotlib are errors here: an axis of rates must have a width from the first one on."""
+    base = {"warm_start_steps": 0}
+    variants = {"one": {"learning_rate": 1e-6}, "some": {"learning_rates": [1e-6, 1e-5]}}
+    plan = plan_of(write_spec(variants=variants, seeds=1, base=base), tmp_path / "o")
+    for run in plan.all_known():
+        pretend(run, [0.1, 0.2, 0.3, 0.3, 0.4])
+    assert "Final accuracy against learning rate" in titles(write_page(summarise(plan), tmp_path).read_text())
+
+
 def test_while_runs_are_missing_the_foremost_rate_is_shown(plan):
     variant = plan.spec.variants[0]
     pretend(plan.run(variant, 1e-4, 0), [0.2, 0.3, 0.3, 0.3, 0.3])

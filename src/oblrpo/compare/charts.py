@@ -19,6 +19,8 @@ REWARD_WINDOW = 9
 
 ACCURACY = "held-out accuracy"
 
+MARGIN = 1.4
+"""How far an axis of rates goes beyond the lowest and the highest, as a factor."""
 MOST_TICKS = 10
 """The most rates that are written out below an axis."""
 
@@ -87,10 +89,11 @@ def rates(summary: Summary) -> list[str]:
         return []
 
     def draw(axes: Axes) -> None:
+        ticks = sorted({rate for outcome in summary.outcomes for rate in outcome.by_rate})
         axes.set_xscale("log")
+        axes.set_xlim(ticks[0] / MARGIN, ticks[-1] * MARGIN)  # else those of a variant with one rate have no width
         for number, outcome in enumerate(summary.outcomes):
             _by_rate(axes, outcome, *look(number))
-        ticks = sorted({rate for outcome in summary.outcomes for rate in outcome.by_rate})
         if len(ticks) <= MOST_TICKS:
             axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks], rotation=30, ha="right")
             axes.xaxis.set_minor_locator(NullLocator())
