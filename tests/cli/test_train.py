@@ -287,7 +287,8 @@ def test_norms_that_nothing_is_weighed_by_are_taken_now_and_then_and_change_noth
     assert ["score_norm2/mean" in row for row in seldom] == [False, False, True, False, True]
     assert all("score_norm2/mean" in row for row in always[1:])
     assert [row["reward"] for row in seldom[1:]] == [row["reward"] for row in always[1:]]
-    assert [row["grad_norm"] for row in seldom[1:]] == [row["grad_norm"] for row in always[1:]]
+    # Steps that take norms put all completions through the model, the others those that pull: rounding differs.
+    assert [row["grad_norm"] for row in seldom[1:]] == pytest.approx([row["grad_norm"] for row in always[1:]], rel=1e-6)
 
 
 @pytest.mark.usefixtures("dense_reward", "no_page")

@@ -444,12 +444,12 @@ def test_no_signal_no_step(mode, floor):
     optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.1)
     schedule = SNRSchedule(optimizer, mode, floor=floor)
     for _ in range(200):
-        assert schedule.step(Moments(0.0, 0.0, 4)) == 0.0
+        assert schedule.step(Moments(0.0, 0.0, 4), mean_length=9.0) == 0.0
         optimizer.step()
         schedule.confine(lambda: torch.zeros(4))
     assert torch.equal(parameter.detach(), torch.ones(3))
     fresh = SNRSchedule(torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))], lr=0.1), mode, floor=floor, ema=0)
-    assert schedule.step(BATCH) == pytest.approx(fresh.step(BATCH))
+    assert schedule.step(BATCH, mean_length=9.0) == pytest.approx(fresh.step(BATCH, mean_length=9.0))
 
 
 def test_the_state_is_plain_numbers_and_resumes_identically():

@@ -182,7 +182,7 @@ class Run:
             g_ND = self.parameter.detach() - 1 + torch.randn(8, 4, generator=generator, dtype=torch.float64)
             self.parameter.grad = g_ND.mean(0)
             batch = estimators.moments(g_ND.square().sum(1), g_ND.mean(0).square().sum())
-            factors.append(self.schedule.step(batch, 0.5 + 0.05 * t))
+            factors.append(self.schedule.step(batch, 0.5 + 0.05 * t, mean_length=4.0 + 2 * t))
             old = self.parameter.detach().clone()
             self.optimizer.step()
             self.schedule.confine(lambda: g_ND @ (self.parameter.detach() - old))  # noqa: B023
@@ -220,7 +220,7 @@ def test_every_mode_measures_the_kl_of_a_step(mode):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"mode": "fast"}, "unknown schedule mode 'fast'; choose one of: debiased, plugin, auto, ess, off"),
+    [({"mode": "fast"}, "unknown schedule mode 'fast'; choose one of: debiased, plugin, auto, kl, length, ess, off"),
      ({"ema": 1.0}, "ema"), ({"floor": 2.0}, "floor"), ({"floor": -1.0}, "floor"), ({"warmup": -1}, "warmup")],
 )  # fmt: skip
 def test_bad_settings(settings, message):
