@@ -68,6 +68,8 @@ TEST_NOT_OF_THE_HUB = Idle(
 NO_PROJECTS = Idle(
     "neither wandb nor trackio is in report_to", lambda c: not {"wandb", "trackio"} & set(c.run.report_to)
 )
+NO_TOLERANCE = Idle("train_on is not tolerance", lambda c: c.algorithm.train_on != "tolerance")
+NO_WORK = Idle("train_on is not compute-optimal", lambda c: c.algorithm.train_on != "compute-optimal")
 NO_VLLM = Idle("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")
 NO_LOGPS = Idle(
     "the sampler keeps no log-probabilities (sampler_logps)",
@@ -234,8 +236,7 @@ class AlgorithmConfig:
     normalisation: str = ""
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
-    """How the loss weighs the tokens of an output: sequence, sequence_mean, token_mean or constant. Empty: the
-    algorithm's."""
+    """How the loss weighs an output's tokens: sequence, sequence_mean, token_mean, constant. Empty: the algorithm's."""
     prior_strength: Annotated[float, Range(-1)] = -1.0
     """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
     prior_memory: Annotated[float, Range(0, 1)] = 0.8
@@ -243,9 +244,9 @@ class AlgorithmConfig:
     train_on: str = "exact"
     """Which completions the gradient is taken of: exact (all but those known to add 0), all; or drawn by their pull and
     weighed: tolerance, compute-optimal, or a share of the tokens between 0 and 1."""
-    train_on_tolerance: Annotated[float, Range(0)] = 0.1
+    train_on_tolerance: Annotated[float, Range(0), NO_TOLERANCE] = 0.1
     """With train_on tolerance: the variance that leaving out may add, over that of the completions one by one."""
-    sampling_cost: Annotated[float, Range(0)] = 1.0
+    sampling_cost: Annotated[float, Range(0), NO_WORK] = 1.0
     """With train_on compute-optimal: what sampling a token costs, in forwards of a token in training."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
@@ -282,9 +283,8 @@ class OptimConfig:
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'. Weights decay only if weight_decay is here."""
     schedule: str = ""
-    """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto (measured; learning_rate is
-    only where it starts), kl (1.5 times more or less, to keep schedule_kl), length (halved when completions grow), ess
-    (effective sample size), off. Empty: the algorithm's."""
+    """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
+    learning_rate on), length (halved when completions grow), ess (effective sample size), off. Empty: algorithm's."""
     schedule_ema: float = -1.0
     """Decay of the averages of signal and noise; -1: 0.97 with auto, 0.9 with the others."""
     schedule_floor: float = 0.0

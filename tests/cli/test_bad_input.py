@@ -33,6 +33,8 @@ def complained(result, *words):
         (["--normalisation", "z"], ["unknown normalisation 'z'", "group_std"]),
         (["--weighting", "z"], ["unknown weighting 'z'", "token_mean"]),
         (["--schedule", "fast"], ["unknown schedule 'fast'", "debiased"]),
+        (["--train-on-tolerance", "0.2"], ["train_on is not tolerance"]),
+        (["--sampling-cost", "2"], ["train_on is not compute-optimal"]),
         (["--train-on", "some"], ["train_on must be all, exact", "'some'"]),
         (["--train-on", "0.5"], ["set score_norms to calibrated or logit"]),
         (["--train-on", "0.5", "--algorithm", "otb"], ["'otb'", "set train_on to exact"]),

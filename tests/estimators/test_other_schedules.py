@@ -1,5 +1,7 @@
 """Rules of others: the KL-adaptive rate, and the decay when outputs grow."""
 
+import math
+
 import pytest
 import torch
 
@@ -42,6 +44,10 @@ def test_a_rate_to_start_from_is_needed(mode):
     rule = type(schedule_of(mode).rule)
     assert "which Prodigy makes its own" in rule.refusal("Prodigy", 1.0)
     assert not rule.refusal("AdamW", 1e-6)
+
+
+def test_a_rate_that_falls_is_no_sign_of_lost_signal():
+    assert math.isnan(schedule_of("kl").rule.share_in({"lr_factor": 1e-6}, 0.0))
 
 
 def test_the_rate_is_halved_when_outputs_have_grown_by_half():

@@ -191,6 +191,10 @@ def test_draws_are_as_frequent_as_they_are_probable(entries):
         assert chi2 < freedom + 4 * math.sqrt(2 * freedom) + 8, (draw, chi2, freedom)
 
 
+def test_the_most_probable_token_tells_nothing_of_its_draw(tiny_policy):
+    assert sample(tiny_policy, ["ab"], 2, 3, 0.0, features=True).features is None
+
+
 def test_logits_that_are_no_numbers_are_told(tiny_policy):
     token_S, *_ = Draw(1.0)(torch.tensor([[0.0, 1.0], [math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]]))
     assert (token_S[1:] == -1).all()

@@ -70,7 +70,7 @@ def decode(
     logits_SV = logits_SV.repeat_interleave(copies, 0)
     live = _Live.of(read, mask_PQ, copies, longest)
     completion_SC = prompt_PQ.new_full((live.rows, longest), pad)
-    wide, told = torch.promote_types(logits_SV.dtype, torch.float32), 3 if draw.features else 1
+    wide, told = torch.promote_types(logits_SV.dtype, torch.float32), 3 if draw.features and draw.temperature else 1
     known = [torch.zeros_like(completion_SC, dtype=wide) for _ in range(told)]
     del read, cache
     for column in range(longest):

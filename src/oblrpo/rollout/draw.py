@@ -35,7 +35,7 @@ class Draw:
     top_p: float = 1.0
     """Share of the distribution that is drawn from."""
     features: bool = False
-    """Whether to tell entropy and logit norm, which takes a few more passes over the vocabulary."""
+    """Whether to tell entropy and logit norm, at a few more passes over the vocabulary; nothing at temperature 0."""
 
     def __call__(self, logits_SV: Tensor) -> Drawn:
         """Return a token a row, with what is known of the distribution that it was drawn from."""

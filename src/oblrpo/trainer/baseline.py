@@ -131,7 +131,7 @@ class StepBaseline:
         whole = parts[0].batch.whole
         if not norms or not features or whole is None or whole.shape[1] < 2:
             return {}
-        if whole.keep_PG is None or bool(whole.kept_PG.all()):
+        if whole.added_variance is None or whole.keep_PG is None:  # nothing was drawn
             valid_S = torch.cat([part.batch.valid_PG.flatten() for part in parts])
             return self.score_norms.observe(join(features), torch.cat(norms), whole.shape[1], valid_S)
         # Of what was drawn: what the sampler told of all, and the norms of those that went through the model.
@@ -183,6 +183,8 @@ class UnweightedBaseline(StepBaseline):
 
     def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
         """The baseline b of every output, (P, G)."""
+        if self.fixed_PG is not None:
+            return super().of(part, logps, norm2_S)
         if part.whole is None or (self.entry.needs and part.shape[1] == part.whole.shape[1]):
             return self._of_rewards(part)
         return self._of_rewards(part.whole).flatten()[part.index_S].view(part.shape)

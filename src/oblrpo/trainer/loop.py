@@ -31,7 +31,7 @@ from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import Monitors
-from oblrpo.trainer.optimizers import averaged
+from oblrpo.trainer.optimizers import averaged, hand_out
 from oblrpo.trainer.progress import Progress
 from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
@@ -120,6 +120,7 @@ class Trainer:
             )
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
             self._steps(progress)
+        hand_out(self.learner.optimizer)
         if self.config.policy.merge:
             self.folder.write_merged(self.policy.save_merged)
 

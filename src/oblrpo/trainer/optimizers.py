@@ -63,6 +63,12 @@ def training(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
+def hand_out(optimizer: Optimizer) -> None:
+    """Leave the weights that a schedule-free optimizer hands out in the place of those that it trains: a run's end."""
+    if turn := getattr(optimizer, "eval", None):
+        turn()
+
+
 @contextmanager
 def averaged(optimizer: Optimizer) -> Iterator[bool]:
     """Put the weights that a schedule-free optimizer hands out in place of those that it trains, for a while.
@@ -70,11 +76,10 @@ def averaged(optimizer: Optimizer) -> Iterator[bool]:
     It trains at y, between its last iterate and the average x of all, and x is the result: what is evaluated and saved.
     Other optimizers hand out what they train; the context is then empty, and yields False.
     """
-    turn = getattr(optimizer, "eval", None)
-    if turn is None:
+    if not hasattr(optimizer, "eval"):
         yield False
         return
-    turn()
+    hand_out(optimizer)
     try:
         yield True
     finally:
