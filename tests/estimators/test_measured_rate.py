@@ -75,7 +75,7 @@ class Slope:
     "make", [sgd(0.01), adamw(0.01), sgd(0.01, momentum=0.9), sgd(0.01, nesterov=True, momentum=0.5)]
 )
 def test_kl_and_kappa_are_those_of_the_update_that_was_made(make):
-    run, kappas = Slope(make), []
+    run, kappas = Slope(make, growth=1.5), []
     for t in range(4):
         run.step(SLOPE * (1 + 0.3 * t))
         assert run.taken[-1] == pytest.approx((run.kls[-1], 1.0), rel=1e-9)
@@ -157,9 +157,8 @@ def test_growth_and_shrinkage_are_bounded_step_by_step():
     free = math.sqrt(2e-5 * 2 / float(SLOPE @ SLOPE))
     assert run.rates == pytest.approx([1e-9, free, free * 1.3, free * 1.69])
     run = Slope(sgd(0.5), shrinkage=4.0, kl=0.02)
-    run.step()
-    for _ in range(2):
-        run.step(batch=Moments(-1e6, 8.0, 4))
+    for _ in range(3):
+        run.step(batch=Moments(-1.0, 8.0, 4))
     assert run.rates == pytest.approx([0.5 / 4**n for n in range(3)])
 
 
@@ -222,7 +221,7 @@ def test_a_skipped_step_leaves_the_measurements_alone():
     run.step(skip=True)
     run.step()
     other.step()
-    assert run.rule.kappa == other.rule.kappa
+    assert run.rule.kappa == pytest.approx(other.rule.kappa, rel=1e-6)
     assert run.optimizer.param_groups[0]["lr"] == 0.01
 
 

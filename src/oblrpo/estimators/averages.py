@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 from oblrpo.estimators.moments import Moments
 
 
+SMALLEST = 1e-100
+"""The normal probability below which the ratio of density to probability is taken for its limit."""
+
+
 class Interval(NamedTuple):
     """The bounds of an interval for a signal-to-noise ratio."""
 
@@ -68,6 +72,24 @@ class MomentAverage:
         moments = self.moments
         noise = moments.trace_cov / moments.n
         signal2 = max(moments.signal2 if debiased else moments.signal2 + noise, 0.0)
+        return signal2 / (signal2 + noise) if signal2 > 0 else 0.0
+
+    @property
+    def expected_share(self) -> float:
+        """The same part of signal, with the S to be expected given its estimate and its standard error se over steps.
+
+        E[S | S >= 0, estimate] = S + se phi(a) / Phi(a), a = S / se, under a flat prior: an estimate that lies below 0
+        by chance is evidence of a small signal, not of none. While se is not known, S is cut at 0.
+        """
+        moments, error = self.moments, self.signal2_error
+        if not error > 0:
+            return self.signal_share()
+        noise, a = moments.trace_cov / moments.n, moments.signal2 / error
+        below = math.erfc(-a / math.sqrt(2)) / 2
+        if below > SMALLEST:
+            signal2 = moments.signal2 + error * math.exp(-a * a / 2) / (math.sqrt(2 * math.pi) * below)
+        else:  # its limit as a falls
+            signal2 = error / -a
         return signal2 / (signal2 + noise) if signal2 > 0 else 0.0
 
     @property

@@ -29,6 +29,7 @@ class KLAdaptive(Rule):
         settings: the optimizer, and the target (`kl`) in nats an output.
     """
 
+    nats: ClassVar[float] = 0.02
     measures_updates: ClassVar[bool] = True
     to_shorten: ClassVar[str] = "lower schedule_kl"
     numbers: ClassVar[tuple[str, ...]] = ("rate", "_start")

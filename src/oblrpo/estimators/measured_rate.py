@@ -9,8 +9,13 @@ normalised update that is eta = sqrt(f) eta_0, and a step moves the policy by
 
     KL_t = delta f_t:    the smaller the signal's share of the gradient, the smaller the step.
 
-Two limits: c is not measured, so that without noise (f = 1) steps keep their length and circle an optimum instead of
-settling in it; and f is the gradient's, while u may average gradients over steps (momentum), which are less noisy.
+f is unknown, too: in small batches the estimate of the signal is as often below 0 as above. Cut at 0, it would stop the
+policy for want of evidence. f is therefore formed from the signal that is to be expected given its estimate and the
+estimate's error (`MomentAverage.expected_share`).
+
+The form delta f is derived; delta was chosen by experiment (docs/results.md). Two limits remain: c is not measured, so
+that without noise (f = 1) steps keep their length and circle an optimum instead of settling in it; and f is the
+gradient's, while u may average gradients over steps (momentum), which are less noisy.
 """
 
 from __future__ import annotations
@@ -86,7 +91,7 @@ class MeasuredRate(Rule):
         """
         if not self._start:
             self._start = first_rate("auto", self.settings.optimizer)
-        return self._next_rate(self._within_bounds(average.signal_share() * ess_ratio)) / self._start
+        return self._next_rate(self._within_bounds(average.expected_share * ess_ratio)) / self._start
 
     def _next_rate(self, share: float) -> float:
         if self._used is not None:

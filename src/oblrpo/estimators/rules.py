@@ -30,8 +30,8 @@ class RateSettings:
     optimizer: Optimizer
     floor: float = 0.0
     ceiling: float = 1.0
-    kl: float = 0.1
-    growth: float = 1.5
+    kl: float = 0.2
+    growth: float = 3.0
     shrinkage: float = 2.0
 
     def __post_init__(self) -> None:
@@ -56,6 +56,8 @@ class Rule(ABC):
 
     memory: ClassVar[float] = 0.9
     """Decay of the averages of signal and noise, unless the user sets one."""
+    nats: ClassVar[float] = 0.2
+    """How far an update may or should move the policy, unless the user says so (`RateSettings.kl`)."""
     measures_updates: ClassVar[bool] = False
     """Whether `SNRSchedule.confine` has to be called after every update."""
     watched: ClassVar[str] = "schedule's factor on the learning rate"

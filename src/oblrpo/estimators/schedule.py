@@ -76,7 +76,7 @@ class SNRSchedule:
         ceiling: the greatest factor, or f.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
         kl: delta of `auto`, in nats a completion: what a step without noise may move the policy by, and none exceeds;
-            the target of `kl`.
+            the target of `kl`. None: 0.2 with `auto`, 0.02 with `kl`.
         growth: how many times the rate of `auto` grows in a step at the most, once steps are large enough to be felt.
         shrinkage: how many times it shrinks at the most.
 
@@ -101,8 +101,8 @@ class SNRSchedule:
         floor: float = 0.0,
         ceiling: float = 1.0,
         warmup: int = 0,
-        kl: float = 0.1,
-        growth: float = 1.5,
+        kl: float | None = None,
+        growth: float = 3.0,
         shrinkage: float = 2.0,
     ) -> None:
         if mode not in RULES:
@@ -112,6 +112,7 @@ class SNRSchedule:
             raise ValueError(f"ema must lie in [0, 1), got {ema}.")
         if warmup < 0:
             raise ValueError(f"warmup is a number of steps, got {warmup}.")
+        kl = RULES[mode].nats if kl is None else kl
         self.rule = RULES[mode](RateSettings(optimizer, floor, ceiling, kl, growth, shrinkage))
         self.mode, self.warmup, self.optimizer = mode, warmup, optimizer
         self.average = MomentAverage(ema)

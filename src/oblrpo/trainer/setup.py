@@ -203,7 +203,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             floor=optim.schedule_floor,
             ceiling=optim.schedule_ceiling,
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
-            kl=optim.schedule_kl,
+            kl=None if optim.schedule_kl == -1 else optim.schedule_kl,
         )
         by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
         baseline = step_baseline(algorithm.baseline, config.algorithm, scores, by_length)

@@ -1,0 +1,211 @@
+"""Rules for the learning rate on policies so small that their expected reward is known exactly.
+
+    python -m benchmarks.rate_rules [--rules off:rate=0.1 auto kl:kl=0.02 ...] [--completions 1280 15360] [--seeds 5]
+    python -m benchmarks.rate_rules --csv docs/results/rate_rules.csv --only-report
+
+The policy answers each of 512 prompts of 24 features with 4 tokens out of 8, a linear softmax each (768 weights). The
+reward of `sparse` is 1 if all four tokens are right, that of `graded` the share that is. Every step takes P prompts of
+4 completions, RLOO's baseline and AdamW; a run ends after a number of completions, and its figure is the policy's exact
+expected reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate, `auto:floor=1`
+the measured rate without its signal, `cut` the measured rate with the signal's estimate cut at 0. Rules without a rate
+start at each of `--starts`. Prints each rule's mean over that of the best fixed rate of the point, with the least over
+points. Every line of the CSV is a run; finished runs are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from oblrpo.estimators import SNRSchedule, moments
+from oblrpo.estimators.averages import MomentAverage
+from oblrpo.estimators.measured_rate import MeasuredRate
+from oblrpo.estimators.schedule import RULES
+
+FEATURES, TOKENS, CHOICES, PROMPTS, GENERATIONS = 24, 4, 8, 512, 4
+WORLDS = {"sparse": 0.5, "graded": 1.0}
+"""How far the first policy is from one that is right: the size of a normal disturbance of its weights."""
+FIXED = [f"off:rate={rate:g}" for rate in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)]
+
+
+class CutAtZero(MeasuredRate):
+    """The control: an estimate of the signal below 0 counts as none."""
+
+    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
+        share = average.signal_share()
+        known = MomentAverage(0.0)
+        known.add(dataclasses.replace(average.moments, signal2=share, trace_cov=(1 - share) * average.moments.n))
+        return super().factor(known, ess_ratio, mean_length)
+
+
+class Point(NamedTuple):
+    """What a run is of; the first columns of the CSV."""
+
+    rule: str
+    start: str
+    """The rate that a rule starts at; empty for a fixed one."""
+    world: str
+    completions: int
+    prompts: int
+    seed: int
+
+
+class World:
+    """Prompts, their right answers, and a policy."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name, self.random = name, torch.Generator().manual_seed(seed)
+        spread = torch.randn(FEATURES, generator=self.random).exp()
+        self.features_QF = self._normal(PROMPTS, FEATURES) * spread
+        self.features_QF /= self.features_QF.norm(dim=1, keepdim=True)
+        right = self._normal(TOKENS, CHOICES, FEATURES)
+        self.answers_QT = torch.einsum("tvf,qf->qtv", right, self.features_QF).argmax(-1)
+        self.weights = torch.nn.Parameter(3 * (right + WORLDS[name] * self._normal(*right.shape)))
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.random)
+
+    def logps(self, features_PF: Tensor) -> Tensor:
+        """Of every choice, (P, T, V)."""
+        return torch.einsum("tvf,pf->ptv", self.weights, features_PF).log_softmax(-1)
+
+    @torch.no_grad()
+    def expected_reward(self) -> float:
+        right_QT = self.logps(self.features_QF).gather(-1, self.answers_QT[..., None])[..., 0].exp()
+        return float((right_QT.prod(1) if self.name == "sparse" else right_QT.mean(1)).mean())
+
+    def step(self, P: int, schedule: SNRSchedule) -> None:
+        """Sample a batch, take the gradient and its moments, update and confine."""
+        index_P = torch.randint(PROMPTS, (P,), generator=self.random)
+        features_PF, answers_P1T = self.features_QF[index_P], self.answers_QT[index_P][:, None]
+        with torch.no_grad():
+            logps_PTV = self.logps(features_PF)
+        probs_PTV = logps_PTV.exp()
+        drawn = torch.multinomial(probs_PTV.flatten(0, 1), GENERATIONS, True, generator=self.random)
+        tokens_PGT = drawn.view(P, TOKENS, GENERATIONS).transpose(1, 2)
+        right_PGT = (tokens_PGT == answers_P1T).float()
+        rewards_PG = right_PGT.prod(-1) if self.name == "sparse" else right_PGT.mean(-1)
+        others_PG = (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (GENERATIONS - 1)
+        # The score of a token in its logits is its one-hot vector less the probabilities.
+        scores_PGTV = torch.nn.functional.one_hot(tokens_PGT, CHOICES) - probs_PTV[:, None]
+        pull_PTV = torch.einsum("pg,pgtv->ptv", (rewards_PG - others_PG) / GENERATIONS, scores_PGTV)
+        self.weights.grad = -torch.einsum("ptv,pf->tvf", pull_PTV, features_PF) / P
+        norm2_P = pull_PTV.square().sum((1, 2)) * features_PF.square().sum(1)
+        schedule.step(moments(norm2_P, self.weights.grad.square().sum()))
+        schedule.optimizer.step()
+
+        def change_S() -> Tensor:
+            changed = self.logps(features_PF) - logps_PTV
+            return changed[:, None].expand(-1, GENERATIONS, -1, -1).gather(-1, tokens_PGT[..., None]).sum((2, 3)).flatten()
+
+        schedule.confine(change_S)
+
+
+def run(point: Point) -> tuple[Point, float]:
+    """The exact expected reward of the policy that a run ends with."""
+    torch.set_num_threads(1)
+    RULES["cut"] = CutAtZero
+    mode, _, settings = point.rule.partition(":")
+    given: dict[str, Any] = {name: float(value) for name, value in (s.split("=") for s in settings.split(",") if s)}
+    world = World(point.world, point.seed)
+    rate = given.pop("rate", None) or float(point.start)
+    schedule = SNRSchedule(torch.optim.AdamW([world.weights], lr=rate, weight_decay=0.0), mode, **given)  # type: ignore[arg-type]
+    for _ in range(point.completions // (point.prompts * GENERATIONS)):
+        world.step(point.prompts, schedule)
+    return point, world.expected_reward()
+
+
+def points(told: argparse.Namespace) -> Iterator[Point]:
+    for world in told.worlds:
+        for completions in told.completions:
+            for P in told.prompts:
+                for rule in told.rules:
+                    for start in [""] if "rate=" in rule else told.starts:
+                        yield from (Point(rule, start, world, completions, P, seed) for seed in range(told.seeds))
+
+
+def read(path: Path) -> dict[Point, float]:
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        return {
+            Point(row["rule"], row["start"], row["world"], int(row["completions"]), int(row["prompts"]), int(row["seed"])):
+            float(row["reward"]) for row in csv.DictReader(file)
+        }  # fmt: skip
+
+
+def write(path: Path, found: dict[Point, float]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*Point._fields, "reward"])
+        writer.writerows([*point, f"{reward:.4f}"] for point, reward in found.items())
+
+
+def means(told: argparse.Namespace, found: dict[Point, float]) -> dict[tuple[Any, ...], float]:
+    """The mean over seeds of every (world, completions, prompts, rule, start)."""
+    seeds: dict[tuple[Any, ...], list[float]] = {}
+    for point in points(told):
+        if point in found:
+            key = point.world, point.completions, point.prompts, point.rule, point.start
+            seeds.setdefault(key, []).append(found[point])
+    return {key: statistics.mean(values) for key, values in seeds.items()}
+
+
+def report(told: argparse.Namespace, found: dict[Point, float]) -> None:
+    """For each world and length a table: the best fixed rate, then every rule over it."""
+    averages = means(told, found)
+    for world in told.worlds:
+        for completions in told.completions:
+            best = {}
+            for P in told.prompts:
+                fixed = {rule: averages.get((world, completions, P, rule, ""), math.nan) for rule in told.rules}
+                top = max((rule for rule in fixed if rule.startswith("off:")), key=lambda rule: fixed[rule])
+                best[P] = fixed[top], top.partition("=")[2]
+            print(f"\n{world}, {completions} completions\n")
+            print("| rule | from | " + " | ".join(f"{P} prompts" for P in told.prompts) + " | mean | least |")
+            print("|" + "---|" * (len(told.prompts) + 4))
+            print("| best fixed rate | | " + " | ".join(f"{reward:.3f} at {rate}" for reward, rate in best.values()) + " | | |")
+            for rule in told.rules:
+                for start in [] if "rate=" in rule else told.starts:
+                    over = [averages.get((world, completions, P, rule, start), math.nan) / best[P][0] for P in told.prompts]
+                    cells = " | ".join(f"{share:.3f}" for share in [*over, statistics.mean(over), min(over)])
+                    print(f"| {rule} | {start} | {cells} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rules", nargs="+", default=[*FIXED, "auto", "cut", "auto:floor=1", "kl"])
+    parser.add_argument("--starts", nargs="+", default=["1e-4", "1e-2", "1"])
+    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
+    parser.add_argument("--completions", nargs="+", type=int, default=[15360])
+    parser.add_argument("--prompts", nargs="+", type=int, default=[4, 8, 16, 32, 64, 128, 256])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--csv", type=Path, default=Path("runs/rate_rules.csv"))
+    parser.add_argument("--only-report", action="store_true", help="print what the CSV has")
+    told = parser.parse_args()
+    found = read(told.csv)
+    missing = [] if told.only_report else [point for point in points(told) if point not in found]
+    if missing:
+        with get_context("spawn").Pool(told.processes) as pool:
+            for done, (point, reward) in enumerate(pool.imap_unordered(run, missing, chunksize=4)):
+                found[point] = reward
+                if done % 100 == 99:
+                    write(told.csv, found)
+        write(told.csv, found)
+    report(told, found)
+
+
+if __name__ == "__main__":
+    main()
