@@ -106,7 +106,9 @@ class World:
 
         def change_S() -> Tensor:
             changed = self.logps(features_PF) - logps_PTV
-            return changed[:, None].expand(-1, GENERATIONS, -1, -1).gather(-1, tokens_PGT[..., None]).sum((2, 3)).flatten()
+            return (
+                changed[:, None].expand(-1, GENERATIONS, -1, -1).gather(-1, tokens_PGT[..., None]).sum((2, 3)).flatten()
+            )
 
         schedule.confine(change_S)
 
@@ -123,6 +125,15 @@ def run(point: Point) -> tuple[Point, float]:
     for _ in range(point.completions // (point.prompts * GENERATIONS)):
         world.step(point.prompts, schedule)
     return point, world.expected_reward()
+
+
+def run_all(missing: list[Point], processes: int) -> Iterator[tuple[Point, float]]:
+    """Every run as it ends, so many at a time."""
+    if processes == 1:
+        yield from map(run, missing)
+    elif missing:
+        with get_context("spawn").Pool(processes) as pool:
+            yield from pool.imap_unordered(run, missing, chunksize=4)
 
 
 def points(told: argparse.Namespace) -> Iterator[Point]:
@@ -175,10 +186,16 @@ def report(told: argparse.Namespace, found: dict[Point, float]) -> None:
             print(f"\n{world}, {completions} completions\n")
             print("| rule | from | " + " | ".join(f"{P} prompts" for P in told.prompts) + " | mean | least |")
             print("|" + "---|" * (len(told.prompts) + 4))
-            print("| best fixed rate | | " + " | ".join(f"{reward:.3f} at {rate}" for reward, rate in best.values()) + " | | |")
+            print(
+                "| best fixed rate | | "
+                + " | ".join(f"{reward:.3f} at {rate}" for reward, rate in best.values())
+                + " | | |"
+            )
             for rule in told.rules:
                 for start in [] if "rate=" in rule else told.starts:
-                    over = [averages.get((world, completions, P, rule, start), math.nan) / best[P][0] for P in told.prompts]
+                    over = [
+                        averages.get((world, completions, P, rule, start), math.nan) / best[P][0] for P in told.prompts
+                    ]
                     cells = " | ".join(f"{share:.3f}" for share in [*over, statistics.mean(over), min(over)])
                     print(f"| {rule} | {start} | {cells} |")
 
@@ -197,13 +214,10 @@ def main() -> None:
     told = parser.parse_args()
     found = read(told.csv)
     missing = [] if told.only_report else [point for point in points(told) if point not in found]
-    if missing:
-        with get_context("spawn").Pool(told.processes) as pool:
-            for done, (point, reward) in enumerate(pool.imap_unordered(run, missing, chunksize=4)):
-                found[point] = reward
-                if done % 100 == 99:
-                    write(told.csv, found)
-        write(told.csv, found)
+    for done, (point, reward) in enumerate(run_all(missing, told.processes), start=1):
+        found[point] = reward
+        if done % 100 == 0 or done == len(missing):
+            write(told.csv, found)
     report(told, found)
 
 

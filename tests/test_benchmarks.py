@@ -447,3 +447,42 @@ def test_memory(model, monkeypatch, capsys):
     printed = printed_by("memory", ["--model", model, *sizes], monkeypatch, capsys)
     found = json.loads(printed)
     assert 0 < found["activations"] < found["foretold"] < 10 * found["peak"]
+
+
+def test_rules_on_small_policies(tmp_path, monkeypatch, capsys):
+    """Every run is made once; a rule stands over the best fixed rate of its point."""
+    module = importlib.import_module("benchmarks.rate_rules")
+    words = ["", "--csv", str(tmp_path / "runs.csv"), "--processes", "1", "--seeds", "1", "--worlds", "graded"]
+    words += ["--completions", "320", "--prompts", "4", "--starts", "1e-2"]
+    monkeypatch.setattr(
+        "sys.argv", [*words, "--rules", "off:rate=0.01", "off:rate=0.1", "auto", "cut", "auto:floor=1,kl=0.02"]
+    )
+    module.main()
+    first = capsys.readouterr().out
+    rewards = {
+        line.split(",")[0]: float(line.split(",")[-1]) for line in (tmp_path / "runs.csv").read_text().split()[1:5]
+    }
+    assert rewards["off:rate=0.1"] > rewards["off:rate=0.01"]
+    assert f"| best fixed rate | | {rewards['off:rate=0.1']:.3f} at 0.1 |" in first
+    assert f"| auto | 1e-2 | {rewards['auto'] / rewards['off:rate=0.1']:.3f} |" in first
+    monkeypatch.setattr(module, "run", None)
+    module.main()
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize("name", ["sparse", "graded"])
+def test_the_gradient_of_the_small_policies_is_that_of_their_expected_reward(name):
+    module = importlib.import_module("benchmarks.rate_rules")
+    world = module.World(name, seed=3)
+    schedule = module.SNRSchedule(torch.optim.SGD([world.weights], lr=0.0), "off")
+    right_QT = world.logps(world.features_QF).gather(-1, world.answers_QT[..., None])[..., 0].exp()
+    reward = (right_QT.prod(1) if name == "sparse" else right_QT.mean(1)).mean()
+    assert float(reward.detach()) == pytest.approx(world.expected_reward())
+    exact = torch.autograd.grad(reward, world.weights)[0]
+    found = []
+    for _ in range(200):
+        world.step(64, schedule)
+        found.append(-world.weights.grad)
+    mean, error = torch.stack(found).mean(0), torch.stack(found).std(0) / 200**0.5
+    assert float(((mean - exact) / (error + 1e-9)).square().mean()) == pytest.approx(1.0, abs=0.25)
+    assert float(schedule.smoothed.signal2) == pytest.approx(float(exact.square().sum()), rel=0.5)

@@ -13,9 +13,10 @@ f is unknown, too: in small batches the estimate of the signal is as often below
 policy for want of evidence. f is therefore formed from the signal that is to be expected given its estimate and the
 estimate's error (`MomentAverage.expected_share`).
 
-The form delta f is derived; delta was chosen by experiment (docs/results.md). Two limits remain: c is not measured, so
-that without noise (f = 1) steps keep their length and circle an optimum instead of settling in it; and f is the
-gradient's, while u may average gradients over steps (momentum), which are less noisy.
+With delta = 1/2 the log-probability of an output changes by 1 (root mean square) in a step without noise, which is
+about where the expansion ends. Where J bends more sharply than the KL says, steps overshoot; a brake on the rate sees
+that in the next gradient (`overshoot`). One limit remains: f is the gradient's, while u may average gradients over
+steps (momentum), which are less noisy.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
+from oblrpo.estimators.overshoot import Brake, slope_left
 from oblrpo.estimators.rules import RateSettings, Rule, Step, first_rate, mean_kl, sets_its_own_rate
 
 LEAST = 1e-3
@@ -45,7 +47,8 @@ class MeasuredRate(Rule):
     The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
     rate whose KL is expected to be `LEAST` delta, and shrinks at most `shrinkage` times. It changes only on what was
     felt: an update too short to move the measured log-probabilities is lengthened for the measurement until it does,
-    and put back; where even that moves nothing, the rate stays.
+    and put back; where even that moves nothing, the rate stays. A brake shortens steps that overshoot, with optimizers
+    that keep an average of gradients (`overshoot.slope_left`).
 
     Cost: a copy of the trained parameters during the step, and whatever forward the caller spends on `confine`.
 
@@ -64,6 +67,7 @@ class MeasuredRate(Rule):
         self.rate: float | None = None
         self._start = 0.0
         self._kappa_sum = self._kappa_weight = 0.0
+        self.brake = Brake()
         self._used: float | None = None  # the rate of an update that was made and not yet confined
         self._before: list[Tensor] = []
 
@@ -77,6 +81,19 @@ class MeasuredRate(Rule):
         """The share f, which `lr_factor` cannot tell: it is relative to an arbitrary start, and bounded by `LEAST`."""
         n_snr = metrics["n_snr"]
         return math.nan if n_snr is None else max(n_snr / (1 + n_snr), floor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs of the rule, as plain numbers."""
+        return super().state_dict() | {"brake": vars(self.brake) | {}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off.
+
+        Raises:
+            KeyError: the state is that of another rule, or of a version before the brake.
+        """
+        super().load_state_dict(state)
+        vars(self.brake).update(state["brake"])
 
     @property
     def kappa(self) -> float:
@@ -96,10 +113,11 @@ class MeasuredRate(Rule):
     def _next_rate(self, share: float) -> float:
         if self._used is not None:
             raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
+        brake = self.brake.feel(slope_left(self.settings.optimizer))
         if self.rate is None:
             self.rate = self._start
         elif self._kappa_weight:
-            best = math.sqrt(max(share, LEAST) * self.settings.kl / self.kappa)
+            best = brake * math.sqrt(max(share, LEAST) * self.settings.kl / self.kappa)
             free = math.sqrt(LEAST * self.settings.kl / self.kappa)
             longest = max(self.rate * self.settings.growth, free)
             self.rate = min(max(best, self.rate / self.settings.shrinkage), longest)

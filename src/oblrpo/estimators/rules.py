@@ -30,7 +30,7 @@ class RateSettings:
     optimizer: Optimizer
     floor: float = 0.0
     ceiling: float = 1.0
-    kl: float = 0.2
+    kl: float = 0.5
     growth: float = 3.0
     shrinkage: float = 2.0
 
@@ -56,7 +56,7 @@ class Rule(ABC):
 
     memory: ClassVar[float] = 0.9
     """Decay of the averages of signal and noise, unless the user sets one."""
-    nats: ClassVar[float] = 0.2
+    nats: ClassVar[float] = 0.5
     """How far an update may or should move the policy, unless the user says so (`RateSettings.kl`)."""
     measures_updates: ClassVar[bool] = False
     """Whether `SNRSchedule.confine` has to be called after every update."""

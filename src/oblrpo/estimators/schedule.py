@@ -76,7 +76,7 @@ class SNRSchedule:
         ceiling: the greatest factor, or f.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
         kl: delta of `auto`, in nats a completion: what a step without noise may move the policy by, and none exceeds;
-            the target of `kl`. None: 0.2 with `auto`, 0.02 with `kl`.
+            the target of `kl`. None: 0.5 with `auto`, 0.02 with `kl`.
         growth: how many times the rate of `auto` grows in a step at the most, once steps are large enough to be felt.
         shrinkage: how many times it shrinks at the most.
 
