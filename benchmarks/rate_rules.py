@@ -149,10 +149,12 @@ def read(path: Path) -> dict[Point, float]:
     if not path.is_file():
         return {}
     with path.open(newline="") as file:
-        return {
-            Point(row["rule"], row["start"], row["world"], int(row["completions"]), int(row["prompts"]), int(row["seed"])):
-            float(row["reward"]) for row in csv.DictReader(file)
-        }  # fmt: skip
+        rows = list(csv.DictReader(file))
+    found = {}
+    for row in rows:
+        sizes = (int(row[name]) for name in ("completions", "prompts", "seed"))
+        found[Point(row["rule"], row["start"], row["world"], *sizes)] = float(row["reward"])
+    return found
 
 
 def write(path: Path, found: dict[Point, float]) -> None:

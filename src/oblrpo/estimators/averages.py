@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from oblrpo.estimators.moments import Moments
 
-
 SMALLEST = 1e-100
 """The normal probability below which the ratio of density to probability is taken for its limit."""
 
