@@ -9,6 +9,7 @@ noisy, so that the brake follows it slowly, and it only ever shortens steps.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -37,8 +38,8 @@ def slope_left(optimizer: Optimizer) -> float | None:
     return sum(products) if products else None
 
 
-def _direction(optimizer: Optimizer, group: dict, p: Tensor) -> Tensor | None:
-    state = optimizer.state.get(p, {})
+def _direction(optimizer: Optimizer, group: dict[str, Any], p: Tensor) -> Tensor | None:
+    state: dict[str, Tensor] = optimizer.state.get(p, {})
     if "exp_avg" in state and "exp_avg_sq" in state:
         return state["exp_avg"] / (state["exp_avg_sq"].sqrt() + group["eps"])
     return state.get("momentum_buffer") if isinstance(optimizer, SGD) else None
