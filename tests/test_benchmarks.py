@@ -397,6 +397,36 @@ def test_tables_of_learning_rates(tmp_path, monkeypatch, capsys):
     assert "auto from 1e-07 over its best, 0.0002: 1.000, difference 0.000" in printed
 
 
+def test_tables_of_batch_sizes(tmp_path, monkeypatch, capsys):
+    finals = {"off:1e-4": (0.5, 0.5), "off:2e-4": (0.6, 0.8), "auto": (0.7, 0.77), "auto@1e-3": (0.35, 0.35)}
+    lines = [
+        f"path,AdamW,{completions},8,{rule},{seed},0.1,{final if completions == 3840 else 0.0}"
+        for completions in (3840, 7680)
+        for rule, both in finals.items()
+        for seed, final in enumerate(both)
+    ]
+    file = tmp_path / "runs.csv"
+    write_lines(file, "task,optimizer,completions,prompts,rule,seed,before,after", lines)
+    words = ["--only-report", "--csv", file, "--prompts", 8, "--completions", 3840, "--seeds", 2, "--rules", *finals]
+    printed = printed_by("batch_sizes", words, monkeypatch, capsys)
+    assert "| off:2e-4 | 0.700 |" in printed
+    assert "| auto over the best fixed rate | 1.050 |" in printed
+    assert "| auto@1e-3 over the best fixed rate | 0.500 |" in printed
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        ("off:1e-3", {"schedule": "off", "learning_rate": 1e-3}),
+        ("auto", {"schedule": "auto", "learning_rate": 1e-5}),
+        ("auto@1e-3", {"schedule": "auto", "learning_rate": 1e-3}),
+        ("kl:0.05", {"schedule": "kl", "learning_rate": 1e-5, "schedule_kl": 0.05}),
+    ],
+)
+def test_rules_of_batch_sizes(rule, settings):
+    assert importlib.import_module("benchmarks.batch_sizes").settings_of(rule, 1e-5) == settings
+
+
 def test_completions_are_pooled_over_comparisons(tmp_path, monkeypatch, capsys):
     """Three seeds of 64 completions a step; a rate that two seeds tried is not the best one's."""
     columns = "variant,learning_rate,seed,steps,completions,completions_to_target"

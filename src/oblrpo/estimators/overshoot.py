@@ -41,7 +41,8 @@ def slope_left(optimizer: Optimizer) -> float | None:
 def _direction(optimizer: Optimizer, group: dict[str, Any], p: Tensor) -> Tensor | None:
     state: dict[str, Tensor] = optimizer.state.get(p, {})
     if "exp_avg" in state and "exp_avg_sq" in state:
-        return state["exp_avg"] / (state["exp_avg_sq"].sqrt() + group["eps"])
+        eps: float = group["eps"]
+        return state["exp_avg"] / (state["exp_avg_sq"].sqrt() + eps)
     return state.get("momentum_buffer") if isinstance(optimizer, SGD) else None
 
 
