@@ -7,9 +7,9 @@ The policy answers each of 512 prompts of 24 features with 4 tokens out of 8, a 
 reward of `sparse` is 1 if all four tokens are right, that of `graded` the share that is. Every step takes P prompts of
 4 completions, RLOO's baseline and AdamW; a run ends after a number of completions, and its figure is the policy's exact
 expected reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate, `auto:floor=1`
-the measured rate without its signal, `cut` the measured rate with the signal's estimate cut at 0. Rules without a rate
-start at each of `--starts`. Prints each rule's mean over that of the best fixed rate of the point, with the least over
-points. Every line of the CSV is a run; finished runs are not repeated.
+the measured rate without its signal. `cut` is the measured rate with the signal's estimate cut at 0, `unbraked` the
+one without its brake. Rules without a rate start at each of `--starts`. Prints each rule's mean over that of the best
+fixed rate of the point, with the least over points. Every line of the CSV is a run; finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch import Tensor
 from oblrpo.estimators import SNRSchedule, moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import MeasuredRate
+from oblrpo.estimators.rules import RateSettings
 from oblrpo.estimators.schedule import RULES
 
 FEATURES, TOKENS, CHOICES, PROMPTS, GENERATIONS = 24, 4, 8, 512, 4
@@ -46,6 +47,14 @@ class CutAtZero(MeasuredRate):
         known = MomentAverage(0.0)
         known.add(dataclasses.replace(average.moments, signal2=share, trace_cov=(1 - share) * average.moments.n))
         return super().factor(known, ess_ratio, mean_length)
+
+
+class Unbraked(MeasuredRate):
+    """The control: steps that overshoot are not shortened."""
+
+    def __init__(self, settings: RateSettings) -> None:
+        super().__init__(settings)
+        self.brake.feel = lambda slope: 1.0  # type: ignore[method-assign]
 
 
 class Point(NamedTuple):
@@ -116,7 +125,7 @@ class World:
 def run(point: Point) -> tuple[Point, float]:
     """The exact expected reward of the policy that a run ends with."""
     torch.set_num_threads(1)
-    RULES["cut"] = CutAtZero
+    RULES.update(cut=CutAtZero, unbraked=Unbraked)
     mode, _, settings = point.rule.partition(":")
     given: dict[str, Any] = {name: float(value) for name, value in (s.split("=") for s in settings.split(",") if s)}
     world = World(point.world, point.seed)
@@ -204,7 +213,7 @@ def report(told: argparse.Namespace, found: dict[Point, float]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rules", nargs="+", default=[*FIXED, "auto", "cut", "auto:floor=1", "kl"])
+    parser.add_argument("--rules", nargs="+", default=[*FIXED, "auto", "cut", "unbraked", "auto:floor=1", "kl"])
     parser.add_argument("--starts", nargs="+", default=["1e-4", "1e-2", "1"])
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
     parser.add_argument("--completions", nargs="+", type=int, default=[15360])

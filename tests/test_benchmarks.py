@@ -485,12 +485,13 @@ def test_rules_on_small_policies(tmp_path, monkeypatch, capsys):
     words = ["", "--csv", str(tmp_path / "runs.csv"), "--processes", "1", "--seeds", "1", "--worlds", "graded"]
     words += ["--completions", "320", "--prompts", "4", "--starts", "1e-2"]
     monkeypatch.setattr(
-        "sys.argv", [*words, "--rules", "off:rate=0.01", "off:rate=0.1", "auto", "cut", "auto:floor=1,kl=0.02"]
+        "sys.argv",
+        [*words, "--rules", "off:rate=0.01", "off:rate=0.1", "auto", "cut", "unbraked", "auto:floor=1,kl=0.02"],
     )
     module.main()
     first = capsys.readouterr().out
     rewards = {
-        line.split(",")[0]: float(line.split(",")[-1]) for line in (tmp_path / "runs.csv").read_text().split()[1:5]
+        line.split(",")[0]: float(line.split(",")[-1]) for line in (tmp_path / "runs.csv").read_text().split()[1:6]
     }
     assert rewards["off:rate=0.1"] > rewards["off:rate=0.01"]
     assert f"| best fixed rate | | {rewards['off:rate=0.1']:.3f} at 0.1 |" in first
