@@ -33,7 +33,7 @@ def test_the_notebook_runs_and_the_policy_learns(tmp_path):
     assert ran.returncode == 0, ran.stderr
     outputs = [output for cell in nbformat.read(done, 4).cells for output in cell.get("outputs", ())]
     text = "\n".join(output.get("text") or output.data.get("text/plain", "") for output in outputs)
-    first, last = re.search(r"reward (0\.\d+) -> (0\.\d+), held-out accuracy", text).groups()
+    first, last = re.search(r"reward (\d\.\d+) -> (\d\.\d+), held-out accuracy", text).groups()
     assert float(last) > float(first) + 0.2
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [output for output in outputs if output.get("name") == "stderr"]
