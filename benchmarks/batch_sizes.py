@@ -13,11 +13,12 @@ rule's over that of the best fixed rate of its point. Finished runs are not repe
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import Results, after_start, mean_interval, rows, train_all, warm_starts
+from benchmarks.runs import Results, after_start, mean_interval, run_all, warm_starts
 
 GENERATIONS = 4
 TARGETED = ("kl", "auto")
@@ -51,31 +52,19 @@ class Points:
         """The runs that are not there yet."""
         told = self.told
         policies = warm_starts(told.folder, told.tasks, told.seeds, told.processes)
-        runs, lengths = {}, {}
-        for seed in range(told.seeds):
-            for task in told.tasks:
-                for P in told.prompts:
-                    for rule in told.rules:
-                        key = task, told.optimizer, told.completions, P, rule, seed
-                        if self.results.of(*key):
-                            continue
-                        lengths[key] = max(1, round(told.completions / (P * GENERATIONS)))
-                        given = after_start(task, policies[task, seed]) | settings_of(rule, told.start) | {
-                            "seed": seed, "prompts_per_step": P, "num_generations": GENERATIONS,
-                            "baseline": "oblr_shrunk", "optimizer": told.optimizer, "eval_steps": 0,
-                            "optimizer_args": {}, "eval_prompts": 512, "save_steps": 200, "ledger": "off",
-                            "calibration_steps": 0, "steps": lengths[key],
-                        }  # fmt: skip
-                        if told.optimizer == "SGD" and told.momentum:
-                            given["optimizer_args"] = {"momentum": told.momentum}
-                        runs[key] = told.folder / "_".join(map(str, key)).replace(":", "-"), given
-
-        def tell(key: Key) -> None:
-            metrics = rows(runs[key][0], lengths[key]) or []
-            self.results.add(key, metrics)
-            print(*key, f"{metrics[-1]['eval/accuracy']:.3f}", flush=True)
-
-        train_all(runs, told.processes, tell)
+        momentum = {"momentum": told.momentum} if told.momentum else {}
+        for P in told.prompts:
+            runs = {}
+            for seed, task, rule in itertools.product(range(told.seeds), told.tasks, told.rules):
+                key: Key = task, told.optimizer, told.completions, P, rule, seed
+                if not self.results.of(*key):
+                    folder = told.folder / "_".join(map(str, key)).replace(":", "-")
+                    runs[key] = folder, after_start(task, policies[task, seed]) | settings_of(rule, told.start) | {
+                        "seed": seed, "prompts_per_step": P, "num_generations": GENERATIONS, "baseline": "oblr_shrunk",
+                        "optimizer": told.optimizer, "optimizer_args": momentum, "eval_steps": 0, "eval_prompts": 512,
+                        "save_steps": 200, "ledger": "off", "calibration_steps": 0,
+                    }  # fmt: skip
+            run_all(runs, max(1, round(told.completions / (P * GENERATIONS))), told.processes, self.results)
 
     def after(self, task: str, P: int, rule: str) -> dict[int, float]:
         """Accuracy after the last step, by seed."""
@@ -112,7 +101,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["auto"])
     parser.add_argument("--start", type=float, default=1e-5, help="learning rate at which rules without one begin")
     parser.add_argument("--optimizer", default="AdamW")
-    parser.add_argument("--momentum", type=float, default=0.0, help="of SGD")
+    parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; 0: none")
     parser.add_argument("--completions", type=int, default=15360)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)

@@ -9,7 +9,8 @@ reward of `sparse` is 1 if all four tokens are right, that of `graded` the share
 expected reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate, `auto:floor=1`
 the measured rate without its signal. `cut` is the measured rate with the signal's estimate cut at 0, `unbraked` the
 one without its brake. Rules without a rate start at each of `--starts`. Prints each rule's mean over that of the best
-fixed rate of the point, with the least over points. Every line of the CSV is a run; finished runs are not repeated.
+fixed rate of the point, and over all points the first rule that has no rate less the others, seed by seed. Every line
+of the CSV is a run; finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import math
 import statistics
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.runs import mean_interval
 from oblrpo.estimators import SNRSchedule, moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import MeasuredRate
@@ -174,41 +175,78 @@ def write(path: Path, found: dict[Point, float]) -> None:
         writer.writerows([*point, f"{reward:.4f}"] for point, reward in found.items())
 
 
-def means(told: argparse.Namespace, found: dict[Point, float]) -> dict[tuple[Any, ...], float]:
-    """The mean over seeds of every (world, completions, prompts, rule, start)."""
-    seeds: dict[tuple[Any, ...], list[float]] = {}
+Best = dict[tuple[str, int, int], tuple[float, str]]
+"""The reward of the best fixed rate, and the rate, by world, completions and prompts."""
+
+
+def best_fixed(told: argparse.Namespace, found: dict[Point, float]) -> Best:
+    """The fixed rate that is best in the mean over seeds, at every point."""
+    seeds: dict[tuple[str, int, int], dict[str, list[float]]] = {}
     for point in points(told):
-        if point in found:
-            key = point.world, point.completions, point.prompts, point.rule, point.start
-            seeds.setdefault(key, []).append(found[point])
-    return {key: statistics.mean(values) for key, values in seeds.items()}
+        if "rate=" in point.rule and point in found:
+            by_rate = seeds.setdefault((point.world, point.completions, point.prompts), {})
+            by_rate.setdefault(point.rule.partition("=")[2], []).append(found[point])
+    return {
+        place: max((statistics.mean(rewards), rate) for rate, rewards in by_rate.items())
+        for place, by_rate in seeds.items()
+    }
+
+
+def over_best(told: argparse.Namespace, found: dict[Point, float], best: Best) -> dict[Point, float]:
+    """The reward of every run that is not at a fixed rate, over that of the best one of its point."""
+    return {
+        point: found[point] / best[point.world, point.completions, point.prompts][0]
+        for point in points(told)
+        if "rate=" not in point.rule and point in found
+    }
 
 
 def report(told: argparse.Namespace, found: dict[Point, float]) -> None:
-    """For each world and length a table: the best fixed rate, then every rule over it."""
-    averages = means(told, found)
+    """For each world and length a table of every rule over the best fixed rate; then the first rule less the others."""
+    best = best_fixed(told, found)
+    shares = over_best(told, found, best)
     for world in told.worlds:
         for completions in told.completions:
-            best = {}
-            for P in told.prompts:
-                fixed = {rule: averages.get((world, completions, P, rule, ""), math.nan) for rule in told.rules}
-                top = max((rule for rule in fixed if rule.startswith("off:")), key=lambda rule: fixed[rule])
-                best[P] = fixed[top], top.partition("=")[2]
             print(f"\n{world}, {completions} completions\n")
             print("| rule | from | " + " | ".join(f"{P} prompts" for P in told.prompts) + " | mean | least |")
             print("|" + "---|" * (len(told.prompts) + 4))
-            print(
-                "| best fixed rate | | "
-                + " | ".join(f"{reward:.3f} at {rate}" for reward, rate in best.values())
-                + " | | |"
+            fixed = [best[world, completions, P] for P in told.prompts]
+            print("| best fixed rate | | " + " | ".join(f"{reward:.3f} at {rate}" for reward, rate in fixed) + " | | |")
+            for rule, start in rules_of(told):
+                cells = [
+                    statistics.mean(
+                        shares[Point(rule, start, world, completions, P, seed)] for seed in range(told.seeds)
+                    )
+                    for P in told.prompts
+                ]
+                cells += [statistics.mean(cells), min(cells)]
+                print(f"| {rule} | {start} | " + " | ".join(f"{share:.3f}" for share in cells) + " |")
+    for completions in told.completions:
+        report_pooled(told, shares, completions)
+
+
+def report_pooled(told: argparse.Namespace, shares: dict[Point, float], completions: int) -> None:
+    """Every rule's mean over all points of a length, and the first one less it, seed by seed."""
+    print(f"\nall rewards and batches, {completions} completions\n")
+    print("| rule | from | mean | first less it |\n|---|---|---|---|")
+    means = {
+        (rule, start): [
+            statistics.mean(
+                shares[Point(rule, start, world, completions, P, seed)] for world in told.worlds for P in told.prompts
             )
-            for rule in told.rules:
-                for start in [] if "rate=" in rule else told.starts:
-                    over = [
-                        averages.get((world, completions, P, rule, start), math.nan) / best[P][0] for P in told.prompts
-                    ]
-                    cells = " | ".join(f"{share:.3f}" for share in [*over, statistics.mean(over), min(over)])
-                    print(f"| {rule} | {start} | {cells} |")
+            for seed in range(told.seeds)
+        ]
+        for rule, start in rules_of(told)
+    }
+    first = next(iter(means.values()))
+    for (rule, start), by_seed in means.items():
+        less = [mine - other for mine, other in zip(first, by_seed, strict=True)]
+        print(f"| {rule} | {start} | {statistics.mean(by_seed):.3f} | {mean_interval(less)} |")
+
+
+def rules_of(told: argparse.Namespace) -> list[tuple[str, str]]:
+    """The rules that are compared with fixed rates, from each of their starts."""
+    return [(rule, start) for rule in told.rules if "rate=" not in rule for start in told.starts]
 
 
 def main() -> None:

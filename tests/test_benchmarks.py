@@ -496,6 +496,8 @@ def test_rules_on_small_policies(tmp_path, monkeypatch, capsys):
     assert rewards["off:rate=0.1"] > rewards["off:rate=0.01"]
     assert f"| best fixed rate | | {rewards['off:rate=0.1']:.3f} at 0.1 |" in first
     assert f"| auto | 1e-2 | {rewards['auto'] / rewards['off:rate=0.1']:.3f} |" in first
+    less = (rewards["auto"] - rewards["cut"]) / rewards["off:rate=0.1"]
+    assert f"| cut | 1e-2 | {rewards['cut'] / rewards['off:rate=0.1']:.3f} | {less:.3f} |" in first
     monkeypatch.setattr(module, "run", None)
     module.main()
     assert capsys.readouterr().out == first
@@ -517,3 +519,38 @@ def test_the_gradient_of_the_small_policies_is_that_of_their_expected_reward(nam
     mean, error = torch.stack(found).mean(0), torch.stack(found).std(0) / 200**0.5
     assert float(((mean - exact) / (error + 1e-9)).square().mean()) == pytest.approx(1.0, abs=0.25)
     assert float(schedule.smoothed.signal2) == pytest.approx(float(exact.square().sum()), rel=0.5)
+
+
+def test_the_movement_of_the_small_policies_is_their_kl():
+    """Half the mean squared change of the outputs' log-probabilities, against the KL of all of them."""
+    module = importlib.import_module("benchmarks.rate_rules")
+    world = module.World("graded", seed=0)
+    schedule = module.SNRSchedule(torch.optim.SGD([world.weights], lr=3.0), "off")
+    felt = []
+    schedule.confine = lambda change: felt.append(float(change().square().mean()) / 2)
+    with torch.no_grad():
+        before_QTV = world.logps(world.features_QF)
+        world.step(4096, schedule)
+        after_QTV = world.logps(world.features_QF)
+    exact = float((before_QTV.exp() * (before_QTV - after_QTV)).sum((1, 2)).mean())
+    assert felt == [pytest.approx(exact, rel=0.1)]
+
+
+def test_runs_of_batch_sizes(tmp_path, monkeypatch, capsys):
+    """As many completions in all for every size of a batch; what is in the CSV is not run again."""
+    module = importlib.import_module("benchmarks.batch_sizes")
+    made = []
+    monkeypatch.setattr(module, "warm_starts", lambda folder, tasks, seeds, processes: {("path", 0): tmp_path})
+    monkeypatch.setattr(module, "run_all", lambda runs, steps, processes, results: made.append((steps, runs)))
+    file = tmp_path / "runs.csv"
+    write_lines(file, "task,optimizer,completions,prompts,rule,seed,before,after", ["path,SGD,640,16,auto,0,0.1,0.5"])
+    words = ["--folder", tmp_path, "--csv", file, "--prompts", 8, 16, "--completions", 640, "--seeds", 1]
+    words += ["--rules", "auto", "off:1e-3", "--optimizer", "SGD", "--momentum", 0.9]
+    printed_by("batch_sizes", words, monkeypatch, capsys)
+    assert [(steps, [key[4] for key in runs]) for steps, runs in made] == [
+        (20, ["auto", "off:1e-3"]),
+        (10, ["off:1e-3"]),
+    ]
+    _, settings = made[0][1]["path", "SGD", 640, 8, "off:1e-3", 0]
+    assert settings["optimizer_args"] == {"momentum": 0.9}
+    assert (settings["prompts_per_step"], settings["num_generations"], settings["learning_rate"]) == (8, 4, 1e-3)

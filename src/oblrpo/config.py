@@ -288,7 +288,7 @@ class OptimConfig:
     schedule_ema: float = -1.0
     """Decay of the averages of signal and noise; -1: 0.97 with auto, 0.9 with the others."""
     schedule_floor: float = 0.0
-    """Least factor of debiased and plugin; with auto, the least share of schedule_kl that a step spends."""
+    """Least factor of debiased and plugin; with auto, the least share of signal that it reckons with."""
     schedule_ceiling: float = 1.0
     """Greatest factor, or with auto the greatest share."""
     schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"

@@ -1,5 +1,6 @@
 """The brake on steps that overshoot, on objectives whose slope is known."""
 
+import copy
 import math
 
 import pytest
@@ -29,17 +30,26 @@ def with_gradient(optimizer, gradient):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {"weight_decay": 0.0}), ("Adam", {"betas": (0.5, 0.9)})],
+    [
+        ("SGD", {"momentum": 0.9}),
+        ("Adam", {}),
+        ("AdamW", {"weight_decay": 0.0}),
+        ("Adam", {"betas": (0.5, 0.9)}),
+        ("Adam", {"amsgrad": True, "betas": (0.9, 0.5)}),
+        ("AdamW", {"maximize": True, "weight_decay": 0.0}),
+        ("SGD", {"momentum": 0.9, "maximize": True}),
+    ],
 )
 def test_the_slope_is_that_along_the_last_update(name, settings):
-    """<update, -gradient of the loss>, up to one positive scale for all gradients."""
+    """<update, -gradient of the loss>, up to one positive scale for all gradients; what is maximised is no loss."""
     torch.manual_seed(0)
     optimizer, update = updated(
         lambda p: getattr(torch.optim, name)(p, lr=0.01, **settings), torch.randn(7, 5, dtype=torch.float64)
     )
     scales = []
     for gradient in torch.randn(4, 5, dtype=torch.float64):
-        scales.append(with_gradient(optimizer, gradient) / -float(update @ gradient))
+        slope = float(update @ gradient) * (1 if settings.get("maximize") else -1)
+        scales.append(with_gradient(optimizer, gradient) / slope)
     assert scales == pytest.approx([scales[0]] * 4, rel=1e-6)
     assert scales[0] > 0
 
@@ -48,6 +58,38 @@ def test_the_slope_is_that_along_the_last_update(name, settings):
 def test_optimizers_that_keep_no_average_tell_nothing(name):
     make = lambda p: getattr(torch.optim, name)(p, lr=0.01)  # noqa: E731
     assert slope_left(updated(make, torch.ones(2, 5, dtype=torch.float64))[0]) is None
+
+
+def test_the_state_of_the_optimizer_is_left_alone():
+    torch.manual_seed(0)
+    for name, settings in (("SGD", {"momentum": 0.9, "maximize": True}), ("AdamW", {"amsgrad": True})):
+        make = lambda p: getattr(torch.optim, name)(p, lr=0.01, **settings)  # noqa: B023, E731
+        optimizer, _ = updated(make, torch.randn(3, 5, dtype=torch.float64))
+        before = copy.deepcopy(optimizer.state_dict()["state"])
+        assert slope_left(optimizer) is not None
+        torch.testing.assert_close(optimizer.state_dict()["state"], before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_the_slope_left_is_zero_in_the_mean_at_the_rate_of_theorem_4(share):
+    """J = -c |theta|^2 / 2 and gradients whose noise takes each of four values equally often: all 16 pairs of steps."""
+    c, theta = 3.0, torch.tensor([1.0, -2.0], dtype=torch.float64)
+    size = math.sqrt(c**2 * 5 * (1 - share) / share / 2)  # E|noise|^2 = |grad J|^2 (1 - f) / f
+    noises = [torch.tensor(pair, dtype=torch.float64) * size for pair in ((1, 1), (1, -1), (-1, 1), (-1, -1))]
+
+    def slopes(rate):
+        for first in noises:
+            parameter = torch.nn.Parameter(theta.clone())
+            optimizer = torch.optim.SGD([parameter], lr=rate, momentum=0.9)  # its first update is the gradient
+            parameter.grad = c * theta + first
+            optimizer.step()
+            for second in noises:
+                parameter.grad = c * parameter.detach() + second
+                yield slope_left(optimizer)
+
+    mean = lambda rate: sum(slopes(rate)) / 16  # noqa: E731
+    assert mean(share / c) == pytest.approx(0.0, abs=1e-9)
+    assert mean(0.9 * share / c) > 0.1 > -0.1 > mean(1.1 * share / c)
 
 
 def test_before_the_first_update_there_is_no_slope():

@@ -33,7 +33,7 @@ from oblrpo.estimators.overshoot import Brake, slope_left
 from oblrpo.estimators.rules import RateSettings, Rule, Step, first_rate, mean_kl, sets_its_own_rate
 
 LEAST = 1e-3
-"""The share of delta that a step may always spend: a policy that stands still measures nothing."""
+"""The share of delta that a step may always spend unless braked: a policy that stands still measures nothing."""
 KAPPA_MEMORY = 0.8
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
@@ -84,7 +84,7 @@ class MeasuredRate(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs of the rule, as plain numbers."""
-        return super().state_dict() | {"brake": vars(self.brake) | {}}
+        return super().state_dict() | {"brake": dict(vars(self.brake))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off.

@@ -56,7 +56,7 @@ class Rule(ABC):
 
     memory: ClassVar[float] = 0.9
     """Decay of the averages of signal and noise, unless the user sets one."""
-    nats: ClassVar[float] = 0.5
+    nats: ClassVar[float] = RateSettings.kl
     """How far an update may or should move the policy, unless the user says so (`RateSettings.kl`)."""
     measures_updates: ClassVar[bool] = False
     """Whether `SNRSchedule.confine` has to be called after every update."""
