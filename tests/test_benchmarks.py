@@ -3,14 +3,18 @@
 import importlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.real_scores import Drawn, Source, exponent
 
 import oblrpo as oblrpo_package
-from oblrpo.config import PolicyConfig
+from oblrpo.config import PolicyConfig, TrainConfig
 from oblrpo.policy import make_policy
+from oblrpo.scores import Features
+from oblrpo.settings import load_recipe
 from oblrpo.tasks.addition import AdditionTask
 from tests.cli.conftest import oblrpo
 
@@ -63,6 +67,35 @@ def test_statistics_of_one_policy(name, sizes, said, model, monkeypatch, capsys)
     printed = printed_by(name, [model, *sizes], monkeypatch, capsys)
     assert said in printed
     assert not [line for line in printed.splitlines() if " nan" in line]
+
+
+def test_score_norms_of_a_recipe(model, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.real_scores.Rewards", ByFirst)
+    arguments = [model, "--recipe", "demo", "--batches", 3, "--prompts", 6]
+    printed = printed_by("real_scores", arguments, monkeypatch, capsys)
+    for said in ("a = ", "| calibrated | ", "| rloo | 1.000 (1.000 to 1.000) |", "| oblr_shrunk | "):
+        assert said in printed
+    assert not [line for line in printed.splitlines() if " nan" in line]
+
+
+def test_scores_come_back_in_the_order_of_their_outputs(model, monkeypatch):
+    monkeypatch.setattr("benchmarks.real_scores.Rewards", ByFirst)
+    config = load_recipe("demo", TrainConfig())
+    whole, parts = (
+        Source(str(model), replace(config, rollout=replace(config.rollout, tokens_per_micro_batch=tokens))).draw(1)
+        for tokens in (0, 500)
+    )
+    torch.testing.assert_close(parts.norm2_S, whole.norm2_S)
+    for name, values_S in vars(whole.features).items():
+        torch.testing.assert_close(getattr(parts.features, name), values_S)
+
+
+def test_the_exponent_of_norms_that_grow_with_the_square_of_length():
+    length_S = torch.tensor([1.0, 2, 4, 8, 3, 3])
+    ones_S = torch.ones(6)
+    norm2_S = length_S**2 * torch.tensor([5.0, 5, 7, 7, 1, 1])  # a scale of each group's own
+    drawn = Drawn(None, Features(length_S, ones_S, ones_S, ones_S), norm2_S)
+    assert exponent([drawn], 2).startswith("a = 2.00 +- 0.00 over 2 prompts")
 
 
 def test_the_exactness_of_two_families(monkeypatch, capsys):
