@@ -145,3 +145,4 @@ def test_a_valley_that_the_policy_does_not_feel(braked, monkeypatch):
         schedule.confine(lambda before=before: (theta.detach() - before)[1].expand(4))
         losses.append(float(curvature @ theta.detach().square()))
     assert (sum(losses[-50:]) / 50 < 1e-3) == braked
+    assert (schedule.rule.metrics["lr_brake"] < 0.9) == braked

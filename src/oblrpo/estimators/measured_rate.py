@@ -96,6 +96,11 @@ class MeasuredRate(Rule):
         vars(self.brake).update(state["brake"])
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """`lr_brake`: what the brake leaves of the rate; it is 1 while no step overshoots."""
+        return {"lr_brake": self.brake.factor}
+
+    @property
     def kappa(self) -> float:
         """The KL per squared rate, averaged over updates; NaN before the first one that was felt."""
         return self._kappa_sum / self._kappa_weight if self._kappa_weight else math.nan
