@@ -4,20 +4,20 @@
     python -m benchmarks.rate_rules --csv docs/results/rate_rules.csv --only-report
 
 The policy answers each of 512 prompts of 24 features with 4 tokens out of 8, a linear softmax each (768 weights). The
-reward of `sparse` is 1 if all four tokens are right, that of `graded` the share that is. Every step takes P prompts of
-4 completions, RLOO's baseline and AdamW; a run ends after a number of completions, and its figure is the policy's exact
-expected reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate, `auto:floor=1`
-the measured rate without its signal. `cut` is the measured rate with the signal's estimate cut at 0, `unbraked` the
-one without its brake. Rules without a rate start at each of `--starts`. Prints each rule's mean over that of the best
-fixed rate of the point, and over all points the first rule that has no rate less the others, seed by seed. Every line
-of the CSV is a run; finished runs are not repeated.
+reward of `sparse` is 1 if all four tokens are right, that of `graded` the share that is. In `long-sparse` and
+`long-graded` 44 tokens follow that no reward looks at (9,216 weights). Every step takes P prompts of 4 completions,
+RLOO's baseline and AdamW; a run ends after a number of completions, and its figure is the policy's exact expected
+reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate, `auto:ceiling=0` the
+automatic rate without the gradient's signal. `unbraked` is the automatic rate without its brake, `blind` the one that
+is not told how long outputs are. Rules without a rate start at each of `--starts`. Prints each rule's mean over that of
+the best fixed rate of the point, and over all points the first rule that has no rate less the others, seed by seed.
+Every line of the CSV is a run; finished runs are not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import statistics
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -34,20 +34,19 @@ from oblrpo.estimators.measured_rate import MeasuredRate
 from oblrpo.estimators.rules import RateSettings
 from oblrpo.estimators.schedule import RULES
 
-FEATURES, TOKENS, CHOICES, PROMPTS, GENERATIONS = 24, 4, 8, 512, 4
-WORLDS = {"sparse": 0.5, "graded": 1.0}
+FEATURES, JUDGED, CHOICES, PROMPTS, GENERATIONS = 24, 4, 8, 512, 4
+WORLDS = {"sparse": 4, "graded": 4, "long-sparse": 48, "long-graded": 48}
+"""How many tokens an answer has, of which the first `JUDGED` are rewarded."""
+SPREAD = {"sparse": 0.5, "graded": 1.0}
 """How far the first policy is from one that is right: the size of a normal disturbance of its weights."""
 FIXED = [f"off:rate={rate:g}" for rate in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)]
 
 
-class CutAtZero(MeasuredRate):
-    """The control: an estimate of the signal below 0 counts as none."""
+class Blind(MeasuredRate):
+    """The control: outputs count as one token, however long they are."""
 
     def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
-        share = average.signal_share()
-        known = MomentAverage(0.0)
-        known.add(dataclasses.replace(average.moments, signal2=share, trace_cov=(1 - share) * average.moments.n))
-        return super().factor(known, ess_ratio, mean_length)
+        return super().factor(average, ess_ratio)
 
 
 class Unbraked(MeasuredRate):
@@ -74,13 +73,14 @@ class World:
     """Prompts, their right answers, and a policy."""
 
     def __init__(self, name: str, seed: int) -> None:
-        self.name, self.random = name, torch.Generator().manual_seed(seed)
+        self.reward, self.length = name.removeprefix("long-"), WORLDS[name]
+        self.random = torch.Generator().manual_seed(seed)
         spread = torch.randn(FEATURES, generator=self.random).exp()
         self.features_QF = self._normal(PROMPTS, FEATURES) * spread
         self.features_QF /= self.features_QF.norm(dim=1, keepdim=True)
-        right = self._normal(TOKENS, CHOICES, FEATURES)
+        right = self._normal(self.length, CHOICES, FEATURES)
         self.answers_QT = torch.einsum("tvf,qf->qtv", right, self.features_QF).argmax(-1)
-        self.weights = torch.nn.Parameter(3 * (right + WORLDS[name] * self._normal(*right.shape)))
+        self.weights = torch.nn.Parameter(3 * (right + SPREAD[self.reward] * self._normal(*right.shape)))
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.random)
@@ -92,7 +92,12 @@ class World:
     @torch.no_grad()
     def expected_reward(self) -> float:
         right_QT = self.logps(self.features_QF).gather(-1, self.answers_QT[..., None])[..., 0].exp()
-        return float((right_QT.prod(1) if self.name == "sparse" else right_QT.mean(1)).mean())
+        return float(self._rewarded(right_QT).mean())
+
+    def _rewarded(self, right_T: Tensor) -> Tensor:
+        """The reward of answers whose tokens are right, or right with a chance; the last axis is the tokens'."""
+        judged_T = right_T[..., :JUDGED]
+        return judged_T.prod(-1) if self.reward == "sparse" else judged_T.mean(-1)
 
     def step(self, P: int, schedule: SNRSchedule) -> None:
         """Sample a batch, take the gradient and its moments, update and confine."""
@@ -102,16 +107,15 @@ class World:
             logps_PTV = self.logps(features_PF)
         probs_PTV = logps_PTV.exp()
         drawn = torch.multinomial(probs_PTV.flatten(0, 1), GENERATIONS, True, generator=self.random)
-        tokens_PGT = drawn.view(P, TOKENS, GENERATIONS).transpose(1, 2)
-        right_PGT = (tokens_PGT == answers_P1T).float()
-        rewards_PG = right_PGT.prod(-1) if self.name == "sparse" else right_PGT.mean(-1)
+        tokens_PGT = drawn.view(P, self.length, GENERATIONS).transpose(1, 2)
+        rewards_PG = self._rewarded((tokens_PGT == answers_P1T).float())
         others_PG = (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (GENERATIONS - 1)
         # The score of a token in its logits is its one-hot vector less the probabilities.
         scores_PGTV = torch.nn.functional.one_hot(tokens_PGT, CHOICES) - probs_PTV[:, None]
         pull_PTV = torch.einsum("pg,pgtv->ptv", (rewards_PG - others_PG) / GENERATIONS, scores_PGTV)
         self.weights.grad = -torch.einsum("ptv,pf->tvf", pull_PTV, features_PF) / P
         norm2_P = pull_PTV.square().sum((1, 2)) * features_PF.square().sum(1)
-        schedule.step(moments(norm2_P, self.weights.grad.square().sum()))
+        schedule.step(moments(norm2_P, self.weights.grad.square().sum()), mean_length=self.length)
         schedule.optimizer.step()
 
         def change_S() -> Tensor:
@@ -126,7 +130,7 @@ class World:
 def run(point: Point) -> tuple[Point, float]:
     """The exact expected reward of the policy that a run ends with."""
     torch.set_num_threads(1)
-    RULES.update(cut=CutAtZero, unbraked=Unbraked)
+    RULES.update(blind=Blind, unbraked=Unbraked)
     mode, _, settings = point.rule.partition(":")
     given: dict[str, Any] = {name: float(value) for name, value in (s.split("=") for s in settings.split(",") if s)}
     world = World(point.world, point.seed)
@@ -251,7 +255,7 @@ def rules_of(told: argparse.Namespace) -> list[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rules", nargs="+", default=[*FIXED, "auto", "cut", "unbraked", "auto:floor=1", "kl"])
+    parser.add_argument("--rules", nargs="+", default=[*FIXED, "auto", "auto:ceiling=0", "blind", "unbraked", "kl"])
     parser.add_argument("--starts", nargs="+", default=["1e-4", "1e-2", "1"])
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
     parser.add_argument("--completions", nargs="+", type=int, default=[15360])

@@ -294,7 +294,7 @@ class OptimConfig:
     schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"
     """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
     schedule_kl: float = -1.0
-    """Nats: what a step without noise may move the policy by with schedule auto (-1: 0.5); the target of kl (0.02)."""
+    """Nats: what all steps of schedule auto scale with (-1: 1); the target of kl (-1: 0.02)."""
     schedule_kl_every: Annotated[int, Range(1)] = 4
     """With schedule auto or kl the KL of a step is measured on one completion of so many, by one more forward."""
     warmup_steps: Annotated[int, Range(0)] = 0

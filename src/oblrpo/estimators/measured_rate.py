@@ -1,22 +1,27 @@
-"""A learning rate with nothing to set: each update may move the policy by delta nats times the signal's share.
+"""A learning rate with nothing to set: what a step may cost is counted in nats, as far as a reward can see them.
 
-Let u be the update at rate 1 (any optimizer's) and kappa = KL(pi_th || pi_th+eta u) / eta^2. Theorem 4's expansion
-holds while the policy moves little. Its eta_0 = 1/c is taken for the rate at which it just does, eta_0 = sqrt(delta /
-kappa), where one update moves the policy by delta nats. The theorem's factor f = N SNR / (1 + N SNR) multiplies a
-gradient, while u counts as normalised (Adam's by definition, any other's once its length is measured in nats). As
-E ||g||^2 = ||grad J||^2 / f, the theorem's step of length f ||g|| / c has length sqrt(f) ||grad J|| / c. For a
-normalised update that is eta = sqrt(f) eta_0, and a step moves the policy by
+Let u be the update at rate 1 (any optimizer's) and kappa = KL(pi_th || pi_th+eta u) / eta^2, measured on the updates
+themselves. A step that is meant to move the policy by KL_t nats an output then has the rate sqrt(KL_t / kappa), and
 
-    KL_t = delta f_t:    the smaller the signal's share of the gradient, the smaller the step.
+    KL_t = delta max( 0.05 f T / (1 - f + f sqrt(T))^2,  sqrt(T) / (t + 4) ),
 
-f is unknown, too: in small batches the estimate of the signal is as often below 0 as above. Cut at 0, it would stop the
-policy for want of evidence. f is therefore formed from the signal that is to be expected given its estimate and the
-estimate's error (`MomentAverage.expected_share`).
+with T the mean length of the outputs in tokens, t the number of the update, and f = N SNR / (1 + N SNR) the signal's
+share of the gradient.
 
-With delta = 1/2 the log-probability of an output changes by 1 (root mean square) in a step without noise, which is
-about where the expansion ends. Where J bends more sharply than the KL says, steps overshoot; a brake on the rate sees
-that in the next gradient (`overshoot`). One limit remains: f is the gradient's, while u may average gradients over
-steps (momentum), which are less noisy.
+Where T stands (derived). A step of KL x^2 gains in proportion to sqrt(f) x along the signal, and costs in proportion to
+f x^2 there. Noise costs less: averaged over a noise n, J changes by E[F sum_t m_t] / 2, where m_t = (n's_t)^2 +
+n'(grad^2 log pi_t) n is the part of token t. Its mean is 0 whatever came before, so that for tokens with orthogonal
+scores |E[F sum_t m_t]| <= sd(F) sqrt(sum_t E m_t^2), which grows as sqrt(T) where the KL grows as T: most of what noise
+does to a long output no reward can see. Gain less cost, f x^2 + (1 - f) x^2 / sqrt(T), is best at the first term above.
+With T = 1 it is theorem 4's f.
+
+Where t stands. In small batches f is small, and the best single step is short. A run takes many steps: while it is
+young, what it has not yet learned weighs more than noise, which long steps add at a cost of x^2 / sqrt(T). Equal costs
+in equal ratios of t, x^2 = sqrt(T) / t, are within a factor of the best for every length of a run: the 1 / sqrt(t) of
+stochastic gradients. The second term needs no estimate of the signal, and so does not fall with one.
+
+Where J bends more sharply than the KL says, steps overshoot; a brake on the rate sees that in the next gradient
+(`overshoot`). The constants delta = 1, 0.05 and 4 were chosen by experiment.
 """
 
 from __future__ import annotations
@@ -32,8 +37,14 @@ from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.overshoot import Brake, slope_left
 from oblrpo.estimators.rules import RateSettings, Rule, Step, first_rate, mean_kl, sets_its_own_rate
 
-LEAST = 1e-3
-"""The share of delta that a step may always spend unless braked: a policy that stands still measures nothing."""
+SIGNAL = 0.05
+"""The nats of a step without noise, as a share of delta."""
+DELAY = 4
+"""The updates after which what a young run may spend has fallen to a half."""
+TOO_FAR = 4.0
+"""How many times the KL that was meant a step may take."""
+FREE = 1e-3
+"""The share of delta up to which the rate may grow at once."""
 KAPPA_MEMORY = 0.8
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
@@ -42,10 +53,10 @@ LONGEST = 1e15
 
 
 class MeasuredRate(Rule):
-    """The rate at which the next update is expected to move the policy by delta f nats; no update moves it by more.
+    """The rate at which the next update is expected to move the policy by KL_t nats; none moves it 4 times as far.
 
     The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
-    rate whose KL is expected to be `LEAST` delta, and shrinks at most `shrinkage` times. It changes only on what was
+    rate whose KL is expected to be `FREE` delta, and shrinks at most `shrinkage` times. It changes only on what was
     felt: an update too short to move the measured log-probabilities is lengthened for the measurement until it does,
     and put back; where even that moves nothing, the rate stays. A brake shortens steps that overshoot, with optimizers
     that keep an average of gradients (`overshoot.slope_left`).
@@ -57,16 +68,19 @@ class MeasuredRate(Rule):
     """
 
     memory: ClassVar[float] = 0.97  # a rate that is followed from step to step wants a steady share
+    nats: ClassVar[float] = 1.0
     measures_updates: ClassVar[bool] = True
-    watched: ClassVar[str] = "signal's share of the gradient, which the learning rate follows,"
+    watched: ClassVar[str] = "signal's share of the gradient"
     to_shorten: ClassVar[str] = "lower schedule_kl"
-    numbers: ClassVar[tuple[str, ...]] = ("rate", "_start", "_kappa_sum", "_kappa_weight")
+    numbers: ClassVar[tuple[str, ...]] = ("rate", "_start", "_kappa_sum", "_kappa_weight", "_count")
 
     def __init__(self, settings: RateSettings) -> None:
         super().__init__(settings)
         self.rate: float | None = None
         self._start = 0.0
         self._kappa_sum = self._kappa_weight = 0.0
+        self._count = 0
+        self._meant = settings.kl  # the nats that the step at hand is meant to take
         self.brake = Brake()
         self._used: float | None = None  # the rate of an update that was made and not yet confined
         self._before: list[Tensor] = []
@@ -78,7 +92,7 @@ class MeasuredRate(Rule):
 
     @classmethod
     def share_in(cls, metrics: dict[str, Any], floor: float) -> float:
-        """The share f, which `lr_factor` cannot tell: it is relative to an arbitrary start, and bounded by `LEAST`."""
+        """The share f, which `lr_factor` cannot tell: it is relative to an arbitrary start, and moved by more."""
         n_snr = metrics["n_snr"]
         return math.nan if n_snr is None else max(n_snr / (1 + n_snr), floor)
 
@@ -113,17 +127,20 @@ class MeasuredRate(Rule):
         """
         if not self._start:
             self._start = first_rate("auto", self.settings.optimizer)
-        return self._next_rate(self._within_bounds(average.expected_share * ess_ratio)) / self._start
-
-    def _next_rate(self, share: float) -> float:
         if self._used is not None:
             raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
+        self._count += 1
+        share = self._within_bounds(average.expected_share)
+        self._meant = self.settings.kl * ess_ratio * nats_of_step(share, self._count, mean_length or 1.0)
+        return self._next_rate() / self._start
+
+    def _next_rate(self) -> float:
         brake = self.brake.feel(slope_left(self.settings.optimizer))
         if self.rate is None:
             self.rate = self._start
         elif self._kappa_weight:
-            best = brake * math.sqrt(max(share, LEAST) * self.settings.kl / self.kappa)
-            free = math.sqrt(LEAST * self.settings.kl / self.kappa)
+            best = brake * math.sqrt(self._meant / self.kappa)
+            free = math.sqrt(FREE * self.settings.kl / self.kappa)
             longest = max(self.rate * self.settings.growth, free)
             self.rate = min(max(best, self.rate / self.settings.shrinkage), longest)
         self._before = [p.detach().clone() for p in self._parameters]
@@ -141,19 +158,19 @@ class MeasuredRate(Rule):
 
     @torch.no_grad()
     def confine(self, change: Callable[[], Tensor]) -> Step:
-        """Measure the update and shorten it until it moves the policy by at most delta.
+        """Measure the update and shorten it until it moves the policy by at most 4 times the KL that was meant.
 
         A step along u at a lower rate is the same update, shorter; the optimizer's own state does not depend on it.
 
         Raises:
             ValueError: it moves the policy too far however short it is; it has been taken back.
         """
-        kl, left, delta = mean_kl(change()), 1.0, self.settings.kl
+        kl, left, most = mean_kl(change()), 1.0, TOO_FAR * self._meant
         if not self._used:  # no update of the schedule, or one at a rate of 0: there is nothing to shorten
             self._used, self._before = None, []
             return Step(kl, left)
-        while kl > delta * (1 + 1e-6):
-            shorter = max(0.1, math.sqrt(0.9 * delta / kl))
+        while kl > most * (1 + 1e-6):
+            shorter = max(0.1, math.sqrt(0.9 * most / kl))
             left = left * shorter if left > SHORTEST else 0.0
             self._scale_update(shorter if left else 0.0)
             if not left:
@@ -196,6 +213,18 @@ class MeasuredRate(Rule):
     @property
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.settings.optimizer.param_groups for p in group["params"]]
+
+
+def nats_of_step(share: float, t: int, length: float) -> float:
+    """KL_t / delta, how far update t may move the policy: as the module says.
+
+    Args:
+        share: the signal's share f of the gradient, in [0, 1].
+        t: the number of the update, from 1.
+        length: the mean length T of the outputs, in tokens.
+    """
+    root = math.sqrt(length)
+    return max(SIGNAL * share * length / (1 - share + share * root) ** 2, root / (t + DELAY))
 
 
 def _not_of_the_weights(kl: float) -> str:

@@ -49,8 +49,9 @@ class SNRSchedule:
     - `debiased` (default): S / (S + T/N) with unbiased S and T; on one batch that is max(0, 1 - T / (N ||g||^2)).
     - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2. Its N SNR is about 1 too high, so that the
       factor hardly ever falls below 1/2: it cannot brake.
-    - `auto` sets the rate at which a step moves the policy by a set number of nats times theorem 4's factor
-      (`MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`.
+    - `auto` sets the rate at which a step moves the policy by as many nats as its age, the length of its outputs and
+      the signal allow (`MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`,
+      and tell `step` the outputs' mean length.
     - `kl` keeps the movement of a step near a set number of nats, whatever the noise (`KLAdaptive`); eta_0 is only
       where it starts. It needs `confine`, too.
     - `length` halves the rate when outputs grow (`LengthDecay`); `step` has to be told their mean length.
@@ -75,8 +76,8 @@ class SNRSchedule:
         floor: the least factor of `debiased` and `plugin`; with `auto`, the least f.
         ceiling: the greatest factor, or f.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
-        kl: delta of `auto`, in nats a completion: what a step without noise may move the policy by, and none exceeds;
-            the target of `kl`. None: 0.5 with `auto`, 0.02 with `kl`.
+        kl: delta of `auto`, with which all its steps scale, in nats an output; the target of `kl`. None: 1 with `auto`,
+            0.02 with `kl`.
         growth: how many times the rate of `auto` grows in a step at the most, once steps are large enough to be felt.
         shrinkage: how many times it shrinks at the most.
 
@@ -154,7 +155,8 @@ class SNRSchedule:
         Args:
             batch: the batch's moments, before any clipping.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
-            mean_length: the mean length of the batch's outputs in tokens; `length` needs it.
+            mean_length: the mean length of the batch's outputs in tokens; `length` needs it, and `auto` takes outputs
+                for single tokens without it.
 
         Raises:
             ValueError: `auto` or `kl` has no rate to start from, or its last update was not confined.
