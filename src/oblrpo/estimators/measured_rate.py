@@ -53,7 +53,7 @@ LONGEST = 1e15
 
 
 class MeasuredRate(Rule):
-    """The rate at which the next update is expected to move the policy by KL_t nats; none moves it 4 times as far.
+    """The rate at which the next update is expected to move the policy by KL_t nats; none takes 4 times as many.
 
     The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
     rate whose KL is expected to be `FREE` delta, and shrinks at most `shrinkage` times. It changes only on what was
