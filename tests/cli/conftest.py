@@ -88,3 +88,13 @@ def metrics_of(run):
     """Rows of metrics.jsonl without the time, which is all that two runs of one seed may differ in."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if key != "step_time"} for row in rows]
+
+
+def complained(result, *words):
+    """Exit code 2, no traceback, and these words in the message."""
+    code, _, err = result
+    assert code == 2, err
+    assert "Traceback" not in err
+    flat = " ".join(err.replace("│", " ").split())
+    for word in words:
+        assert word in flat, flat

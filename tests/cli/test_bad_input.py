@@ -10,17 +10,10 @@ from safetensors.torch import load_file
 from oblrpo import cli
 from oblrpo.config import TrainConfig
 from oblrpo.constraints import refuse_idle
+from oblrpo.runs.checksums import write_sums
 from oblrpo.settings import RECIPES, load_recipe, recipe_settings
 from oblrpo.tasks import PathTask
-
-
-def complained(result, *words):
-    code, _, err = result
-    assert code == 2, err
-    assert "Traceback" not in err
-    flat = " ".join(err.replace("│", " ").split())
-    for word in words:
-        assert word in flat, flat
+from tests.cli.conftest import complained
 
 
 @pytest.mark.parametrize(
@@ -282,6 +275,7 @@ def test_files_that_are_no_text_or_no_rows(small_run, oblrpo, tmp_path):
     complained(oblrpo("train", "--resume", "--output", run, "--steps", 1), "is at step 2 already")
     assert "steps: 2\n" in (run / "config.yaml").read_text()
     (run / "checkpoints" / "step_2" / "oblrpo_state.json").write_text("[]")
+    write_sums(run / "checkpoints" / "step_2")
     complained(oblrpo("train", "--resume", "--output", run), "step_2", "cannot be read")
     (run / "config.yaml").unlink()
     complained(oblrpo("report", run), "holds no config.yaml")

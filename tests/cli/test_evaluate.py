@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.cli.test_bad_input import complained
+from tests.cli.conftest import complained
 
 pytest.importorskip("math_verify")
 

@@ -15,7 +15,7 @@ from oblrpo.evaluation.statistics import clustered
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
 from oblrpo.tasks.benchmarks import BenchmarkProblem
-from tests.cli.test_bad_input import complained
+from tests.cli.conftest import complained
 from tests.cli.test_families import folder_of
 
 pytest.importorskip("math_verify")

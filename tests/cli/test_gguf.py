@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.cli.conftest import metrics_of
-from tests.cli.test_bad_input import complained
+from tests.cli.conftest import complained, metrics_of
 from tests.policy.tiny_gguf import write_gguf
 
 pytest.importorskip("gguf")

@@ -9,8 +9,7 @@ from oblrpo.errors import InputError
 from oblrpo.evaluation.sampled import Sampling, SavedCompletions, collect
 from oblrpo.runs import held
 from oblrpo.tasks.benchmarks import BenchmarkProblem
-from tests.cli.conftest import metrics_of
-from tests.cli.test_bad_input import complained
+from tests.cli.conftest import complained, metrics_of
 
 HOLD = "import sys, time; from pathlib import Path; from oblrpo.runs import held\n"
 HOLD += "with held(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"

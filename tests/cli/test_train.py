@@ -86,7 +86,7 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
     assert rows[3].pop("eval/accuracy_stderr") > 0
     assert rows == expected
     assert weights_of(parts, 6) == weights_of(whole, 6) != weights_of(parts, 0)
-    assert 0 < max(row["lr_factor"] for row in rows[1:]) < 1
+    assert len({row["lr_factor"] for row in rows[1:]}) > 1
     assert yaml.safe_load((parts / "config.yaml").read_text())["steps"] == 6
 
 

@@ -16,8 +16,7 @@ from oblrpo.compare.training import first_mistake
 from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
 from oblrpo.settings import flatten
-from tests.cli.conftest import metrics_of
-from tests.cli.test_bad_input import complained
+from tests.cli.conftest import complained, metrics_of
 from tests.compare.conftest import launch, plan_of
 
 pytestmark = pytest.mark.usefixtures("dense_trainings", "dense_reward")

@@ -6,7 +6,7 @@ import yaml
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import SPECS, Target, read_spec
 from oblrpo.settings import flatten
-from tests.cli.test_bad_input import complained
+from tests.cli.conftest import complained
 from tests.compare.conftest import plan_of, pretend
 
 TWO = {"a": {}, "b": {"algorithm": "rloo"}}

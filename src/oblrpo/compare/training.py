@@ -71,7 +71,7 @@ def _train_here(run: Run, processes: int) -> None:
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # of large models; small ones take one
-    begun = run.folder.latest_checkpoint() is not None
+    begun = bool(run.folder.checkpoint_steps())
     if not begun:
         shutil.rmtree(run.folder.path, ignore_errors=True)  # stopped before its first checkpoint: it starts anew
     with Progress(Console(soft_wrap=True, markup=False)) as progress:

@@ -14,6 +14,7 @@ from oblrpo.config import TrainConfig
 from oblrpo.constraints import may_change_on_resume
 from oblrpo.errors import InputError
 from oblrpo.runs import atomic
+from oblrpo.runs.checksums import damage, is_as_marked, marked, write_sums
 from oblrpo.settings import flatten, with_settings
 from oblrpo.yaml_files import read_yaml_file, yaml_text
 
@@ -50,9 +51,8 @@ class RunFolder:
         self.write_config(config)
 
     def write_config(self, config: TrainConfig) -> None:
-        """Write the settings to `config.yaml`."""
-        text = yaml_text(flatten(config))
-        atomic.write_atomically(self.config_file, text)
+        """Write the settings to `config.yaml`, under their checksum."""
+        atomic.write_atomically(self.config_file, marked(yaml_text(flatten(config))))
 
     def saved_config(self) -> TrainConfig:
         """Return the config that the run was started with.
@@ -68,8 +68,13 @@ class RunFolder:
         """Refuse to resume under settings that would make it another run.
 
         Raises:
-            InputError: names the settings that differ.
+            InputError: names the settings that differ, or `config.yaml` is not what the run wrote.
         """
+        if not is_as_marked(self.config_file.read_text("utf-8", errors="replace")):
+            raise InputError(
+                f"{self.config_file} is not what the run wrote: put the settings back as they were, or start anew from "
+                "a checkpoint with --model."
+            )
         if differences := self.differences(config):
             raise InputError(
                 f"{self.path} was started with other settings: {differences}; resume without changing them."
@@ -134,6 +139,7 @@ class RunFolder:
         shutil.rmtree(partial, ignore_errors=True)
         save_policy(partial)
         save_state(partial, state)
+        write_sums(partial)
         _replace(partial, target)
         for old in self.checkpoint_steps()[:-keep]:
             shutil.rmtree(self.checkpoint(old))
@@ -145,10 +151,28 @@ class RunFolder:
         save_policy(partial)
         _replace(partial, self.path / "merged")
 
-    def latest_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint, if any."""
-        steps = self.checkpoint_steps()
-        return self.checkpoint(steps[-1]) if steps else None
+    def newest_whole(self) -> tuple[Path | None, dict[int, str]]:
+        """The newest checkpoint whose files are what was written, if any, and what is wrong with newer ones, by step.
+
+        Raises:
+            InputError: there are checkpoints, and all are damaged.
+        """
+        damaged: dict[int, str] = {}
+        for step in reversed(self.checkpoint_steps()):
+            wrong = damage(self.checkpoint(step))
+            if not wrong:
+                return self.checkpoint(step), damaged
+            damaged[step] = wrong
+        if damaged:
+            told = "; ".join(f"step_{step}: {wrong}" for step, wrong in damaged.items())
+            raise InputError(f"every checkpoint in {self.checkpoints} is damaged ({told}); start anew elsewhere.")
+        return None, damaged
+
+    def set_aside(self, step: int) -> Path:
+        """Rename a damaged checkpoint, so that it is neither resumed from nor counted among those that are kept."""
+        aside = self.checkpoints / f"damaged_step_{step}"
+        _replace(self.checkpoint(step), aside)
+        return aside
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""

@@ -68,6 +68,7 @@ class Trainer:
             config.optim.schedule_floor,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)
+        self.damaged: dict[int, str] = {}  # what is wrong with checkpoints, by step
         checkpoint = self._checkpoint() if resume else None
         if self.objects.model is not None:
             self.policy = adopt_policy(self.objects.model, self.objects.tokenizer, config.policy, checkpoint)
@@ -111,7 +112,7 @@ class Trainer:
         for row in self.folder.read_metrics():
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
-        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes):
+        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *self._set_aside()):
             progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(
@@ -123,6 +124,11 @@ class Trainer:
         hand_out(self.learner.optimizer)
         if self.config.policy.merge:
             self.folder.write_merged(self.policy.save_merged)
+
+    def _set_aside(self) -> Iterator[str]:
+        for step, wrong in self.damaged.items():
+            aside = self.folder.set_aside(step)
+            yield f"the checkpoint of step {step} is damaged ({wrong}) and now in {aside}: going on from {self.done}."
 
     def _steps(self, progress: Progress) -> None:
         if self.done is None:
@@ -172,7 +178,8 @@ class Trainer:
 
     def _checkpoint(self) -> Path | None:
         self.folder.check_resumable(self.config)
-        return self.folder.latest_checkpoint()
+        checkpoint, self.damaged = self.folder.newest_whole()
+        return checkpoint
 
     def _restore(self, state: dict[str, Any]) -> None:
         if state["step"] > self.config.run.steps:
