@@ -8,9 +8,9 @@ reward of `sparse` is 1 if all four tokens are right, that of `graded` the share
 `long-graded` 44 tokens follow that no reward looks at (9,216 weights). Every step takes P prompts of 4 completions,
 RLOO's baseline and AdamW; a run ends after a number of completions, and its figure is the policy's exact expected
 reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate, `auto:ceiling=0` the
-automatic rate without the gradient's signal. `unbraked` is the automatic rate without its brake, `blind` the one that
-is not told how long outputs are. Rules without a rate start at each of `--starts`. Prints each rule's mean over that of
-the best fixed rate of the point, and over all points the first rule that has no rate less the others, seed by seed.
+measured rate without the gradient's signal. `blind` is the measured rate that is not told how long outputs are. Rules
+without a rate start at each of `--starts`. Prints each rule's mean over that of the best fixed rate of the point, and
+over all points the first rule that has no rate less the others, seed by seed.
 Every line of the CSV is a run; finished runs are not repeated.
 """
 
@@ -31,7 +31,6 @@ from benchmarks.runs import mean_interval
 from oblrpo.estimators import SNRSchedule, moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import MeasuredRate
-from oblrpo.estimators.rules import RateSettings
 from oblrpo.estimators.schedule import RULES
 
 FEATURES, JUDGED, CHOICES, PROMPTS, GENERATIONS = 24, 4, 8, 512, 4
@@ -47,14 +46,6 @@ class Blind(MeasuredRate):
 
     def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
         return super().factor(average, ess_ratio)
-
-
-class Unbraked(MeasuredRate):
-    """The control: steps that overshoot are not shortened."""
-
-    def __init__(self, settings: RateSettings) -> None:
-        super().__init__(settings)
-        self.brake.feel = lambda slope: 1.0  # type: ignore[method-assign]
 
 
 class Point(NamedTuple):
@@ -130,7 +121,7 @@ class World:
 def run(point: Point) -> tuple[Point, float]:
     """The exact expected reward of the policy that a run ends with."""
     torch.set_num_threads(1)
-    RULES.update(blind=Blind, unbraked=Unbraked)
+    RULES.update(blind=Blind)
     mode, _, settings = point.rule.partition(":")
     given: dict[str, Any] = {name: float(value) for name, value in (s.split("=") for s in settings.split(",") if s)}
     world = World(point.world, point.seed)
@@ -255,7 +246,7 @@ def rules_of(told: argparse.Namespace) -> list[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rules", nargs="+", default=[*FIXED, "auto", "auto:ceiling=0", "blind", "unbraked", "kl"])
+    parser.add_argument("--rules", nargs="+", default=[*FIXED, "auto", "auto:ceiling=0", "blind", "kl"])
     parser.add_argument("--starts", nargs="+", default=["1e-4", "1e-2", "1"])
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
     parser.add_argument("--completions", nargs="+", type=int, default=[15360])
@@ -268,7 +259,7 @@ def main() -> None:
     found = read(told.csv)
     missing = [] if told.only_report else [point for point in points(told) if point not in found]
     for done, (point, reward) in enumerate(run_all(missing, told.processes), start=1):
-        found[point] = reward
+        found[point] = round(reward, 4)  # as the CSV has it
         if done % 100 == 0 or done == len(missing):
             write(told.csv, found)
     report(told, found)

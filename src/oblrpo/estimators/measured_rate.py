@@ -20,8 +20,7 @@ young, what it has not yet learned weighs more than noise, which long steps add 
 in equal ratios of t, x^2 = sqrt(T) / t, are within a factor of the best for every length of a run: the 1 / sqrt(t) of
 stochastic gradients. The second term needs no estimate of the signal, and so does not fall with one.
 
-Where J bends more sharply than the KL says, steps overshoot; a brake on the rate sees that in the next gradient
-(`overshoot`). The constants delta = 1, 0.05 and 4 were chosen by experiment.
+The constants delta = 1, 0.05 and 4 were chosen by experiment.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
-from oblrpo.estimators.overshoot import Brake, slope_left
 from oblrpo.estimators.rules import RateSettings, Rule, Step, first_rate, mean_kl, sets_its_own_rate
 
 SIGNAL = 0.05
@@ -58,8 +56,7 @@ class MeasuredRate(Rule):
     The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
     rate whose KL is expected to be `FREE` delta, and shrinks at most `shrinkage` times. It changes only on what was
     felt: an update too short to move the measured log-probabilities is lengthened for the measurement until it does,
-    and put back; where even that moves nothing, the rate stays. A brake shortens steps that overshoot, with optimizers
-    that keep an average of gradients (`overshoot.slope_left`).
+    and put back; where even that moves nothing, the rate stays.
 
     Cost: a copy of the trained parameters during the step, and whatever forward the caller spends on `confine`.
 
@@ -81,7 +78,6 @@ class MeasuredRate(Rule):
         self._kappa_sum = self._kappa_weight = 0.0
         self._count = 0
         self._meant = settings.kl  # the nats that the step at hand is meant to take
-        self.brake = Brake()
         self._used: float | None = None  # the rate of an update that was made and not yet confined
         self._before: list[Tensor] = []
 
@@ -95,24 +91,6 @@ class MeasuredRate(Rule):
         """The share f, which `lr_factor` cannot tell: it is relative to an arbitrary start, and moved by more."""
         n_snr = metrics["n_snr"]
         return math.nan if n_snr is None else max(n_snr / (1 + n_snr), floor)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs of the rule, as plain numbers."""
-        return super().state_dict() | {"brake": dict(vars(self.brake))}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            KeyError: the state is that of another rule, or of a version before the brake.
-        """
-        super().load_state_dict(state)
-        vars(self.brake).update(state["brake"])
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """`lr_brake`: what the brake leaves of the rate; it is 1 while no step overshoots."""
-        return {"lr_brake": self.brake.factor}
 
     @property
     def kappa(self) -> float:
@@ -135,11 +113,10 @@ class MeasuredRate(Rule):
         return self._next_rate() / self._start
 
     def _next_rate(self) -> float:
-        brake = self.brake.feel(slope_left(self.settings.optimizer))
         if self.rate is None:
             self.rate = self._start
         elif self._kappa_weight:
-            best = brake * math.sqrt(self._meant / self.kappa)
+            best = math.sqrt(self._meant / self.kappa)
             free = math.sqrt(FREE * self.settings.kl / self.kappa)
             longest = max(self.rate * self.settings.growth, free)
             self.rate = min(max(best, self.rate / self.settings.shrinkage), longest)

@@ -98,11 +98,6 @@ class Rule(ABC):
         """Measure how far the update moved the policy; see `SNRSchedule.confine`."""
         return Step(mean_kl(change()), 1.0)
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """What a log should say of the rule's own state after a step, by the names of metrics."""
-        return {}
-
     numbers: ClassVar[tuple[str, ...]] = ()
     """Attributes that a resumed run needs of the rule; plain numbers."""
 

@@ -150,8 +150,6 @@ class SNRSchedule:
     def step(self, batch: Moments, ess_ratio: float = 1.0, mean_length: float | None = None) -> float:
         """Take in a batch's moments, set every group's rate to eta_0 * factor, and return the factor.
 
-        `auto` also reads the gradients that lie in the parameters, for its brake: call it after the backward.
-
         Args:
             batch: the batch's moments, before any clipping.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.

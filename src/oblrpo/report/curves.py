@@ -125,7 +125,6 @@ def further(record: Record) -> list[str]:
     kinds = (
         ("Entropy", "entropy", "nats a token", "Of the sampling distribution. At 0 there is nothing left to explore."),
         ("Movement of the policy", "step_kl", "nats a step", "Half the mean squared change of log π(o|q) in a step."),
-        ("Brake on the learning rate", "lr_brake", "factor", "Below 1 where the next gradient told of overshoot."),
         ("Gradient norm", "grad_norm", "‖g‖", "Of the batch, before clipping."),
         ("Mismatch of the sampler", "sampling/sequence_logp_difference/mean", "nats a completion",
          "|log π - log sampler|, mean over completions."),

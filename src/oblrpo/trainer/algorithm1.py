@@ -216,8 +216,7 @@ class Learner:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
             self.scheduler.step()
-        schedule = self.schedule
-        return Update(gradient, factor, rate, schedule.smoothed, schedule.snr_interval(), kl, schedule.rule.metrics)
+        return Update(gradient, factor, rate, self.schedule.smoothed, self.schedule.snr_interval(), kl)
 
     @contextmanager
     def handing_out(self) -> Iterator[None]:

@@ -71,7 +71,6 @@ def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
         "baseline/spread": baseline_P.std().item(),
         "frac_prompts_masked": 1 - part_P.float().mean().item(),
         **({} if last.kl is None else {"step_kl": last.kl}),
-        **last.rule,
         **first.further,
     }
 

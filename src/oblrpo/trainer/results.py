@@ -127,8 +127,6 @@ class Update:
     """95 % interval of the averaged signal-to-noise ratio."""
     kl: float | None
     """The KL divergence by which the update moved the policy, in nats, where it was measured."""
-    rule: dict[str, float] = field(default_factory=dict)
-    """Metrics of the schedule's rule."""
     further: dict[str, float] = field(default_factory=dict)
     """Metrics of some steps: the variance ledger, how well proxies agree with exact norms, the sampler's mismatch."""
 
