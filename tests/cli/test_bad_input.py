@@ -201,6 +201,7 @@ def test_resume_needs_a_run_and_the_same_settings(small_run, oblrpo, tmp_path):
 @pytest.mark.parametrize("file", ["model.safetensors", "oblrpo_state.safetensors", "oblrpo_state.json", "config.json"])
 @pytest.mark.parametrize("damage", ["truncated", "missing", "garbage"])
 def test_a_broken_checkpoint(small_run, oblrpo, tmp_path, file, damage):
+    """Its checksums are those of the broken files, as if it had been written so."""
     assert small_run(steps=2)[0] == 0
     victim = tmp_path / "run" / "checkpoints" / "step_2" / file
     content = victim.read_bytes()
@@ -208,6 +209,7 @@ def test_a_broken_checkpoint(small_run, oblrpo, tmp_path, file, damage):
         victim.unlink()
     else:
         victim.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"\x00garbage" * 40)
+    write_sums(victim.parent)
     before = snapshot(tmp_path / "run")
     result = oblrpo("train", "--resume", "--output", tmp_path / "run", "--steps", 3)
     complained(result, "step_2", "emove that folder to resume from the")
