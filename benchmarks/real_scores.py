@@ -84,6 +84,8 @@ def exponent(batches: list[Drawn], G: int) -> str:
     x_PG, y_PG = (both_PGK - both_PGK.mean(1, keepdim=True)).unbind(2)
     varied_P = (x_PG != 0).any(1)
     x_PG, y_PG, P = x_PG[varied_P], y_PG[varied_P], int(varied_P.sum())
+    if P < 2:
+        return "Outputs of a prompt hardly differ in length: there is no exponent, and proxies by length say nothing."
     slope = float((x_PG * y_PG).sum() / x_PG.square().sum())
     pull_P = (x_PG * (y_PG - slope * x_PG)).sum(1)
     error = math.sqrt(float(pull_P.square().sum()) * P / (P - 1)) / float(x_PG.square().sum())

@@ -96,6 +96,7 @@ def test_the_exponent_of_norms_that_grow_with_the_square_of_length():
     norm2_S = length_S**2 * torch.tensor([5.0, 5, 7, 7, 1, 1])  # a scale of each group's own
     drawn = Drawn(None, Features(length_S, ones_S, ones_S, ones_S), norm2_S)
     assert exponent([drawn], 2).startswith("a = 2.00 +- 0.00 over 2 prompts")
+    assert exponent([replace(drawn, features=replace(drawn.features, length_S=4 * ones_S))], 2).startswith("Outputs of")
 
 
 def test_the_exactness_of_two_families(monkeypatch, capsys):
