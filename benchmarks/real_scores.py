@@ -112,10 +112,15 @@ def proxies(batches: list[Drawn], G: int, first: Drawn) -> None:
         calibrated.observe(each.features, each.norm2_S, G)
     print("| proxy | correlation | error, nats |\n|---|---|---|")
     for name, told in found.items():
-        cells = (mean(list(values)) for values in zip(*told, strict=True))
-        print(
-            f"| {name} | " + " | ".join(f"{cell.value:.2f} +- {cell.margin or math.nan:.2f}" for cell in cells) + " |"
-        )
+        print(f"| {name} | " + " | ".join(cell(list(values)) for values in zip(*told, strict=True)) + " |")
+
+
+def cell(values: list[float]) -> str:
+    """Mean and interval over batches; nothing where a batch has no spread to correlate."""
+    if any(map(math.isnan, values)):
+        return ""
+    found = mean(values)
+    return f"{found.value:.2f} +- {found.margin:.2f}"
 
 
 def variances(source: Source, batches: list[Drawn], first: Drawn) -> None:
@@ -126,7 +131,7 @@ def variances(source: Source, batches: list[Drawn], first: Drawn) -> None:
         if number:
             ledger = ledger_of.take(each.batch, prior, seed=number)
             entries = {name: entry.variance for name, entry in ledger.entries.items() if BASELINES[name].unbiased}
-            for name, variance in entries.items():
+            for name, variance in entries.items() if entries["rloo"] else ():
                 ratios.setdefault(name, []).append(variance / entries["rloo"])
             shares.append(ledger.entries["rloo"].snr)
         prior.observe(each.batch.rewards_PG, each.norm2_S.view(each.batch.shape), each.batch.valid_PG)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.real_scores import Drawn, Source, exponent
+from benchmarks.real_scores import Drawn, Source, exponent, proxies
 
 import oblrpo as oblrpo_package
 from oblrpo.config import PolicyConfig, TrainConfig
@@ -96,7 +96,17 @@ def test_the_exponent_of_norms_that_grow_with_the_square_of_length():
     norm2_S = length_S**2 * torch.tensor([5.0, 5, 7, 7, 1, 1])  # a scale of each group's own
     drawn = Drawn(None, Features(length_S, ones_S, ones_S, ones_S), norm2_S)
     assert exponent([drawn], 2).startswith("a = 2.00 +- 0.00 over 2 prompts")
-    assert exponent([replace(drawn, features=replace(drawn.features, length_S=4 * ones_S))], 2).startswith("Outputs of")
+
+
+def test_score_norms_of_outputs_of_one_length(capsys):
+    """No exponent, and nothing that a proxy by length could agree with."""
+    ones_S, norm2_S = torch.ones(6), torch.tensor([1.0, 2, 3, 4, 5, 6])
+    drawn = Drawn(None, Features(4 * ones_S, norm2_S**2, ones_S, ones_S), norm2_S)
+    assert exponent([drawn], 2).startswith("Outputs of a prompt hardly differ")
+    proxies([drawn, drawn], 2, drawn)
+    printed = capsys.readouterr().out
+    assert "| length |  | 0.22 +- 0.00 |" in printed  # ln(2), ln(4/3) and ln(6/5), halved, root mean square
+    assert "| logit | 1.00 +- 0.00 | 0.22 +- 0.00 |" in printed
 
 
 def test_the_exactness_of_two_families(monkeypatch, capsys):
