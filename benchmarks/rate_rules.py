@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.runs import mean_interval
-from oblrpo.estimators import SNRSchedule, moments
+from oblrpo.estimators import Moments, SNRSchedule, moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import MeasuredRate
 from oblrpo.estimators.schedule import RULES
@@ -92,6 +92,13 @@ class World:
 
     def step(self, P: int, schedule: SNRSchedule) -> None:
         """Sample a batch, take the gradient and its moments, update and confine."""
+        measured, change_ST = self.gradient(P)
+        schedule.step(measured, mean_length=self.length)
+        schedule.optimizer.step()
+        schedule.confine(change_ST)
+
+    def gradient(self, P: int) -> tuple[Moments, Callable[[], Tensor]]:
+        """Sample a batch and set the weights' gradient; its moments, and how each token's log pi changes after."""
         index_P = torch.randint(PROMPTS, (P,), generator=self.random)
         features_PF, answers_P1T = self.features_QF[index_P], self.answers_QT[index_P][:, None]
         with torch.no_grad():
@@ -106,16 +113,12 @@ class World:
         pull_PTV = torch.einsum("pg,pgtv->ptv", (rewards_PG - others_PG) / GENERATIONS, scores_PGTV)
         self.weights.grad = -torch.einsum("ptv,pf->tvf", pull_PTV, features_PF) / P
         norm2_P = pull_PTV.square().sum((1, 2)) * features_PF.square().sum(1)
-        schedule.step(moments(norm2_P, self.weights.grad.square().sum()), mean_length=self.length)
-        schedule.optimizer.step()
 
-        def change_S() -> Tensor:
-            changed = self.logps(features_PF) - logps_PTV
-            return (
-                changed[:, None].expand(-1, GENERATIONS, -1, -1).gather(-1, tokens_PGT[..., None]).sum((2, 3)).flatten()
-            )
+        def change_ST() -> Tensor:
+            changed_PGTV = (self.logps(features_PF) - logps_PTV)[:, None].expand(-1, GENERATIONS, -1, -1)
+            return changed_PGTV.gather(-1, tokens_PGT[..., None])[..., 0].flatten(0, 1)
 
-        schedule.confine(change_S)
+        return moments(norm2_P, self.weights.grad.square().sum()), change_ST
 
 
 def run(point: Point) -> tuple[Point, float]:

@@ -11,6 +11,8 @@ import torch
 from oblrpo import estimators
 from oblrpo.estimators import SCHEDULE_MODES, Moments, SNRSchedule
 from oblrpo.estimators.measured_rate import FREE, TOO_FAR, nats_of_step
+from oblrpo.estimators.rules import mean_kl
+from tests.estimators.nats import quadratic
 
 BATCH = Moments(signal2=2.0, trace_cov=8.0, n=4)  # N SNR = 1: half of the gradient's squared norm is signal
 SHARE = 0.5
@@ -36,7 +38,7 @@ LATE = 10**6
 
 
 class Slope:
-    """J = slope . theta in two parameters; log pi of output s changes by scores_s . change of theta, exactly.
+    """J = slope . theta in two parameters; output s is moved by (scores_s . change of theta)^2 / 2 nats, exactly.
 
     The scores average to Fisher's information 1, so that KL = ||change of theta||^2 / 2.
     """
@@ -70,7 +72,7 @@ class Slope:
 
     def change_S(self, before):
         self.measured_times += 1
-        return self.scores_SD @ (self.theta - before)
+        return quadratic(self.scores_SD @ (self.theta - before))
 
     @property
     def rule(self):
@@ -160,7 +162,7 @@ def test_muon_settles_there_too():
         schedule.step(BATCH)
         before = parameter.detach().clone()
         schedule.optimizer.step()
-        taken = schedule.confine(lambda before=before: (SIGNS_SD @ (parameter.detach() - before))[:, 0])
+        taken = schedule.confine(lambda before=before: quadratic(SIGNS_SD @ (parameter.detach() - before))[:, 0])
     assert taken.kl == pytest.approx(meant(40), rel=0.1)  # its directions are of bfloat16
 
 
@@ -332,7 +334,7 @@ def test_a_first_group_without_a_rate_does_not_stop_the_others():
         a.grad, b.grad, old = torch.full((1,), -0.1).double(), torch.full((1,), -0.1).double(), b.item()
         schedule.step(BATCH)
         optimizer.step()
-        kl = schedule.confine(lambda: b.detach() - old).kl  # noqa: B023
+        kl = schedule.confine(lambda: quadratic(b.detach() - old)).kl  # noqa: B023
         assert kl <= TOO_FAR * meant(1)
     assert kl == pytest.approx(meant(3))
 
@@ -360,12 +362,27 @@ def test_parameters_without_a_gradient_do_not_matter():
     assert torch.equal(idle, torch.ones(5))
 
 
-def test_long_tails_are_clipped_at_three_times_the_root_mean_square():
-    change_S = torch.zeros(100)
-    change_S[7] = -5.0
-    rms = 5 / 10
-    kl, _ = SNRSchedule(sgd(0.1)([torch.nn.Parameter(torch.ones(1))]), "auto").confine(lambda: change_S)
-    assert kl == pytest.approx((3 * rms) ** 2 / 100 / 2)
+def test_the_kl_is_without_bias_and_by_token_steadier():
+    """By listing every answer of two tokens, each weighed by its chance before: the exact KL, whatever the update."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (1, 3))
+    moved = [logits + torch.randn(logits.shape, generator=generator, dtype=torch.float64) for logits in (first, second)]
+    (a_1V, b_VV), (c_1V, d_VV) = ([x.log_softmax(-1) for x in both] for both in ((first, second), moved))
+    chance_S = (a_1V.T + b_VV).exp().flatten()
+    change_ST = torch.stack([(c_1V - a_1V).T.expand(3, 3).flatten(), (d_VV - b_VV).flatten()], 1)
+    exact = float((chance_S * -change_ST.sum(1)).sum())
+    by_token, by_output = ([mean_kl(row[None]) for row in change] for change in (change_ST, change_ST.sum(1)))
+    felt = [torch.tensor(kls, dtype=torch.float64) for kls in (by_token, by_output)]
+    assert [float(chance_S @ kl_S) for kl_S in felt] == pytest.approx([exact, exact])
+    spread = [float(chance_S @ (kl_S - exact).square()) for kl_S in felt]
+    assert spread[0] < spread[1]
+
+
+def test_a_token_that_became_impossible_counts_as_its_log_probability_says():
+    change_ST = torch.zeros(100, 3)
+    change_ST[7, 1] = -50.0
+    assert mean_kl(change_ST) == pytest.approx((50 - 1) / 100)
+    assert mean_kl(torch.full((2, 2), 1e-9)) == pytest.approx(1e-18)
 
 
 def test_an_update_that_does_nothing_leaves_kappa_alone():
@@ -463,7 +480,7 @@ def test_a_step_at_a_rate_of_zero_has_nothing_to_shorten():
         p.grad = torch.zeros_like(p)
     run.schedule.step(Moments(0.0, 0.0, 4))
     run.optimizer.step()
-    assert run.schedule.confine(lambda: torch.ones(4)) == (0.5, 1.0)
+    assert run.schedule.confine(lambda: torch.ones(4)) == (pytest.approx(math.e - 2), 1.0)
     assert torch.equal(run.theta, before)
     run.step()
     assert run.rule.kappa == pytest.approx(kappa)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from oblrpo.estimators import Moments, SNRSchedule
+from tests.estimators.nats import change_of
 
 BATCH = Moments(signal2=1.0, trace_cov=1.0, n=4)
 
@@ -19,7 +20,7 @@ def update(schedule, kl=0.0):
     schedule.step(BATCH, mean_length=10.0)
     (rate,) = schedule.learning_rates
     schedule.optimizer.step()
-    schedule.confine(lambda: torch.full((4,), (2 * kl) ** 0.5))
+    schedule.confine(lambda: change_of(kl).expand(4))
     return rate
 
 

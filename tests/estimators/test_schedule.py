@@ -214,8 +214,12 @@ def test_a_state_of_another_mode_is_refused():
 
 @pytest.mark.parametrize("mode", SCHEDULE_MODES)
 def test_every_mode_measures_the_kl_of_a_step(mode):
-    """Mean squared change / 2; only `auto` asks for a step to measure."""
-    assert SNRSchedule(optimizer_of(), mode).confine(lambda: torch.tensor([0.1, -0.3])) == (pytest.approx(0.025), 1.0)
+    """The mean of exp(c) - 1 - c over outputs; only `auto` asks for a step to measure."""
+    expected = (math.exp(0.1) - 1.1 + math.exp(-0.3) - 0.7) / 2
+    assert SNRSchedule(optimizer_of(), mode).confine(lambda: torch.tensor([0.1, -0.3])) == (
+        pytest.approx(expected),
+        1.0,
+    )
 
 
 @pytest.mark.parametrize(

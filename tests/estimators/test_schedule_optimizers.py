@@ -7,6 +7,7 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import Moments, SNRSchedule
+from tests.estimators.nats import quadratic
 
 BATCH = Moments(signal2=2.0, trace_cov=8.0, n=4)  # N SNR = 1
 
@@ -159,6 +160,6 @@ def test_clipping_is_not_seen_by_the_moments_but_by_auto_it_is():
     schedule.step(BATCH)
     parameter.grad *= 0.1
     optimizer.step()
-    schedule.confine(lambda: parameter.detach() - 1)
+    schedule.confine(lambda: quadratic(parameter.detach() - 1))
     schedule.step(BATCH)
     assert schedule.rule.kappa == pytest.approx(0.1**2 / 2)

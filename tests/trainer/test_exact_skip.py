@@ -135,9 +135,10 @@ def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=0.5, schedule_kl_every=1)
     gradient, _ = learner.gradient(learner.batch(rollouts, rewards_PG), 1)
     change = learner.movement.watch(gradient)
-    before_S = tiny_policy.logps(rollouts.sequences).logps_S.detach()
+    own_SC, before_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
     learner.optimizer.step()
-    torch.testing.assert_close(change(), tiny_policy.logps(rollouts.sequences).logps_S.detach() - before_S)
+    after_SC = tiny_policy.logps(rollouts.sequences).logp_SC.detach()
+    torch.testing.assert_close(change(), (after_SC - before_SC) * own_SC)
 
 
 def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):

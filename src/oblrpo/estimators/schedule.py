@@ -178,8 +178,9 @@ class SNRSchedule:
         `auto` and `kl` need it (`rule.measures_updates`); the other modes only measure.
 
         Args:
-            change: () -> log pi after - log pi before, of the batch's outputs; a subsample will do. It is called again
-                after every change of the update's length.
+            change: () -> log pi after - log pi before of every token of the batch's outputs, (S, T), 0 where there is
+                none; of whole outputs, (S,), it is noisier. A subsample of outputs will do. It is called again after
+                every change of the update's length.
 
         Raises:
             ValueError: a change is NaN or infinite, or `auto` cannot measure it.

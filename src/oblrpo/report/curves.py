@@ -124,7 +124,7 @@ def further(record: Record) -> list[str]:
     steps = record.steps
     kinds = (
         ("Entropy", "entropy", "nats a token", "Of the sampling distribution. At 0 there is nothing left to explore."),
-        ("Movement of the policy", "step_kl", "nats a step", "Half the mean squared change of log π(o|q) in a step."),
+        ("Movement of the policy", "step_kl", "nats a step", "KL(before || after) of a completion, on its own tokens."),
         ("Gradient norm", "grad_norm", "‖g‖", "Of the batch, before clipping."),
         ("Mismatch of the sampler", "sampling/sequence_logp_difference/mean", "nats a completion",
          "|log π - log sampler|, mean over completions."),

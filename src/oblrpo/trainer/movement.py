@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches
-from oblrpo.trainer.results import Gradient
+from oblrpo.trainer.results import Gradient, by_token
 
 
 class Movement:
@@ -26,17 +26,17 @@ class Movement:
         self.policy, self.temperature, self.every, self.micro_batches = policy, temperature, every, micro_batches
 
     def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
-        """Return a function that tells, after the update, by how much log pi(o|q) has changed, (some S,)."""
+        """Return a function that tells, after the update, by how much the tokens' log pi has changed, (some S, C)."""
         rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
         chosen = gradient.batch.sequences.at(rows)
         # In bfloat16 another batch is rounded in another way, which is not to be taken for a movement of the policy.
-        before_S = gradient.logps_PG.flatten()[rows]
-        if self.policy.rounds or not before_S.isfinite().all():  # or it did not go through the model
-            before_S = self._logps_S(chosen)
-        return lambda: self._logps_S(chosen) - before_S
+        before_SC = gradient.logp_SC[rows, : chosen.own_SC.shape[1]]
+        if self.policy.rounds or not before_SC.isfinite().all():  # or it did not go through the model
+            before_SC = self._logp_SC(chosen)
+        return lambda: self._logp_SC(chosen) - before_SC
 
     @torch.no_grad()
-    def _logps_S(self, chosen: Sequences) -> Tensor:
+    def _logp_SC(self, chosen: Sequences) -> Tensor:
         blocks = self.micro_batches.of(chosen, 1)
-        outputs = [self.policy.logps(chosen.at(rows_S), self.temperature).logps_S for rows_S in blocks]
-        return torch.cat(outputs)[torch.cat(blocks).argsort()]
+        outputs = [self.policy.logps(chosen.at(rows_S), self.temperature).logp_SC for rows_S in blocks]
+        return by_token(chosen, blocks, outputs)

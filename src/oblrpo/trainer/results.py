@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from oblrpo import estimators
-from oblrpo.policy import Logps
+from oblrpo.policy import Logps, Sequences
 from oblrpo.rollout import Rollouts
 from oblrpo.trainer.batch import Batch
 
@@ -47,6 +48,16 @@ def by_output(parts: list[Part], values: list[Tensor], rest_PG: Tensor) -> Tenso
     return result_S.view_as(rest_PG)
 
 
+def by_token(sequences: Sequences, blocks: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """What blocks of rows say of their tokens, (S, C): 0 where there is none of the policy's own, NaN in other rows."""
+    own_SC = sequences.own_SC.bool()
+    result_SC = torch.where(own_SC, math.nan, values[0].new_zeros(()))
+    for index_S, each in zip(blocks, values, strict=True):
+        width = each.shape[1]
+        result_SC[index_S, :width] = torch.where(own_SC[index_S, :width], each, 0.0)
+    return result_SC
+
+
 @dataclass(frozen=True)
 class Gradient:
     """The gradient of one batch (left in `.grad`, as that of the loss -J) and all that was learned on the way."""
@@ -59,6 +70,8 @@ class Gradient:
     """The baseline b; of a baseline by token, its mean over the output's tokens."""
     logps_PG: Tensor
     """The log-probability log pi(o|q) of every output, in nats; NaN of those that did not go through the model."""
+    logp_SC: Tensor
+    """The same of every token; 0 where there is none of the policy's own."""
     moments: estimators.Moments
     """Signal and noise, in the schedule's metric."""
     norm2: float
@@ -90,12 +103,14 @@ class Gradient:
         unknown_PG = torch.full_like(batch.rewards_PG, math.nan)
         rho_PG = by_output(parts, [part.batch.rho_PG for part in parts], batch.rho_PG)
         logps_PG = by_output(parts, [part.logps.logps_S for part in parts], unknown_PG)
+        places = [part.batch.index_S for part in parts if part.batch.index_S is not None]
         known_PG = unknown_PG if baseline_PG is None else baseline_PG
         return cls(
             batch=replace(batch, rho_PG=rho_PG),
             norm2_PG=by_output(parts, norms, unknown_PG).to(batch.rewards_PG) if norms else None,
             baseline_PG=by_output(parts, [part.baseline_PG for part in parts], known_PG),
             logps_PG=logps_PG.to(batch.rewards_PG),
+            logp_SC=by_token(batch.sequences, places, [part.logps.logp_SC for part in parts]),
             moments=moments,
             norm2=norm2,
             entropy=(entropy + sum(part.entropy for part in parts)) / float(batch.sequences.own_ST.sum()),
