@@ -1,6 +1,6 @@
 """Is the advice about the batch size true? Progress that is known exactly, against what was promised.
 
-    python -m benchmarks.batch_advice [--worlds sparse graded long-sparse long-graded] [--seeds 16] [--trained 0 100]
+    python -m benchmarks.batch_advice [--worlds sparse graded] [--seeds 16] [--trained 0 100]
 
 The summary of a run says what twice the batch would buy: with N prompts over a critical batch of N* a step gains in
 proportion to N / (N + N*), "at the rate that the batch supports". The small policies of `benchmarks.rate_rules` know
@@ -153,7 +153,7 @@ def report(name: str, trained: int, seeds: int) -> list[tuple[str | float, ...]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
+    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=["sparse", "graded"])
     parser.add_argument("--trained", nargs="+", type=int, default=[0, 100], help="steps of AdamW before the checkpoint")
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--csv", type=Path, default=Path("runs/batch_advice.csv"))
@@ -166,6 +166,7 @@ def main() -> None:
         for name in told.worlds:
             for trained in told.trained:
                 writer.writerows(report(name, trained, told.seeds))
+                file.flush()
 
 
 if __name__ == "__main__":

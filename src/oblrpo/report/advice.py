@@ -8,7 +8,8 @@ import math
 def advice(prompts: int, n_snr: float | None) -> str:
     """Say in a sentence what the measured signal-to-noise ratio means for the batch size.
 
-    At the rate that a batch of N prompts supports, a step gains in proportion to N SNR / (1 + N SNR) (theorem 4).
+    At the rate that a batch of N prompts supports, a single step gains in proportion to N SNR / (1 + N SNR) (theorem 4).
+    Over many steps noise averages out, and more prompts buy less than that.
 
     Args:
         prompts: N.
@@ -23,6 +24,6 @@ def advice(prompts: int, n_snr: float | None) -> str:
     doubled = 2 * (1 + n_snr) / (1 + 2 * n_snr)
     halved = (1 + n_snr) / (2 + n_snr)
     return (
-        f"your {prompts} prompts are {n_snr:.2g}x the critical batch of {prompts / n_snr:.0f}: doubling them would buy "
-        f"{doubled:.2f}x the progress a step, halving them leave {halved:.2f}x"
+        f"your {prompts} prompts are {n_snr:.2g}x the critical batch of {prompts / n_snr:.0f}: doubling them would buy at "
+        f"most {doubled:.2f}x the progress a step, halving them leave at least {halved:.2f}x"
     )
