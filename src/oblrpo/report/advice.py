@@ -24,6 +24,6 @@ def advice(prompts: int, n_snr: float | None) -> str:
     doubled = 2 * (1 + n_snr) / (1 + 2 * n_snr)
     halved = (1 + n_snr) / (2 + n_snr)
     return (
-        f"your {prompts} prompts are {n_snr:.2g}x the critical batch of {prompts / n_snr:.0f}: doubling them would buy at "
-        f"most {doubled:.2f}x the progress a step, halving them leave at least {halved:.2f}x"
+        f"your {prompts} prompts are {n_snr:.2g}x the critical batch of {prompts / n_snr:.0f}: doubling them would buy "
+        f"about {doubled:.2f}x the progress of a step, and less over many; halving them leave {halved:.2f}x, and more"
     )
