@@ -1,4 +1,4 @@
-"""A look at the gradient of TRL's own trainers, which changes nothing: noise, and what each baseline would make of it."""
+"""A look at the gradient of TRL's own trainers, which changes nothing: noise, and what baselines would make of it."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         self._average = MomentAverage(0.9)
         self._rewards: Tensor | None = None
         self._batch: dict[str, Tensor] | None = None
+        self._next = 0  # the number of updates after which the next batch is looked at
         self._listen()
 
     def _listen(self) -> None:
@@ -94,15 +95,18 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
 
         def generate_and_score(inputs: Any) -> dict[str, Any]:
             output: dict[str, Any] = generate(inputs)
-            step = trainer.state.global_step + 1
-            if trainer.model.training and (step == 1 or step % self.every == 0):
-                self._batch = dict(output)
+            if trainer.model.training and trainer.state.global_step >= self._next:
+                self._batch, self._next = dict(output), trainer.state.global_step + self.every
             return output
 
         trainer._calculate_rewards, trainer._generate_and_score_completions = calculate_rewards, generate_and_score
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the ledger of a batch that was just generated, with the weights that generated it."""
+        """Take the ledger of a batch that was just generated, with the weights that generated it.
+
+        Raises:
+            InputError: the model cannot be recorded.
+        """
         if self._batch is None:
             return
         try:
@@ -125,6 +129,8 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         valid_PG &= valid_PG.sum(1, keepdim=True) > 1
         keep_P = valid_PG.any(1)
         rows_S = keep_P.repeat_interleave(G)
+        if int(self._trainer.accelerator.gather(keep_P.sum()[None]).min()) < 2:
+            return {}  # too few prompts have rewards: there is nothing to tell
         inputs = estimators.baseline_inputs(mask_PGT[keep_P], norm2_PG[keep_P])
         rewards_PG, valid_PG = rewards_PG[keep_P], valid_PG[keep_P]
         every = estimators.under_every_baseline(rewards_PG, inputs, valid_PG=valid_PG, prior=self._prior)

@@ -72,7 +72,11 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._rewards_per_func
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Generate as TRL does, and keep the rewards; TRL's advantages are replaced once score norms are known."""
+        """Generate as TRL does, and keep the rewards; TRL's advantages are replaced once score norms are known.
+
+        Raises:
+            InputError: a reward is infinite.
+        """
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not self.model.training:
             return output
@@ -128,6 +132,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
         Raises:
             InputError: the gradient cannot be used.
+            DivergedError: it is NaN or infinite.
         """
         if not self.model.training:
             return super()._compute_loss(model, inputs)  # type: ignore[no-any-return]
@@ -159,7 +164,11 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._add_metrics(batch_metrics(batch) | signal_metrics(schedule, batch.moments, factor))
 
     def _after_update(self) -> None:
-        """Measure how far the update moved the policy, and shorten it where it went too far."""
+        """Measure how far the update moved the policy, and shorten it where it went too far.
+
+        Raises:
+            InputError: it cannot be measured.
+        """
         if self._watched is not None:
             assert self._rate is not None
             try:
@@ -198,7 +207,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            state = {"schedule": self._schedule.state_dict(), **self._gradient.state_dict()}
+            schedule = {"mode": self._schedule.mode, **self._schedule.state_dict()}
+            state = {"schedule": schedule, **self._gradient.state_dict()}
             (Path(output_dir) / STATE).write_text(json.dumps(state))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -214,11 +224,14 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if not file.is_file():
             raise InputError(f"{file} is missing: the checkpoint was written without OBLRPOTrainer's state.")
         state = json.loads(file.read_text())
+        mode = state["schedule"].pop("mode")
+        if mode != self.args.schedule:
+            raise InputError(f"{file} was written with schedule={mode!r}; set it again, or begin a new run.")
         try:
             self._schedule.load_state_dict(state["schedule"])
             self._gradient.load_state_dict(state)
         except (KeyError, ValueError) as error:
-            raise InputError(f"{file} was written with another schedule or version ({error}).") from None
+            raise InputError(f"{file} was written by another version of oblrpo ({error}).") from None
 
 
 class _AfterUpdate(TrainerCallback):  # type: ignore[misc]
