@@ -109,12 +109,17 @@ class BatchGradient:
         group_norm2_P = tape.accumulate(-advantage_PG.flatten() / outputs, G)
         check_finite("gradient of a prompt", group_norm2_P)
         tape.forget()
-        known = {"reward": rewards_PG, "valid": valid_PG, "baseline": baseline_PG, "advantage": advantage_PG}
+        known: dict[str, Tensor | None] = {
+            "reward": rewards_PG,
+            "valid": valid_PG,
+            "baseline": baseline_PG,
+            "advantage": advantage_PG,
+        }
         known |= {"length": sequences.lengths_S, "entropy": (logps.entropy_SC * sequences.own_SC).sum(1)}
         known |= {"weight": weight_S, "norm2": norm2_S, "logp": logps.logps_S}
         known |= {"logit_norm2": None if logps.features is None else logps.features.logit_norm2_S}
         unknown_S = torch.full_like(logps.logps_S, math.nan)
-        columns = [unknown_S if known[name] is None else known[name].flatten() for name in COLUMNS]
+        columns = [unknown_S if (found := known[name]) is None else found.flatten() for name in COLUMNS]
         table_SK = torch.stack([column.detach().to(torch.float64) for column in columns], 1)
         self.parts.append(Scored(sequences, logps.logps_S.detach(), table_SK, group_norm2_P))
         return advantage_PG.mean()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from oblrpo.adapters.trl.gradient import Batch, BatchGradient, in_eval_mode
 from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import RULES, SNRSchedule
+from oblrpo.estimators.schedule import Mode
 from oblrpo.policy import Policy
 from oblrpo.scores import UnsupportedModelError
 
@@ -68,8 +69,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     # ---- the batch ----
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
-        self._rewards_per_func: Tensor = super()._calculate_rewards(*args)
-        return self._rewards_per_func
+        found: Tensor = super()._calculate_rewards(*args)
+        self._rewards_per_func = found
+        return found
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """Generate as TRL does, and keep the rewards; TRL's advantages are replaced once score norms are known.
@@ -99,7 +101,9 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return super()._prepare_inputs(generation_batch)  # type: ignore[no-any-return]
         parts = self.args.steps_per_generation
         if self._step % parts == 0 or self._buffered_inputs is None:
-            self._buffered_inputs = split_tensor_dict(self._generate_and_score_completions(generation_batch), parts)
+            self._buffered_inputs: Any = split_tensor_dict(
+                self._generate_and_score_completions(generation_batch), parts
+            )
         return self._buffered_inputs[self._step % parts]  # type: ignore[no-any-return]
 
     # ---- the gradient ----
@@ -111,15 +115,20 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             InputError: the schedule cannot work with these settings or with the optimizer.
         """
         scheduler = super().create_scheduler(*args, **kwargs)
-        given, optimizer = self.args, getattr(self.optimizer, "optimizer", self.optimizer)
+        given: OBLRPOConfig = self.args
+        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
         if refusal := RULES[given.schedule].refusal(type(optimizer).__name__, given.learning_rate):
             raise InputError(refusal)
         if self._rate is not None and self._schedule.optimizer is optimizer:
             return scheduler  # trained on
-        bounds = {"floor": given.schedule_floor, "ceiling": given.schedule_ceiling}
         try:
             self._schedule = SNRSchedule(
-                optimizer, given.schedule, ema=given.schedule_ema, kl=given.schedule_kl, **bounds
+                optimizer,
+                cast(Mode, given.schedule),
+                ema=given.schedule_ema,
+                floor=given.schedule_floor,
+                ceiling=given.schedule_ceiling,
+                kl=given.schedule_kl,
             )
         except ValueError as error:
             raise InputError(f"the schedule cannot be used: {error}") from None
@@ -146,7 +155,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise
         except (ValueError, UnsupportedModelError) as error:
             raise InputError(f"the gradient cannot be used: {error}") from None
-        return (-advantage / parts).detach().requires_grad_()
+        loss: Tensor = (-advantage / parts).detach().requires_grad_()
+        return loss
 
     def _set_rate(self, batch: Batch) -> None:
         """Log the batch, set the rate of the update that comes next, and get ready to measure it."""
@@ -186,7 +196,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _get_learning_rate(self) -> float:
         """The rate of the last update, which the schedule has set."""
-        return super()._get_learning_rate() if self._rate is None else self._rate  # type: ignore[no-any-return]
+        return super()._get_learning_rate() if self._rate is None else self._rate
 
     def _add_metrics(self, metrics: dict[str, float]) -> None:
         for key, value in metrics.items():
