@@ -2,6 +2,8 @@
 
 import json
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -266,3 +268,10 @@ def test_the_ledger_refuses_what_it_cannot_look_at(tmp_path):
             VarianceLedgerCallback(trainer, **given)
     with pytest.raises(InputError, match="two prompts"):
         VarianceLedgerCallback(theirs(tmp_path, gradient_accumulation_steps=1, per_device_train_batch_size=4))
+
+
+@pytest.mark.parametrize("words", [[], ["--look"]])
+def test_the_example_runs(tmp_path, words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["trl_oblrpo", "--steps", "5", "--output", str(tmp_path), *words])
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "trl_oblrpo.py"), run_name="__main__")
+    assert ("variance/oblr" if words else "baseline/mean") in capsys.readouterr().out
