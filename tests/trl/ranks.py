@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from tests.trl.support import Capture, ours
+from oblrpo.adapters.trl import VarianceLedgerCallback
+from tests.trl.support import Capture, ours, theirs
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
@@ -22,4 +23,11 @@ if __name__ == "__main__":
         "weights": trainer.model.state_dict(),
         "log": trainer.state.log_history,
     }
+    looked = theirs(folder, max_steps=1)
+    ledger, mine = VarianceLedgerCallback(looked), []
+    take = ledger._over_processes
+    ledger._over_processes = lambda found, n: (mine.append(found.entries["rloo"].variance), take(found, n))[1]
+    looked.add_callback(ledger)
+    looked.train()
+    left |= {"ledger": looked.state.log_history[0], "variance": mine[0]}
     torch.save(left, folder / f"rank_{trainer.accelerator.process_index}.pt")

@@ -57,13 +57,14 @@ def assert_close(found, wanted, bound=1e-5):
     [
         {},
         {"baseline": "oblr", "temperature": 0.7, "score_method": "gram"},
+        {"baseline": "rloo", "schedule": "off"},
         {"gradient_checkpointing": True},
         {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16},
         {"peft_config": LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM")},
         {"peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"),
          "gradient_checkpointing": True},
     ],
-    ids=["accumulated", "gram", "checkpointed", "at once", "lora", "lora checkpointed"],
+    ids=["accumulated", "gram", "rloo", "checkpointed", "at once", "lora", "lora checkpointed"],
 )  # fmt: skip
 def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
     trainer, updates = run(tmp_path, steps=2, **given)
@@ -162,6 +163,8 @@ def test_two_processes_make_the_same_update(tmp_path):
         assert one["rate"] == other["rate"] > 0
     assert json.dumps(first["state"]) == json.dumps(second["state"])
     assert all(torch.equal(first["weights"][name], value) for name, value in second["weights"].items())
+    whole = (first["variance"] + second["variance"]) / 2 / 2  # of twice as many prompts
+    assert first["ledger"]["variance/rloo"] == pytest.approx(whole)
     update = first["updates"][0]
     trainer = ours(tmp_path, max_steps=1)
     gradient_PN = torch.cat([expected(trainer, each["updates"][0], "oblr") for each in (first, second)])

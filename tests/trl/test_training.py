@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
@@ -23,6 +24,7 @@ WRONG = {
     "off_policy_mask_threshold": 0.5, "mask_truncated_completions": True, "disable_dropout": False,
     "vllm_importance_sampling_correction": True, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
     "temperature": 0.0, "generation_kwargs": {"do_sample": False}, "cast_lm_head_to_fp32": True,
+    "optim": OptimizerNames.LOMO,
     "use_liger_kernel": True, "torch_compile": True, "neftune_noise_alpha": 5.0, "fp16": True, "fsdp": "full_shard",
     "deepspeed": {"zero_optimization": {"stage": 3}}, "baseline": "grpo", "score_norms": "guessed",
     "score_method": "two_pass", "calibration_steps": 0, "schedule": "linear", "schedule_kl_every": 0,

@@ -78,6 +78,12 @@ RULES = (
     Rule("generation_kwargs", _off, "they may change how outputs are sampled", "generation_kwargs=None"),
     Rule("cast_lm_head_to_fp32", _off, "the head's weight is then used around its module",
          "cast_lm_head_to_fp32=False; log-probabilities are taken in float32 anyway"),
+    Rule(
+        "optim",
+        lambda value: not any(word in str(value).lower() for word in ("lomo", "layerwise")),
+        "it updates weights within TRL's backward, which is not run",
+        "optim='adamw_torch'",
+    ),
     Rule("use_liger_kernel", _off, "its layers hide how their weights are used", "use_liger_kernel=False"),
     Rule("torch_compile", _off, "a compiled model cannot be recorded", "torch_compile=False"),
     Rule("neftune_noise_alpha", _off, "the score is not that of the policy which sampled", "neftune_noise_alpha=None"),
