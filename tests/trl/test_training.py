@@ -179,6 +179,29 @@ def test_a_checkpoint_of_another_trainer_or_schedule_is_refused(tmp_path):
         )
 
 
+def test_a_run_that_was_broken_off_begins_with_a_new_batch(tmp_path):
+    """Its other half would be that of an older policy."""
+    calls, sizes = [], []
+
+    class Broken(OBLRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            calls.append(len(self._gradient.parts))
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return super()._compute_loss(model, inputs)
+
+        def _set_rate(self, batch):
+            sizes.append(len(batch.columns["reward"]))
+            super()._set_rate(batch)
+
+    trainer = ours(tmp_path, kind=Broken)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert calls == [0, 1, 0, 1, 0, 1]
+    assert sizes == [16, 16]
+
+
 def test_evaluation_leaves_training_as_it_is(tmp_path):
     trainer = ours(tmp_path, max_steps=2)
     trainer.train()

@@ -114,10 +114,13 @@ class BatchGradient:
             "valid": valid_PG,
             "baseline": baseline_PG,
             "advantage": advantage_PG,
+            "weight": weight_S,
+            "norm2": norm2_S,
+            "length": sequences.lengths_S,
+            "logit_norm2": None if logps.features is None else logps.features.logit_norm2_S,
+            "logp": logps.logps_S,
+            "entropy": (logps.entropy_SC * sequences.own_SC).sum(1),
         }
-        known |= {"length": sequences.lengths_S, "entropy": (logps.entropy_SC * sequences.own_SC).sum(1)}
-        known |= {"weight": weight_S, "norm2": norm2_S, "logp": logps.logps_S}
-        known |= {"logit_norm2": None if logps.features is None else logps.features.logit_norm2_S}
         unknown_S = torch.full_like(logps.logps_S, math.nan)
         columns = [unknown_S if (found := known[name]) is None else found.flatten() for name in COLUMNS]
         table_SK = torch.stack([column.detach().to(torch.float64) for column in columns], 1)
@@ -160,7 +163,7 @@ class BatchGradient:
         parts = [columns[name].view(-1, rows // group_size, group_size) for name in ("reward", "weight", "valid")]
         for rewards_PG, weight_PG, valid_PG in zip(
             *parts, strict=True
-        ):  # the micro-batches as each process saw its own
+        ):  # micro-batch by micro-batch, as they were seen
             self.prior.observe(rewards_PG, weight_PG, valid_PG)
         self.prior.next_step()
         if self.args.score_norms == "exact" or bool(columns["norm2"].isnan().any()):

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
@@ -64,7 +63,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._schedule: SNRSchedule
         self._rate: float | None = None
         self._watched: Any = None
-        self.add_callback(_AfterUpdate(self))
+        self.add_callback(_Told(self))
 
     # ---- the batch ----
 
@@ -158,6 +157,12 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         loss: Tensor = (-advantage / parts).detach().requires_grad_()
         return loss
 
+    def _begin(self) -> None:
+        """Begin with a new batch, whatever an interrupted run has left."""
+        self._gradient.forget()
+        self._watched = self._buffered_inputs = None
+        self._step = 0
+
     def _set_rate(self, batch: Batch) -> None:
         """Log the batch, set the rate of the update that comes next, and get ready to measure it."""
         self._log_outputs(batch)
@@ -244,12 +249,14 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise InputError(f"{file} was written by another version of oblrpo ({error}).") from None
 
 
-class _AfterUpdate(TrainerCallback):  # type: ignore[misc]
-    """Tells the trainer that the optimizer has stepped."""
+class _Told(TrainerCallback):  # type: ignore[misc]
+    """Tells the trainer that training begins, and that the optimizer has stepped."""
 
     def __init__(self, trainer: OBLRPOTrainer) -> None:
         self._trainer = trainer
 
-    @torch.no_grad()
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._begin()
+
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._after_update()
