@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 from transformers.training_args import OptimizerNames
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, TrlParser
 
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
 from oblrpo.adapters.trl.checks import RULES, UNBIASED
@@ -86,6 +86,12 @@ def test_a_user_who_changes_two_names_gets_a_valid_configuration(tmp_path):
     """TRL's defaults otherwise: eight completions a prompt, eight a device."""
     args = OBLRPOConfig(str(tmp_path), use_cpu=True, report_to="none")
     assert args.generation_batch_size == 64
+
+
+def test_trl_s_own_parser_reads_it(tmp_path):
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--schedule", "kl", "--schedule_kl", "0.5"]
+    [args] = TrlParser((OBLRPOConfig,)).parse_args_and_config(words)
+    assert (args.schedule, args.schedule_kl, args.scale_rewards, args.loss_type) == ("kl", 0.5, "none", "luspo")
 
 
 def test_dropout_makes_no_difference(tmp_path):

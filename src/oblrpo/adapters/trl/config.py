@@ -32,7 +32,7 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     importance_sampling_level: str = field(
         default="sequence", metadata={"help": "Of no effect: an update is on-policy. It is what TRL wants with luspo."}
     )
-    scale_rewards: str | bool = field(
+    scale_rewards: str = field(
         default="none", metadata={"help": "Rewards are not scaled: their deviation would depend on the output itself."}
     )
     disable_dropout: bool = field(

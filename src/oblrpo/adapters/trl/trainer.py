@@ -40,13 +40,15 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     _tag_names = (*GRPOTrainer._tag_names, "oblrpo")
 
-    def __init__(self, model: Any, reward_funcs: Any = None, args: OBLRPOConfig | None = None, **others: Any) -> None:
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, args: OBLRPOConfig | None = None, *others: Any, **named: Any
+    ) -> None:
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = OBLRPOConfig(f"{name.split('/')[-1]}-OBLR-PO")
         if not isinstance(args, OBLRPOConfig):
             raise InputError(f"OBLRPOTrainer needs an OBLRPOConfig, got a {type(args).__name__}.")
-        super().__init__(model, reward_funcs, args, **others)
+        super().__init__(model, reward_funcs, args, *others, **named)
         check_trainer(self)
         self._policy = Policy(
             self.model,
