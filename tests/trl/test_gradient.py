@@ -39,6 +39,8 @@ def expected(trainer, update, name, prior=None):
     """Advantages from exact norms by loop autograd, and the mean over sequences of A grad log pi, per prompt too."""
     before, gradients = policy_of(trainer, update), []
     for batch in update["batch"]:  # a prior sees one micro-batch after another
+        prompts_PGQ = batch["prompt_ids"].unflatten(0, (-1, G))
+        assert (prompts_PGQ == prompts_PGQ[:, :1]).all()
         scores_SN = scores(before, batch, trainer.temperature)
         rewards_PG, norm2_PG = batch["rewards"].view(-1, G), scores_SN.square().sum(1).view(-1, G)
         b = estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG, prior=prior)

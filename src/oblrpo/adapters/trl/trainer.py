@@ -102,9 +102,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return super()._prepare_inputs(generation_batch)  # type: ignore[no-any-return]
         parts = self.args.steps_per_generation
         if self._step % parts == 0 or self._buffered_inputs is None:
-            self._buffered_inputs: Any = split_tensor_dict(
-                self._generate_and_score_completions(generation_batch), parts
-            )
+            whole = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs: Any = split_tensor_dict(whole, parts)
         return self._buffered_inputs[self._step % parts]  # type: ignore[no-any-return]
 
     # ---- the gradient ----
@@ -211,10 +210,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _log_outputs(self, batch: Batch) -> None:
         """Put the advantages that are used in the place of TRL's, with baseline and score norm beside them."""
-        shown, columns = self._logs["advantages"], {key: value.tolist() for key, value in batch.columns.items()}
-        for _ in range(min(len(shown), len(columns["advantage"]))):
-            shown.pop()
-        shown.extend(columns["advantage"])
+        columns = {key: value.tolist() for key, value in batch.columns.items()}
+        self._logs["advantages"].extend(columns["advantage"])  # which holds one batch: TRL's drop out
         self._logs["extra"]["baseline"].extend(columns["baseline"])
         if self._gradient.entry.needs:
             self._logs["extra"]["score_norm2"].extend(columns["weight"])
