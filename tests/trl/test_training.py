@@ -306,3 +306,14 @@ def test_the_example_runs(tmp_path, words, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["trl_oblrpo", "--steps", "5", "--output", str(tmp_path), *words])
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "trl_oblrpo.py"), run_name="__main__")
     assert ("variance/oblr" if words else "baseline/mean") in capsys.readouterr().out
+
+
+def test_the_benchmark_prints_its_table(monkeypatch, capsys):
+    from benchmarks import trl_steps
+
+    monkeypatch.setattr(trl_steps, "SHAPES", {"tiny": trl_steps.Shape(16, 1, 16, 1, 4)})
+    monkeypatch.setattr("sys.argv", ["trl_steps", "--rounds", "1"])
+    trl_steps.main()
+    last = capsys.readouterr().out.splitlines()[-1].strip("| ").split(" | ")
+    assert last[0] == "tiny: 16 x 4 tokens"
+    assert all(0.2 < float(cell) < 20 for cell in last[2:])
