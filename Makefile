@@ -1,9 +1,10 @@
 # make demo  environment + the main job (runs/demo)
-# make test  environment + lint + every test but those of the verl adapter
+# make test  environment + lint + every test but those of the adapters for TRL and verl
 # make quick  lint + the tests that take less than twenty seconds each
 # make smollm2  a real model of 135 M parameters, into models/ (93 MB to download, 540 MB on the disk)
 # make docs  the site of docs/, into site/
 # make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
+# make test-trl  an environment with TRL + the tests of the adapter
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,11 @@ VERL_VENV := .venv-verl
 VERL_BIN := $(VERL_VENV)/bin
 VERL_STAMP := $(VERL_VENV)/.installed
 
-.PHONY: env demo smollm2 docs gpu quick test test-verl env-verl lint format constraints constraints-verl clean
+TRL_VENV := .venv-trl
+TRL_BIN := $(TRL_VENV)/bin
+TRL_STAMP := $(TRL_VENV)/.installed
+
+.PHONY: env demo smollm2 docs gpu quick test test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
 
 env: $(STAMP)
 
@@ -42,6 +47,17 @@ quick: lint
 
 test: lint
 	$(BIN)/pytest -n auto
+
+env-trl: $(TRL_STAMP)
+
+$(TRL_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TRL_VENV)
+	$(TRL_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trl,lora]' pytest
+	touch $@
+
+# TRL and transformers warn a lot of themselves; ours are errors in `make test`.
+test-trl: $(TRL_STAMP)
+	OMP_NUM_THREADS=1 $(TRL_BIN)/pytest tests/trl -o filterwarnings=ignore
 
 env-verl: $(VERL_STAMP)
 
@@ -74,4 +90,4 @@ constraints-verl: $(VERL_STAMP)
 
 # Leaves models/, which was downloaded.
 clean:
-	rm -rf $(VENV) $(VERL_VENV) runs site .cache
+	rm -rf $(VENV) $(TRL_VENV) $(VERL_VENV) runs site .cache

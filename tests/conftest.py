@@ -17,9 +17,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_report_header():
     """Say what is not run here."""
-    if importlib.util.find_spec("verl") is None:
-        return "tests/verl is NOT run here, for want of verl: `make test-verl` runs it in .venv-verl"
-    return None
+    missing = [name for name in ("trl", "verl") if importlib.util.find_spec(name) is None]
+    where = "tests/{0} is NOT run here, for want of {0}: `make test-{0}` runs it in .venv-{0}"
+    return [where.format(name) for name in missing]
 
 
 @pytest.fixture

@@ -1,0 +1,114 @@
+"""The settings of `OBLRPOTrainer`: those of TRL's `GRPOConfig`, some with other defaults, and ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from oblrpo.adapters.trl.checks import check_config
+
+
+@dataclass
+class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
+    r"""Configuration of [`OBLRPOTrainer`]; every parameter of [`~trl.GRPOConfig`], and those below.
+
+    Eight defaults differ from GRPOConfig's, so that a configuration in which nothing else is set is valid:
+    `loss_type="luspo"`, `importance_sampling_level="sequence"`, `scale_rewards="none"`, `disable_dropout=True`,
+    `gradient_accumulation_steps=8`, `lr_scheduler_type="constant"`, `vllm_importance_sampling_correction=False`,
+    and `router_aux_loss_coef=0.0`.
+
+    Raises:
+        InputError: a parameter has a value under which the gradient would be another one.
+    """
+
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS
+
+    loss_type: str = field(
+        default="luspo",
+        metadata={"help": "The sum over tokens of each sequence, the mean over sequences; no other is the gradient."},
+    )
+    importance_sampling_level: str = field(
+        default="sequence", metadata={"help": "Of no effect: an update is on-policy. It is what TRL wants with luspo."}
+    )
+    scale_rewards: str = field(
+        default="none", metadata={"help": "Rewards are not scaled: their deviation would depend on the output itself."}
+    )
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "With dropout the score is not that of the policy which sampled."}
+    )
+    gradient_accumulation_steps: int = field(
+        default=8,
+        metadata={"help": "Micro-batches of an update. An update needs at least two prompts, to measure their noise."},
+    )
+    lr_scheduler_type: str = field(
+        default="constant", metadata={"help": "TRL's scheduler, by which the rate of `schedule` is multiplied."}
+    )
+    vllm_importance_sampling_correction: bool = field(
+        default=False, metadata={"help": "Truncated ratios in the loss would make every baseline biased."}
+    )
+    router_aux_loss_coef: float | None = field(
+        default=0.0, metadata={"help": "The router's loss would add a gradient that is not measured."}
+    )
+
+    baseline: str = field(
+        default="oblr_shrunk",
+        metadata={
+            "help": "What is subtracted from each reward: `oblr` (the variance-optimal baseline, leave-one-out), "
+            "`oblr_shrunk` (the same, shrunk towards other prompts and earlier steps), `oblr_crossfit`, `rloo`, `js` "
+            "or `none`. Baselines that look at the output's own reward are refused, because they are biased."
+        },
+    )
+    score_norms: str = field(
+        default="exact",
+        metadata={
+            "help": "Weights of rewards in the oblr baselines: `exact` squared score norms in every step, or "
+            "`calibrated`, a proxy from the forward alone that learns from exact norms every `calibration_steps` "
+            "steps. The gradient is unbiased with either."
+        },
+    )
+    calibration_steps: int = field(
+        default=10, metadata={"help": "With `score_norms='calibrated'`, steps between two with exact norms."}
+    )
+    score_method: str = field(
+        default="auto",
+        metadata={
+            "help": "How the one backward gives norms and gradient: `auto`, `gram` or `instantiate`; all are exact "
+            "and differ in memory."
+        },
+    )
+    schedule: str = field(
+        default="auto",
+        metadata={
+            "help": "Factor on the learning rate: `auto` (measured from the updates themselves; `learning_rate` is "
+            "only where it starts), `debiased` or `plugin` (the signal-to-noise ratio's), `kl`, `length`, or `off`."
+        },
+    )
+    schedule_ema: float | None = field(
+        default=None,
+        metadata={"help": "Decay of the averages of signal and noise. None: 0.97 with `auto`, 0.9 with the others."},
+    )
+    schedule_floor: float = field(
+        default=0.0, metadata={"help": "The least factor; with `auto` the least share of signal it reckons with."}
+    )
+    schedule_ceiling: float = field(default=1.0, metadata={"help": "The greatest factor, or share of signal."})
+    schedule_kl: float | None = field(
+        default=None,
+        metadata={"help": "Nats an output with which all steps of `auto` scale (None: 1); the target of `kl` (0.02)."},
+    )
+    schedule_kl_every: int = field(
+        default=4,
+        metadata={"help": "With `auto` and `kl`, an update is measured on one completion of so many."},
+    )
+    prior_strength: float | None = field(
+        default=None,
+        metadata={"help": "Outputs of average weight that the prior of `oblr_shrunk` counts for. None: chosen."},
+    )
+    prior_memory: float = field(
+        default=0.8, metadata={"help": "What an earlier step counts for one step later in that prior."}
+    )
+
+    def __post_init__(self) -> Any:
+        super().__post_init__()
+        check_config(self)

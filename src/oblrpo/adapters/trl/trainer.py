@@ -1,0 +1,261 @@
+"""TRL's GRPOTrainer with OBLR-PO's baseline and learning rate."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
+
+from oblrpo import estimators
+from oblrpo.adapters.trl.checks import check_trainer
+from oblrpo.adapters.trl.config import OBLRPOConfig
+from oblrpo.adapters.trl.gradient import Batch, BatchGradient, in_eval_mode
+from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
+from oblrpo.errors import DivergedError, InputError
+from oblrpo.estimators import RULES, SNRSchedule
+from oblrpo.estimators.schedule import Mode
+from oblrpo.policy import Policy
+from oblrpo.scores import UnsupportedModelError
+
+STATE = "oblrpo_state.json"
+"""The file beside TRL's optimizer state in a checkpoint."""
+
+
+class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """The trainer `GRPOTrainer` with the variance-optimal baseline and a rate that follows the signal-to-noise ratio.
+
+    It takes the same arguments, with an [`OBLRPOConfig`] in place of the `GRPOConfig`. Prompts, generation, rewards,
+    logs and checkpoints are TRL's. The gradient of a batch is exactly (1/S) sum_s A_s grad log pi(o_s|q_s) over its S
+    sequences, from one forward and one backward for activations, in place of TRL's loss and backward.
+
+    Raises:
+        InputError: a setting, the launcher or the model would make the gradient another one.
+    """
+
+    _tag_names = (*GRPOTrainer._tag_names, "oblrpo")
+
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, args: OBLRPOConfig | None = None, *others: Any, **named: Any
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = OBLRPOConfig(f"{name.split('/')[-1]}-OBLR-PO")
+        if not isinstance(args, OBLRPOConfig):
+            raise InputError(f"OBLRPOTrainer needs an OBLRPOConfig, got a {type(args).__name__}.")
+        super().__init__(model, reward_funcs, args, *others, **named)
+        check_trainer(self)
+        self._policy = Policy(
+            self.model,
+            self.processing_class,
+            bf16=self.accelerator.mixed_precision == "bf16",
+            checkpointing=args.gradient_checkpointing,
+        )
+        try:
+            self._gradient = BatchGradient(self._policy, args, self.accelerator)
+        except (UnsupportedModelError, ValueError) as error:
+            raise InputError(f"OBLRPOTrainer cannot train this model: {error}") from None
+        with in_eval_mode(self.model):
+            _ = self._policy.head  # is looked at before accelerate wraps the model's forward
+        self._schedule: SNRSchedule
+        self._rate: float | None = None
+        self._watched: Any = None
+        self.add_callback(_Told(self))
+
+    # ---- the batch ----
+
+    def _calculate_rewards(self, *args: Any) -> Tensor:
+        found: Tensor = super()._calculate_rewards(*args)
+        self._rewards_per_func = found
+        return found
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """Generate as TRL does, and keep the rewards; TRL's advantages are replaced once score norms are known.
+
+        Raises:
+            InputError: a reward is infinite.
+        """
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if not self.model.training:
+            return output
+        found = self._rewards_per_func
+        rewards_S = (found * self.reward_weights.to(found.device)).nansum(1)
+        if not rewards_S.isfinite().all():
+            raise InputError("a reward is infinite; let every reward function return numbers, or None.")
+        rewards_S[found.isnan().all(1)] = math.nan
+        mine = slice(self.accelerator.process_index * len(inputs), (self.accelerator.process_index + 1) * len(inputs))
+        output["rewards"] = rewards_S[mine]
+        if "norm2_PG" not in self._gradient.entry.needs:
+            rewards_PG = rewards_S.view(-1, self.num_generations)
+            baseline_PG = estimators.baseline(self.args.baseline, rewards_PG, valid_PG=~rewards_PG.isnan())
+            output["baseline"] = baseline_PG.flatten()[mine]
+        return output
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """Buffer the batch as TRL does, but do not shuffle it: the completions of a prompt stay together."""
+        if not self.model.training:
+            return super()._prepare_inputs(generation_batch)  # type: ignore[no-any-return]
+        parts = self.args.steps_per_generation
+        if self._step % parts == 0 or self._buffered_inputs is None:
+            whole = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs: Any = split_tensor_dict(whole, parts)
+        return self._buffered_inputs[self._step % parts]  # type: ignore[no-any-return]
+
+    # ---- the gradient ----
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        """Create TRL's scheduler, and ours, which multiplies its rate.
+
+        Raises:
+            InputError: the schedule cannot work with these settings or with the optimizer.
+        """
+        scheduler = super().create_scheduler(*args, **kwargs)
+        given: OBLRPOConfig = self.args
+        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
+        if refusal := RULES[given.schedule].refusal(type(optimizer).__name__, given.learning_rate):
+            raise InputError(refusal)
+        if self._rate is not None and self._schedule.optimizer is optimizer:
+            return scheduler  # trained on
+        try:
+            self._schedule = SNRSchedule(
+                optimizer,
+                cast(Mode, given.schedule),
+                ema=given.schedule_ema,
+                floor=given.schedule_floor,
+                ceiling=given.schedule_ceiling,
+                kl=given.schedule_kl,
+            )
+        except ValueError as error:
+            raise InputError(f"the schedule cannot be used: {error}") from None
+        return scheduler
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Add this micro-batch's share to the gradient, and return a constant whose backward adds nothing.
+
+        Its value is that of TRL's loss with one ratio a sequence: minus the mean advantage.
+
+        Raises:
+            InputError: the gradient cannot be used.
+            DivergedError: it is NaN or infinite.
+        """
+        if not self.model.training:
+            return super()._compute_loss(model, inputs)  # type: ignore[no-any-return]
+        parts = self.current_gradient_accumulation_steps
+        try:
+            outputs = parts * len(inputs["rewards"])
+            advantage = self._gradient.add(inputs, outputs, self.state.global_step)
+            if self.accelerator.sync_gradients:
+                self._set_rate(self._gradient.finish())
+        except DivergedError:
+            raise
+        except (ValueError, UnsupportedModelError) as error:
+            raise InputError(f"the gradient cannot be used: {error}") from None
+        loss: Tensor = (-advantage / parts).detach().requires_grad_()
+        return loss
+
+    def _begin(self) -> None:
+        """Begin with a new batch, whatever an interrupted run has left."""
+        self._gradient.forget()
+        self._watched = self._buffered_inputs = None
+        self._step = 0
+
+    def _set_rate(self, batch: Batch) -> None:
+        """Log the batch, set the rate of the update that comes next, and get ready to measure it."""
+        self._log_outputs(batch)
+        schedule = self._schedule
+        mean_length = float(batch.columns["length"].mean())
+        factor = schedule.step(batch.moments, mean_length=mean_length)
+        self._rate = schedule.learning_rates[0]
+        if batch.norm2 == 0:  # no signal, no step: without gradients the optimizer does nothing
+            schedule.restore()
+            self.model.zero_grad(set_to_none=True)
+            factor = self._rate = 0.0
+        elif schedule.rule.measures_updates:
+            self._watched = self._gradient.watch()
+        self._add_metrics(batch_metrics(batch) | signal_metrics(schedule, batch.moments, factor))
+
+    def _after_update(self) -> None:
+        """Measure how far the update moved the policy, and shorten it where it went too far.
+
+        Raises:
+            InputError: it cannot be measured.
+        """
+        if self._watched is not None:
+            assert self._rate is not None
+            try:
+                taken = self._schedule.confine(self._watched)
+            except ValueError as error:
+                raise InputError(f"the update cannot be measured: {error}") from None
+            self._rate *= taken.share
+            metrics = self._metrics["train"]
+            metrics["lr_factor"][-1] *= taken.share
+            metrics["step_kl"].append(taken.kl)
+        self._watched = None
+        self._gradient.forget()
+
+    # ---- what TRL tells ----
+
+    def _get_learning_rate(self) -> float:
+        """The rate of the last update, which the schedule has set."""
+        return super()._get_learning_rate() if self._rate is None else self._rate
+
+    def _add_metrics(self, metrics: dict[str, float]) -> None:
+        for key, value in metrics.items():
+            self._metrics["train"][key].append(finite(value))
+
+    def _log_outputs(self, batch: Batch) -> None:
+        """Put the advantages that are used in the place of TRL's, with baseline and score norm beside them."""
+        columns = {key: value.tolist() for key, value in batch.columns.items()}
+        self._logs["advantages"].extend(columns["advantage"])  # which holds one batch: TRL's drop out
+        self._logs["extra"]["baseline"].extend(columns["baseline"])
+        if self._gradient.entry.needs:
+            self._logs["extra"]["score_norm2"].extend(columns["weight"])
+
+    # ---- checkpoints ----
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            schedule = {"mode": self._schedule.mode, **self._schedule.state_dict()}
+            state = {"schedule": schedule, **self._gradient.state_dict()}
+            (Path(output_dir) / STATE).write_text(json.dumps(state))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load as TRL does; schedule, prior and proxy go on where they were.
+
+        Raises:
+            InputError: the checkpoint was written without this trainer, or with another schedule.
+        """
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        file = Path(checkpoint) / STATE
+        if not file.is_file():
+            raise InputError(f"{file} is missing: the checkpoint was written without OBLRPOTrainer's state.")
+        state = json.loads(file.read_text())
+        mode = state["schedule"].pop("mode")
+        if mode != self.args.schedule:
+            raise InputError(f"{file} was written with schedule={mode!r}; set it again, or begin a new run.")
+        try:
+            self._schedule.load_state_dict(state["schedule"])
+            self._gradient.load_state_dict(state)
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{file} was written by another version of oblrpo ({error}).") from None
+
+
+class _Told(TrainerCallback):  # type: ignore[misc]
+    """Tells the trainer that training begins, and that the optimizer has stepped."""
+
+    def __init__(self, trainer: OBLRPOTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._begin()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._after_update()

@@ -1,0 +1,175 @@
+"""The gradient that the optimizer sees against loop autograd, the library's functions and TRL's own loss."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from peft import LoraConfig
+from trl import GRPOTrainer
+
+from oblrpo import estimators
+from oblrpo.adapters.trl.gradient import sequences_of
+from oblrpo.scores import CalibratedProxy, Features
+from tests.trl.support import Capture, flat, ours, scores, tiny_policy
+
+G = 4
+
+
+def run(tmp_path, steps=1, **given):
+    """A trained policy and what its updates were made of."""
+    policy = given.pop("policy", None) or tiny_policy()
+    trainer = ours(tmp_path, policy, max_steps=steps, **given)
+    captured = Capture(trainer)
+    trainer.train()
+    return trainer, captured.updates
+
+
+def policy_of(trainer, update):
+    """The policy as it was before an update; a copy would not do, whose forward TRL has bound to the original."""
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            parameter.copy_(update["weights"][name])
+    return trainer._policy
+
+
+def expected(trainer, update, name, prior=None):
+    """Advantages from exact norms by loop autograd, and the mean over sequences of A grad log pi, per prompt too."""
+    before, gradients = policy_of(trainer, update), []
+    for batch in update["batch"]:  # a prior sees one micro-batch after another
+        prompts_PGQ = batch["prompt_ids"].unflatten(0, (-1, G))
+        assert (prompts_PGQ == prompts_PGQ[:, :1]).all()
+        scores_SN = scores(before, batch, trainer.temperature)
+        rewards_PG, norm2_PG = batch["rewards"].view(-1, G), scores_SN.square().sum(1).view(-1, G)
+        b = estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG, prior=prior)
+        if prior is not None:
+            prior.observe(rewards_PG, norm2_PG)
+        gradients.append(((rewards_PG - b)[..., None] * scores_SN.view(*rewards_PG.shape, -1)).mean(1))
+    return torch.cat(gradients)
+
+
+def assert_close(found, wanted, bound=1e-5):
+    assert float((found - wanted).norm() / wanted.norm()) < bound
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"baseline": "oblr", "temperature": 0.7, "score_method": "gram"},
+        {"baseline": "rloo", "schedule": "off"},
+        {"gradient_checkpointing": True},
+        {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16},
+        {"peft_config": LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM")},
+        {"peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"),
+         "gradient_checkpointing": True},
+    ],
+    ids=["accumulated", "gram", "rloo", "checkpointed", "at once", "lora", "lora checkpointed"],
+)  # fmt: skip
+def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
+    trainer, updates = run(tmp_path, steps=2, **given)
+    prior = estimators.Prior() if given.get("baseline") != "oblr" else None
+    for update, log in zip(updates, trainer.state.log_history, strict=False):
+        gradient_PN = expected(trainer, update, given.get("baseline", "oblr_shrunk"), prior)
+        assert_close(-flat(update["grads"]), gradient_PN.mean(0))
+        moments = estimators.moments(gradient_PN.square().sum(1), gradient_PN.mean(0).square().sum())
+        assert log["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)
+        assert log["signal2"] == pytest.approx(moments.signal2, rel=1e-3, abs=1e-6 * moments.trace_cov)
+        if prior is not None:
+            prior.next_step()
+
+
+def test_in_float64_the_gradient_is_exact(tmp_path):
+    trainer, [update] = run(tmp_path, policy=tiny_policy(torch.float64), baseline="oblr")
+    assert_close(-flat(update["grads"]), expected(trainer, update, "oblr").mean(0), 1e-9)
+
+
+def test_trl_s_own_loss_has_this_gradient_under_these_advantages(tmp_path):
+    """The formula that TRL's `luspo` computes by autograd through its fused head, fed with our advantages."""
+    trainer, [update] = run(tmp_path)
+    policy_of(trainer, update).model.train()
+    trainer.model.zero_grad()
+    shown = iter(torch.tensor(list(trainer._logs["advantages"])).split(8))
+    trainer.current_gradient_accumulation_steps = 2
+    for batch in update["batch"]:
+        loss = GRPOTrainer._compute_loss(trainer, trainer.model, batch | {"advantages": next(shown).float()})
+        loss.backward()
+    assert_close(flat(update["grads"]), flat({n: p.grad for n, p in trainer.model.named_parameters()}))
+
+
+def test_rewards_that_are_missing_leave_the_mean_as_it_is(tmp_path):
+    """Outputs without a reward have the advantage 0, and weigh nothing in the others' baselines."""
+
+    def missing(prompts, completions, **_):
+        return [None if index % 4 == 1 else float(len(set(each))) for index, each in enumerate(completions)]
+
+    trainer, [update] = run(tmp_path, reward_funcs=missing, baseline="oblr")
+    scores_SN = torch.cat([scores(policy_of(trainer, update), batch) for batch in update["batch"]])
+    rewards_PG = torch.cat([batch["rewards"] for batch in update["batch"]]).view(-1, G)
+    valid_PG = ~rewards_PG.isnan()
+    assert not valid_PG[:, 1].any()
+    b = estimators.baseline("oblr", rewards_PG, valid_PG=valid_PG, norm2_PG=scores_SN.square().sum(1).view(-1, G))
+    advantages_S = torch.where(valid_PG, rewards_PG - b, 0).flatten()
+    assert_close(-flat(update["grads"]), (advantages_S[:, None] * scores_SN).mean(0))
+    assert trainer.state.log_history[0]["completions/masked_ratio"] == 0.25
+
+
+def test_calibrated_weights_predict_before_they_learn(tmp_path):
+    """The first step weighs by length; the next one by what the first one's exact norms taught."""
+    trainer, updates = run(tmp_path, steps=2, score_norms="calibrated", calibration_steps=5, baseline="oblr")
+    proxy, log = CalibratedProxy(), trainer.state.log_history
+    for update in updates:
+        before = policy_of(trainer, update)
+        with torch.no_grad():
+            found = [before.logps(sequences_of(batch), features=True) for batch in update["batch"]]
+        parts = zip(*(vars(each.features).values() for each in found), strict=True)
+        features = Features(*(torch.cat(part) for part in parts))
+        scores_SN = torch.cat([scores(before, batch) for batch in update["batch"]])
+        rewards_PG = torch.cat([batch["rewards"] for batch in update["batch"]]).view(-1, G)
+        b = estimators.baseline("oblr", rewards_PG, norm2_PG=proxy.predict(features).view(-1, G))
+        assert_close(-flat(update["grads"]), ((rewards_PG - b).flatten()[:, None] * scores_SN).mean(0))
+        if not proxy.observed:
+            proxy.observe(features, scores_SN.square().sum(1), G)
+    assert "score_norm2/mean" in log[0]
+    assert "score_norm2/mean" not in log[1]
+
+
+def test_no_signal_no_step(tmp_path):
+    """Equal rewards under a baseline without prior: weights stay, Adam's moments too."""
+    trainer, _ = run(tmp_path, steps=2, reward_funcs=lambda completions, **_: [1.0] * len(completions), baseline="rloo")
+    fresh = tiny_policy().model.state_dict()
+    assert all(torch.equal(value, fresh[name]) for name, value in trainer.model.state_dict().items())
+    assert not trainer.optimizer.state
+    assert trainer.state.log_history[1]["learning_rate"] == 0
+
+
+def test_two_processes_make_the_same_update(tmp_path):
+    """Gradient, rate and prior are those of the whole batch, and the same on both."""
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    environment |= {"MASTER_PORT": str(20000 + os.getpid() % 20000), "CUDA_VISIBLE_DEVICES": ""}
+    words = [sys.executable, "-m", "tests.trl.ranks", str(tmp_path)]
+    ranks = [
+        subprocess.Popen(
+            words, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    first, second = (torch.load(tmp_path / f"rank_{rank}.pt", weights_only=False) for rank in range(2))
+    for one, other in zip(first["updates"], second["updates"], strict=True):
+        assert torch.equal(flat(one["grads"]), flat(other["grads"]))
+        assert one["rate"] == other["rate"] > 0
+    assert json.dumps(first["state"]) == json.dumps(second["state"])
+    assert all(torch.equal(first["weights"][name], value) for name, value in second["weights"].items())
+    whole = (first["variance"] + second["variance"]) / 2 / 2  # of twice as many prompts
+    assert first["ledger"]["variance/rloo"] == pytest.approx(whole)
+    update = first["updates"][0]
+    trainer = ours(tmp_path, max_steps=1)
+    gradient_PN = torch.cat([expected(trainer, each["updates"][0], "oblr") for each in (first, second)])
+    assert_close(-flat(update["grads"]), gradient_PN.mean(0))
+    moments = estimators.moments(gradient_PN.square().sum(1), gradient_PN.mean(0).square().sum())
+    assert first["log"][0]["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)

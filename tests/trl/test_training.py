@@ -1,0 +1,319 @@
+"""Refusals, checkpoints, learning, logs, and the ledger on TRL's own trainers."""
+
+import json
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers.training_args import OptimizerNames
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, TrlParser
+
+from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
+from oblrpo.adapters.trl.checks import RULES, UNBIASED
+from oblrpo.errors import InputError
+from tests.trl.support import PROMPTS, ours, reward, settings, theirs, tiny_policy
+
+WRONG = {
+    "loss_type": "dapo", "scale_rewards": "group", "multi_objective_aggregation": "normalize_then_sum",
+    "num_iterations": 2, "beta": 0.1, "sync_ref_model": True, "delta": 2.0, "entropy_coef": 0.1,
+    "use_adaptive_entropy": True, "router_aux_loss_coef": 0.1, "top_entropy_quantile": 0.5,
+    "off_policy_mask_threshold": 0.5, "mask_truncated_completions": True, "disable_dropout": False,
+    "vllm_importance_sampling_correction": True, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
+    "temperature": 0.0, "generation_kwargs": {"do_sample": False}, "cast_lm_head_to_fp32": True,
+    "optim": OptimizerNames.LOMO,
+    "use_liger_kernel": True, "torch_compile": True, "neftune_noise_alpha": 5.0, "fp16": True, "fsdp": "full_shard",
+    "deepspeed": {"zero_optimization": {"stage": 3}}, "baseline": "grpo", "score_norms": "guessed",
+    "score_method": "two_pass", "calibration_steps": 0, "schedule": "linear", "schedule_kl_every": 0,
+}  # fmt: skip
+
+
+def test_every_rule_has_a_wrong_value_here():
+    assert set(WRONG) == {rule.key for rule in RULES}
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_what_would_change_the_gradient_is_refused_by_name(tmp_path, key):
+    """On a valid configuration changed afterwards, so that no check of TRL's or transformers' comes first."""
+    from oblrpo.adapters.trl.checks import check_config
+
+    args = OBLRPOConfig(**settings(tmp_path))
+    check_config(args)
+    setattr(args, key, WRONG[key])
+    with pytest.raises(InputError, match=rf"{key}=.*; set "):
+        check_config(args)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scale_rewards": True}, "scale_rewards='group'"),
+        ({"steps_per_generation": 4}, "steps_per_generation=4"),
+        ({"per_device_train_batch_size": 6, "num_generations": 4}, "multiple of 4"),
+        ({"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}, "two prompts"),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "reentrant"),
+        ({"schedule_floor": 2.0}, "floor"),
+        ({"learning_rate": 0.0}, "above 0"),
+        ({"optim": "adafactor"}, "Adafactor"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_step(tmp_path, given, message):
+    with pytest.raises(InputError, match=message):
+        ours(tmp_path, **given).train()
+
+
+def test_the_wrong_configuration_is_refused(tmp_path):
+    with pytest.raises(InputError, match="OBLRPOConfig"):
+        OBLRPOTrainer(tiny_policy().model, reward, args=GRPOConfig(**settings(tmp_path)))
+
+
+def test_a_model_without_rules_is_refused(tmp_path):
+    policy = tiny_policy()
+    policy.model.model.norm = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(16, 16))
+    with pytest.raises(InputError, match="cannot train this model"):
+        ours(tmp_path, policy)
+
+
+def test_infinite_rewards_are_refused(tmp_path):
+    with pytest.raises(InputError, match="infinite"):
+        ours(tmp_path, reward_funcs=lambda completions, **_: [math.inf] * len(completions)).train()
+
+
+def test_a_user_who_changes_two_names_gets_a_valid_configuration(tmp_path):
+    """TRL's defaults otherwise: eight completions a prompt, eight a device."""
+    args = OBLRPOConfig(str(tmp_path), use_cpu=True, report_to="none")
+    assert args.generation_batch_size == 64
+
+
+def test_trl_s_own_parser_reads_it(tmp_path):
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--schedule", "kl", "--schedule_kl", "0.5"]
+    [args] = TrlParser((OBLRPOConfig,)).parse_args_and_config(words)
+    assert (args.schedule, args.schedule_kl, args.scale_rewards, args.loss_type) == ("kl", 0.5, "none", "luspo")
+
+
+def test_dropout_makes_no_difference(tmp_path):
+    """GPT-2 has it by default, also within its attention, where TRL does not switch it off."""
+    policy, weights = tiny_policy(), []
+    for rate in (0.0, 0.5):
+        torch.manual_seed(0)
+        config = GPT2Config(
+            vocab_size=len(policy.tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=32,
+            resid_pdrop=rate, embd_pdrop=rate, attn_pdrop=rate, eos_token_id=policy.tokenizer.eos_token_id,
+        )  # fmt: skip
+        trainer = OBLRPOTrainer(
+            GPT2LMHeadModel(config), reward, args=OBLRPOConfig(**settings(tmp_path)),
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}), processing_class=policy.tokenizer,
+        )  # fmt: skip
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+    assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
+
+
+class Rates(TrainerCallback):
+    """The rate that the optimizer had in each of its steps."""
+
+    def __init__(self):
+        self.used = []
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **_):
+        self.used.append(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("schedule", ["debiased", "off", "length"])
+def test_the_logs_tell_the_rate_that_was_used(tmp_path, schedule):
+    """With TRL's own scheduler under it, which goes on from its own rate."""
+    rates = Rates()
+    trainer = ours(tmp_path, schedule=schedule, callbacks=[rates], max_steps=3, lr_scheduler_type="linear")
+    trainer.train()
+    for index, (used, log) in enumerate(zip(rates.used, trainer.state.log_history, strict=False)):
+        assert log["learning_rate"] == used == pytest.approx(1e-3 * (1 - index / 3) * log["lr_factor"])
+
+
+def test_the_logs_tell_the_advantages_that_were_used(tmp_path):
+    trainer = ours(tmp_path, log_completions=True, max_steps=2)
+    trainer.train()
+    shown = trainer._logs
+    rewards, advantages = (torch.tensor(list(each)) for each in (shown["rewards"]["reward"], shown["advantages"]))
+    baseline, norm2 = (torch.tensor(list(shown["extra"][key])) for key in ("baseline", "score_norm2"))
+    assert len(advantages) == 16
+    torch.testing.assert_close(advantages, rewards - baseline)
+    assert (norm2 > 0).all()
+    log = trainer.state.log_history[1]
+    assert log["baseline/mean"] == pytest.approx(float(baseline.mean()), rel=1e-5)
+    assert log["score_norm2/mean"] == pytest.approx(float(norm2.mean()), rel=1e-5)
+    known = {"snr", "n_snr", "critical_batch_size", "signal2", "trace_cov", "lr_factor", "step_kl", "entropy", "reward"}
+    assert known <= set(log)
+
+
+class Seeded(TrainerCallback):
+    """Every step draws from its own seed: TRL's own runs draw other completions once they are resumed.
+
+    In a new epoch they are shown other prompts, too, if these are shuffled.
+    """
+
+    def on_step_begin(self, args, state, control, **_):
+        torch.manual_seed(state.global_step)
+
+
+@pytest.mark.parametrize("given", [{}, {"score_norms": "calibrated", "calibration_steps": 2, "bf16": True}])
+def test_a_resumed_run_goes_on_as_if_it_had_not_been_cut(tmp_path, given):
+    words = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "shuffle_dataset": False, **given}
+    whole = ours(tmp_path / "whole", callbacks=[Seeded()], **words)
+    whole.train()
+    again = ours(tmp_path / "again", callbacks=[Seeded()], **words)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert all(torch.equal(again.model.state_dict()[name], value) for name, value in whole.model.state_dict().items())
+    first, second = (each.state.log_history[3] for each in (whole, again))
+    timeless = {key for key in first if "time" not in key and key != "num_tokens"}
+    assert {key: first[key] for key in timeless} == {key: second[key] for key in timeless}
+
+
+def test_a_checkpoint_of_another_trainer_or_schedule_is_refused(tmp_path):
+    words = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    theirs(tmp_path / "theirs", **words).train()
+    with pytest.raises(InputError, match="without OBLRPOTrainer's state"):
+        ours(tmp_path / "ours", **words).train(resume_from_checkpoint=str(tmp_path / "theirs" / "checkpoint-1"))
+    ours(tmp_path / "ours", **words).train()
+    state = json.loads((tmp_path / "ours" / "checkpoint-1" / "oblrpo_state.json").read_text())
+    assert {"schedule", "prior", "proxy"} == set(state)
+    with pytest.raises(InputError, match="schedule='auto'"):
+        ours(tmp_path / "kl", **words, schedule="kl").train(
+            resume_from_checkpoint=str(tmp_path / "ours" / "checkpoint-1")
+        )
+
+
+def test_a_run_that_was_broken_off_begins_with_a_new_batch(tmp_path):
+    """Its other half would be that of an older policy."""
+    calls, sizes = [], []
+
+    class Broken(OBLRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            calls.append(len(self._gradient.parts))
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return super()._compute_loss(model, inputs)
+
+        def _set_rate(self, batch):
+            sizes.append(len(batch.columns["reward"]))
+            super()._set_rate(batch)
+
+    trainer = ours(tmp_path, kind=Broken)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert calls == [0, 1, 0, 1, 0, 1]
+    assert sizes == [16, 16]
+
+
+def test_evaluation_leaves_training_as_it_is(tmp_path):
+    trainer = ours(tmp_path, max_steps=2)
+    trainer.train()
+    metrics = trainer.evaluate(Dataset.from_dict({"prompt": PROMPTS}))
+    assert 0 < metrics["eval_reward"] < 2
+
+
+def test_it_learns_beside_grpo_from_the_same_seed(tmp_path):
+    """The reward is the share of upper bytes; both climb from one half, at TRL's rate for ours to start from."""
+
+    def high(completions, **_):
+        return [sum(ord(byte) > 64 for byte in text) / 12 for text in completions]
+
+    words = {
+        "max_steps": 25, "max_completion_length": 12, "per_device_train_batch_size": 16,
+        "lr_scheduler_type": "constant", "logging_steps": 5, "learning_rate": 5e-3,
+    }  # fmt: skip
+    found = {}
+    for kind, config in ((OBLRPOTrainer, OBLRPOConfig), (GRPOTrainer, GRPOConfig)):
+        policy = tiny_policy()
+        trainer = kind(
+            policy.model, high, args=config(**settings(tmp_path, **words)),
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}), processing_class=policy.tokenizer,
+        )  # fmt: skip
+        trainer.train()
+        rewards = [log["reward"] for log in trainer.state.log_history if "reward" in log]
+        found[kind] = rewards[0], rewards[-1]
+    assert all(last > first + 0.03 for first, last in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "given"),
+    [
+        (GRPOTrainer, GRPOConfig, {}),
+        (GRPOTrainer, GRPOConfig, {"num_iterations": 2, "gradient_checkpointing": True}),
+        (RLOOTrainer, RLOOConfig, {"beta": 0.0}),
+        (OBLRPOTrainer, OBLRPOConfig, {}),
+    ],
+)
+def test_the_ledger_changes_nothing(tmp_path, kind, config, given):
+    weights, logs = [], []
+    for looks in (False, True):
+        trainer = theirs(tmp_path, kind=kind, config=config, max_steps=4, **given)
+        if looks:
+            trainer.add_callback(VarianceLedgerCallback(trainer, every=2))
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+        logs.append(trainer.state.log_history)
+    assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
+    assert not any("variance/rloo" in log for log in logs[0])
+    looked = [index + 1 for index, log in enumerate(logs[1]) if "variance/rloo" in log]
+    assert looked == [1, 3]
+    log = logs[1][0]
+    assert all(f"variance/{name}" in log for name in (*UNBIASED, "grpo", "dr_grpo"))
+    assert {"snr", "n_snr", "critical_batch_size", "signal2/oblr"} <= set(log)
+
+
+def test_the_ledger_agrees_with_the_variance_of_prompts_gradients(tmp_path):
+    """Sketches are unbiased; over many of them the variance under RLOO is that of the gradients themselves."""
+    from oblrpo import estimators
+    from tests.trl.support import scores
+
+    policy = tiny_policy()
+    trainer = theirs(tmp_path, policy, max_steps=1, learning_rate=0.0)
+    ledger = VarianceLedgerCallback(trainer, every=1)
+    kept = {}
+    take = ledger._metrics
+
+    def metrics(batch, step):
+        kept["batch"] = batch
+        runs = [take(batch, seed) for seed in range(1, 41)]
+        return {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
+
+    ledger._metrics = metrics
+    trainer.add_callback(ledger)
+    trainer.train()
+    scores_SN = scores(ledger._policy, kept["batch"])
+    rewards_PG = ledger._rewards.sum(1).view(-1, 4)
+    advantages_PG = rewards_PG - estimators.baseline("rloo", rewards_PG)
+    g_PN = (advantages_PG[..., None] * scores_SN.view(4, 4, -1)).mean(1)
+    exact = float(g_PN.var(0).sum() / 4)
+    assert trainer.state.log_history[0]["variance/rloo"] == pytest.approx(exact, rel=0.05)
+
+
+def test_the_ledger_refuses_what_it_cannot_look_at(tmp_path):
+    trainer = theirs(tmp_path)
+    for given, message in (({"every": 0}, "every"), ({"baseline": "otb"}, "otb")):
+        with pytest.raises(InputError, match=message):
+            VarianceLedgerCallback(trainer, **given)
+    with pytest.raises(InputError, match="two prompts"):
+        VarianceLedgerCallback(theirs(tmp_path, gradient_accumulation_steps=1, per_device_train_batch_size=4))
+
+
+@pytest.mark.parametrize("words", [[], ["--look"]])
+def test_the_example_runs(tmp_path, words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["trl_oblrpo", "--steps", "5", "--output", str(tmp_path), *words])
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "trl_oblrpo.py"), run_name="__main__")
+    assert ("variance/oblr" if words else "baseline/mean") in capsys.readouterr().out
+
+
+def test_the_benchmark_prints_its_table(monkeypatch, capsys):
+    from benchmarks import trl_steps
+
+    monkeypatch.setattr(trl_steps, "SHAPES", {"tiny": trl_steps.Shape(16, 1, 16, 1, 4)})
+    monkeypatch.setattr("sys.argv", ["trl_steps", "--rounds", "1"])
+    trl_steps.main()
+    last = capsys.readouterr().out.splitlines()[-1].strip("| ").split(" | ")
+    assert last[0] == "tiny: 16 x 4 tokens"
+    assert all(0.2 < float(cell) < 20 for cell in last[2:])
