@@ -8,8 +8,8 @@ import math
 def advice(prompts: int, n_snr: float | None) -> str:
     """Say in a sentence what the measured signal-to-noise ratio means for the batch size.
 
-    At the rate that a batch of N prompts supports, a single step gains in proportion to N SNR / (1 + N SNR) (theorem 4).
-    Over many steps noise averages out, and more prompts buy less than that.
+    At the rate that a batch of N prompts supports, a single step gains in proportion to N SNR / (1 + N SNR)
+    (theorem 4). Over many steps noise averages out, and more prompts buy less than that.
 
     Args:
         prompts: N.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from oblrpo import estimators
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES
-from oblrpo.policy import Policy, Sequences
+from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.scores import CalibratedProxy, Features, ScoreTape
 
 COLUMNS = (
@@ -33,7 +33,8 @@ class Scored:
     """One micro-batch, after its share of the gradient was added."""
 
     sequences: Sequences
-    logps_S: Tensor
+    logp_SC: Tensor
+    """The log-probability of every token; 0 where there is none of the policy's own."""
     table_SK: Tensor
     """A row an output; columns are `COLUMNS`."""
     group_norm2_P: Tensor
@@ -124,7 +125,7 @@ class BatchGradient:
         unknown_S = torch.full_like(logps.logps_S, math.nan)
         columns = [unknown_S if (found := known[name]) is None else found.flatten() for name in COLUMNS]
         table_SK = torch.stack([column.detach().to(torch.float64) for column in columns], 1)
-        self.parts.append(Scored(sequences, logps.logps_S.detach(), table_SK, group_norm2_P))
+        self.parts.append(Scored(sequences, own_logp(sequences, logps), table_SK, group_norm2_P))
         return advantage_PG.mean()
 
     def _baseline(
@@ -176,18 +177,30 @@ class BatchGradient:
         self.parts = []
 
     def watch(self) -> Callable[[], Tensor]:
-        """Return a function that tells, after the update, by how much log pi(o|q) of some outputs has changed."""
-        chosen = [part.sequences.at(slice(None, None, self.args.schedule_kl_every)) for part in self.parts]
+        """Return a function that tells, after the update, by how much log pi of some outputs' tokens has changed."""
+        every = slice(None, None, self.args.schedule_kl_every)
+        chosen = [part.sequences.at(every) for part in self.parts]
         # In bfloat16 another batch is rounded in another way, which is not to be taken for a movement of the policy.
-        before_S = torch.cat([part.logps_S[:: self.args.schedule_kl_every] for part in self.parts])
+        before_SC = self._filled([part.logp_SC[every] for part in self.parts])
         if self.policy.rounds:
-            before_S = self._logps_S(chosen)
-        return lambda: self.accelerator.gather(self._logps_S(chosen) - before_S)
+            before_SC = self._logp_SC(chosen)
+
+        def change_SC() -> Tensor:
+            mine_SC = self._logp_SC(chosen) - before_SC
+            all_SC: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(mine_SC, dim=1))
+            return all_SC
+
+        return change_SC
 
     @torch.no_grad()
-    def _logps_S(self, chosen: list[Sequences]) -> Tensor:
+    def _logp_SC(self, chosen: list[Sequences]) -> Tensor:
         with in_eval_mode(self.policy.model):
-            return torch.cat([self.policy.logps(rows, self.args.temperature).logps_S for rows in chosen])
+            return self._filled([own_logp(rows, self.policy.logps(rows, self.args.temperature)) for rows in chosen])
+
+    def _filled(self, logp_SC: list[Tensor]) -> Tensor:
+        """Rows of several micro-batches as one rectangle."""
+        width = max(part.logp_SC.shape[1] for part in self.parts)
+        return torch.cat([nn.functional.pad(rows, (0, width - rows.shape[1])) for rows in logp_SC])
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, for JSON."""
@@ -205,6 +218,11 @@ class BatchGradient:
                 for key, value in values.items()
             }
             getattr(self, part).load_state_dict(tensors)
+
+
+def own_logp(sequences: Sequences, logps: Logps) -> Tensor:
+    """The log-probability of every token, (S, C); 0 where there is none of the policy's own."""
+    return torch.where(sequences.own_SC.bool(), logps.logp_SC.detach(), 0.0)
 
 
 def sequences_of(inputs: dict[str, Tensor]) -> Sequences:
