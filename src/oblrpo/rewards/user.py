@@ -119,8 +119,8 @@ def call_reward(
         if isinstance(error, TypeError) and len(frames) == 1:  # it was not entered: its parameters do not fit
             names = ", ".join(f"{name}=..." for name in ("prompts", "completions", *columns))
             raise RewardFailed(
-                f"raised TypeError: {_told(str, error)}; it is called with ({names}), and takes what it does not use as "
-                "**columns"
+                f"raised TypeError: {_told(str, error)}; it is called with ({names}), and takes what it does not use "
+                "as **columns"
             ) from error
         frame = frames[-1]
         where = f"{Path(frame.filename).name} line {frame.lineno}"

@@ -108,11 +108,11 @@ class Trainer:
                 raise
 
     def _run(self, progress: Progress) -> None:
-        self.folder.drop_metrics_after(-1 if self.done is None else self.done)
+        lost = self.folder.drop_metrics_after(-1 if self.done is None else self.done)
         for row in self.folder.read_metrics():
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
-        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *self._set_aside()):
+        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *lost, *self._set_aside()):
             progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(
