@@ -18,7 +18,7 @@ import torch
 
 from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, disk_trouble
 from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluation import heldout_accuracy
 from oblrpo.objects import Objects
@@ -103,8 +103,11 @@ class Trainer:
             try:
                 self._run(progress)
             except Exception as error:
+                refused = disk_trouble(error)
                 with suppress(OSError):  # a full disk may be what ended it
-                    self.folder.write_failure(str(error) or type(error).__name__)
+                    self.folder.write_failure(refused or str(error) or type(error).__name__)
+                if refused:
+                    raise InputError(refused) from error
                 raise
 
     def _run(self, progress: Progress) -> None:
