@@ -2,6 +2,7 @@
 # make test  environment + lint + every test but those of the verl adapter
 # make quick  lint + the tests that take less than twenty seconds each
 # make smollm2  a real model of 135 M parameters, into models/ (93 MB to download, 540 MB on the disk)
+# make attack  random input and kills by the thousand
 # make docs  the site of docs/, into site/
 # make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
@@ -14,7 +15,7 @@ VERL_VENV := .venv-verl
 VERL_BIN := $(VERL_VENV)/bin
 VERL_STAMP := $(VERL_VENV)/.installed
 
-.PHONY: env demo smollm2 docs gpu quick test test-verl env-verl lint format constraints constraints-verl clean
+.PHONY: env demo smollm2 docs gpu quick test attack test-verl env-verl lint format constraints constraints-verl clean
 
 env: $(STAMP)
 
@@ -42,6 +43,9 @@ quick: lint
 
 test: lint
 	$(BIN)/pytest -n auto
+
+attack: $(STAMP)
+	OBLRPO_FUZZ=10000 OBLRPO_KILLS=all $(BIN)/pytest -n auto tests/test_fuzz.py tests/cli/test_kills.py
 
 env-verl: $(VERL_STAMP)
 
