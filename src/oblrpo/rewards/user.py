@@ -15,6 +15,9 @@ Values = Sequence[float | list[str] | None]
 """A value a completion: a finite number, None where the reward does not apply, or [how it looks] if it is neither."""
 
 
+LARGEST = 1e12
+"""The largest reward: squares of it, times squared score norms, are still numbers of float32."""
+
 LONGEST_TEXT = 500
 """The most characters that are told of what a reward raised."""
 
@@ -129,14 +132,14 @@ def call_reward(
 
 
 def plain_reward(value: Any) -> float | list[str] | None:
-    """Return a finite number or None as it is; anything else as [how it looks]."""
+    """Return a finite number of at most `LARGEST` or None as it is; anything else as [how it looks]."""
     if value is None:
         return None
     try:
         number = float(value) if not isinstance(value, str) else math.nan
     except Exception:  # an object of the user's may raise anything
         number = math.nan
-    return number if math.isfinite(number) else [_told(repr, value)[:100]]
+    return number if abs(number) <= LARGEST else [_told(repr, value)[:100]]  # NaN is no number of any size
 
 
 def _told(words: Callable[[Any], str], thing: Any) -> str:
@@ -156,7 +159,7 @@ def _checked(values: Any) -> Values:
     """
     for value in values if isinstance(values, list) else [values, math.nan]:
         shown = isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
-        if not (value is None or shown or (isinstance(value, float) and math.isfinite(value))):
+        if not (value is None or shown or (isinstance(value, float) and abs(value) <= LARGEST)):
             raise RewardFailed("spoils the answers of its process")
     checked: Values = values
     return checked
