@@ -2,6 +2,7 @@
 # make test  environment + lint + every test but those of the adapters for TRL and verl
 # make quick  lint + the tests that take less than twenty seconds each
 # make smollm2  a real model of 135 M parameters, into models/ (93 MB to download, 540 MB on the disk)
+# make attack  random input and kills by the thousand
 # make docs  the site of docs/, into site/
 # make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
 # make test-trl  an environment with TRL + the tests of the adapter
@@ -19,7 +20,7 @@ TRL_VENV := .venv-trl
 TRL_BIN := $(TRL_VENV)/bin
 TRL_STAMP := $(TRL_VENV)/.installed
 
-.PHONY: env demo smollm2 docs gpu quick test test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
+.PHONY: env demo smollm2 docs gpu quick test attack test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
 
 env: $(STAMP)
 
@@ -58,6 +59,9 @@ $(TRL_STAMP): pyproject.toml constraints.txt
 # TRL and transformers warn a lot of themselves; ours are errors in `make test`.
 test-trl: $(TRL_STAMP)
 	OMP_NUM_THREADS=1 $(TRL_BIN)/pytest tests/trl -o filterwarnings=ignore
+
+attack: $(STAMP)
+	OBLRPO_FUZZ=10000 OBLRPO_KILLS=all $(BIN)/pytest -n auto tests/test_fuzz.py tests/cli/test_kills.py
 
 env-verl: $(VERL_STAMP)
 

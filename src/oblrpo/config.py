@@ -325,7 +325,7 @@ class RunConfig:
     """Write a checkpoint every so many steps. A killed run loses what came after the last one."""
     save_total_limit: Annotated[int, Range(1), MAY_CHANGE] = 2
     """Checkpoints kept, newest last."""
-    threads: Annotated[int, Range(0), MAY_CHANGE] = 0
+    threads: Annotated[int, Range(0, 1024), MAY_CHANGE] = 0
     """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
     report_to: Annotated[tuple[str, ...], MAY_CHANGE] = ()
     """Send metrics to tensorboard, wandb, trackio, too (an extra each). Nothing leaves the machine unless the

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,7 +32,27 @@ def check_finite(what: str, values: Any) -> None:
         raise DivergedError(f"training has diverged: a {what} is NaN or infinite; lower learning_rate.")
 
 
+_OF_THE_DISK = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EIO,
+    errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+}  # fmt: skip
+
+
+def disk_trouble(error: Exception) -> str:
+    """What the disk refused, in a sentence, if that is what an error says, also one of a library written in Rust."""
+    number, name = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
+    if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(found[1])
+    if number not in _OF_THE_DISK:
+        return ""
+    where = f" {str(name)[:200]!r}" if isinstance(name, (str, os.PathLike)) else ""
+    return (
+        f"the disk refused{where}: {os.strerror(number)}; mend that (room, permissions, a limit, another name), then "
+        "go on: what was written before is whole, and a run goes on with --resume."
+    )
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the closest known word, or nothing if none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(str(word)[:100], [str(each)[:100] for each in known], n=1)
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -109,7 +109,10 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
             return tuple(value)
         raise InputError(f"{source}: {key} is {value!r}, but it must be text, or a list of texts.")
     if kind is float and not isinstance(value, bool) and isinstance(value, numbers.Real):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise InputError(f"{source}: {key} is too large a number.") from None
     if kind is int and not isinstance(value, bool) and isinstance(value, numbers.Integral):
         return int(value)  # of numpy, too
     if isinstance(value, kind) and kind is not int:

@@ -1,9 +1,13 @@
-"""Processes for code that may hang, crash or use up memory. They answer JSON lines, and are killed when late."""
+"""Processes for code that may hang, crash or use up memory. They answer JSON lines, and are killed when late.
+
+Every request carries a word of its own, which its answer must repeat: what a process says unasked is no answer.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,12 +17,19 @@ from contextlib import suppress
 from typing import Any
 
 from oblrpo.errors import InputError
+from oblrpo.processes import MARK, adopt_orphans, end_tree
 
 START = 120.0
 """Seconds that a worker may take to start: it imports its libraries, perhaps on a busy machine."""
 
 LONGEST = 2.0**30
 """The longest time limit in seconds; a longer one is cut to it, because timers overflow."""
+
+LONGEST_REPLY = 1 << 26
+"""The most characters of a reply; more is none, so that no process can fill the memory of this one."""
+
+CHANNEL = 500
+"""The least number of the descriptors a worker answers on, out of the way of what its function opens and closes."""
 
 
 def cores() -> int:
@@ -29,6 +40,10 @@ def cores() -> int:
 
 class WorkerDied(RuntimeError):  # noqa: N818  (what happened, not an error of ours)
     """The process ended before it answered: out of memory, a fault of the interpreter, a call of exit."""
+
+
+class WorkerLied(WorkerDied):
+    """Something else than the answer came over the channel; the process was killed."""
 
 
 class Worker:
@@ -47,6 +62,7 @@ class Worker:
         self._code = f"from {module} import {function}; {function}()"
         self._main, self._talkative, self._environment = main, talkative, dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
+        self._mark = ""
 
     def ask(self, message: Any, seconds: float) -> Any:
         """Return the answer to a message; both are anything that JSON can hold.
@@ -54,17 +70,19 @@ class Worker:
         Raises:
             TimeoutError: there was none after `seconds`; the process was killed.
             WorkerDied: the process ended.
+            WorkerLied: it said something else than one answer; it was killed.
             InputError: the process does not start.
         """
         seconds = min(seconds, LONGEST)
         if self._process is None:
             self._start()
-        return self._exchange(json.dumps([message, seconds]), seconds)
+        word = secrets.token_hex(8)
+        return self._exchange(json.dumps([word, message, seconds]), seconds, word)
 
     def stop(self) -> None:
         """Kill the process, and what it has started."""
         if self._process is not None:
-            _kill(self._process)
+            self._kill(self._process)
             for stream in (self._process.stdin, self._process.stdout):
                 assert stream is not None
                 with suppress(OSError):  # what was not written is lost with the process
@@ -83,7 +101,9 @@ class Worker:
 
     def _start(self) -> None:
         # The worker finds what we find, and nothing in the current folder takes a module's place.
-        found = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+        self._mark = secrets.token_hex(8)
+        path = os.pathsep.join(filter(None, sys.path))
+        found = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", MARK: self._mark}
         self._process = subprocess.Popen(
             [sys.executable, "-c", self._code],
             stdin=subprocess.PIPE,
@@ -92,21 +112,22 @@ class Worker:
             text=True,
             encoding="utf-8",
             env=os.environ | found | self._environment,
-            start_new_session=True,  # a group of its own, for `_kill`
+            start_new_session=True,  # a group of its own, for `end_tree`
         )
         try:
-            self._exchange(None, START)
+            self._exchange(None, START, "ready")
         except (TimeoutError, WorkerDied):
             raise InputError(
                 f"the worker {self._main} does not start; try: {sys.executable} -c '{self._code}'"
             ) from None
 
-    def _exchange(self, line: str | None, seconds: float) -> Any:
-        """Send a line and return the reply; the process is killed when the time is up.
+    def _exchange(self, line: str | None, seconds: float, word: str) -> Any:
+        """Send a line and return the reply to it; the process is killed when the time is up.
 
         Raises:
             TimeoutError: the time was up.
             WorkerDied: the process ended by itself.
+            WorkerLied: what came is no reply to this line.
         """
         process = self._process
         assert process is not None
@@ -116,7 +137,7 @@ class Worker:
 
         def kill() -> None:
             late.set()
-            _kill(process)
+            self._kill(process)
 
         timer = threading.Timer(seconds, kill)
         timer.start()
@@ -124,26 +145,30 @@ class Worker:
             if line is not None:
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
-            reply = process.stdout.readline()
+            reply = process.stdout.readline(LONGEST_REPLY)
         except OSError:  # it died before it read
             reply = ""
+        except UnicodeDecodeError:
+            reply = "what is no text"
         finally:
             timer.cancel()
             timer.join()  # the process's number may be another's once `stop` has waited for it
         if late.is_set() or not reply:
             self.stop()
-        if reply.endswith("\n"):
-            return json.loads(reply)
-        if late.is_set():
+        if late.is_set() and not reply.endswith("\n"):
             raise TimeoutError(f"no answer after {seconds:g} s")
-        raise WorkerDied("the process ended before it answered")
+        if not reply:
+            raise WorkerDied("the process ended before it answered")
+        with suppress(ValueError, RecursionError):
+            said = json.loads(reply)
+            if isinstance(said, list) and len(said) == 2 and said[0] == word:
+                return said[1]
+        self.stop()
+        raise WorkerLied("something else than its answer came from the process")
 
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process that nobody has waited for, and its group: a child of it would hold the pipe that we read from."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (AttributeError, OSError):  # Windows has no groups; this one may have ended
+    def _kill(self, process: subprocess.Popen[str]) -> None:
+        """Kill a process that nobody has waited for, and what it started: a child would hold the pipe we read from."""
+        end_tree(process.pid, self._mark)
         process.kill()
 
 
@@ -151,28 +176,44 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
     """Say "ready", then answer message by message until the input ends. This is what the process runs.
 
     Whatever `answer` prints goes to standard error, and it has nothing to read. `memory` is the address space that the
-    process may use, in bytes.
+    process may use, in bytes. What it has started ends with it. A fork of it that comes back from `answer` ends there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to answer: its step in progress ends first
-    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests, replies = os.fdopen(_far(0), encoding="utf-8"), os.fdopen(_far(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing a library prints may come between the replies
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may it, or a process it starts, wait for a request
+    adopt_orphans()
     if memory is not None:
         _limit_memory(memory)
-    print(json.dumps("ready"), file=replies, flush=True)
+    # Taken now: what runs here may put something else in the place of any function of a module.
+    encode, decode, number, end = json.JSONEncoder().encode, json.JSONDecoder().decode, os.getpid, os._exit
+    own, mark = number(), os.environ.get(MARK, "")
+    alarm = getattr(signal, "alarm", lambda seconds: 0)  # not on Windows
+    replies.write(encode(["ready", None]) + "\n")
+    replies.flush()
     for line in requests:
-        message, seconds = json.loads(line)
-        _end_after(seconds)
+        word, message, seconds = decode(line)
+        alarm(int(seconds) + 3)  # a little later than the parent would end this process, in case the parent is gone
         reply = answer(message)
-        if hasattr(signal, "alarm"):
-            signal.alarm(0)
-        print(json.dumps(reply), file=replies, flush=True)
+        if number() != own:
+            end(0)
+        alarm(0)
+        try:
+            replies.write(encode([word, reply]) + "\n")
+            replies.flush()
+        except (OSError, ValueError):  # somebody closed it
+            end(1)
+    end_tree(own, mark)
 
 
-def _end_after(seconds: float) -> None:
-    """Have the system end this process a little later than its parent would, in case the parent is gone."""
-    if hasattr(signal, "alarm"):  # not on Windows
-        signal.alarm(int(seconds) + 3)
+def _far(descriptor: int) -> int:
+    """A copy of a descriptor with a high number, which no process that is started inherits."""
+    try:
+        import fcntl
+
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, CHANNEL)
+    except (ImportError, OSError):  # Windows, or no number that high is allowed
+        return os.dup(descriptor)
 
 
 def _limit_memory(memory: int) -> None:

@@ -11,22 +11,61 @@ import yaml
 
 from oblrpo.errors import InputError
 
+DEEPEST, LARGEST = 50, 100_000
+"""How deep a document may be, and how many values it may hold once its aliases are written out."""
+
 
 class _Loader(yaml.SafeLoader):
     """YAML's safe loader with rules of YAML 1.2: 3e-4 is a number, `off` (a schedule of ours) a word, a key unique."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._sizes: dict[int, int] = {}  # values that a node stands for, by its identity; 0: not complete yet
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a value, bounded in depth and in size.
+
+        Raises:
+            ValueError: it is too deep or too large, holds itself, or has half a surrogate pair.
+        """
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(node, yaml.ScalarNode):
+            node.value.encode()  # half a surrogate pair cannot be written
+        if node is not None and self._size(node) > LARGEST:
+            raise ValueError(f"it holds more than {LARGEST:,} values, its aliases written out")
+        return node
+
+    def _size(self, node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) not in self._sizes:
+            if not hasattr(node, "end_mark") or node.end_mark is None:
+                raise ValueError("a value holds itself by an alias")
+            parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else [pair])]
+            self._sizes[id(node)] = 1 + sum(map(self._size, parts))
+        return self._sizes[id(node)]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that stands there twice.
 
         Raises:
-            ValueError: names it and its line.
+            ValueError: names it and its line; or a key is no text.
         """
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise ValueError(f"the key {key.value!r} in line {key.start_mark.line + 1} stands there twice")
             seen.add(getattr(key, "value", None) if isinstance(key, yaml.ScalarNode) else None)
-        return super().construct_mapping(node, deep)
+        mapping = super().construct_mapping(node, deep)
+        for key in mapping:
+            if not isinstance(key, str):
+                raise ValueError(f"the key {key!r:.40} in line {node.start_mark.line + 1} is no text; put it in quotes")
+        return mapping
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -47,8 +86,11 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
     """
     try:
         settings = yaml.load(text, _Loader) or {}
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{source} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        # The library raises KeyError of `!!bool x`, AttributeError of `!!timestamp x`.
+        what = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else "a value does not fit its !! tag"
+        told = " ".join(what.encode("utf-8", "backslashreplace").decode().split())[:500]
+        raise InputError(f"{source[:200]} is not valid YAML: {told}.") from None
     if not isinstance(settings, dict):
         raise InputError(f"{source} must hold `key: value` settings.")
     return settings

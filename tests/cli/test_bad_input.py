@@ -182,7 +182,7 @@ def test_an_existing_folder_is_left_alone(small_run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("the only copy")
     before = snapshot(tmp_path / "run")
-    complained(small_run(), "already exists; add --resume")
+    complained(small_run(), "already exists; give another --output")
     assert snapshot(tmp_path / "run") == before
 
 
@@ -272,7 +272,6 @@ def test_files_that_are_no_text_or_no_rows(small_run, oblrpo, tmp_path):
     kept = metrics.read_text()
     metrics.write_text("garbage\n" + kept)
     complained(oblrpo("report", run), "metrics.jsonl line 1 is damaged")
-    complained(oblrpo("train", "--resume", "--output", run), "metrics.jsonl line 1 is damaged")
     metrics.write_text(kept)
     complained(oblrpo("train", "--resume", "--output", run, "--steps", 1), "is at step 2 already")
     assert "steps: 2\n" in (run / "config.yaml").read_text()

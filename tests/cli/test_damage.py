@@ -73,3 +73,64 @@ def test_settings_that_are_not_what_the_run_wrote_are_refused(run, oblrpo, harm)
     complained(oblrpo("train", "--resume", "--output", run, "--steps", 6), "config.yaml")
     config.write_text(text)
     assert oblrpo("train", "--resume", "--output", run)[0] == 0
+
+
+ROTTEN = [b"\xff\xfe", b"null", b'{"reward": 1}', b'{"step": "3"}', b'{"step": true}', b"[" * 100_000, b'[["step", 1]]']
+
+
+def test_rotten_lines_are_set_aside_and_counted(run, whole, oblrpo):
+    metrics = run / "metrics.jsonl"
+    shutil.rmtree(run / "checkpoints" / "step_4")
+    metrics.write_bytes(b"\n".join(ROTTEN) + b"\n" + metrics.read_bytes())
+    code, out, err = oblrpo("train", "--resume", "--output", run)
+    assert code == 0, err
+    assert f"{len(ROTTEN)} lines of {metrics} are damaged" in " ".join((out + err).split())
+    assert metrics_of(run) == metrics_of(whole)
+    assert (run / "metrics.damaged").read_bytes().split(b"\n")[:-1] == ROTTEN
+
+
+@pytest.mark.parametrize("lost", [5, 2])
+def test_history_that_is_gone_is_told(run, oblrpo, lost):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[lost:]))
+    code, out, err = oblrpo("train", "--resume", "--output", run)
+    assert code == 0, err
+    assert f"has nothing of {lost} of the 5 steps" in " ".join((out + err).split())
+
+
+def test_a_start_that_was_killed_before_its_settings_were_written(small_run, oblrpo, whole, run, tmp_path):
+    began = tmp_path / "began"
+    (began / "checkpoints").mkdir(parents=True)
+    (began / "completions").mkdir()
+    (began / ".config.yaml.partial").write_text("ste")
+    complained(oblrpo("train", "--resume", "--output", began), "leave out --resume to start one")
+    assert small_run(output=began)[0] == 0
+    assert metrics_of(began) == metrics_of(whole)
+
+
+@pytest.mark.parametrize("name", ["step_\u00b2", "step_007", "step_", "step_1e3", "step_-1"])
+def test_folders_that_are_no_checkpoints_are_left_alone(run, oblrpo, name):
+    (run / "checkpoints" / name).mkdir()
+    assert oblrpo("train", "--resume", "--output", run)[0] == 0
+    assert (run / "checkpoints" / name).is_dir()
+
+
+@pytest.mark.parametrize("place", ["metrics.jsonl", "completions", "checkpoints", "checkpoints/step_9", "failure.txt"])
+def test_what_stands_in_the_wrong_place_is_named(run, oblrpo, place):
+    if (run / place).is_file():
+        (run / place).unlink()
+        (run / place).mkdir()
+    elif place == "failure.txt":
+        (run / place).mkdir()
+    else:
+        shutil.rmtree(run / place, ignore_errors=True)
+        (run / place).write_text("a file")
+    result = oblrpo("train", "--resume", "--output", run)
+    complained(result, str(run / place), "move it away")
+
+
+def test_folders_that_are_gone_are_made_again(run, oblrpo):
+    shutil.rmtree(run / "completions")
+    (run / "checkpoints" / ".step_5.partial").write_text("a file")
+    assert oblrpo("train", "--resume", "--output", run, "--steps", 5)[0] == 0
+    assert (run / "completions" / "step_5.jsonl").is_file()

@@ -285,3 +285,23 @@ def test_a_callable_cannot_spoil_the_problems():
     problem = Problem([{"role": "user", "content": "four"}], "4")
     python_rewards(spoil)([problem], ["a", "b"])
     assert (problem.text, problem.answer) == ("four", "4")
+
+
+@pytest.mark.parametrize("value", [1e30, -1e13, 1e300, 10**400])
+def test_rewards_beyond_what_a_gradient_holds(value):
+    def huge(completions, **_):
+        return [value, 1.0]
+
+    with pytest.raises(InputError, match=r"'python:f' returned .* at most 1e12 in size"):
+        python_rewards(huge)([Problem("p", "1")], ["a", "b"])
+    assert python_rewards(huge, "mask")([Problem("p", "1")], ["a", "b"]) == ([[0.0, 1.0]], [[False, True]])
+
+
+def test_a_weight_that_makes_a_reward_too_large():
+    for on_error in ("raise", "mask"):
+        rewards = RewardSet(["length@1e20"], on_error)
+        if on_error == "raise":
+            with pytest.raises(InputError, match=r"'length' with its weight is 1e\+20 for completion 0"):
+                rewards(["p"], ["a"])
+        else:
+            assert rewards(["p"], ["a"]) == [None]

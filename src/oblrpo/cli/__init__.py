@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import NoReturn
 
 from rich.console import Console
 
 from oblrpo import __version__
-from oblrpo.errors import InputError, did_you_mean
+from oblrpo.errors import InputError, did_you_mean, disk_trouble
 
 COMMANDS = ("train", "compare", "evaluate", "report", "bench", "theory", "probe")
 
@@ -38,8 +39,7 @@ def main() -> None:
     try:
         dispatch(sys.argv[1:])
     except InputError as error:
-        Console(stderr=True, soft_wrap=True).print(f"oblrpo: {error}", style="bold red", markup=False, highlight=False)
-        raise SystemExit(2) from None
+        _complain(str(error))
     except BrokenPipeError:  # `oblrpo train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
@@ -47,6 +47,8 @@ def main() -> None:
         print(f"oblrpo: {stop or 'interrupted.'}", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:  # a fault of ours, or of a library
+        if refused := disk_trouble(error):
+            _complain(refused)
         if not _out_of_memory(error):
             raise
         what = (str(error).splitlines() or ["no memory for Python's own objects"])[0][:200]
@@ -56,6 +58,17 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
+
+
+def _complain(what: str) -> NoReturn:
+    """Print one sentence in red and end with 2; text that no terminal can show is escaped.
+
+    Raises:
+        SystemExit: always.
+    """
+    what = what.encode("utf-8", "backslashreplace").decode()
+    Console(stderr=True, soft_wrap=True).print(f"oblrpo: {what}", style="bold red", markup=False, highlight=False)
+    raise SystemExit(2) from None
 
 
 def _out_of_memory(error: Exception) -> bool:

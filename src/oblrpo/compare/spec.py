@@ -33,6 +33,8 @@ OURS = {
 LEVELS = ("of_best", "of_gain", "accuracy")
 """The keys of a target that say where it lies; it has one of them."""
 
+MOST_SEEDS = 10_000
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -237,6 +239,8 @@ def _rates(value: Any, source: str) -> tuple[float, ...]:
 
 
 def _seeds(value: Any, source: str) -> tuple[int, ...]:
+    if isinstance(value, int) and value > MOST_SEEDS:
+        raise InputError(f"{source}: seeds is more than {MOST_SEEDS:,}.")
     seeds = range(value) if isinstance(value, int) and not isinstance(value, bool) else value
     whole = isinstance(seeds, (list, tuple, range)) and all(type(seed) is int for seed in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):

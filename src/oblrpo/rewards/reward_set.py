@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.rewards.builtin import BUILT_IN
-from oblrpo.rewards.user import RewardFailed, Values, WorkerReward, plain_reward
+from oblrpo.rewards.user import LARGEST, RewardFailed, Values, WorkerReward, plain_reward
 
 OnError = Literal["raise", "mask"]
-MEND = "rewards must be finite numbers; such completions are left out with on_reward_error mask."
+MEND = "rewards must be finite numbers, at most 1e12 in size; such completions are left out with on_reward_error mask."
 
 
 @dataclass
@@ -101,7 +101,22 @@ class RewardSet:
             if value is None and s not in bad and self.on_error == "raise":
                 names = ", ".join(f"'{name}'" for name in self._rewards)
                 raise InputError(f"reward {names} returned None for completion {s} ({completions[s][:40]!r}); {MEND}")
+        for s, value in enumerate(total):
+            if value is not None and abs(value) > LARGEST and s not in bad:
+                self._count_too_large(s, value)
+                bad.add(s)
         return [None if s in bad else value for s, value in enumerate(total)]
+
+    def _count_too_large(self, s: int, value: float) -> None:
+        """Count a weighted sum that is too large, under all rewards.
+
+        Raises:
+            InputError: with on_error "raise".
+        """
+        names = ", ".join(f"'{name}'" for name in self._rewards)
+        self.errors.values[names] = self.errors.values.get(names, 0) + 1
+        if self.on_error == "raise":
+            raise InputError(f"reward {names} with its weight is {value:g} for completion {s}; {MEND}")
 
     def _values(
         self,

@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.workers import START, Worker, WorkerDied
+from oblrpo.workers import START, Worker, WorkerDied, WorkerLied
 
 Values = Sequence[float | list[str] | None]
 """A value a completion: a finite number, None where the reward does not apply, or [how it looks] if it is neither."""
+
+
+LARGEST = 1e12
+"""The largest reward: squares of it, times squared score norms, are still numbers of float32."""
+
+LONGEST_TEXT = 500
+"""The most characters that are told of what a reward raised."""
 
 
 class RewardFailed(Exception):  # noqa: N818  (what a reward did)
@@ -31,7 +38,8 @@ class WorkerReward:
         self._path, self._seconds = path, seconds
         self._worker = Worker("oblrpo.rewards.worker:main", talkative=True)
         try:
-            refused = self._worker.ask({"path": path}, START).get("refused")
+            reply = self._worker.ask({"path": path}, START)
+            refused = reply.get("refused") if isinstance(reply, dict) else "its process answers what is no answer."
         except (TimeoutError, WorkerDied) as error:
             refused = f"reward '{path}' cannot be imported: {error}."
         if refused:
@@ -55,14 +63,17 @@ class WorkerReward:
             reply = self._worker.ask(message, self._seconds)
         except TimeoutError:
             raise RewardFailed(f"took longer than {self._seconds:g} s (reward_seconds)") from None
+        except WorkerLied:
+            raise RewardFailed("wrote on the channel of its process, where only answers go") from None
         except WorkerDied:
             raise RewardFailed("ended its process") from None
-        except TypeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"reward '{self._path}' cannot be given all columns of the data: {error}.") from None
+        if not isinstance(reply, dict):
+            raise RewardFailed("spoils the answers of its process")
         if what := reply.get("failed") or reply.get("refused"):
             raise RewardFailed(what)
-        values: Values = reply["values"]
-        return values
+        return _checked(reply.get("values"))
 
     def close(self) -> None:
         """End the process."""
@@ -111,20 +122,44 @@ def call_reward(
         if isinstance(error, TypeError) and len(frames) == 1:  # it was not entered: its parameters do not fit
             names = ", ".join(f"{name}=..." for name in ("prompts", "completions", *columns))
             raise RewardFailed(
-                f"raised TypeError: {error}; it is called with ({names}), and takes what it does not use as **columns"
+                f"raised TypeError: {_told(str, error)}; it is called with ({names}), and takes what it does not use "
+                "as **columns"
             ) from error
         frame = frames[-1]
         where = f"{Path(frame.filename).name} line {frame.lineno}"
-        raise RewardFailed(f"raised {type(error).__name__}: {error} ({where})") from error
+        raise RewardFailed(f"raised {type(error).__name__}: {_told(str, error)} ({where})") from error
     raise RewardFailed(f"returned a {type(values).__name__}, not a list of numbers")
 
 
 def plain_reward(value: Any) -> float | list[str] | None:
-    """Return a finite number or None as it is; anything else as [how it looks]."""
+    """Return a finite number of at most `LARGEST` or None as it is; anything else as [how it looks]."""
     if value is None:
         return None
     try:
         number = float(value) if not isinstance(value, str) else math.nan
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # an object of the user's may raise anything
         number = math.nan
-    return number if math.isfinite(number) else [repr(value)[:100]]
+    return number if abs(number) <= LARGEST else [_told(repr, value)[:100]]  # NaN is no number of any size
+
+
+def _told(words: Callable[[Any], str], thing: Any) -> str:
+    """What `words`, str or repr, say of a thing: cut, and without halves of surrogate pairs, which no file can hold."""
+    try:
+        text = words(thing)[: LONGEST_TEXT + 1].encode("utf-8", "backslashreplace").decode()
+    except Exception:  # an object of the user's may raise anything
+        return f"a {type(thing).__name__} that cannot be shown"
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " ..."
+
+
+def _checked(values: Any) -> Values:
+    """What came from the process, if it is a list of finite numbers, None and [text].
+
+    Raises:
+        RewardFailed: it is not.
+    """
+    for value in values if isinstance(values, list) else [values, math.nan]:
+        shown = isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
+        if not (value is None or shown or (isinstance(value, float) and abs(value) <= LARGEST)):
+            raise RewardFailed("spoils the answers of its process")
+    checked: Values = values
+    return checked

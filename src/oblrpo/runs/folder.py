@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -36,19 +37,31 @@ class RunFolder:
         self.failure_file = path / "failure.txt"
 
     def create(self, config: TrainConfig) -> None:
-        """Start a new run.
+        """Start a new run, also in what one leaves that was killed before it had written its settings.
 
         Raises:
             InputError: the folder already holds something.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise InputError(f"{self.path} already exists; add --resume to go on with it, or give another --output.")
+        if os.path.lexists(self.path) and not self._never_began():
+            mend = "add --resume to go on with it, or give another --output"
+            raise InputError(
+                f"{self.path} already exists; {mend if self.config_file.is_file() else 'give another --output'}."
+            )
         try:
-            self.completions.mkdir(parents=True)
-            self.checkpoints.mkdir()
+            self.completions.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot create {self.path}: {error.strerror}.") from None
         self.write_config(config)
+
+    def _never_began(self) -> bool:
+        """Whether this is a folder with nothing but what is there before the first `config.yaml`."""
+        folders = {self.completions, self.checkpoints}
+        begun = {self.path / ".lock", self.path / ".config.yaml.partial"}
+        return self.path.is_dir() and all(
+            (each in folders and each.is_dir() and not any(each.iterdir())) or each in begun
+            for each in self.path.iterdir()
+        )
 
     def write_config(self, config: TrainConfig) -> None:
         """Write the settings to `config.yaml`, under their checksum."""
@@ -98,11 +111,17 @@ class RunFolder:
         clean = {key: value if _is_plain(value) else None for key, value in metrics.items()}
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint that is on the disk has its history there
         return clean
 
     def read_metrics(self) -> list[Metrics]:
-        """All complete lines of metrics.jsonl."""
-        return read_rows(self.metrics_file) if self.metrics_file.is_file() else []
+        """All complete lines of metrics.jsonl.
+
+        Raises:
+            InputError: names the line that is damaged.
+        """
+        return read_rows(self.metrics_file, _is_of_a_step) if self.metrics_file.is_file() else []
 
     def write_failure(self, message: str) -> None:
         """Note what ended the run before its last step; an empty text says that it goes on."""
@@ -120,10 +139,27 @@ class RunFolder:
         file = self.completions / f"step_{step}.jsonl"
         return read_rows(file) if file.is_file() else []
 
-    def drop_metrics_after(self, step: int) -> None:
-        """Forget steps that no checkpoint holds; they will be run again."""
-        kept = [row for row in self.read_metrics() if row["step"] <= step]
+    def drop_metrics_after(self, step: int) -> list[str]:
+        """Forget steps that no checkpoint holds; they will be run again. Return what was lost, in sentences.
+
+        Lines that are damaged are appended to `metrics.damaged`, as they are.
+        """
+        lines = self.metrics_file.read_bytes().split(b"\n")[:-1] if self.metrics_file.is_file() else []
+        rows = [(line, _parsed(line)) for line in lines]
+        damaged = [line for line, row in rows if row is None or not _is_of_a_step(row)]
+        kept = [row for _, row in rows if row is not None and _is_of_a_step(row) and row["step"] <= step]
+        lost = []
+        if damaged:
+            aside = self.path / "metrics.damaged"
+            with aside.open("ab") as file:
+                file.write(b"".join(line + b"\n" for line in damaged))
+                file.flush()
+                os.fsync(file.fileno())
+            lost.append(f"{len(damaged)} lines of {self.metrics_file} are damaged, and now in {aside}.")
         atomic.write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+        if missing := step + 1 - len({row["step"] for row in kept}):
+            lost.append(f"{self.metrics_file} has nothing of {missing} of the {step + 1} steps before.")
+        return lost
 
     def write_completions(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write one line a completion: prompt, completion, reward, baseline, advantage, score norm, length."""
@@ -180,37 +216,75 @@ class RunFolder:
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of the complete checkpoints that are kept, in order."""
-        names = (entry.name.removeprefix("step_") for entry in self.checkpoints.glob("step_*"))
-        return sorted(int(name) for name in names if name.isdigit())
+        steps = (entry.name.removeprefix("step_") for entry in self.checkpoints.glob("step_*") if entry.is_dir())
+        return sorted(int(step) for step in steps if re.fullmatch("0|[1-9][0-9]{0,17}", step))
 
     def clean_up(self) -> None:
-        """Remove what an interrupted write left."""
+        """Remove what an interrupted write left, and see that the run has its folders.
+
+        Raises:
+            InputError: something else stands where a folder or a file of the run belongs.
+        """
+        for folder in (self.completions, self.checkpoints):
+            try:
+                folder.mkdir(exist_ok=True)
+            except FileExistsError:
+                raise InputError(f"{folder} is no folder; move it away.") from None
+        for file in (self.metrics_file, self.failure_file):
+            if file.exists() and not file.is_file():
+                raise InputError(f"{file} is no file; move it away.")
+        for place in self.checkpoints.glob("step_*"):
+            if not place.is_dir():
+                raise InputError(f"{place} is no checkpoint but a file; move it away.")
         for partial in self.checkpoints.glob(".step_*.partial"):
-            shutil.rmtree(partial)
+            _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder or a file, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _replace(partial: Path, target: Path) -> None:
     """Put a folder that is written in the place of another, on the disk for good."""
     atomic.sync_folder(partial)
-    shutil.rmtree(target, ignore_errors=True)
+    _remove(target)
     os.replace(partial, target)
     atomic.sync(target.parent)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path, is_row: Callable[[Metrics], bool] = lambda row: True) -> list[Metrics]:
     """Return the complete lines of a JSONL file; what follows the last newline is unfinished.
 
     Raises:
-        InputError: names the line that is no JSON object.
+        InputError: names the line that is no JSON object, or not such a row.
     """
     rows = []
     # split, not splitlines: completions may hold characters that splitlines takes for line ends
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            raise InputError(f"{path} line {number} is damaged (no JSON object); remove that line.") from None
+        row = _parsed(line)
+        if row is None or not is_row(row):
+            what = "no JSON object" if row is None else "no row of a step"
+            raise InputError(f"{path} line {number} is damaged ({what}); remove that line.")
+        rows.append(row)
     return rows
+
+
+def _parsed(line: bytes) -> Metrics | None:
+    """The JSON object of a line, None if it is none."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _is_of_a_step(row: Metrics) -> bool:
+    step = row.get("step")
+    return isinstance(step, int) and not isinstance(step, bool) and step >= 0
 
 
 def _is_plain(value: Any) -> bool:

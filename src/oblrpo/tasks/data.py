@@ -135,6 +135,8 @@ def _problem(
 
 def _messages(given: Sequence[dict[str, Any]], where: str) -> Messages:
     for message in given:
+        if (text := str(message.get("content"))) != text.encode("utf-8", "ignore").decode():
+            raise InputError(f"{where} holds half a surrogate pair; mend or remove it.")
         if message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
             raise InputError(f"{where} must be text or messages with a role ({', '.join(_ROLES)}) and a text, content.")
     if given[-1]["role"] == "assistant":

@@ -112,8 +112,11 @@ def _read_csv(path: Path) -> Rows:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
             rows = [(f"{path} line {reader.line_num}", dict(row)) for row in reader]
+            names = reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"Cannot read the data file {path}: {error}; check the path, and save it as UTF-8.") from error
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"{path} has two columns '{twice}'; rename one.")
     for where, row in rows:
         if None in row or None in row.values():
             raise InputError(f"{where} has more or fewer fields than the first line has names.")

@@ -18,7 +18,7 @@ import torch
 
 from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, disk_trouble
 from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluation import heldout_accuracy
 from oblrpo.objects import Objects
@@ -103,16 +103,19 @@ class Trainer:
             try:
                 self._run(progress)
             except Exception as error:
+                refused = disk_trouble(error)
                 with suppress(OSError):  # a full disk may be what ended it
-                    self.folder.write_failure(str(error) or type(error).__name__)
+                    self.folder.write_failure(refused or str(error) or type(error).__name__)
+                if refused:
+                    raise InputError(refused) from error
                 raise
 
     def _run(self, progress: Progress) -> None:
-        self.folder.drop_metrics_after(-1 if self.done is None else self.done)
+        lost = self.folder.drop_metrics_after(-1 if self.done is None else self.done)
         for row in self.folder.read_metrics():
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
-        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *self._set_aside()):
+        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *lost, *self._set_aside()):
             progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(

@@ -35,12 +35,17 @@ SMALL_MODEL = 5_000_000
 PRECONDITIONED = ("Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad")
 
 
+MOST_COMPLETIONS = 2**24
+"""Completions of a step; their bare text would take gigabytes."""
+
+
 def check(config: TrainConfig) -> None:
     """Refuse settings that cannot work, before anything is built.
 
     Raises:
         InputError: a setting cannot work; the message names it.
     """
+    _check_sizes(config)
     algorithm = resolve(config.algorithm, config.optim)
     G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
     if smallest > G:
@@ -67,6 +72,26 @@ def check(config: TrainConfig) -> None:
         raise InputError("warm_start_steps needs sft_data, or a built-in task, which can demonstrate; data cannot.")
     check_policy(config.policy)
     check_trackers(config.run.report_to)
+
+
+def _check_sizes(config: TrainConfig) -> None:
+    """Refuse what no machine holds and what no file can: numbers, batches and text.
+
+    Raises:
+        InputError: names it.
+    """
+    for name, value in flatten(config).items():
+        if isinstance(value, int) and name != "seed" and abs(value) >= 2**31:
+            raise InputError(f"{name} is beyond 2^31; no machine holds that.")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and text != text.encode("utf-8", "ignore").decode():
+                raise InputError(f"{name} is {text!r:.100}, which holds half a surrogate pair; write it as UTF-8.")
+    P, G = config.rollout.prompts_per_step, config.rollout.num_generations
+    if P * G > MOST_COMPLETIONS:
+        raise InputError(
+            f"prompts_per_step x num_generations is {P * G:,} completions a step, more than {MOST_COMPLETIONS:,}; "
+            "lower one of them."
+        )
 
 
 def _check_schedule(optim: OptimConfig, schedule: str) -> None:

@@ -1,0 +1,66 @@
+"""A disk that refuses: one sentence, what was there is whole, and the run goes on when there is room."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from oblrpo.runs.checksums import write_sums
+from tests.cli.conftest import DENSE_REWARD, SMALL, complained, metrics_of
+
+FLAGS = [str(x) for pair in SMALL.items() for x in pair]
+
+
+def limited(output, *further, most=None):
+    """The small run in a process that may write no file of more bytes than `most`."""
+    limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))) if most else None
+    code = DENSE_REWARD + "from oblrpo.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", *FLAGS, "--output", str(output), *further],
+        capture_output=True, text=True, preexec_fn=limit, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("most", [100, 20_000])
+@pytest.mark.usefixtures("dense_reward", "no_page")
+def test_files_that_may_not_be_longer(small_run, oblrpo, tmp_path, most):
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    assert small_run(output=whole)[0] == 0
+    complained(limited(output, most=most), "the disk refused", "File too large")
+    begun = (output / "config.yaml").is_file()
+    result = oblrpo("train", *FLAGS, "--output", output, *(["--resume"] if begun else []))
+    assert result[0] == 0, result
+    assert metrics_of(output) == metrics_of(whole)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a/" + "y" * 300, "x/" * 3000])
+def test_names_that_are_too_long(small_run, tmp_path, name):
+    complained(small_run(output=tmp_path / name), "File name too long")
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_an_output_below_a_file(small_run, tmp_path):
+    (tmp_path / "file").write_text("")
+    complained(small_run(output=tmp_path / "file" / "run"), "Not a directory")
+
+
+@pytest.mark.usefixtures("dense_reward", "no_page")
+@pytest.mark.parametrize("kind", [OSError(28, "No space left on device"), Exception("No space left (os error 28)")])
+def test_a_disk_that_is_full_in_the_middle(small_run, oblrpo, tmp_path, monkeypatch, kind):
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    assert small_run(output=whole)[0] == 0
+    calls = iter(range(100))
+
+    def full(folder):
+        if next(calls) == 2:
+            raise kind
+        write_sums(folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("oblrpo.runs.folder.write_sums", full)
+        complained(small_run(output=output), "No space left on device")
+    assert "No space left on device" in (output / "failure.txt").read_text()
+    assert oblrpo("train", "--resume", "--output", output)[0] == 0
+    assert metrics_of(output) == metrics_of(whole)

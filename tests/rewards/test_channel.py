@@ -1,0 +1,126 @@
+"""What a reward's function may do to the process it runs in: it cannot speak for it, nor leave others behind."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from oblrpo.errors import InputError
+from oblrpo.rewards import RewardSet
+from oblrpo.workers import CHANNEL
+
+SOURCE = f"""
+import json, os, sys, subprocess, time
+calls = 0
+def twice(completions, **_):
+    global calls
+    calls += 1
+    if calls == 1 and not os.fork():
+        time.sleep(0.2)
+        return [666.0] * len(completions)
+    time.sleep(0.4)
+    return [float(calls)] * len(completions)
+def forged(completions, **_):
+    for fd in range(3, {CHANNEL} + 10):
+        try:
+            os.write(fd, b'["word", {{"values": [666.0]}}]\\n')
+        except OSError:
+            pass
+    return [1.0] * len(completions)
+def endless(completions, **_):
+    while True:
+        os.write({CHANNEL} + 1, b"x" * 65536)
+def closes(completions, **_):
+    os.closerange(3, 2000)
+    return [1.0] * len(completions)
+def patches(completions, **_):
+    json.dumps = json.loads = json.dump = lambda *a, **k: 'rubbish'
+    sys.stdout = sys.stderr = None
+    return [2.0] * len(completions)
+def long(completions, **_):
+    raise ValueError("x" * 10_000_000)
+def half(completions, **_):
+    raise ValueError("\\ud800")
+class Odd(Exception):
+    def __str__(self):
+        raise RuntimeError
+def unsaid(completions, **_):
+    raise Odd
+def odd_values(completions, **_):
+    return [Odd()] * len(completions)
+def daemons(completions, prompts, **_):
+    for env in (None, {{}}):
+        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"], start_new_session=True,
+            env=env)
+        open(prompts[0], "a").write(str(child.pid) + "\\n")
+    if completions[0] == "die":
+        os._exit(0)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def reward(tmp_path):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    made = []
+
+    def make(name, seconds=20, on_error="raise"):
+        made.append(RewardSet([f"{tmp_path}/mine.py:{name}"], on_error, seconds))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_fork_that_comes_back_is_no_answer(reward):
+    rewards = reward("twice")
+    assert rewards(["p"], ["a"]) == [1.0]
+    assert [rewards(["p"], ["a"]) for _ in range(2)] == [[2.0], [3.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("forged", "mine.py:forged' wrote on the channel"),
+        ("closes", "mine.py:closes' ended its process"),
+        ("long", "xxx ... (mine.py line"),
+        ("half", r"raised ValueError: \ud800 (mine.py line"),
+        ("unsaid", "raised Odd: a Odd that cannot be shown"),
+        ("odd_values", "returned Odd()"),
+    ],
+)
+def test_what_it_does_is_told_in_a_sentence(reward, name, words):
+    with pytest.raises(InputError) as caught:
+        reward(name)(["p"], ["a"])
+    assert words in str(caught.value)
+    assert len(str(caught.value).encode()) < 1000
+
+
+def test_what_fills_the_channel_is_not_kept(reward, monkeypatch):
+    monkeypatch.setattr("oblrpo.workers.LONGEST_REPLY", 1 << 20)
+    with pytest.raises(InputError, match="wrote on the channel"):
+        reward("endless")(["p"], ["a"])
+
+
+def test_other_functions_in_the_place_of_jsons_do_nothing(reward):
+    rewards = reward("patches")
+    assert [rewards(["p"], ["a"]) for _ in range(2)] == [[2.0], [2.0]]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+@pytest.mark.parametrize(("how", "left"), [("hang", 0), ("die", 1)])
+def test_processes_in_a_session_of_their_own_end_with_it(reward, tmp_path, how, left):
+    """Of a process that dies by itself, one with an environment of its own is found no more."""
+    rewards = reward("daemons", seconds=2, on_error="mask")
+    assert rewards([str(tmp_path / "pids")], [how]) == [None]
+    time.sleep(0.1)
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    alive = [
+        pid for pid in pids if os.path.exists(f"/proc/{pid}") and " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    ]
+    for pid in alive:
+        os.kill(pid, 9)
+    assert len(pids) == 2
+    assert len(alive) <= left

@@ -1,0 +1,80 @@
+"""Settings that somebody wrote to break us: one sentence, at once, before anything is built."""
+
+import time
+
+import pytest
+
+from oblrpo.compare.spec import read_spec
+from oblrpo.config import RolloutConfig, RunConfig, TrainConfig
+from oblrpo.errors import InputError
+from oblrpo.settings import with_settings
+from oblrpo.tasks import data, sources
+from oblrpo.trainer.setup import check
+from oblrpo.yaml_files import read_yaml
+
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+
+HOSTILE = {
+    "!!": ["a: !!bool x", "a: !!timestamp x"],
+    "deeper than": ["a: " + "[" * 5000, "{" * 5000],
+    "holds itself": ["a: &a [*a]", "task_args: &a {b: *a}"],
+    "its aliases written out": [LAUGHS],
+    "no text": ["{1: 2}", "where: {1: 2}", "{null: 1}", "{2024-01-01: 1}"],
+    "not valid YAML": ['output: "\\ud800"', "a: \0", "{[1]: 2}", "<<: 3", "a: " + "9" * 5000, "a: !!binary \u1234"],
+}
+
+
+@pytest.mark.parametrize(("words", "text"), [(words, text) for words, texts in HOSTILE.items() for text in texts])
+def test_hostile_yaml(words, text):
+    started = time.process_time()
+    with pytest.raises(InputError, match=words) as caught:
+        read_yaml(text, "mine.yaml")
+    assert len(str(caught.value)) < 700
+    assert time.process_time() - started < 5
+
+
+def test_aliases_and_merges_that_are_meant_well():
+    assert read_yaml("a: &a {b: 1}\nc: {<<: *a, d: *a}", "f")["c"] == {"b": 1, "d": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_generations": 10**18}, "num_generations is beyond"),
+        ({"steps": 10**30}, "steps is beyond"),
+        ({"prompts_per_step": 10**5, "num_generations": 10**5}, "10,000,000,000 completions a step"),
+        ({"threads": 100_000}, "threads is 100000"),
+        ({"output": "runs/\udcff"}, "output is .* half a surrogate"),
+        ({"rewards": ["\ud800.f"]}, "rewards is .* half a surrogate"),
+        ({"learning_rate": 10**400}, "learning_rate is too large"),
+    ],
+)
+def test_sizes_and_text_that_nothing_holds(settings, words):
+    with pytest.raises(InputError, match=words):
+        check(with_settings(TrainConfig(), settings, "mine.yaml"))
+
+
+def test_the_defaults_are_not_hostile():
+    check(TrainConfig(run=RunConfig(threads=64, seed=2**62), rollout=RolloutConfig(prompts_per_step=4096)))
+
+
+def test_more_seeds_than_anybody_runs(tmp_path):
+    (tmp_path / "c.yaml").write_text(
+        f"base: demo\nseeds: {10**30}\nlearning_rates: [1]\nvariants: {{a: {{}}, b: {{}}}}\n"
+    )
+    with pytest.raises(InputError, match="seeds is more than"):
+        read_spec(str(tmp_path / "c.yaml"), {}, {})
+
+
+def test_rows_with_two_columns_of_a_name_or_half_a_character(tmp_path):
+    (tmp_path / "rows.csv").write_text("prompt,answer,answer\na,1,2\n")
+    with pytest.raises(InputError, match="two columns 'answer'"):
+        sources.read_source([str(tmp_path / "rows.csv")], "train")
+    (tmp_path / "rows.csv").write_text("\ufeff")
+    with pytest.raises(InputError, match="holds no rows"):
+        sources.read_source([str(tmp_path / "rows.csv")], "train")
+    row = ("here", {"prompt": [{"role": "user", "content": "\ud800"}], "answer": "1"})
+    with pytest.raises(InputError, match="half a surrogate"):
+        data.problems_of([row], "prompt", "answer", "{prompt}")
+    with pytest.raises(InputError, match="no column"):
+        sources.keep_rows([("here", {1: 2, "a": 3})], {"b": 2})
