@@ -16,6 +16,9 @@ from oblrpo.tasks.benchmarks import BenchmarkProblem
 from oblrpo.tasks.grading import MathVerifier, Verdict
 from oblrpo.tasks.rows import read_objects
 
+MOST_SLOW = 3
+"""The questions of a problem's votes that may take too long; each costs the whole time limit."""
+
 NAMED = 5  # of many indices, how many an error names
 
 
@@ -82,7 +85,8 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 
 def remarks(result: dict[str, Any]) -> str:
     """Return one line on what could not be graded, and on lengths where they are known."""
-    said = [f"{result[what]} {what}" for what in ("timeouts", "unparsable", "crashed", "masked") if what in result]
+    kinds = ("timeouts", "unparsable", "crashed", "uncompared", "masked")
+    said = [f"{result[what]} {what}" for what in kinds if what in result]
     if "threshold" in result:
         said.insert(0, f"rewards {' + '.join(result['rewards'])}, pass: a reward of at least {result['threshold']:g}")
     if "mean_length" in result:
@@ -101,6 +105,8 @@ class Votes:
     right: int
     others: list[int]
     silent: int
+    uncompared: int = 0
+    """Wrong answers that could not be compared in time, each of which counts as an answer of its own."""
 
 
 def evaluate_completions(
@@ -140,6 +146,7 @@ def evaluate_completions(
         "timeouts": reasons["timeout"],
         "unparsable": reasons["unparsable"],
         "crashed": reasons["crashed"],
+        "uncompared": sum(each.uncompared for each in votes),
     }
 
 
@@ -151,14 +158,32 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
 def count_votes(verdicts: Sequence[Verdict], verifier: MathVerifier) -> Votes:
     """Return the votes for each answer of one problem; equal answers in different spellings are one answer.
 
-    The right answers are one answer. A wrong one joins the first wrong answer before it that it equals.
+    The right answers are one answer. A wrong one joins the first wrong answer before it that it equals; one question
+    asks whether it equals any of them. After `MOST_SLOW` questions of a problem that took too long no more are asked.
     """
     wrong = Counter(verdict.extracted for verdict in verdicts if not verdict.correct and verdict.extracted)
     classes: dict[str, int] = {}
+    known: list[str] = []  # the classes that can be compared with
+    uncompared = 0
     for answer, count in wrong.items():
-        known = list(classes)
-        same = verifier.compare([(other,) for other in known], [answer] * len(known))
-        first = next((other for other, verdict in zip(known, same, strict=True) if verdict.correct), answer)
-        classes[first] = classes.get(first, 0) + count
+        first = _first_equal(answer, known, verifier) if uncompared < MOST_SLOW else None
+        if first is None:
+            uncompared += 1
+        elif first == answer:
+            known.append(answer)
+        classes[first or answer] = classes.get(first or answer, 0) + count
     silent = sum(not verdict.correct and not verdict.extracted for verdict in verdicts)
-    return Votes(sum(verdict.correct for verdict in verdicts), list(classes.values()), silent)
+    return Votes(sum(verdict.correct for verdict in verdicts), list(classes.values()), silent, uncompared)
+
+
+def _first_equal(answer: str, known: list[str], verifier: MathVerifier) -> str | None:
+    """The first of the known answers that this one equals, itself if there is none, None if that took too long."""
+    if not known:
+        return answer
+    [any_of_them] = verifier.compare([tuple(known)], [answer])
+    if any_of_them.reason != "ok":
+        return None
+    if not any_of_them.correct:
+        return answer
+    same = verifier.compare([(other,) for other in known], [answer] * len(known))
+    return next((other for other, verdict in zip(known, same, strict=True) if verdict.correct), answer)
