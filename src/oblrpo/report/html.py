@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -36,9 +37,15 @@ def facts(values: Mapping[str, tuple[str, str]]) -> str:
     return f"<dl class=facts>{''.join(cards)}</dl>"
 
 
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+"""Control characters, marks that turn the direction of what follows, and halves of surrogate pairs."""
+
+
 def text(plain: str) -> str:
-    """Return text as HTML."""
-    return escape(plain)
+    """Return text as HTML; characters that would do something unseen to the page are written by their number."""
+    return escape(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", plain))
 
 
 PAGE = """<!doctype html>
