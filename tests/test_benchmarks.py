@@ -578,7 +578,7 @@ def test_the_movement_of_the_small_policies_is_their_kl():
         world.step(4096, schedule)
         after_QTV = world.logps(world.features_QF)
     exact = float((before_QTV.exp() * (before_QTV - after_QTV)).sum((1, 2)).mean())
-    assert felt == [pytest.approx(exact, rel=0.03)]
+    assert felt == [pytest.approx(exact, rel=0.05)]
 
 
 def test_runs_of_batch_sizes(tmp_path, monkeypatch, capsys):

@@ -86,7 +86,7 @@ from tests.cli.conftest import complained
         (["--optimizer", "LBFGS"], ["LBFGS needs a closure"]),
         (["--optimizer-args", "{betas: 3}"], ["AdamW refuses its settings"]),
         (["--optimizer-args", "{maximize: true}"], ["must not set maximize"]),
-        (["--task-args", "{1: 2}"], ["its keys must be names"]),
+        (["--task-args", "{1: 2}"], ["the key 1 in line 1 is no text"]),
         (["--task-args", "{seed: 2}"], ["no parameter 'seed'"]),
         (["--seed", "99999999999999999999"], ["seed is 99999999999999999999"]),
         (["--score-method", "guess"], ["unknown score_method 'guess'; choose one of: auto, gram"]),

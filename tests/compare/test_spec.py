@@ -19,7 +19,7 @@ TWO = {"a": {}, "b": {"algorithm": "rloo"}}
         ({"variants": ["a", "b"]}, ["variants is ['a', 'b']; it must be a mapping"]),
         ({"variants": {"a": 3}}, ["variant 'a' is 3; it must be a mapping"]),
         ({"variants": {"a/b": {}}}, ["'a/b' is no name for a variant"]),
-        ({"variants": {1: {}}}, ["1 is no name for a variant", "in quotes"]),
+        ({"variants": {1: {}}}, ["the key 1 in line 2 is no text", "in quotes"]),
         ({"variants": {"a": {"learning_rte": 1.0}}}, ["variant 'a': unknown setting", "Did you mean 'learning_rate'?"]),
         ({"variants": {"a": {"steps": "soon"}}}, ["variant 'a': steps is 'soon', but it must be a whole number"]),
         ({"variants": {"a": {"seed": 3}}}, ["variant 'a': seed is not a setting of the runs", "say seeds instead"]),

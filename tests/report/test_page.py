@@ -182,7 +182,7 @@ def test_damaged_files_are_named(whole):
     with pytest.raises(InputError, match=r"step_10.jsonl line 1 has no advantage"):
         write_report(whole)
     (whole / "metrics.jsonl").write_text('{"reward": 1}\n')
-    with pytest.raises(InputError, match=r"metrics.jsonl line 1 has no step"):
+    with pytest.raises(InputError, match=r"metrics.jsonl line 1 is damaged \(no row of a step\)"):
         write_report(whole)
     (whole / "metrics.jsonl").write_text('{"step": 1, "reward": 1}\n')
     (whole / "config.yaml").write_text("steps: many\n")
