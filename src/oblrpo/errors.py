@@ -43,7 +43,8 @@ def disk_trouble(error: Exception) -> str:
     number, name = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):
         number = int(found[1])
-    if number not in _OF_THE_DISK:
+    anything = {errno.EACCES, errno.EPERM, errno.EIO}  # unless a file is named: a terminal, a socket, a device
+    if number not in _OF_THE_DISK or (number in anything and name is None):
         return ""
     where = f" {str(name)[:200]!r}" if isinstance(name, (str, os.PathLike)) else ""
     return (

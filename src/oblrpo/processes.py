@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 MARK = "OBLRPO_WORKER"
 """The environment variable by which a worker's processes are known."""
 
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def adopt_orphans() -> None:
-    """Become the parent of what this process's children leave behind, so that `end_tree` finds it (Linux only)."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # no libc to be found: the mark alone is left
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
 
 def end_tree(pid: int, mark: str) -> None:
     """Kill a process, its group, and on Linux all processes that it started.
 
     These are its descendants and whatever carries `mark` in its environment, in whatever session. Only a process that
-    was orphaned after `pid` had ended, in a session and an environment of its own, is not found.
+    was orphaned, in a session and an environment of its own, is not found.
     """
     for _ in range(20):  # one may start another while we look
         found = _tree(pid, mark)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.processes import MARK, adopt_orphans, end_tree
+from oblrpo.processes import MARK, end_tree
 
 START = 120.0
 """Seconds that a worker may take to start: it imports its libraries, perhaps on a busy machine."""
@@ -182,7 +182,6 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
     requests, replies = os.fdopen(_far(0), encoding="utf-8"), os.fdopen(_far(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing a library prints may come between the replies
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may it, or a process it starts, wait for a request
-    adopt_orphans()
     if memory is not None:
         _limit_memory(memory)
     # Taken now: what runs here may put something else in the place of any function of a module.

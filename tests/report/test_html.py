@@ -13,6 +13,7 @@ from oblrpo.report.html import page, text
         ("a\x00b", r"a\u0000b"),
         ("pay \u202eeurt", r"pay \u202eeurt"),
         ("\u2067x\u2069", r"\u2067x\u2069"),
+        ("a\u200bb\u2028c\U000e0041", r"a\u200bb\u2028c\ue0041"),
         ("half \ud800", r"half \ud800"),
         ("lines\n\tand שלום, 日本, é stay", "lines\n\tand שלום, 日本, é stay"),
     ],

@@ -192,9 +192,10 @@ def mean_kl(change: Tensor) -> float:
 
     c is the change of the log-probability of a token that was drawn before the update: (S, T), 0 where a row has no
     token, or (S,) where an output is taken as one token. As E[exp(c)] = 1, the sum is without bias (Schulman's k3) for
-    outputs that the update has not seen. Those of the batch itself were pushed along by the update, all their tokens
-    together: by output that counts once for every pair of tokens, by token once for each. Hence by token wherever it
-    can be had. The result is infinite if any change is NaN or infinite.
+    outputs of the policy just before the update that the update has not seen; for others it is approximate. Those of
+    the batch itself were pushed along by the update, all their tokens together: by output that counts once for every
+    pair of tokens, by token once for each. Hence by token wherever it can be had. The result is infinite if any change
+    is NaN or infinite.
     """
     change = change.detach().double()
     if not change.isfinite().all():

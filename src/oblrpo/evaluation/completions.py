@@ -185,5 +185,10 @@ def _first_equal(answer: str, known: list[str], verifier: MathVerifier) -> str |
         return None
     if not any_of_them.correct:
         return answer
-    same = verifier.compare([(other,) for other in known], [answer] * len(known))
-    return next((other for other, verdict in zip(known, same, strict=True) if verdict.correct), answer)
+    for other in known:
+        [same] = verifier.compare([(other,)], [answer])
+        if same.correct:
+            return other
+        if same.reason != "ok":
+            break
+    return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from unicodedata import category
 
 
 def page(title: str, body: Iterable[str], reload_seconds: int = 0) -> str:
@@ -37,15 +37,16 @@ def facts(values: Mapping[str, tuple[str, str]]) -> str:
     return f"<dl class=facts>{''.join(cards)}</dl>"
 
 
-_UNSEEN = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
-"""Control characters, marks that turn the direction of what follows, and halves of surrogate pairs."""
+_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Control characters, marks that turn the direction of what follows or show nothing, halves of surrogate pairs."""
+_MEANT = "\t\n\r\u200c\u200d"
+"""Unseen characters that texts need: lines, and what joins letters and emoji."""
 
 
 def text(plain: str) -> str:
     """Return text as HTML; characters that would do something unseen to the page are written by their number."""
-    return escape(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", plain))
+    seen = (f"\\u{ord(c):04x}" if category(c) in _UNSEEN and c not in _MEANT else c for c in plain)
+    return escape("".join(seen))
 
 
 PAGE = """<!doctype html>

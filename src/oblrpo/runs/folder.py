@@ -42,6 +42,15 @@ class RunFolder:
         Raises:
             InputError: the folder already holds something.
         """
+        self.make()
+        self.write_config(config)
+
+    def make(self) -> None:
+        """Make the folders of a new run.
+
+        Raises:
+            InputError: there is something already, or they cannot be made.
+        """
         if os.path.lexists(self.path) and not self._never_began():
             mend = "add --resume to go on with it, or give another --output"
             raise InputError(
@@ -52,7 +61,6 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot create {self.path}: {error.strerror}.") from None
-        self.write_config(config)
 
     def _never_began(self) -> bool:
         """Whether this is a folder with nothing but what is there before the first `config.yaml`."""

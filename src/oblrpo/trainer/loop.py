@@ -94,12 +94,14 @@ class Trainer:
             KeyboardInterrupt: stopped by a signal, after the step in progress and its checkpoint.
         """
         if not self.resume:
-            self.folder.create(self.config)
+            self.folder.make()
         with held(self.folder.path):
             if self.resume:
                 self.folder.clean_up()
                 self.folder.write_config(self.config)
                 self.folder.write_failure("")
+            else:
+                self.folder.create(self.config)
             try:
                 self._run(progress)
             except Exception as error:

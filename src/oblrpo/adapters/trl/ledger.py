@@ -173,7 +173,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         device = self._trainer.accelerator.device
         mine = torch.tensor([list(values.values())], dtype=torch.float64, device=device)
         values = dict(zip(values, self._trainer.accelerator.gather(mine).mean(0).tolist(), strict=True))
-        n = prompts * processes
+        n = int(self._trainer.accelerator.gather(torch.tensor([prompts], device=device)).sum())
         noise = max(0.0, n * values[f"variance/{self.baseline}"])
         self._average.add(Moments(values[f"signal2/{self.baseline}"], noise, n))
         moments = self._average.moments

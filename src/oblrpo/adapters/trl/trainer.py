@@ -21,6 +21,7 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import RULES, SNRSchedule
 from oblrpo.estimators.schedule import Mode
 from oblrpo.policy import Policy
+from oblrpo.runs.atomic import write_atomically
 from oblrpo.scores import UnsupportedModelError
 
 STATE = "oblrpo_state.json"
@@ -223,7 +224,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.args.should_save:
             schedule = {"mode": self._schedule.mode, **self._schedule.state_dict()}
             state = {"schedule": schedule, **self._gradient.state_dict()}
-            (Path(output_dir) / STATE).write_text(json.dumps(state))
+            write_atomically(Path(output_dir) / STATE, json.dumps(state))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load as TRL does; schedule, prior and proxy go on where they were.
@@ -237,8 +238,11 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         file = Path(checkpoint) / STATE
         if not file.is_file():
             raise InputError(f"{file} is missing: the checkpoint was written without OBLRPOTrainer's state.")
-        state = json.loads(file.read_text())
-        mode = state["schedule"].pop("mode")
+        try:
+            state = json.loads(file.read_text())
+            mode = state["schedule"].pop("mode")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{file} is damaged ({error}); resume from an earlier checkpoint.") from None
         if mode != self.args.schedule:
             raise InputError(f"{file} was written with schedule={mode!r}; set it again, or begin a new run.")
         try:
