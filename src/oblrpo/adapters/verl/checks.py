@@ -2,121 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import OmegaConf
 
+from oblrpo.adapters.conditions import Rule, is_one_of, off
 from oblrpo.adapters.verl.settings import ESTIMATORS
 from oblrpo.errors import InputError
 
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 
-
-class Rule(NamedTuple):
-    """A condition on one setting of verl."""
-
-    key: str
-    holds: Callable[[Any], bool]
-    why: str
-    mend: str
-
-
-def _off(value: Any) -> bool:
-    return not value
-
-
-def _is(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: value in values
-
-
 RULES = (
-    Rule("trainer.use_v1", _is(True), "the old trainer has no place for score norms", "trainer.use_v1=True"),
+    Rule("trainer.use_v1", is_one_of(True), "the old trainer has no place for score norms", "trainer.use_v1=True"),
     Rule(
         f"{ACTOR}.strategy",
-        _is("fsdp2"),
+        is_one_of("fsdp2"),
         "scores are taken from parameters that FSDP2 shards",
         f"{ACTOR}.strategy=fsdp2",
     ),
     Rule(
         f"{ACTOR}.loss_agg_mode",
-        _is("seq-mean-token-sum", "seq-mean-token-sum-norm"),
+        is_one_of("seq-mean-token-sum", "seq-mean-token-sum-norm"),
         "it weighs outputs by their length, which is not the gradient of the expected reward",
         f"{ACTOR}.loss_agg_mode=seq-mean-token-sum",
     ),
     Rule(
         f"{ACTOR}.policy_loss.loss_mode",
-        _is("gpg"),
+        is_one_of("gpg"),
         "clipping and ratios of log-probabilities from two passes change the gradient; gpg is -A log pi",
         f"{ACTOR}.policy_loss.loss_mode=gpg",
     ),
-    Rule(f"{ACTOR}.ppo_epochs", _is(1), "after the first update the batch is off-policy", f"{ACTOR}.ppo_epochs=1"),
+    Rule(
+        f"{ACTOR}.ppo_epochs", is_one_of(1), "after the first update the batch is off-policy", f"{ACTOR}.ppo_epochs=1"
+    ),
     Rule(
         f"{ACTOR}.use_kl_loss",
-        _off,
+        off,
         "its gradient is not in the baseline or in the signal",
         f"{ACTOR}.use_kl_loss=False and algorithm.use_kl_in_reward=True",
     ),
-    Rule(f"{ACTOR}.entropy_coeff", _off, "it adds the entropy's gradient", f"{ACTOR}.entropy_coeff=0"),
+    Rule(f"{ACTOR}.entropy_coeff", off, "it adds the entropy's gradient", f"{ACTOR}.entropy_coeff=0"),
     Rule(
         "algorithm.filter_groups.enable",
-        _off,
+        off,
         "prompts kept for what was sampled make another objective",
         "algorithm.filter_groups.enable=False",
     ),
     Rule(
         "algorithm.rollout_correction.bypass_mode",
-        _off,
+        off,
         "the trainer's own log-probabilities come with the scores",
         "algorithm.rollout_correction.bypass_mode=False",
     ),
     Rule(
         "algorithm.rollout_correction.rollout_is",
-        _off,
+        off,
         "truncated weights make every baseline biased",
         "algorithm.rollout_correction.rollout_is=null",
     ),
     Rule(
         "algorithm.rollout_correction.rollout_rs",
-        _off,
+        off,
         "it drops tokens for what was sampled",
         "algorithm.rollout_correction.rollout_rs=null",
     ),
-    Rule(f"{ROLLOUT}.top_p", _is(1), "outputs are then not samples of the policy", f"{ROLLOUT}.top_p=1"),
-    Rule(f"{ROLLOUT}.top_k", _is(-1, 0), "outputs are then not samples of the policy", f"{ROLLOUT}.top_k=-1"),
+    Rule(f"{ROLLOUT}.top_p", is_one_of(1), "outputs are then not samples of the policy", f"{ROLLOUT}.top_p=1"),
+    Rule(f"{ROLLOUT}.top_k", is_one_of(-1, 0), "outputs are then not samples of the policy", f"{ROLLOUT}.top_k=-1"),
     Rule(
         f"{ROLLOUT}.temperature", lambda value: value > 0, "greedy outputs have no score", f"{ROLLOUT}.temperature=1.0"
     ),
     Rule(
         f"{ACTOR}.ulysses_sequence_parallel_size",
-        _is(1),
+        is_one_of(1),
         "a sequence's score would be spread over ranks",
         f"{ACTOR}.ulysses_sequence_parallel_size=1",
     ),
     Rule(
         f"{MODEL}.use_fused_kernels",
-        _off,
+        off,
         "the fused head hides its weight's use from the score",
         f"{MODEL}.use_fused_kernels=False",
     ),
-    Rule(f"{ACTOR}.use_prefix_grouper", _off, "it mixes the outputs of a prompt", f"{ACTOR}.use_prefix_grouper=False"),
-    Rule(f"{MODEL}.mtp.enable", _off, "its loss adds another gradient", f"{MODEL}.mtp.enable=False"),
+    Rule(f"{ACTOR}.use_prefix_grouper", off, "it mixes the outputs of a prompt", f"{ACTOR}.use_prefix_grouper=False"),
+    Rule(f"{MODEL}.mtp.enable", off, "its loss adds another gradient", f"{MODEL}.mtp.enable=False"),
     Rule(
         f"{ACTOR}.fsdp_config.qat.enable",
-        _off,
+        off,
         "quantised layers have no rule",
         f"{ACTOR}.fsdp_config.qat.enable=False",
     ),
     Rule(
         "trainer.critic_warmup",
-        _off,
+        off,
         "steps without an update would be taken for steps of the policy",
         "trainer.critic_warmup=0",
     ),
-    Rule("distillation.enabled", _off, "its loss adds another gradient", "distillation.enabled=False"),
+    Rule("distillation.enabled", off, "its loss adds another gradient", "distillation.enabled=False"),
     Rule(
         f"{ACTOR}.fsdp_config.offload_policy",
-        _off,
+        off,
         "parameters on another device than the activations are not handled",
         f"{ACTOR}.fsdp_config.param_offload=True instead",
     ),
