@@ -220,6 +220,19 @@ class BatchGradient:
             getattr(self, part).load_state_dict(tensors)
 
 
+def policy_of(trainer: Any) -> Policy:
+    """A trainer's model with its tokenizer; the head is looked at before accelerate wraps the model's forward."""
+    policy = Policy(
+        trainer.model,
+        trainer.processing_class,
+        bf16=trainer.accelerator.mixed_precision == "bf16",
+        checkpointing=trainer.args.gradient_checkpointing,
+    )
+    with in_eval_mode(trainer.model):
+        _ = policy.head
+    return policy
+
+
 def own_logp(sequences: Sequences, logps: Logps) -> Tensor:
     """The log-probability of every token, (S, C); 0 where there is none of the policy's own."""
     return torch.where(sequences.own_SC.bool(), logps.logp_SC.detach(), 0.0)

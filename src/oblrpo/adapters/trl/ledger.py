@@ -10,12 +10,11 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from oblrpo import estimators
-from oblrpo.adapters.trl.gradient import in_eval_mode, sequences_of
+from oblrpo.adapters.trl.gradient import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.metrics import finite
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments
 from oblrpo.estimators.averages import MomentAverage
-from oblrpo.policy import Policy
 from oblrpo.scores import ScoreTape, UnsupportedModelError
 
 DIRECTIONS, DIMENSIONS = 8, 2048
@@ -65,18 +64,11 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         if trainer.accelerator.distributed_type in {"FSDP", "DEEPSPEED", "MEGATRON_LM"}:
             raise InputError("the ledger needs whole weights on each process; it does not work with sharded ones.")
         self.every, self.baseline, self._trainer = every, baseline, trainer
-        self._policy = Policy(
-            trainer.model,
-            trainer.processing_class,
-            bf16=trainer.accelerator.mixed_precision == "bf16",
-            checkpointing=args.gradient_checkpointing,
-        )
+        self._policy = policy_of(trainer)
         try:
             self._tape = ScoreTape(trainer.model)
         except UnsupportedModelError as error:
             raise InputError(f"the ledger cannot look at this model: {error}") from None
-        with in_eval_mode(trainer.model):
-            _ = self._policy.head  # is looked at before accelerate wraps the model's forward
         self._prior = estimators.Prior()
         self._average = MomentAverage(0.9)
         self._rewards: Tensor | None = None

@@ -15,12 +15,11 @@ from trl.trainer.utils import split_tensor_dict
 from oblrpo import estimators
 from oblrpo.adapters.trl.checks import check_trainer
 from oblrpo.adapters.trl.config import OBLRPOConfig
-from oblrpo.adapters.trl.gradient import Batch, BatchGradient, in_eval_mode
+from oblrpo.adapters.trl.gradient import Batch, BatchGradient, policy_of
 from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import RULES, SNRSchedule
 from oblrpo.estimators.schedule import Mode
-from oblrpo.policy import Policy
 from oblrpo.runs.atomic import write_atomically
 from oblrpo.scores import UnsupportedModelError
 
@@ -51,18 +50,11 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise InputError(f"OBLRPOTrainer needs an OBLRPOConfig, got a {type(args).__name__}.")
         super().__init__(model, reward_funcs, args, *others, **named)
         check_trainer(self)
-        self._policy = Policy(
-            self.model,
-            self.processing_class,
-            bf16=self.accelerator.mixed_precision == "bf16",
-            checkpointing=args.gradient_checkpointing,
-        )
+        self._policy = policy_of(self)
         try:
             self._gradient = BatchGradient(self._policy, args, self.accelerator)
         except (UnsupportedModelError, ValueError) as error:
             raise InputError(f"OBLRPOTrainer cannot train this model: {error}") from None
-        with in_eval_mode(self.model):
-            _ = self._policy.head  # is looked at before accelerate wraps the model's forward
         self._schedule: SNRSchedule
         self._rate: float | None = None
         self._watched: Any = None
