@@ -1,0 +1,61 @@
+"""When a setting does nothing: the conditions that the fields of `config` are marked with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oblrpo.constraints import Idle
+
+
+def _benchmark(config: Any) -> bool:
+    from oblrpo.tasks import BENCHMARKS
+
+    return config.task.task in BENCHMARKS
+
+
+def _generated(config: Any) -> bool:
+    return not config.task.data and not _benchmark(config)
+
+
+def _own_splits(config: Any) -> bool:
+    """Whether a benchmark's own splits on the hub are taken."""
+    return _benchmark(config) and not config.task.data
+
+
+def _of_hub(names: tuple[str, ...]) -> bool:
+    from oblrpo.tasks.sources import is_hub_name
+
+    return len(names) == 1 and is_hub_name(names[0])
+
+
+LOADED = Idle("a model that is loaded has its own sizes", lambda c: bool(c.policy.model))
+BUILT = Idle("no model is loaded", lambda c: not c.policy.model)
+NO_ADAPTERS = Idle("no adapters are made (lora_r)", lambda c: not c.policy.lora_r)
+NO_WARM_START = Idle("warm_start_steps is 0", lambda c: not c.warm_start.begins)
+FROM_ROWS = Idle("sft_data are learned as they are", lambda c: bool(c.warm_start.sft_data))
+OWN_DATA = Idle("the problems come from data", lambda c: bool(c.task.data) and not _benchmark(c))
+BENCHMARK = Idle("{task} names its columns itself", _benchmark)
+GENERATED = Idle("the task '{task}' generates its problems", _generated)
+BENCHMARK_PROMPT = Idle(BENCHMARK.why, lambda c: _benchmark(c) and not c.warm_start.sft_data)
+GENERATED_PROMPT = Idle(GENERATED.why, lambda c: _generated(c) and not c.warm_start.sft_data)
+OWN_TEST = Idle(
+    "held-out problems have a source of their own",
+    lambda c: not _generated(c) and bool(c.task.eval_data or _own_splits(c)),
+)
+NOT_OF_THE_HUB = Idle(
+    "data does not come from the hub by name", lambda c: not _generated(c) and not _of_hub(c.task.data)
+)
+TEST_NOT_OF_THE_HUB = Idle(
+    "eval_data does not come from the hub",
+    lambda c: not (_generated(c) or _of_hub(c.task.eval_data)) and bool(c.task.eval_data or not _own_splits(c)),
+)
+NO_PROJECTS = Idle(
+    "neither wandb nor trackio is in report_to", lambda c: not {"wandb", "trackio"} & set(c.run.report_to)
+)
+NO_TOLERANCE = Idle("train_on is not tolerance", lambda c: c.algorithm.train_on != "tolerance")
+NO_WORK = Idle("train_on is not compute-optimal", lambda c: c.algorithm.train_on != "compute-optimal")
+NO_VLLM = Idle("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")
+NO_LOGPS = Idle(
+    "the sampler keeps no log-probabilities (sampler_logps)",
+    lambda c: c.rollout.sampler != "vllm" and not c.rollout.sampler_logps,
+)
