@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from oblrpo.cli.train_help import documented
 from oblrpo.config import TrainConfig
 from oblrpo.estimators import BASELINES
 from oblrpo.settings import flatten
@@ -323,8 +324,19 @@ def test_projected_norms_train(small_run, tmp_path):
     assert metrics_of(tmp_path / "run")[-1]["score_norm2/mean"] > 0
 
 
-def test_help_reads_like_documentation(oblrpo):
+def test_help_is_one_screen_of_recipes_and_common_settings(oblrpo):
     code, out, _ = oblrpo("train", "--help")
+    assert code == 0
+    assert len(out.splitlines()) < 100
+    assert "smollm2-arithmetic" in out
+    assert "--max-completion-length" in out
+    assert "--initializer-range" not in out
+    assert "A small Qwen3 policy learns to find routes in graphs" in " ".join(out.split())
+    assert set(documented()) >= set(flatten(TrainConfig()))
+
+
+def test_all_help_reads_like_documentation(oblrpo):
+    code, out, _ = oblrpo("train", "--help-all")
     assert code == 0
     flat = flatten(TrainConfig())
     for key in flat:
