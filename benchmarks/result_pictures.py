@@ -60,7 +60,7 @@ def learning() -> Figure:
     page, (axis,) = axes_of(height=3.4)
     ours = rows_of("smollm2-arithmetic")
     trl = [row | {"completions": row["samples"]} for row in rows_of("smollm2_trl")]
-    curve(axis, _of(ours, variant="oblrpo-shrunk-25e6be6"), "OBLR-PO, no learning rate set", OURS)
+    curve(axis, _of(ours, variant="oblrpo-shrunk-858b3f3"), "OBLR-PO, no learning rate set", OURS)
     lines = (
         ("GRPO (TRL), best of 3 rates", _of(trl, contender="trl-default", rate="1e-05")),
         ("GRPO, best of 4 rates", _of(ours, variant="grpo", rate="1e-05")),
