@@ -77,6 +77,9 @@ class TrainKeywords(TypedDict, total=False):
     train_on_tolerance: float
     sampling_cost: float
     num_iterations: int
+    ratio: str
+    epsilon: float
+    epsilon_high: float
     score_method: str
     score_memory_mb: int
     score_norms: str

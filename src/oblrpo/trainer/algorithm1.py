@@ -31,7 +31,7 @@ from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import averaged, training
-from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt
+from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt, clip_metrics
 from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -47,6 +47,7 @@ class Learner:
     rollout: RolloutConfig
     micro_batches: MicroBatches
     algorithm: Algorithm
+    ratio: estimators.Ratio
     tape: ScoreTape
     baseline: StepBaseline
     ledger: VarianceLedger
@@ -105,19 +106,22 @@ class Learner:
         if batch.prompts_in_mean < 2:
             return []
         updates: list[Update] = []
+        clipped: list[dict[str, float]] = []
         try:
             further = self.ledger.metrics(batch, self.baseline.prior, step)
             for _ in range(self.num_iterations):
                 gradient, parts = self.gradient(batch, step)
                 if not updates:
                     further |= self.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
-                    batch = replace(batch, old_logps_PG=gradient.logps_PG, keep_PG=gradient.batch.keep_PG)
+                    batch = gradient.batch.aged(gradient.logp_SC, gradient.baseline_PG)
+                clipped.append(clip_metrics(parts))
                 updates.append(self.update(gradient))
         except DivergedError:
             raise
         except (ValueError, UnsupportedModelError) as error:
             raise InputError(f"the gradient cannot be used: {error}") from None
         self.baseline.next_step()
+        further |= {name: sum(each.get(name, 0.0) for each in clipped) / len(clipped) for name in clipped[-1]}
         return [replace(updates[0], further=further), *updates[1:]]
 
     def batch(self, rollouts: Rollouts, rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Batch:
@@ -131,6 +135,7 @@ class Learner:
             sampler_logps_SC=rollouts.sampler_logps_SC,
             clip_max=clip_max_of(self.rollout),
             features=rollouts.features,
+            ratio=self.ratio,
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:
@@ -142,7 +147,7 @@ class Learner:
         """
         metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
-        self.baseline.begin()
+        self.baseline.begin(batch.old_baseline_PG if batch.ratio.by_sign else None)
         batch = self.selection.choose(batch, self.baseline, step)
         parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
