@@ -1,6 +1,6 @@
 """Learners of any algorithm on a policy, and everything that one pass over a batch says."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace  # noqa: F401
 from types import SimpleNamespace
 
 import torch
