@@ -204,6 +204,9 @@ class AlgorithmConfig:
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
     """How the loss weighs an output's tokens: sequence, sequence_mean, token_mean, constant. Empty: the algorithm's."""
+    beta: Annotated[float, Range(0)] = 0.0
+    """What a nat of log(pi / pi_ref) of a completion costs in reward, pi_ref being the policy before the first step; 0:
+    nothing, and no reference is kept."""
     prior_strength: Annotated[float, Range(-1)] = -1.0
     """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
     prior_memory: Annotated[float, Range(0, 1)] = 0.8

@@ -71,6 +71,7 @@ class TrainKeywords(TypedDict, total=False):
     baseline: str
     normalisation: str
     weighting: str
+    beta: float
     prior_strength: float
     prior_memory: float
     train_on: str

@@ -31,6 +31,7 @@ from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import averaged, training
+from oblrpo.trainer.reference import Reference
 from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt, clip_metrics
 from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.selection import Selection
@@ -59,6 +60,7 @@ class Learner:
     max_grad_norm: float
     optimizer_metric: bool
     selection: Selection
+    reference: Reference | None = None
 
     def step(self, problems: list[Problem], number: int) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
@@ -80,9 +82,12 @@ class Learner:
         rewards_PG, valid_PG = (
             torch.tensor(each, device=self.policy.device) for each in self.rewards(problems, rollouts.completions)
         )
-        updates = self.learn(rollouts, rewards_PG, valid_PG, number)
+        learned_PG, kl_PG = rewards_PG, None
+        if self.reference is not None:
+            learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, rewards_PG)
+        updates = self.learn(rollouts, learned_PG, valid_PG, number)
         self.sampler.sync(self.policy)
-        return Step(rollouts, rewards_PG, valid_PG, updates)
+        return Step(rollouts, rewards_PG, valid_PG, updates, kl_PG)
 
     def learn(
         self, rollouts: Rollouts, rewards_PG: Tensor, valid_PG: Tensor | None = None, step: int = 0
@@ -233,11 +238,11 @@ class Learner:
         if other:
             self.sampler.sync(self.policy)
 
-    _PARTS = ("optimizer", "schedule", "scheduler", "baseline")
+    _PARTS = ("optimizer", "schedule", "scheduler", "baseline", "reference")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that the next step depends on."""
-        return {part: getattr(self, part).state_dict() for part in self._PARTS}
+        return {part: each.state_dict() for part in self._PARTS if (each := getattr(self, part)) is not None}
 
     def load_state_dict(self, state: dict[str, Any], run: str) -> None:
         """Take up where `state_dict` left off.
@@ -247,7 +252,8 @@ class Learner:
         """
         try:
             for part in self._PARTS:
-                getattr(self, part).load_state_dict(state[part])
+                if (each := getattr(self, part)) is not None:
+                    each.load_state_dict(state[part])
             training(self.optimizer)
         except (KeyError, ValueError) as error:
             raise InputError(

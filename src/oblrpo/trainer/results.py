@@ -187,3 +187,5 @@ class Step:
     """Which outputs have a reward."""
     updates: list[Update]
     """The updates, of which there are none where too few outputs have a reward."""
+    kl_PG: Tensor | None = None
+    """The log-ratio log(pi / pi_ref) of every output that its reward was charged for; None without a reference."""

@@ -26,6 +26,7 @@ from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.baseline import step_baseline
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import make_optimizer
+from oblrpo.trainer.reference import Reference
 from oblrpo.trainer.score_norms import SCORE_NORMS
 from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -254,6 +255,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
+    beta = config.algorithm.beta
     return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
@@ -273,6 +275,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         max_grad_norm=optim.max_grad_norm,
         optimizer_metric=optim.schedule_metric == "optimizer",
         selection=Selection.of(config.algorithm),
+        reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
     )
 
 
