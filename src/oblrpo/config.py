@@ -24,6 +24,7 @@ from oblrpo.idle import (
     NO_WARM_START,
     NO_WORK,
     NOT_OF_THE_HUB,
+    ONE_UPDATE,
     OWN_DATA,
     OWN_TEST,
     TEST_NOT_OF_THE_HUB,
@@ -203,6 +204,9 @@ class AlgorithmConfig:
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
     """How the loss weighs an output's tokens: sequence, sequence_mean, token_mean, constant. Empty: the algorithm's."""
+    beta: Annotated[float, Range(0)] = 0.0
+    """What a nat of log(pi / pi_ref) of a completion costs in reward, pi_ref being the policy before the first step; 0:
+    nothing, and no reference is kept."""
     prior_strength: Annotated[float, Range(-1)] = -1.0
     """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
     prior_memory: Annotated[float, Range(0, 1)] = 0.8
@@ -215,7 +219,15 @@ class AlgorithmConfig:
     sampling_cost: Annotated[float, Range(0), NO_WORK] = 1.0
     """With train_on compute-optimal: what sampling a token costs, in forwards of a token in training."""
     num_iterations: Annotated[int, Range(1)] = 1
-    """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
+    """Updates on each batch of completions; what those after the first are weighed by is the `ratio`."""
+    ratio: Annotated[str, ONE_UPDATE] = ""
+    """Weight of scores in updates after the first: sequence (importance weight of the completion), ppo (by token,
+    clipped), gspo (by completion, clipped), cispo (by token, truncated), dppo (by token, masked), none. Empty:
+    algorithm's."""
+    epsilon: Annotated[float, Range(-1), ONE_UPDATE] = -1.0
+    """How far a ratio may fall before ppo, gspo and dppo clip it; -1: 0.2, 0.0003 and 0.15, as published."""
+    epsilon_high: Annotated[float, Range(-1), ONE_UPDATE] = -1.0
+    """How far it may rise, and where cispo truncates it; -1: epsilon, or as published 0.2, 0.0004, 0.15, cispo 5."""
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,16 @@ class TrainKeywords(TypedDict, total=False):
     baseline: str
     normalisation: str
     weighting: str
+    beta: float
     prior_strength: float
     prior_memory: float
     train_on: str
     train_on_tolerance: float
     sampling_cost: float
     num_iterations: int
+    ratio: str
+    epsilon: float
+    epsilon_high: float
     score_method: str
     score_memory_mb: int
     score_norms: str

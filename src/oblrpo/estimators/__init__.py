@@ -7,6 +7,7 @@ from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.moments import Moments, group_norm2, inverse_preconditioner, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
+from oblrpo.estimators.ratios import RATIOS, Bounds, Ratio
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
 from oblrpo.estimators.selection import (
     Chances,
@@ -19,16 +20,19 @@ from oblrpo.estimators.selection import (
 __all__ = [
     "BASELINES",
     "NORMALISATIONS",
+    "RATIOS",
     "RULES",
     "SCHEDULE_MODES",
     "SMALLEST_GROUP",
     "WEIGHTINGS",
     "Baseline",
+    "Bounds",
     "Chances",
     "Ledger",
     "LedgerEntry",
     "Moments",
     "Prior",
+    "Ratio",
     "SNRSchedule",
     "baseline",
     "baseline_inputs",

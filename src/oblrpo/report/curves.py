@@ -45,9 +45,10 @@ def noise(record: Record) -> list[str]:
     rate = _line("learning rate", "learning_rate", steps)
     eta_0, fixed = record.number("learning_rate"), record.schedule == "off"
     followed = "where it starts" if any("step_kl" in row for row in steps) else "eta_0"
-    return [
+    taken = [row for row in steps if "n_snr" in row]  # another trainer's may be there in some steps only, or in none
+    drawn = [
         chart(
-            "Signal to noise of the batch gradient", [_snr_line(steps, prompts)], ylabel="N SNR",
+            "Signal to noise of the batch gradient", [_snr_line(taken, prompts)], ylabel="N SNR",
             note="N SNR with its 95 % interval. At 1, signal and noise are equal; a gradient of noise alone has 0.",
             levels=[Level(1, "signal = noise")],
         ),
@@ -57,8 +58,9 @@ def noise(record: Record) -> list[str]:
             note="Fixed: the schedule is off." if fixed else f"Of each step, by the schedule {record.schedule}.",
             levels=[Level(eta_0, followed)] if eta_0 > 0 and not fixed else [],
         ),
-        _critical(steps, prompts),
+        _critical(taken, prompts),
     ]  # fmt: skip
+    return drawn if taken else drawn[1:2]
 
 
 def _snr_line(steps: Sequence[Metrics], prompts: int) -> Line:

@@ -31,7 +31,8 @@ from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import averaged, training
-from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt
+from oblrpo.trainer.reference import Reference
+from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt, clip_metrics
 from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -47,6 +48,7 @@ class Learner:
     rollout: RolloutConfig
     micro_batches: MicroBatches
     algorithm: Algorithm
+    ratio: estimators.Ratio
     tape: ScoreTape
     baseline: StepBaseline
     ledger: VarianceLedger
@@ -58,6 +60,7 @@ class Learner:
     max_grad_norm: float
     optimizer_metric: bool
     selection: Selection
+    reference: Reference | None = None
 
     def step(self, problems: list[Problem], number: int) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
@@ -79,9 +82,12 @@ class Learner:
         rewards_PG, valid_PG = (
             torch.tensor(each, device=self.policy.device) for each in self.rewards(problems, rollouts.completions)
         )
-        updates = self.learn(rollouts, rewards_PG, valid_PG, number)
+        learned_PG, kl_PG = rewards_PG, None
+        if self.reference is not None:
+            learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, rewards_PG)
+        updates = self.learn(rollouts, learned_PG, valid_PG, number)
         self.sampler.sync(self.policy)
-        return Step(rollouts, rewards_PG, valid_PG, updates)
+        return Step(rollouts, rewards_PG, valid_PG, updates, kl_PG)
 
     def learn(
         self, rollouts: Rollouts, rewards_PG: Tensor, valid_PG: Tensor | None = None, step: int = 0
@@ -105,19 +111,22 @@ class Learner:
         if batch.prompts_in_mean < 2:
             return []
         updates: list[Update] = []
+        clipped: list[dict[str, float]] = []
         try:
             further = self.ledger.metrics(batch, self.baseline.prior, step)
             for _ in range(self.num_iterations):
                 gradient, parts = self.gradient(batch, step)
                 if not updates:
                     further |= self.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
-                    batch = replace(batch, old_logps_PG=gradient.logps_PG, keep_PG=gradient.batch.keep_PG)
+                    batch = gradient.batch.aged(gradient.logp_SC, gradient.baseline_PG)
+                clipped.append(clip_metrics(parts))
                 updates.append(self.update(gradient))
         except DivergedError:
             raise
         except (ValueError, UnsupportedModelError) as error:
             raise InputError(f"the gradient cannot be used: {error}") from None
         self.baseline.next_step()
+        further |= {name: sum(each.get(name, 0.0) for each in clipped) / len(clipped) for name in clipped[-1]}
         return [replace(updates[0], further=further), *updates[1:]]
 
     def batch(self, rollouts: Rollouts, rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Batch:
@@ -131,6 +140,7 @@ class Learner:
             sampler_logps_SC=rollouts.sampler_logps_SC,
             clip_max=clip_max_of(self.rollout),
             features=rollouts.features,
+            ratio=self.ratio,
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:
@@ -142,7 +152,7 @@ class Learner:
         """
         metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
-        self.baseline.begin()
+        self.baseline.begin(batch.old_baseline_PG if batch.ratio.by_sign else None)
         batch = self.selection.choose(batch, self.baseline, step)
         parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
@@ -228,11 +238,11 @@ class Learner:
         if other:
             self.sampler.sync(self.policy)
 
-    _PARTS = ("optimizer", "schedule", "scheduler", "baseline")
+    _PARTS = ("optimizer", "schedule", "scheduler", "baseline", "reference")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that the next step depends on."""
-        return {part: getattr(self, part).state_dict() for part in self._PARTS}
+        return {part: each.state_dict() for part in self._PARTS if (each := getattr(self, part)) is not None}
 
     def load_state_dict(self, state: dict[str, Any], run: str) -> None:
         """Take up where `state_dict` left off.
@@ -242,7 +252,8 @@ class Learner:
         """
         try:
             for part in self._PARTS:
-                getattr(self, part).load_state_dict(state[part])
+                if (each := getattr(self, part)) is not None:
+                    each.load_state_dict(state[part])
             training(self.optimizer)
         except (KeyError, ValueError) as error:
             raise InputError(

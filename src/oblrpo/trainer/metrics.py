@@ -36,6 +36,7 @@ def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
         "completions/mean_length": sequences.lengths_S.float().mean().item(),
         "completions/clipped_ratio": step.rollouts.clipped_S.float().mean().item(),
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
+        **({} if step.kl_PG is None else {"kl": (step.kl_PG.sum() / sequences.lengths_S.sum()).item()}),
         **(_update_metrics(step.updates[0], step.updates[-1]) if step.updates else NO_UPDATE),
         "num_tokens": tokens,
     }
@@ -119,6 +120,8 @@ def completion_rows(problems: list[Problem], step: Step) -> list[dict[str, Any]]
     }
     if gradient is not None and gradient.norm2_PG is not None:
         columns["score_norm2"] = gradient.norm2_PG
+    if step.kl_PG is not None:
+        columns["kl"] = step.kl_PG
     values = {key: [_or_none(each) for each in column.flatten().tolist()] for key, column in columns.items()}
     G = step.rewards_PG.shape[1]
     return [

@@ -48,6 +48,36 @@ def by_output(parts: list[Part], values: list[Tensor], rest_PG: Tensor) -> Tenso
     return result_S.view_as(rest_PG)
 
 
+def clip_metrics(parts: list[Part]) -> dict[str, float]:
+    """The shares of tokens, or of completions, that a ratio has clipped, by TRL's keys; nothing where it did not bound.
+
+    `clip_ratio/low_*` are of outputs with negative advantages, `clip_ratio/high_*` of the others, over all outputs.
+    """
+    shares: dict[str, list[Tensor]] = {"low": [], "high": [], "low_S": [], "high_S": []}
+    total = 0.0
+    for part in parts:
+        clipped, ratio = part.batch.clipped, part.batch.ratio
+        if clipped is None or not math.isfinite(ratio.bounds.high):
+            return {}
+        counted_S1 = part.batch.valid_PG.flatten()[:, None]
+        counted = counted_S1 & (part.batch.sequences.own_SC.bool() if ratio.by_token else torch.ones_like(clipped))
+        positive_S1 = (part.batch.rewards_PG - part.baseline_PG).flatten()[:, None] > 0
+        total += float(counted.sum())
+        for name, which in (("low", clipped & ~positive_S1), ("high", clipped & positive_S1)):
+            shares[name].append((which & counted).sum())
+            shares[f"{name}_S"].append((which & counted).sum(1) / counted.sum(1).clamp(min=1))
+    low, high = (float(torch.stack(shares[name]).sum()) / total for name in ("low", "high"))
+    if not math.isfinite(ratio.bounds.low):
+        return {"cispo_clip_ratio": high}
+    return {
+        "clip_ratio/low_mean": low,
+        "clip_ratio/low_min": float(torch.cat(shares["low_S"]).min()),
+        "clip_ratio/high_mean": high,
+        "clip_ratio/high_max": float(torch.cat(shares["high_S"]).max()),
+        "clip_ratio/region_mean": low + high,
+    }
+
+
 def by_token(sequences: Sequences, blocks: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """What blocks of rows say of their tokens, (S, C): 0 where there is none of the policy's own, NaN in other rows."""
     own_SC = sequences.own_SC.bool()
@@ -157,3 +187,5 @@ class Step:
     """Which outputs have a reward."""
     updates: list[Update]
     """The updates, of which there are none where too few outputs have a reward."""
+    kl_PG: Tensor | None = None
+    """The log-ratio log(pi / pi_ref) of every output that its reward was charged for; None without a reference."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import get_scheduler
 
-from oblrpo.algorithms import Algorithm, resolve
+from oblrpo.algorithms import Algorithm, ratio_of, resolve
 from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
 from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
@@ -26,6 +26,7 @@ from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.baseline import step_baseline
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import make_optimizer
+from oblrpo.trainer.reference import Reference
 from oblrpo.trainer.score_norms import SCORE_NORMS
 from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -62,6 +63,7 @@ def check(config: TrainConfig) -> None:
         )
     _check_scores(config, algorithm)
     _check_selection(config, algorithm)
+    _check_ratio(config, algorithm)
     _check_sampler(config.rollout)
     if -1 < config.algorithm.prior_strength < 0:
         raise InputError(
@@ -142,6 +144,23 @@ def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
     if entry.by_token or config.scores.score_method == "folds":
         what = "score_method folds" if not entry.by_token else f"the baseline {algorithm.baseline!r}"
         raise InputError(f"{told} does not go with {what}, which takes all outputs of a prompt; set train_on to exact.")
+
+
+def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
+    """Refuse ratios that do not go with the baseline or the schedule, where there are updates that take them."""
+    ratio, told = ratio_of(config.algorithm, algorithm), f"the ratio {algorithm.ratio!r}"
+    if config.algorithm.num_iterations == 1:
+        return
+    if ratio.by_sign and BASELINES[algorithm.baseline].by_token:
+        raise InputError(
+            f"{told} clips by the advantage of the completion, and the baseline {algorithm.baseline!r} gives every "
+            "token its own: set ratio to sequence or cispo."
+        )
+    if algorithm.schedule == "ess" and not ratio.whole:
+        raise InputError(
+            f"schedule ess follows the importance weights of whole completions, which {told} does not use: set ratio "
+            "to sequence, or another schedule."
+        )
 
 
 def _check_sampler(rollout: RolloutConfig) -> None:
@@ -236,11 +255,13 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
+    beta = config.algorithm.beta
     return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
         rewards=rewards,
         algorithm=algorithm,
+        ratio=ratio_of(config.algorithm, algorithm),
         baseline=baseline,
         tape=tape,
         ledger=ledger,
@@ -254,6 +275,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         max_grad_norm=optim.max_grad_norm,
         optimizer_metric=optim.schedule_metric == "optimizer",
         selection=Selection.of(config.algorithm),
+        reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
     )
 
 
