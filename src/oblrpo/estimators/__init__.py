@@ -10,6 +10,7 @@ from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
 from oblrpo.estimators.selection import (
     Chances,
+    added_variance,
     chances_for_share,
     chances_for_tolerance,
     chances_of_least_work,
@@ -30,6 +31,7 @@ __all__ = [
     "Moments",
     "Prior",
     "SNRSchedule",
+    "added_variance",
     "baseline",
     "baseline_inputs",
     "chances_for_share",

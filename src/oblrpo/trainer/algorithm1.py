@@ -111,6 +111,7 @@ class Learner:
                 gradient, parts = self.gradient(batch, step)
                 if not updates:
                     further |= self.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
+                    further |= self.ledger.of_draw(gradient.batch)
                     batch = replace(batch, old_logps_PG=gradient.logps_PG, keep_PG=gradient.batch.keep_PG)
                 updates.append(self.update(gradient))
         except DivergedError:

@@ -17,6 +17,18 @@ from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 
 @dataclass(frozen=True)
+class Draw:
+    """The draw of the outputs that go through the model, for whoever asks what it cost."""
+
+    chance_PG: Tensor
+    """The chances that outputs were kept with."""
+    coef_PG: Tensor
+    """What would have multiplied each score in the gradient if all had been kept, a_j."""
+    added: float
+    """What leaving out adds to the variance, by what was known beforehand, over sum_j a_j^2 w_j."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """P prompts with G outputs each, of which some may not count; all of a step, or the part of some prompts.
 
@@ -47,8 +59,8 @@ class Batch:
     """What the draws themselves tell of each output, where the sampler does."""
     keep_PG: Tensor | None = None
     """How many times each output counts, 0 where it does not go through the model; None until that is chosen."""
-    added_variance: float | None = None
-    """What leaving outputs out adds to the variance, in expectation, over sum_j a_j^2 w_j; None where none is drawn."""
+    draw: Draw | None = None
+    """How outputs of the whole batch were drawn; None where none are."""
     whole: Batch | None = None
     """The batch that this is a part of; None where it is the whole."""
     index_P: Tensor | None = None

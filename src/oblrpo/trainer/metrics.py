@@ -54,7 +54,7 @@ def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
     baseline_P = torch.where(valid_PG, gradient.baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
     return {
         "completions/trained_ratio": gradient.trained,
-        **({} if gradient.batch.added_variance is None else {"added_variance": gradient.batch.added_variance}),
+        **({} if gradient.batch.draw is None else {"added_variance": gradient.batch.draw.added}),
         "entropy": gradient.entropy,
         "grad_norm": gradient.norm2**0.5,
         "learning_rate": last.learning_rate,
