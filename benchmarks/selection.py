@@ -5,8 +5,8 @@
 
 needs TRL (`pip install 'trl>=1.16,<1.17' accelerate datasets`). Runs are those of `benchmarks.against_trl`: one process
 at a time on one thread, each seed's contenders beginning with one policy, on the same prompts, in turns. First they
-learn (`learning`): TRL's GRPO, RLOO with exact skip, `oblrpo_shrunk` on all outputs and with outputs drawn by their pull,
-as `oblrpo train` has them, ledger, checkpoints and all. Then 25 further steps from where `oblrpo_shrunk` has ended
+learn (`learning`): TRL's GRPO, RLOO with exact skip, `oblrpo_shrunk` on all outputs and with outputs drawn by their
+pull, as `oblrpo train` has them, ledger, checkpoints and all. Then 25 further steps from where `oblrpo_shrunk` ended
 (`skipping`), without a ledger: RLOO and GRPO on all outputs and with exact skip. Finished runs are not repeated; a CSV
 of each is kept, from which --only-report takes what is not there. CPU seconds are the process's own.
 """
@@ -99,7 +99,9 @@ def skipped(found: Found) -> str:
     """What exact skip saves."""
     lines = []
     for name in ("rloo", "grpo"):
-        every, exact = ({s: seconds_a_step(r) for s, r in rows_of(found, f"{name}{end}").items()} for end in ("-all", ""))
+        every, exact = (
+            {s: seconds_a_step(r) for s, r in rows_of(found, f"{name}{end}").items()} for end in ("-all", "")
+        )
         begun = [rows[0]["accuracy"] for rows in rows_of(found, name).values()]
         cells = [mean_interval(list(values)) for values in (begun, every.values(), exact.values())]
         lines.append([f"`{name}`", *cells, ratio(exact, every)])
@@ -110,7 +112,7 @@ def skipped(found: Found) -> str:
 def learned(found: Found) -> str:
     """Speed over TRL's GRPO, held-out accuracy, and seconds to most of the best of it."""
     runs = {name: rows_of(found, name) for name in LEARNING}
-    best = max(statistics.mean(r[n]["accuracy"] for r in of.values()) for of in runs.values() if of for n in range(len(next(iter(of.values())))))
+    best = max(accuracy for of in runs.values() for accuracy in _means(of))
     taken = {name: {s: seconds_to(rows, ENOUGH * best) for s, rows in of.items()} for name, of in runs.items()}
     speed = {
         (name, begin): {s: seconds_a_step(rows, begin) for s, rows in of.items()}
@@ -127,6 +129,11 @@ def learned(found: Found) -> str:
     titles = ["", "CPU s a step", "TRL's over it", "the same, second half", "accuracy at the end", "mean accuracy"]
     titles += [f"CPU s to accuracy {ENOUGH * best:.3f}", "over RLOO's", "over TRL's"]
     return against_trl.table(titles, lines)
+
+
+def _means(runs: dict[int, Rows]) -> list[float]:
+    """The accuracy at every measurement, mean over seeds."""
+    return [statistics.mean(row["accuracy"] for row in at) for at in zip(*runs.values(), strict=True)]
 
 
 def _mean(rows: Rows) -> float:

@@ -130,9 +130,7 @@ def test_a_step_says_what_it_trained_on_and_what_that_added(tiny_policy, rollout
 
 
 @pytest.mark.parametrize("algorithm", ["oblrpo_shrunk", "grpo"])
-def test_the_ledger_measures_the_variance_that_leaving_out_adds(
-    tiny_policy, rollouts, rewards_PG, drawn_at, algorithm
-):
+def test_the_ledger_measures_the_variance_that_leaving_out_adds(tiny_policy, rollouts, rewards_PG, drawn_at, algorithm):
     scores = ScoresConfig(score_norms="logit", ledger="exact", ledger_steps=3)
     valid_PG = torch.ones(P, G, dtype=torch.bool)
     valid_PG[1, 1] = False

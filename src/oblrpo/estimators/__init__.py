@@ -7,6 +7,7 @@ from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.moments import Moments, group_norm2, inverse_preconditioner, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
+from oblrpo.estimators.prompt_pulls import PromptPulls
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
 from oblrpo.estimators.selection import (
     Chances,
@@ -30,6 +31,7 @@ __all__ = [
     "LedgerEntry",
     "Moments",
     "Prior",
+    "PromptPulls",
     "SNRSchedule",
     "added_variance",
     "baseline",

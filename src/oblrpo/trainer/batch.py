@@ -44,7 +44,7 @@ class Batch:
     divisor_PG: Tensor
     """The algorithm's normalisation, which F - b is divided by."""
     weight_PG: Tensor
-    """The algorithm's loss weighting, which F - b is multiplied by."""
+    """The algorithm's loss weighting, which F - b is multiplied by, with the weight of the prompt."""
     rho_PG: Tensor
     """Importance weights pi / pi_old, or the truncated pi / sampler; 1 until `weighed` was called, and on-policy."""
     sampler_logps_SC: Tensor | None = None
@@ -80,6 +80,7 @@ class Batch:
         sampler_logps_SC: Tensor | None = None,
         clip_max: float | None = None,
         features: Features | None = None,
+        prompt_weight_P: Tensor | None = None,
     ) -> Batch:
         """Return a batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
 
@@ -92,6 +93,7 @@ class Batch:
             sampler_logps_SC: the log-probabilities that the sampler reports, if its mismatch is to be measured.
             clip_max: the C of the weights that correct for it.
             features: what the draws themselves tell of each output.
+            prompt_weight_P: how many times the gradient of each prompt counts, where not once.
 
         Raises:
             ValueError: valid_PG has another shape than the rewards.
@@ -103,12 +105,15 @@ class Batch:
         valid_PG = valid_PG.bool() & (valid_PG.sum(1, keepdim=True) >= algorithm.smallest_group)
         rewards_PG = torch.where(valid_PG, rewards_PG, 0)
         lengths_PG = sequences.lengths_S.view_as(rewards_PG).to(rewards_PG)
+        weight_PG = WEIGHTINGS[algorithm.weighting](lengths_PG, longest, valid_PG)
+        if prompt_weight_P is not None:
+            weight_PG = weight_PG * prompt_weight_P.to(weight_PG)[:, None]
         return cls(
             sequences,
             rewards_PG,
             valid_PG,
             divisor_PG=NORMALISATIONS[algorithm.normalisation](rewards_PG, valid_PG),
-            weight_PG=WEIGHTINGS[algorithm.weighting](lengths_PG, longest, valid_PG),
+            weight_PG=weight_PG,
             rho_PG=torch.ones_like(rewards_PG),
             sampler_logps_SC=sampler_logps_SC,
             clip_max=clip_max,

@@ -25,7 +25,8 @@ def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
         step: the results of the step.
         tokens: how many tokens went through the model in all steps so far.
     """
-    rewards_PG, valid_PG, sequences = step.rewards_PG, step.valid_PG, step.rollouts.sequences
+    told, sequences = step.sampled or step, step.rollouts.sequences
+    rewards_PG, valid_PG = told.rewards_PG, told.valid_PG
     group_std_P = _group_std(rewards_PG, valid_PG)
     return {
         "step": number,
@@ -36,6 +37,7 @@ def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
         "completions/mean_length": sequences.lengths_S.float().mean().item(),
         "completions/clipped_ratio": step.rollouts.clipped_S.float().mean().item(),
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
+        **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
         **(_update_metrics(step.updates[0], step.updates[-1]) if step.updates else NO_UPDATE),
         "num_tokens": tokens,
     }
