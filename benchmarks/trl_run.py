@@ -21,7 +21,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,9 @@ def peak_mb() -> float | None:
     return next((int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM")), None)
 
 
-def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -> None:
-    """The command line's own run, with a clock at its evaluations and at the end of its steps."""
-    from oblrpo.cli import dispatch
+@contextmanager
+def watched_by(clock: Clock) -> Iterator[None]:
+    """Let the clock read every run of ours meanwhile."""
     from oblrpo.trainer import loop, progress
 
     shown = progress.Progress.step
@@ -118,6 +119,16 @@ def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -
         clock.after(number)
 
     loop.heldout_accuracy, progress.Progress.step = clock.aside(heldout_accuracy), step  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        loop.heldout_accuracy, progress.Progress.step = heldout_accuracy, shown  # type: ignore[method-assign]
+
+
+def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -> None:
+    """The command line's own run, with a clock at its evaluations and at the end of its steps."""
+    from oblrpo.cli import dispatch
+
     flags = {
         "model": config.policy.model, "warm-start-steps": 0, "algorithm": arguments.contender, "seed": config.run.seed,
         "steps": config.run.steps, "eval-steps": config.run.eval_steps, "eval-prompts": config.run.eval_prompts,
@@ -126,7 +137,8 @@ def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -
     } | SELECTING.get(arguments.contender, {})  # fmt: skip
     flags |= {"ledger": "off"} if arguments.no_ledger else {}
     words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    dispatch(["train", arguments.recipe, *words])
+    with watched_by(clock):
+        dispatch(["train", arguments.recipe, *words])
 
 
 class Lessons:
