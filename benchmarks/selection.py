@@ -6,15 +6,17 @@
 needs TRL (`pip install 'trl>=1.16,<1.17' accelerate datasets`). Runs are those of `benchmarks.against_trl`: one process
 at a time on one thread, each seed's contenders beginning with one policy, on the same prompts, in turns. First they
 learn (`learning`): TRL's GRPO, RLOO with exact skip, `oblrpo_shrunk` on all outputs and with outputs drawn by their
-pull, as `oblrpo train` has them, ledger, checkpoints and all. Then 25 further steps from where `oblrpo_shrunk` ended
-(`skipping`), without a ledger: RLOO and GRPO on all outputs and with exact skip. Finished runs are not repeated; a CSV
-of each is kept, from which --only-report takes what is not there. CPU seconds are the process's own.
+pull, as `oblrpo train` has them, ledger, checkpoints and all. Then 25 further steps (`late`) from where
+`oblrpo_shrunk` ended, without a ledger: RLOO and GRPO on all outputs and with exact skip, and the speed of others
+there. Finished runs are not repeated; a CSV of each is kept, from which --only-report takes what is not there. CPU
+seconds are the process's own.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from benchmarks.against_trl import Found, Rows
 from benchmarks.runs import mean_interval
 
 LEARNING = ("trl-grpo", "rloo", "oblrpo_shrunk", "shrunk-tolerance", "shrunk-optimal")
-SKIPPING = ("rloo-all", "rloo", "grpo-all", "grpo")
+LATE = ("rloo-all", "rloo", "grpo-all", "grpo", "trl-grpo", "oblrpo_shrunk", "shrunk-optimal")
 ENOUGH = 0.8
 """The share of the best accuracy that seconds are counted to."""
 
@@ -31,16 +33,16 @@ ENOUGH = 0.8
 def learning_of(arguments: argparse.Namespace) -> argparse.Namespace:
     """The words of the runs that learn."""
     rates = [f"{rate:g}" for rate in arguments.rate]
-    return _words(arguments, "learning", LEARNING, arguments.steps, arguments.every, rates)
+    return _words(arguments, "learning", arguments.learning, arguments.steps, arguments.every, rates)
 
 
-def skipping_of(arguments: argparse.Namespace) -> argparse.Namespace:
+def late_of(arguments: argparse.Namespace) -> argparse.Namespace:
     """The words of the runs that go on from there."""
-    return _words(arguments, "skipping", SKIPPING, 25, 25, [], "--no-ledger")
+    return _words(arguments, "late", LATE, 25, 25, [], "--no-ledger")
 
 
 def _words(
-    arguments: argparse.Namespace, name: str, contenders: tuple[str, ...], steps: int, every: int, rates: list[str],
+    arguments: argparse.Namespace, name: str, contenders: Sequence[str], steps: int, every: int, rates: list[str],
     *further: str,
 ) -> argparse.Namespace:  # fmt: skip
     folder = arguments.folder / name
@@ -61,7 +63,7 @@ def run_missing(arguments: argparse.Namespace) -> None:
         seed: learning.folder / f"oblrpo_shrunk_{seed}" / "checkpoints" / f"step_{arguments.steps}"
         for seed in range(arguments.seeds)
     }
-    against_trl.run_missing(skipping_of(arguments), ends)
+    against_trl.run_missing(late_of(arguments), ends)
 
 
 def rows_of(found: Found, contender: str) -> dict[int, Rows]:
@@ -109,9 +111,16 @@ def skipped(found: Found) -> str:
     return against_trl.table(titles, lines)
 
 
+def late(found: Found) -> str:
+    """The speed of all that go on from a trained policy, over TRL's GRPO."""
+    seconds = {name: {s: seconds_a_step(r) for s, r in rows_of(found, name).items()} for name in LATE}
+    lines = [[name, mean_interval(list(of.values())), ratio(of, seconds["trl-grpo"])] for name, of in seconds.items()]
+    return against_trl.table(["25 steps from there", "CPU s a step", "TRL's over it"], lines)
+
+
 def learned(found: Found) -> str:
     """Speed over TRL's GRPO, held-out accuracy, and seconds to most of the best of it."""
-    runs = {name: rows_of(found, name) for name in LEARNING}
+    runs = {name: of for name in LEARNING if (of := rows_of(found, name))}
     best = max(accuracy for of in runs.values() for accuracy in _means(of))
     taken = {name: {s: seconds_to(rows, ENOUGH * best) for s, rows in of.items()} for name, of in runs.items()}
     speed = {
@@ -150,6 +159,7 @@ def words() -> argparse.Namespace:
     parser.add_argument("--recipe", default="demo", help="recipe or YAML file")
     parser.add_argument("--model", default="", help="folder that all begin with; the recipe's if none is given")
     parser.add_argument("--rate", nargs="+", type=float, default=[4e-4], help="of RLOO and TRL; seed 0 tries several")
+    parser.add_argument("--learning", nargs="+", choices=LEARNING, default=LEARNING, help="those that learn")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--every", type=int, default=10, help="steps between measurements of held-out accuracy")
@@ -165,7 +175,7 @@ def main() -> None:
     if not arguments.only_report:
         run_missing(arguments)
     print("Means over seeds with 95 % intervals (Student's t), one thread, CPU time of the process.\n")
-    for table, given in ((learned, learning_of(arguments)), (skipped, skipping_of(arguments))):
+    for table, given in ((learned, learning_of(arguments)), (skipped, late_of(arguments)), (late, late_of(arguments))):
         print(table(against_trl.read_csv(given.csv) | against_trl.finished(given)), end="\n\n")
 
 

@@ -88,10 +88,15 @@ def chances_of_least_work(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, sa
     if not 0 <= sampling < math.inf:
         raise ValueError(f"sampling must cost at least 0, got {sampling}.")
     checked = _checked(coef_PG, norm2_PG, cost_PG)
+    coef_N, norm2_N, cost_N = (each.flatten() for each in checked)
     low, high = _range(*checked)
-    tried = [_at(math.exp(low + (high - low) * k / 200), *checked) for k in range(201)]
-    whole = float(checked[2].sum())
-    return min(tried, key=lambda found: (1 + found.added) * (sampling + found.cost * whole))
+    kappa_K = torch.linspace(low, high, 201, dtype=torch.float64, device=coef_N.device).exp()
+    # All of them at once, because this is done in every step; as `_at`, of which the best makes the result.
+    pull_N, square_N = coef_N.abs() * (norm2_N / cost_N).sqrt(), coef_N.square() * norm2_N
+    chance_KN = torch.where(coef_N != 0, (kappa_K[:, None] * pull_N).clamp(LEAST_CHANCE, 1), 0)
+    added_K = ((1 / chance_KN.clamp(min=LEAST_CHANCE) - 1) @ square_N) / square_N.sum().clamp(min=1e-300)
+    best = int(((1 + added_K) * (sampling + chance_KN @ cost_N)).argmin())
+    return _at(float(kappa_K[best]), *checked)
 
 
 def systematic(chance_PG: Tensor, uniform_P1: Tensor) -> Tensor:
