@@ -1,22 +1,19 @@
 """Training on what pulls: what it saves and what it costs, beside training on everything and beside TRL.
 
-    python -m benchmarks.selection [--folder runs/selection] [--seeds 3] [--steps 120] [--rate 4e-4]
+    python -m benchmarks.selection [--folder runs/selection] [--csv docs/results/selection.csv] [--seeds 3]
     python -m benchmarks.selection --recipe smollm2-arithmetic --model models/smollm2-135m-instruct --rate 3e-6
 
 needs TRL (`pip install 'trl>=1.16,<1.17' accelerate datasets`). Runs are those of `benchmarks.against_trl`: one process
-at a time on one thread, each seed's contenders beginning with one policy, on the same prompts, in turns. First they
-learn (`learning`): TRL's GRPO, RLOO with exact skip, `oblrpo_shrunk` on all outputs and with outputs drawn by their
-pull, as `oblrpo train` has them, ledger, checkpoints and all. Then 25 further steps (`late`) from where
-`oblrpo_shrunk` ended, without a ledger: RLOO and GRPO on all outputs and with exact skip, and the speed of others
-there. Finished runs are not repeated; a CSV of each is kept, from which --only-report takes what is not there. CPU
-seconds are the process's own.
+at a time on one thread, each seed's contenders beginning with one policy, on the same prompts, in turns: TRL's GRPO,
+RLOO with exact skip, `oblrpo_shrunk` on all outputs and with outputs drawn by their pull, as `oblrpo train` has them,
+ledger, checkpoints and all. Finished runs are not repeated; a CSV is kept, from which --only-report takes what is not
+there. CPU seconds are the process's own. `benchmarks.selection_steps` measures single steps of a trained policy.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,46 +21,19 @@ from benchmarks import against_trl
 from benchmarks.against_trl import Found, Rows
 from benchmarks.runs import mean_interval
 
-LEARNING = ("trl-grpo", "rloo", "oblrpo_shrunk", "shrunk-tolerance", "shrunk-optimal")
-LATE = ("rloo-all", "rloo", "grpo-all", "grpo", "trl-grpo", "oblrpo_shrunk", "shrunk-optimal")
+CONTENDERS = ("trl-grpo", "rloo", "oblrpo_shrunk", "shrunk-tolerance", "shrunk-optimal")
 ENOUGH = 0.8
 """The share of the best accuracy that seconds are counted to."""
 
 
-def learning_of(arguments: argparse.Namespace) -> argparse.Namespace:
-    """The words of the runs that learn."""
+def words_of(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The words of the runs."""
     rates = [f"{rate:g}" for rate in arguments.rate]
-    return _words(arguments, "learning", arguments.learning, arguments.steps, arguments.every, rates)
-
-
-def late_of(arguments: argparse.Namespace) -> argparse.Namespace:
-    """The words of the runs that go on from there."""
-    return _words(arguments, "late", LATE, 25, 25, [], "--no-ledger")
-
-
-def _words(
-    arguments: argparse.Namespace, name: str, contenders: Sequence[str], steps: int, every: int, rates: list[str],
-    *further: str,
-) -> argparse.Namespace:  # fmt: skip
-    folder = arguments.folder / name
-    words = ["--folder", str(folder), "--csv", str(arguments.csv / f"selection_{name}.csv"), *further]
-    words += ["--recipe", arguments.recipe, "--seeds", str(arguments.seeds), "--steps", str(steps)]
-    words += ["--every", str(every), "--eval-prompts", str(arguments.eval_prompts), "--contenders", *contenders]
+    words = ["--folder", str(arguments.folder), "--csv", str(arguments.csv), "--recipe", arguments.recipe]
+    words += ["--seeds", str(arguments.seeds), "--steps", str(arguments.steps), "--every", str(arguments.every)]
+    words += ["--eval-prompts", str(arguments.eval_prompts), "--contenders", *arguments.contenders]
     words += ["--model", arguments.model] if arguments.model else []
-    words += ["--trl-rates", *rates, "--rates", *rates, "--search-seeds", "1"] if rates else []
-    return against_trl.words(words)
-
-
-def run_missing(arguments: argparse.Namespace) -> None:
-    """Every run that has not finished, those that go on from others last."""
-    learning = learning_of(arguments)
-    learning.csv.parent.mkdir(parents=True, exist_ok=True)
-    against_trl.run_missing(learning)
-    ends = {
-        seed: learning.folder / f"oblrpo_shrunk_{seed}" / "checkpoints" / f"step_{arguments.steps}"
-        for seed in range(arguments.seeds)
-    }
-    against_trl.run_missing(late_of(arguments), ends)
+    return against_trl.words([*words, "--trl-rates", *rates, "--rates", *rates, "--search-seeds", "1"])
 
 
 def rows_of(found: Found, contender: str) -> dict[int, Rows]:
@@ -97,30 +67,9 @@ def ratio(mine: dict[int, float | None], theirs: dict[int, float | None]) -> str
     return mean_interval([other / own for own, other in pairs if own and other])
 
 
-def skipped(found: Found) -> str:
-    """What exact skip saves."""
-    lines = []
-    for name in ("rloo", "grpo"):
-        every, exact = (
-            {s: seconds_a_step(r) for s, r in rows_of(found, f"{name}{end}").items()} for end in ("-all", "")
-        )
-        begun = [rows[0]["accuracy"] for rows in rows_of(found, name).values()]
-        cells = [mean_interval(list(values)) for values in (begun, every.values(), exact.values())]
-        lines.append([f"`{name}`", *cells, ratio(exact, every)])
-    titles = ["", "accuracy at the start", "CPU s a step, all", "CPU s a step, exact skip", "times as fast"]
-    return against_trl.table(titles, lines)
-
-
-def late(found: Found) -> str:
-    """The speed of all that go on from a trained policy, over TRL's GRPO."""
-    seconds = {name: {s: seconds_a_step(r) for s, r in rows_of(found, name).items()} for name in LATE}
-    lines = [[name, mean_interval(list(of.values())), ratio(of, seconds["trl-grpo"])] for name, of in seconds.items()]
-    return against_trl.table(["25 steps from there", "CPU s a step", "TRL's over it"], lines)
-
-
 def learned(found: Found) -> str:
     """Speed over TRL's GRPO, held-out accuracy, and seconds to most of the best of it."""
-    runs = {name: of for name in LEARNING if (of := rows_of(found, name))}
+    runs = {name: of for name in CONTENDERS if (of := rows_of(found, name))}
     best = max(accuracy for of in runs.values() for accuracy in _means(of))
     taken = {name: {s: seconds_to(rows, ENOUGH * best) for s, rows in of.items()} for name, of in runs.items()}
     speed = {
@@ -155,28 +104,29 @@ def words() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("runs/selection"))
-    parser.add_argument("--csv", type=Path, help="folder of the CSVs; that of the runs if none is given")
+    parser.add_argument("--csv", type=Path, help="that of the folder if none is given")
     parser.add_argument("--recipe", default="demo", help="recipe or YAML file")
     parser.add_argument("--model", default="", help="folder that all begin with; the recipe's if none is given")
     parser.add_argument("--rate", nargs="+", type=float, default=[4e-4], help="of RLOO and TRL; seed 0 tries several")
-    parser.add_argument("--learning", nargs="+", choices=LEARNING, default=LEARNING, help="those that learn")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--every", type=int, default=10, help="steps between measurements of held-out accuracy")
     parser.add_argument("--eval-prompts", type=int, default=256)
-    parser.add_argument("--only-report", action="store_true", help="print what is there or in the CSVs")
+    parser.add_argument("--only-report", action="store_true", help="print what is there or in the CSV")
     arguments = parser.parse_args()
-    arguments.csv = arguments.csv or arguments.folder
+    arguments.csv = arguments.csv or arguments.folder / "selection.csv"
     return arguments
 
 
 def main() -> None:
     arguments = words()
+    given = words_of(arguments)
+    given.csv.parent.mkdir(parents=True, exist_ok=True)
     if not arguments.only_report:
-        run_missing(arguments)
+        against_trl.run_missing(given)
     print("Means over seeds with 95 % intervals (Student's t), one thread, CPU time of the process.\n")
-    for table, given in ((learned, learning_of(arguments)), (skipped, late_of(arguments)), (late, late_of(arguments))):
-        print(table(against_trl.read_csv(given.csv) | against_trl.finished(given)), end="\n\n")
+    print(learned(against_trl.read_csv(given.csv) | against_trl.finished(given)))
 
 
 if __name__ == "__main__":
