@@ -10,6 +10,7 @@ from oblrpo.algorithms import ALGORITHMS
 from oblrpo.config import AlgorithmConfig, ScoresConfig
 from oblrpo.errors import InputError
 from oblrpo.rollout import TransformersSampler
+from oblrpo.rollout.vllm import features_of_logps
 from oblrpo.trainer import selection
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.results import Step
@@ -116,6 +117,25 @@ def test_the_mean_over_all_draws_is_the_gradient_of_all(
     assert total == pytest.approx(1)
     torch.testing.assert_close(mean, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
     assert min(shares) < 1
+
+
+def test_with_log_probabilities_alone_and_their_correction_the_mean_stays(tiny_policy, rollouts, rewards_PG, drawn_at):
+    """As with vLLM: proxies from log-probabilities, and importance weights of another sampler."""
+    off_SC = 0.1 * torch.randn(rollouts.sequences.own_SC.shape, generator=torch.Generator().manual_seed(0))
+    logps_SC = (tiny_policy.logps(rollouts.sequences).logp_SC.detach() + off_SC).clamp(max=-1e-3)
+    features = features_of_logps(logps_SC, rollouts.sequences.own_SC)
+    rollouts = dataclasses.replace(rollouts, sampler_logps_SC=logps_SC, features=features)
+    whole = learner_for(tiny_policy, "rloo", train_on="all", sampler_logps=True)
+    whole.gradient(whole.batch(rollouts, rewards_PG), 1)
+    expected, mean = flat(tiny_policy), 0.0
+    learner = learner_for(tiny_policy, "rloo", train_on="0.4", sampler_logps=True)
+    batch = learner.batch(rollouts, rewards_PG)
+    for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
+        drawn_at(uniform_P1)
+        gradient, _ = learner.gradient(batch, 1)
+        mean += probability * flat(tiny_policy)
+    assert gradient.trained < 1
+    torch.testing.assert_close(mean, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
 
 
 def test_a_step_says_what_it_trained_on_and_what_that_added(tiny_policy, rollouts, rewards_PG):

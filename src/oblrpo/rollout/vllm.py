@@ -101,7 +101,7 @@ class VLLMSampler:
                 )
         sequences = Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC)
         texts = texts_of(self.policy, completion_SC, mask_SC)
-        return Rollouts(sequences, texts, clipped_S, logps_SC, _features(logps_SC, mask_SC))
+        return Rollouts(sequences, texts, clipped_S, logps_SC, features_of_logps(logps_SC, mask_SC))
 
     def sync(self, policy: Policy) -> None:
         """Copy the weights into the engine and forget what it cached under the old ones.
@@ -116,7 +116,7 @@ class VLLMSampler:
             raise RuntimeError("vLLM could not empty its prefix cache, which holds keys and values of old weights.")
 
 
-def _features(logps_SC: torch.Tensor, mask_SC: torch.Tensor) -> Features:
+def features_of_logps(logps_SC: torch.Tensor, mask_SC: torch.Tensor) -> Features:
     """What log-probabilities alone tell of the draws, with estimates for what a token's whole distribution would.
 
     Of a token drawn with probability p, 1 - p estimates the expected squared norm 1 - sum p^2 of its score for the
