@@ -105,6 +105,25 @@ def norms(record: Record) -> list[str]:
     ]  # fmt: skip
 
 
+def selection(record: Record) -> list[str]:
+    """Draw the share of completions trained on, and what leaving out the others added; none where all were."""
+    trained = _line("trained on", "completions/trained_ratio", record.steps)
+    if all(value is None or value == 1 for value in trained.y):
+        return []
+    note = "The others were only sampled: a forward and a backward of each was saved."
+    drawn = [chart("Completions trained on", [_averaged(trained)], ylabel="share of completions", note=note)]
+    names = {"predicted": "added_variance", "measured": "added_variance/measured"}
+    lines = [_line(label, key, record.steps) for label, key in names.items()]
+    lines.append(_line("measured, of the gradient", "added_variance/of_gradient", record.steps))
+    if any(line.x for line in lines):
+        note = (
+            "Over the noise of the completions one by one, as predicted before the forward and as measured by the "
+            "ledger; and over the whole variance of the gradient."
+        )
+        drawn.append(chart("Variance added by leaving out", lines, ylabel="share", note=note))
+    return drawn
+
+
 def lengths(record: Record) -> list[str]:
     """Draw completion lengths over the run, and the share that was cut, if any was."""
     mean = _averaged(_line("mean length", "completions/mean_length", record.steps))

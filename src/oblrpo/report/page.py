@@ -43,6 +43,7 @@ def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
         "Learning": html.charts(curves.learning(record), large=True) if record.steps else "",
         "Noise and learning rate": html.charts(curves.noise(record), large=True) if record.steps else "",
         "Variance under each baseline": html.charts(ledger.charts(record), large=True),
+        "What was trained on": html.charts(curves.selection(record), large=True),
         "Score norms": html.charts([*curves.norms(record), *completions.norm_against_reward(record)], large=True),
         "Completions": html.charts([*curves.lengths(record), *completions.lengths(record)], large=True)
         if record.steps

@@ -32,7 +32,7 @@ from oblrpo.trainer.batch import Batch, mismatch_metrics
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import averaged, training
 from oblrpo.trainer.reference import Reference
-from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt, clip_metrics
+from oblrpo.trainer.results import Gradient, Part, Sampled, Step, Update, by_prompt, clip_metrics
 from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -62,15 +62,24 @@ class Learner:
     selection: Selection
     reference: Reference | None = None
 
-    def step(self, problems: list[Problem], number: int) -> Step:
+    def step(self, problems: list[Problem], number: int, weight_P: Tensor | None = None) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
 
         Args:
             problems: the prompts, and what verifies their outputs.
             number: the number of the step, from 1.
+            weight_P: how many times the gradient of each prompt counts; once if None.
 
         Raises:
             InputError: as `learn` raises, or a reward fails.
+        """
+        return self.learn_from(self.sample(problems), number, weight_P)
+
+    def sample(self, problems: list[Problem]) -> Sampled:
+        """Sample G outputs o of each prompt q, and reward them.
+
+        Raises:
+            InputError: a prompt does not fit, or a reward fails.
         """
         rollout = self.rollout
         rollouts = self.sampler.sample(
@@ -82,15 +91,29 @@ class Learner:
         rewards_PG, valid_PG = (
             torch.tensor(each, device=self.policy.device) for each in self.rewards(problems, rollouts.completions)
         )
+        return Sampled(rollouts, rewards_PG, valid_PG)
+
+    def learn_from(self, sampled: Sampled, number: int, weight_P: Tensor | None = None) -> Step:
+        """Learn from what was sampled, and let the sampler take over the new weights; arguments as in `step`.
+
+        Raises:
+            InputError: as `learn` raises.
+        """
+        rollouts, rewards_PG, valid_PG = sampled.rollouts, sampled.rewards_PG, sampled.valid_PG
         learned_PG, kl_PG = rewards_PG, None
         if self.reference is not None:
             learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, rewards_PG)
-        updates = self.learn(rollouts, learned_PG, valid_PG, number)
+        updates = self.learn(rollouts, learned_PG, valid_PG, number, weight_P)
         self.sampler.sync(self.policy)
         return Step(rollouts, rewards_PG, valid_PG, updates, kl_PG)
 
     def learn(
-        self, rollouts: Rollouts, rewards_PG: Tensor, valid_PG: Tensor | None = None, step: int = 0
+        self,
+        rollouts: Rollouts,
+        rewards_PG: Tensor,
+        valid_PG: Tensor | None = None,
+        step: int = 0,
+        weight_P: Tensor | None = None,
     ) -> list[Update]:
         """Make `num_iterations` updates on one batch of completions; the policy before the first is the old one.
 
@@ -102,12 +125,13 @@ class Learner:
             rewards_PG: the rewards F.
             valid_PG: outputs that have a reward (all if None); what stands in the place of the others is ignored.
             step: the number of the step in the run, from 1; 0 takes no ledger.
+            weight_P: how many times the gradient of each prompt counts; once if None.
 
         Raises:
             InputError: the model cannot be recorded, or the gradient cannot be used.
             DivergedError: the gradient or the updated weights are NaN or infinite.
         """
-        batch = self.batch(rollouts, rewards_PG, valid_PG)
+        batch = self.batch(rollouts, rewards_PG, valid_PG, weight_P)
         if batch.prompts_in_mean < 2:
             return []
         updates: list[Update] = []
@@ -118,6 +142,7 @@ class Learner:
                 gradient, parts = self.gradient(batch, step)
                 if not updates:
                     further |= self.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
+                    further |= self.ledger.of_draw(gradient.batch)
                     batch = gradient.batch.aged(gradient.logp_SC, gradient.baseline_PG)
                 clipped.append(clip_metrics(parts))
                 updates.append(self.update(gradient))
@@ -129,7 +154,13 @@ class Learner:
         further |= {name: sum(each.get(name, 0.0) for each in clipped) / len(clipped) for name in clipped[-1]}
         return [replace(updates[0], further=further), *updates[1:]]
 
-    def batch(self, rollouts: Rollouts, rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Batch:
+    def batch(
+        self,
+        rollouts: Rollouts,
+        rewards_PG: Tensor,
+        valid_PG: Tensor | None = None,
+        weight_P: Tensor | None = None,
+    ) -> Batch:
         """The completions with their rewards, and with what this algorithm makes of them in the mean."""
         return Batch.of(
             rollouts.sequences,
@@ -141,6 +172,7 @@ class Learner:
             clip_max=clip_max_of(self.rollout),
             features=rollouts.features,
             ratio=self.ratio,
+            prompt_weight_P=weight_P,
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:
@@ -163,7 +195,7 @@ class Learner:
         name = "optimizer" if metric else "euclidean"
         moments = estimators.moments(group_norm2_P, in_metric, metric=name)
         known_PG = self.baseline.known(batch) if self.baseline.fixed_PG is None else self.baseline.fixed_PG
-        return Gradient.of(batch, parts, moments, norm2, known_PG, self._entropy(batch)), parts
+        return Gradient.of(batch, parts, moments, norm2, group_norm2_P, known_PG, self._entropy(batch)), parts
 
     @torch.no_grad()
     def _entropy(self, batch: Batch) -> float:

@@ -137,7 +137,7 @@ class StepBaseline:
         whole = parts[0].batch.whole
         if not norms or not features or whole is None or whole.shape[1] < 2:
             return {}
-        if whole.added_variance is None or whole.keep_PG is None:  # nothing was drawn
+        if whole.draw is None or whole.keep_PG is None:
             valid_S = torch.cat([part.batch.valid_PG.flatten() for part in parts])
             return self.score_norms.observe(join(features), torch.cat(norms), whole.shape[1], valid_S)
         # Of what was drawn: what the sampler told of all, and the norms of those that went through the model.

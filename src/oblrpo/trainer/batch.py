@@ -17,6 +17,18 @@ from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 
 
 @dataclass(frozen=True)
+class Draw:
+    """The draw of the outputs that go through the model, for whoever asks what it cost."""
+
+    chance_PG: Tensor
+    """The chances that outputs were kept with."""
+    coef_PG: Tensor
+    """What would have multiplied each score in the gradient if all had been kept, a_j."""
+    added: float
+    """What leaving out adds to the variance, by what was known beforehand, over sum_j a_j^2 w_j."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """P prompts with G outputs each, of which some may not count; all of a step, or the part of some prompts.
 
@@ -32,7 +44,7 @@ class Batch:
     divisor_PG: Tensor
     """The algorithm's normalisation, which F - b is divided by."""
     weight_PG: Tensor
-    """The algorithm's loss weighting, which F - b is multiplied by."""
+    """The algorithm's loss weighting, which F - b is multiplied by, with the weight of the prompt."""
     rho_PG: Tensor
     """Weights of whole completions: the `ratio`, or the truncated pi / sampler; 1 until `weighed`, and on-policy."""
     ratio: Ratio = RATIOS["sequence"]
@@ -55,8 +67,8 @@ class Batch:
     """What the draws themselves tell of each output, where the sampler does."""
     keep_PG: Tensor | None = None
     """How many times each output counts, 0 where it does not go through the model; None until that is chosen."""
-    added_variance: float | None = None
-    """What leaving outputs out adds to the variance, in expectation, over sum_j a_j^2 w_j; None where none is drawn."""
+    draw: Draw | None = None
+    """How outputs of the whole batch were drawn; None where none are."""
     whole: Batch | None = None
     """The batch that this is a part of; None where it is the whole."""
     index_P: Tensor | None = None
@@ -77,6 +89,7 @@ class Batch:
         clip_max: float | None = None,
         features: Features | None = None,
         ratio: Ratio = RATIOS["sequence"],  # noqa: B008  (frozen)
+        prompt_weight_P: Tensor | None = None,
     ) -> Batch:
         """Return a batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
 
@@ -90,6 +103,7 @@ class Batch:
             clip_max: the C of the weights that correct for it.
             features: what the draws themselves tell of each output.
             ratio: what weighs scores in later updates on the batch.
+            prompt_weight_P: how many times the gradient of each prompt counts, where not once.
 
         Raises:
             ValueError: valid_PG has another shape than the rewards.
@@ -101,12 +115,15 @@ class Batch:
         valid_PG = valid_PG.bool() & (valid_PG.sum(1, keepdim=True) >= algorithm.smallest_group)
         rewards_PG = torch.where(valid_PG, rewards_PG, 0)
         lengths_PG = sequences.lengths_S.view_as(rewards_PG).to(rewards_PG)
+        weight_PG = WEIGHTINGS[algorithm.weighting](lengths_PG, longest, valid_PG)
+        if prompt_weight_P is not None:
+            weight_PG = weight_PG * prompt_weight_P.to(weight_PG)[:, None]
         return cls(
             sequences,
             rewards_PG,
             valid_PG,
             divisor_PG=NORMALISATIONS[algorithm.normalisation](rewards_PG, valid_PG),
-            weight_PG=WEIGHTINGS[algorithm.weighting](lengths_PG, longest, valid_PG),
+            weight_PG=weight_PG,
             rho_PG=torch.ones_like(rewards_PG),
             sampler_logps_SC=sampler_logps_SC,
             clip_max=clip_max,

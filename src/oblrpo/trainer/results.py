@@ -11,7 +11,8 @@ from torch import Tensor
 
 from oblrpo import estimators
 from oblrpo.policy import Logps, Sequences
-from oblrpo.rollout import Rollouts
+from oblrpo.policy.micro_batches import rows_of
+from oblrpo.rollout import Rollouts, join
 from oblrpo.trainer.batch import Batch
 
 
@@ -106,6 +107,8 @@ class Gradient:
     """Signal and noise, in the schedule's metric."""
     norm2: float
     """The squared norm || g ||^2 of the batch gradient, before any clipping."""
+    group_norm2_P: Tensor
+    """That of the gradient g_i of each prompt that takes part, in the schedule's metric."""
     entropy: float
     """The mean entropy of the policy's own tokens, in nats."""
 
@@ -116,6 +119,7 @@ class Gradient:
         parts: list[Part],
         moments: estimators.Moments,
         norm2: float,
+        group_norm2_P: Tensor,
         baseline_PG: Tensor | None,
         entropy: float,
     ) -> Gradient:
@@ -126,6 +130,7 @@ class Gradient:
             parts: what went through the model.
             moments: signal and noise.
             norm2: the squared norm of the gradient.
+            group_norm2_P: those of the gradients of the prompts that take part.
             baseline_PG: the baseline, where no forward is needed to know it; not None if some outputs are in no part.
             entropy: the sum of the entropies of the tokens of outputs that are in no part.
         """
@@ -143,6 +148,7 @@ class Gradient:
             logp_SC=by_token(batch.sequences, places, [part.logps.logp_SC for part in parts]),
             moments=moments,
             norm2=norm2,
+            group_norm2_P=group_norm2_P,
             entropy=(entropy + sum(part.entropy for part in parts)) / float(batch.sequences.own_ST.sum()),
         )
 
@@ -177,6 +183,32 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Completions of P prompts, G of each, with their rewards."""
+
+    rollouts: Rollouts
+    rewards_PG: Tensor
+    """The rewards F; the value of an output without a reward means nothing."""
+    valid_PG: Tensor
+    """Which outputs have a reward."""
+
+    def at(self, index_P: Tensor) -> Sampled:
+        """The completions of some of the prompts."""
+        index_P = index_P.to(self.rewards_PG.device)
+        rows_S = rows_of(index_P, self.rewards_PG.shape[1])
+        return Sampled(self.rollouts.at(rows_S), self.rewards_PG[index_P], self.valid_PG[index_P])
+
+    @classmethod
+    def join(cls, blocks: Sequence[Sampled]) -> Sampled:
+        """The completions of all the prompts of several blocks."""
+        return cls(
+            join([each.rollouts for each in blocks]),
+            torch.cat([each.rewards_PG for each in blocks]),
+            torch.cat([each.valid_PG for each in blocks]),
+        )
+
+
+@dataclass(frozen=True)
 class Step:
     """One step of the algorithm: the completions, their rewards, and the updates on them."""
 
@@ -189,3 +221,11 @@ class Step:
     """The updates, of which there are none where too few outputs have a reward."""
     kl_PG: Tensor | None = None
     """The log-ratio log(pi / pi_ref) of every output that its reward was charged for; None without a reference."""
+    sampled: Sampled | None = None
+    """All that was sampled, where some of it was dropped before anything was learned of it."""
+    rounds: int | None = None
+    """How many times prompts were sampled for it, where that is not once by itself."""
+
+    def of_rounds(self, sampled: Sampled, rounds: int) -> Step:
+        """The step as one that some of these completions of several rounds were chosen for."""
+        return replace(self, sampled=sampled, rounds=rounds)

@@ -65,6 +65,7 @@ def check(config: TrainConfig) -> None:
     _check_selection(config, algorithm)
     _check_ratio(config, algorithm)
     _check_sampler(config.rollout)
+    _check_prompts(config.rollout)
     if -1 < config.algorithm.prior_strength < 0:
         raise InputError(
             f"prior_strength is {config.algorithm.prior_strength}; it must be at least 0, or -1 for a choice."
@@ -173,6 +174,16 @@ def _check_sampler(rollout: RolloutConfig) -> None:
         raise InputError(
             f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
             "or use the sampler transformers."
+        )
+
+
+def _check_prompts(rollout: RolloutConfig) -> None:
+    if rollout.dynamic_sampling and rollout.num_generations < 2:
+        raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
+    if rollout.dynamic_sampling and rollout.prompt_sampling != "epochs":
+        raise InputError(
+            f"dynamic_sampling takes prompts in the order of the data, and prompt_sampling {rollout.prompt_sampling!r} "
+            "draws them otherwise; leave out one of the two."
         )
 
 
