@@ -269,6 +269,8 @@ class OptimConfig:
     """How eta_0 itself changes over the run."""
     max_grad_norm: Annotated[float, Range(0)] = 0.0
     """Clip the gradient to this norm after it was measured; 0: never."""
+    max_skipped_steps: Annotated[int, Range(1), MAY_CHANGE] = 5
+    """A step whose gradient is NaN or infinite is skipped; after so many in a row the run stops."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,9 @@ class RunConfig:
     save_steps: Annotated[int, Range(0), MAY_CHANGE] = 1
     """Write a checkpoint every so many steps. A killed run loses what came after the last one."""
     save_total_limit: Annotated[int, Range(1), MAY_CHANGE] = 2
-    """Checkpoints kept, newest last."""
+    """The newest checkpoints kept; beside them the one of the highest held-out accuracy is."""
+    stop_on_collapse: Annotated[bool, MAY_CHANGE] = False
+    """Stop when rewards fall, or entropy or length shrink, as the warnings of a collapse have it."""
     threads: Annotated[int, Range(0, 1024), MAY_CHANGE] = 0
     """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
     report_to: Annotated[tuple[str, ...], MAY_CHANGE] = ()

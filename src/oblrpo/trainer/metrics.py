@@ -37,6 +37,8 @@ def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
         "completions/clipped_ratio": step.rollouts.clipped_S.float().mean().item(),
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
         **(_update_metrics(step.updates[0], step.updates[-1]) if step.updates else NO_UPDATE),
+        **({"frac_prompts_masked": math.nan} if step.skipped and not step.updates else {}),
+        "skipped": float(bool(step.skipped)),
         "num_tokens": tokens,
     }
 
