@@ -12,6 +12,7 @@ import argparse
 import csv
 import math
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from oblrpo.trainer.progress import Progress
 SMALL = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "prompts_per_step": 4, "num_generations": 3,
     "max_completion_length": 6, "eval_prompts": 5, "eval_samples": 2, "eval_steps": 10, "threads": 1, "device": "cpu",
-    "rewards": ["benchmarks.soak.by_length"],
+    "rewards": ["benchmarks.soak.by_chance"],
 }  # fmt: skip
 
 BLOCKS = 18
@@ -39,9 +40,10 @@ UNITS = {
 }  # fmt: skip
 
 
-def by_length(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-    """Signal from the first step on: the length of a completion modulo 5."""
-    return [len(completion.encode()) % 5 / 4 for completion in completions]
+def by_chance(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """A reward that nothing can learn, so that no step is ever without a gradient."""
+    texts = (f"{prompt}\n{completion}" for prompt, completion in zip(prompts, completions, strict=True))
+    return [zlib.crc32(text.encode()) % 5 / 4 for text in texts]
 
 
 def children() -> list[int]:

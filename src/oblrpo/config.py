@@ -244,7 +244,7 @@ class OptimConfig:
 
     optimizer: str = "AdamW"
     """A class of torch.optim, such as SGD or AdamW; or (extra optimizers) Prodigy, AdamWScheduleFree and its kin."""
-    learning_rate: Annotated[float, Range(0)] = 1e-6
+    learning_rate: Annotated[float, Range(0, 1e30)] = 1e-6
     """eta_0, the rate before the schedule's factor; with schedule auto only where the rate starts."""
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'. Weights decay only if weight_decay is here."""
