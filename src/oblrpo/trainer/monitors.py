@@ -271,7 +271,7 @@ class _Shrinkage:
         now, reward = (sum(column) / PATIENCE for column in zip(*self._last, strict=True))
         if now > self._highest:
             self._highest, self._reward_then = now, reward
-        if now > self.share * self._highest or reward > self._reward_then:
+        if not now < self.share * self._highest or reward > self._reward_then:
             return ""
         return (
             f"the policy has collapsed: the mean of {self.key} over {PATIENCE} steps is {now:.3g}, and was "
