@@ -204,7 +204,8 @@ class RunFolder:
         best = self.best_step(accuracy)
         for old in self.checkpoint_steps()[:-keep]:
             if old != best:
-                shutil.rmtree(self.checkpoint(old))
+                place = self.checkpoint(old)
+                place.unlink() if place.is_symlink() else shutil.rmtree(place)
 
     def best_step(self, accuracy: Mapping[int, float]) -> int | None:
         """The step of the checkpoint of highest accuracy, the earliest of several; None if none has one."""
