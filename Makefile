@@ -3,6 +3,7 @@
 # make quick  lint + the tests that take less than twenty seconds each
 # make smollm2  a real model of 135 M parameters, into models/ (93 MB to download, 540 MB on the disk)
 # make attack  random input and kills by the thousand
+# make audit  known weaknesses of the libraries we run with, where an index can be reached
 # make docs  the site of docs/, into site/
 # make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
 # make test-trl  an environment with TRL + the tests of the adapter
@@ -21,7 +22,7 @@ TRL_VENV := .venv-trl
 TRL_BIN := $(TRL_VENV)/bin
 TRL_STAMP := $(TRL_VENV)/.installed
 
-.PHONY: env demo smollm2 docs gpu quick test attack test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
+.PHONY: env demo smollm2 docs gpu quick test attack audit test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
 
 env: $(STAMP)
 
@@ -70,6 +71,13 @@ test-trl: $(TRL_STAMP)
 
 attack: $(STAMP)
 	OBLRPO_FUZZ=10000 OBLRPO_KILLS=all $(BIN)/pytest -n auto tests/test_fuzz.py tests/cli/test_kills.py
+
+# pip-audit comes in an environment of its own, and asks PyPI. Without a network it says so; a weakness fails.
+audit:
+	$(PYTHON) -m venv .cache/audit
+	@if .cache/audit/bin/pip install --quiet --disable-pip-version-check pip-audit && .cache/audit/bin/python -c "import urllib.request as r; r.urlopen('https://pypi.org/pypi/pip/json', timeout=20)"; \
+	then .cache/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip; \
+	else echo 'make audit: NOT DONE, no index of weaknesses can be reached from here'; fi
 
 env-verl: $(VERL_STAMP)
 

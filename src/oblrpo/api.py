@@ -148,7 +148,8 @@ def train(
         finally:
             torch.set_num_threads(threads)
     run = Run(trainer, report)
-    told = summary(run.metrics, config.run.output, config.rollout.prompts_per_step)
+    best = trainer.folder.best_step(trainer.accuracy)
+    told = summary(run.metrics, config.run.output, config.rollout.prompts_per_step, best)
     console.print(Text.from_ansi(told), highlight=False)
     return run
 

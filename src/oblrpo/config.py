@@ -262,7 +262,7 @@ class OptimConfig:
 
     optimizer: str = "AdamW"
     """A class of torch.optim, such as SGD or AdamW; or (extra optimizers) Prodigy, AdamWScheduleFree and its kin."""
-    learning_rate: Annotated[float, Range(0)] = 1e-6
+    learning_rate: Annotated[float, Range(0, 1e30)] = 1e-6
     """eta_0, the rate before the schedule's factor; with schedule auto only where the rate starts."""
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'. Weights decay only if weight_decay is here."""
@@ -287,6 +287,8 @@ class OptimConfig:
     """How eta_0 itself changes over the run."""
     max_grad_norm: Annotated[float, Range(0)] = 0.0
     """Clip the gradient to this norm after it was measured; 0: never."""
+    max_skipped_steps: Annotated[int, Range(1), MAY_CHANGE] = 5
+    """A step whose gradient is NaN or infinite is skipped; after so many in a row the run stops."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +310,9 @@ class RunConfig:
     save_steps: Annotated[int, Range(0), MAY_CHANGE] = 1
     """Write a checkpoint every so many steps. A killed run loses what came after the last one."""
     save_total_limit: Annotated[int, Range(1), MAY_CHANGE] = 2
-    """Checkpoints kept, newest last."""
+    """The newest checkpoints kept; beside them the one of the highest held-out accuracy is."""
+    stop_on_collapse: Annotated[bool, MAY_CHANGE] = False
+    """Stop when rewards fall, or entropy or length shrink, as the warnings of a collapse have it."""
     threads: Annotated[int, Range(0, 1024), MAY_CHANGE] = 0
     """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
     report_to: Annotated[tuple[str, ...], MAY_CHANGE] = ()

@@ -15,7 +15,16 @@ class InputError(ValueError):
 
 
 class DivergedError(InputError):
-    """Training ended in numbers that are not finite: a result of the settings, the learning rate above all."""
+    """Training ended in numbers that are not finite: a result of the settings, the learning rate above all.
+
+    Args:
+        message: the sentence.
+        what: the number, in words.
+    """
+
+    def __init__(self, message: str, what: str = "number") -> None:
+        super().__init__(message)
+        self.what = what
 
 
 def check_finite(what: str, values: Any) -> None:
@@ -29,7 +38,7 @@ def check_finite(what: str, values: Any) -> None:
         DivergedError: one of them is NaN or infinite.
     """
     if not values.isfinite().all():
-        raise DivergedError(f"training has diverged: a {what} is NaN or infinite; lower learning_rate.")
+        raise DivergedError(f"training has diverged: a {what} is NaN or infinite; lower learning_rate.", what)
 
 
 _OF_THE_DISK = {

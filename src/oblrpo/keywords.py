@@ -15,6 +15,7 @@ class TrainKeywords(TypedDict, total=False):
     eval_samples: int
     save_steps: int
     save_total_limit: int
+    stop_on_collapse: bool
     threads: int
     report_to: str | Sequence[str]
     project: str
@@ -102,6 +103,7 @@ class TrainKeywords(TypedDict, total=False):
     warmup_steps: int
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     max_grad_norm: float
+    max_skipped_steps: int
 
 
 class EvaluateKeywords(TypedDict, total=False):

@@ -1,11 +1,15 @@
 """A disk that refuses: one sentence, what was there is whole, and the run goes on when there is room."""
 
+import os
 import resource
+import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from oblrpo.runs import RunFolder
 from oblrpo.runs.checksums import write_sums
 from tests.cli.conftest import DENSE_REWARD, SMALL, complained, metrics_of
 
@@ -64,3 +68,55 @@ def test_a_disk_that_is_full_in_the_middle(small_run, oblrpo, tmp_path, monkeypa
     assert "No space left on device" in (output / "failure.txt").read_text()
     assert oblrpo("train", "--resume", "--output", output)[0] == 0
     assert metrics_of(output) == metrics_of(whole)
+
+
+def mounted(folder, options, inner):
+    """Run a shell command where `folder` is a tmpfs of its own, mounted with options; skip where that is refused."""
+    if not shutil.which("unshare"):
+        pytest.skip("no unshare: only a file system of its own can be full or read-only for root")
+    mount = f"mount -t tmpfs -o {options} tmpfs {folder}"
+    flags = ["-m"] if os.geteuid() == 0 else ["-m", "-r"]
+    if subprocess.run(["unshare", *flags, "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here, not even in a namespace of its own")
+    command = ["unshare", *flags, "sh", "-c", f"{mount} && {inner}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+TRAIN = shlex.join([sys.executable, "-c", DENSE_REWARD + "from oblrpo.cli import main; main()", "train", *FLAGS])
+
+
+def test_a_disk_without_room_and_then_with_it(oblrpo, tmp_path):
+    """Full in the middle of a checkpoint; what was written is whole, and the run goes on in more room."""
+    room, copy = tmp_path / "room", tmp_path / "copy"
+    room.mkdir()
+    done = mounted(room, "size=200k", f"{TRAIN} --output {room}/run; code=$?; cp -r {room}/run {copy}; exit $code")
+    complained((done.returncode, done.stdout, done.stderr), "the disk refused", "No space left on device")
+    assert RunFolder(copy).newest_whole()[0] is not None
+    code, _, err = oblrpo("train", "--resume", "--output", copy)
+    assert code == 0, err
+    assert [row["step"] for row in metrics_of(copy)] == list(range(5))
+
+
+def test_an_output_that_is_read_only(tmp_path):
+    room = tmp_path / "room"
+    room.mkdir()
+    make = f"from pathlib import Path; from oblrpo.runs import RunFolder; RunFolder(Path('{room}/run')).make()"
+    done = mounted(room, "ro", shlex.join([sys.executable, "-c", make]))
+    assert "InputError: cannot create" in done.stderr
+    assert "Read-only file system" in done.stderr
+
+
+@pytest.mark.usefixtures("dense_reward", "no_page")
+def test_a_run_that_has_become_read_only(small_run, tmp_path):
+    assert small_run(steps=2)[0] == 0
+    run, room = tmp_path / "run", tmp_path / "room"
+    room.mkdir()
+    inner = f"cp -r {run} {room}/run && mount -o remount,ro {room} && {TRAIN} --resume --output {room}/run --steps 4"
+    done = mounted(room, "size=10m", inner)
+    complained((done.returncode, done.stdout, done.stderr), "Read-only file system")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_output_in_a_folder_that_is_not_ours(small_run, tmp_path):
+    (tmp_path / "theirs").mkdir(mode=0o500)
+    complained(small_run(output=tmp_path / "theirs" / "run"), "Permission denied")

@@ -1,6 +1,7 @@
 """A run killed at one of its file operations, then resumed, has the metrics and weights of one that was never killed.
 
-`OBLRPO_KILLS` says how many points are tried, evenly spread; with `all`, as `make attack` has it, every one.
+`OBLRPO_KILLS` says how many points are tried, evenly spread; with `all`, as `make attack` has it, every one; with `2/5`
+the second of every five.
 """
 
 import json
@@ -62,7 +63,11 @@ def run(output, kill, *further):
     return status, int(count or 0)
 status, total = run(folder + "/whole", 0)
 assert status == 0
-points = range(1, total + 1) if wanted == "all" else range(1, total + 1, max(1, total // int(wanted)))
+if "/" in wanted:
+    first, every = map(int, wanted.split("/"))
+else:
+    first, every = 1, 1 if wanted == "all" else max(1, total // int(wanted))
+points = range(first, total + 1, every)
 results = []
 for point in points:
     output = f"{folder}/k{point}"

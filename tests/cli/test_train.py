@@ -21,7 +21,7 @@ KEYS = {
     "completions/masked_ratio", "completions/trained_ratio", "frac_prompts_masked",
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
     "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",
-    "snr_low", "snr_high", "step_time", "step_kl",
+    "snr_low", "snr_high", "step_time", "step_kl", "skipped",
 }  # fmt: skip
 LEDGER = {f"{kind}/{name}" for kind in ("variance", "signal2") for name in BASELINES}
 LEDGER |= {"variance_between_prompts", "effective_dimension"}
@@ -46,7 +46,8 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     assert set(rows[1]) == KEYS | LEDGER
     assert all(set(row) - {"eval/accuracy", "eval/accuracy_stderr"} == KEYS for row in rows[2:])
     assert rows[-1]["num_tokens"] > rows[1]["num_tokens"] > 0
-    assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_3", "step_4"}
+    best = max(rows[::2], key=lambda row: row["eval/accuracy"])["step"]
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_3", "step_4", f"step_{best}"}
     assert {p.name for p in (run / "completions").iterdir()} == {f"step_{n}.jsonl" for n in range(1, 5)}
     completions = [json.loads(line) for line in (run / "completions" / "step_2.jsonl").read_text().splitlines()]
     assert len(completions) == 12

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from oblrpo.report.advice import advice
-from oblrpo.trainer.monitors import PATIENCE, Monitors
+from oblrpo.trainer.monitors import PATIENCE, SHRUNK, Monitors
 
 FINE = {
     "reward": 0.5,
@@ -198,3 +198,64 @@ def test_updates_lost_in_rounding_are_told():
     assert "1.0e-30, changed no log-probability: they are lost in rounding" in said[PATIENCE - 1][0]
     assert sum(map(len, said)) == 1
     assert not any(told([lost | {"step_kl": 1e-9}] * (2 * PATIENCE)))
+
+
+@pytest.mark.parametrize("key", SHRUNK)
+def test_entropy_or_length_that_is_gone_is_told_once(key):
+    """Not while it falls, not if rewards have risen meanwhile, and not if it was never there."""
+    many = [FINE | {key: 50.0}] * 12
+    gone = [FINE | {key: 0.1}] * (2 * PATIENCE)
+    said = told(many + gone)
+    ((message,),) = [messages for messages in said if messages]
+    assert not any(said[: 12 + PATIENCE - 3])
+    assert re.search(f"collapsed: the mean of {key} over 10 steps is .*, and was 50 at its highest", message)
+    assert not any(told(many + [row | {"reward": 0.6} for row in gone]))
+    assert not any(told([FINE | {key: 0.0}] * 30))
+    assert not any(told([FINE | {key: None}] * 30))
+
+
+@pytest.mark.parametrize("change", [{"entropy": 0.001}, {"completions/mean_length": 1.0}, {"reward": 0.01}])
+def test_a_collapse_stops_a_run_that_asks_for_it(change):
+    row = FINE | {"entropy": 1.0, "completions/mean_length": 30.0, "step": 1}
+    for asked in (False, True):
+        monitors = Monitors(stop_on_collapse=asked)
+        stops = []
+        for each in [row] * 12 + [row | change] * 20:
+            monitors.observe(each)
+            stops.append(bool(monitors.stop))
+        assert stops[-1] == asked
+        assert not any(stops[:13])
+
+
+SKIPPED = FINE | {"step": 7, "skipped": 1.0, "learning_rate": 0.0, "grad_norm": None, "frac_reward_zero_std": None}
+
+
+def test_skipped_steps_are_told_once_and_stop_after_some_in_a_row():
+    monitors, fine = Monitors(most_skipped=3), FINE | {"skipped": 0.0}
+    (told_once,) = monitors.observe(SKIPPED, "score norm")
+    assert "an update of step 7 was skipped (a score norm was NaN or infinite)" in told_once
+    rows = [SKIPPED, fine, SKIPPED, SKIPPED, SKIPPED, SKIPPED, fine]
+    stops = []
+    for row in rows:
+        assert monitors.observe(row, "score norm") == []
+        stops.append(monitors.stop)
+    assert [bool(stop) for stop in stops] == [False, False, False, False, True, True, False]
+    assert stops[4].startswith("the last 3 steps were skipped (a score norm was NaN or infinite)")
+
+
+def test_a_resumed_run_counts_the_skipped_steps_before():
+    """It has their metrics, without the reason."""
+    monitors = Monitors(most_skipped=3)
+    for row in (FINE, SKIPPED, SKIPPED):
+        monitors.observe(row)
+    assert not monitors.stop
+    monitors.observe(SKIPPED, "gradient")
+    assert "the last 3 steps were skipped (a gradient was NaN" in monitors.stop
+
+
+def test_a_step_of_which_one_update_was_made_is_none_that_stops():
+    monitors = Monitors(most_skipped=2)
+    half = FINE | {"step": 3, "skipped": 1.0, "learning_rate": 1e-3}
+    assert len(monitors.observe(half, "gradient")) == 1
+    assert monitors.observe(half, "gradient") == []
+    assert not monitors.stop

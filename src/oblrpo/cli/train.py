@@ -72,7 +72,8 @@ def run(argv: list[str]) -> None:
         return
     carry_out(trainer, Progress(Console(soft_wrap=True, markup=False)))
     rows, config = trainer.folder.read_metrics(), command.config
-    print(summary(rows, config.run.output, config.rollout.prompts_per_step))
+    best = trainer.folder.best_step(trainer.accuracy)
+    print(summary(rows, config.run.output, config.rollout.prompts_per_step, best))
 
 
 def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:

@@ -33,6 +33,9 @@ OURS = {
 LEVELS = ("of_best", "of_gain", "accuracy")
 """The keys of a target that say where it lies; it has one of them."""
 
+LONGEST_NAME = 100
+"""Bytes of a variant's name, which is a part of the names of its folders."""
+
 MOST_SEEDS = 10_000
 
 
@@ -210,10 +213,10 @@ def _settings(settings: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _variant(name: Any, value: Any, rates: tuple[float, ...], source: str) -> Variant:
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+ -]*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+ -]*", name) or len(name.encode()) > LONGEST_NAME:
         raise InputError(
-            f"{source}: {name!r} is no name for a variant, for it names a folder; use letters, digits, - _ . + "
-            "(a number in quotes)."
+            f"{source}: {name!r:.100} is no name for a variant, for it names a folder; use letters, digits, - _ . + "
+            f"(a number in quotes), and at most {LONGEST_NAME} bytes."
         )
     place = f"{source}, variant {name!r}"
     settings = dict(_settings(_mapping(value, f"variant {name!r}", source), place))

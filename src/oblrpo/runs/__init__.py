@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oblrpo.runs.atomic import check_writable, write_atomically
-from oblrpo.runs.folder import Metrics, RunFolder, read_rows
+from oblrpo.runs.folder import Metrics, RunFolder, heldout_accuracy_of, read_rows
 from oblrpo.runs.held import held
 
 if TYPE_CHECKING:
     from oblrpo.runs.state_files import load_state
 
-__all__ = ["Metrics", "RunFolder", "check_writable", "held", "load_state", "read_rows", "write_atomically"]
+__all__ = [
+    "Metrics",
+    "RunFolder",
+    "check_writable",
+    "held",
+    "heldout_accuracy_of",
+    "load_state",
+    "read_rows",
+    "write_atomically",
+]
 
 
 def __getattr__(name: str) -> Any:

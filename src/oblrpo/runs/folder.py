@@ -7,8 +7,9 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from oblrpo.config import TrainConfig
@@ -174,8 +175,23 @@ class RunFolder:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         atomic.write_atomically(self.completions / f"step_{step}.jsonl", text)
 
-    def save_checkpoint(self, step: int, save_policy: Callable[[Path], None], state: dict[str, Any], keep: int) -> None:
-        """Write `checkpoints/step_N` whole or not at all, then remove the oldest beyond `keep`."""
+    def save_checkpoint(
+        self,
+        step: int,
+        save_policy: Callable[[Path], None],
+        state: dict[str, Any],
+        keep: int,
+        accuracy: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
+        """Write `checkpoints/step_N` whole or not at all, then remove those that need not be kept.
+
+        Args:
+            step: N.
+            save_policy: writes the policy into a folder.
+            state: the trainer's.
+            keep: how many of the newest are kept; beside them, the best.
+            accuracy: held-out accuracy by step.
+        """
         from oblrpo.runs.state_files import save_state  # needs torch, which reading a run does not
 
         target = self.checkpoint(step)
@@ -185,8 +201,16 @@ class RunFolder:
         save_state(partial, state)
         write_sums(partial)
         _replace(partial, target)
+        best = self.best_step(accuracy)
         for old in self.checkpoint_steps()[:-keep]:
-            shutil.rmtree(self.checkpoint(old))
+            if old != best:
+                place = self.checkpoint(old)
+                place.unlink() if place.is_symlink() else shutil.rmtree(place)
+
+    def best_step(self, accuracy: Mapping[int, float]) -> int | None:
+        """The step of the checkpoint of highest accuracy, the earliest of several; None if none has one."""
+        measured = [step for step in self.checkpoint_steps() if step in accuracy]
+        return max(measured, key=lambda step: accuracy[step], default=None)
 
     def write_merged(self, save_policy: Callable[[Path], None]) -> None:
         """Write `merged`, a model without adapters, whole or not at all."""
@@ -246,6 +270,12 @@ class RunFolder:
                 raise InputError(f"{place} is no checkpoint but a file; move it away.")
         for partial in self.checkpoints.glob(".step_*.partial"):
             _remove(partial)
+
+
+def heldout_accuracy_of(rows: Iterable[Metrics]) -> dict[int, float]:
+    """Held-out accuracy by step, where it was measured and any completion had a reward."""
+    measured = ((row["step"], row.get("eval/accuracy")) for row in rows)
+    return {step: value for step, value in measured if value is not None and math.isfinite(value)}
 
 
 def _remove(path: Path) -> None:

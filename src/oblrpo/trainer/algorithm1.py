@@ -61,6 +61,8 @@ class Learner:
     optimizer_metric: bool
     selection: Selection
     reference: Reference | None = None
+    skipped: str = ""
+    """Why the last `learn` left an update out; empty if it left none out."""
 
     def step(self, problems: list[Problem], number: int, weight_P: Tensor | None = None) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
@@ -105,7 +107,7 @@ class Learner:
             learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, rewards_PG)
         updates = self.learn(rollouts, learned_PG, valid_PG, number, weight_P)
         self.sampler.sync(self.policy)
-        return Step(rollouts, rewards_PG, valid_PG, updates, kl_PG)
+        return Step(rollouts, rewards_PG, valid_PG, updates, skipped=self.skipped, kl_PG=kl_PG)
 
     def learn(
         self,
@@ -118,7 +120,8 @@ class Learner:
         """Make `num_iterations` updates on one batch of completions; the policy before the first is the old one.
 
         No update is made, and nothing changes, where fewer than two prompts have as many valid outputs as the baseline
-        needs.
+        needs. An update whose gradient is not finite is left out with those that would follow it, and changes nothing
+        either; `skipped` says why.
 
         Args:
             rollouts: P x G completions.
@@ -129,17 +132,24 @@ class Learner:
 
         Raises:
             InputError: the model cannot be recorded, or the gradient cannot be used.
-            DivergedError: the gradient or the updated weights are NaN or infinite.
+            DivergedError: the updated weights are NaN or infinite.
         """
+        self.skipped = ""
         batch = self.batch(rollouts, rewards_PG, valid_PG, weight_P)
         if batch.prompts_in_mean < 2:
             return []
         updates: list[Update] = []
         clipped: list[dict[str, float]] = []
         try:
-            further = self.ledger.metrics(batch, self.baseline.prior, step)
+            further: dict[str, float] = {}
             for _ in range(self.num_iterations):
-                gradient, parts = self.gradient(batch, step)
+                try:
+                    if not updates:
+                        further |= self.ledger.metrics(batch, self.baseline.prior, step)
+                    gradient, parts = self.gradient(batch, step)
+                except DivergedError as error:
+                    self._skip(error)
+                    break
                 if not updates:
                     further |= self.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
                     further |= self.ledger.of_draw(gradient.batch)
@@ -150,9 +160,17 @@ class Learner:
             raise
         except (ValueError, UnsupportedModelError) as error:
             raise InputError(f"the gradient cannot be used: {error}") from None
+        if not updates:
+            return []
         self.baseline.next_step()
         further |= {name: sum(each.get(name, 0.0) for each in clipped) / len(clipped) for name in clipped[-1]}
         return [replace(updates[0], further=further), *updates[1:]]
+
+    def _skip(self, error: DivergedError) -> None:
+        """Forget a gradient that is not finite, and what was left of it on the way."""
+        self.skipped = error.what
+        self.tape.forget()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def batch(
         self,
@@ -191,6 +209,7 @@ class Learner:
         nothing_P = torch.zeros_like(batch.part_P)
         group_norm2_P = by_prompt(parts, [part.group_norm2_P for part in parts], nothing_P)[batch.part_P]
         norm2 = estimators.squared_norm(self.policy.parameters)
+        check_finite("gradient", torch.tensor(norm2).float())  # optimizers square it in float32, and keep the squares
         in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
         name = "optimizer" if metric else "euclidean"
         moments = estimators.moments(group_norm2_P, in_metric, metric=name)

@@ -18,13 +18,13 @@ import torch
 
 from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
-from oblrpo.errors import InputError, disk_trouble
+from oblrpo.errors import DivergedError, InputError, disk_trouble
 from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluation import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy, warm_start
 from oblrpo.rewards import Rewards
-from oblrpo.runs import RunFolder, held, load_state
+from oblrpo.runs import RunFolder, held, heldout_accuracy_of, load_state
 from oblrpo.seeds import seed_of
 from oblrpo.settings import flatten
 from oblrpo.trackers import Reporter
@@ -63,10 +63,11 @@ class Trainer:
         self.resume = resume
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
+        self.accuracy: dict[int, float] = {}  # held out, by step
         self.tokens = 0
         self.monitors = Monitors(
             config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule,
-            config.optim.schedule_floor,
+            config.optim.schedule_floor, config.optim.max_skipped_steps, config.run.stop_on_collapse,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)
         self.damaged: dict[int, str] = {}  # what is wrong with checkpoints, by step
@@ -116,7 +117,9 @@ class Trainer:
 
     def _run(self, progress: Progress) -> None:
         lost = self.folder.drop_metrics_after(-1 if self.done is None else self.done)
-        for row in self.folder.read_metrics():
+        rows = self.folder.read_metrics()
+        self.accuracy = heldout_accuracy_of(rows)
+        for row in rows:
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
         for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *lost, *self._set_aside()):
@@ -234,15 +237,18 @@ class Trainer:
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 
     def _finish_step(self, step: int, metrics: dict[str, Any], progress: Progress) -> None:
-        warnings = self.monitors.observe(metrics)
+        warnings = self.monitors.observe(metrics, self.learner.skipped)
         self.reporter.log(self.folder.write_metrics(metrics | ({"warnings": warnings} if warnings else {})))
         for warning in warnings:
             progress.warn(warning)
-        self.done = step
-        run = self.config.run
+        self.done, run = step, self.config.run
+        self.accuracy |= heldout_accuracy_of([metrics])
         if step == run.steps or step == 0 or (run.save_steps and step % run.save_steps == 0):
             self._save()
         progress.step(step, metrics)
+        if self.monitors.stop:
+            self._save()
+            raise DivergedError(self.monitors.stop)
 
     def _save(self) -> None:
         if self.saved == self.done or self.done is None:
@@ -250,7 +256,8 @@ class Trainer:
         with averaged(self.learner.optimizer):
             state = {"step": self.done, "tokens": self.tokens, "prompts": self.prompts.state_dict()}
             state |= self.learner.state_dict()
-            self.folder.save_checkpoint(self.done, self.policy.save, state, self.config.run.save_total_limit)
+            keep = self.config.run.save_total_limit
+            self.folder.save_checkpoint(self.done, self.policy.save, state, keep, self.accuracy)
         self.saved = self.done
 
 

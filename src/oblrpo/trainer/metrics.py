@@ -40,6 +40,8 @@ def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
         **({} if step.kl_PG is None else {"kl": (step.kl_PG.sum() / sequences.lengths_S.sum()).item()}),
         **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
         **(_update_metrics(step.updates[0], step.updates[-1]) if step.updates else NO_UPDATE),
+        **({"frac_prompts_masked": math.nan} if step.skipped and not step.updates else {}),
+        "skipped": float(bool(step.skipped)),
         "num_tokens": tokens,
     }
 

@@ -28,14 +28,23 @@ MISMATCHED = {"truncated": 1.0, "none": 0.1}
 """The mean |log pi(o|q) - log sampler(o|q)| of completions, in nats, from which on the sampler is not the policy.
 Where weights make up for it, this costs variance and truncation; where nothing does, it biases."""
 
+SHRUNK = {"entropy": 0.01, "completions/mean_length": 0.2}
+"""The share of its own highest mean of `PATIENCE` steps at which entropy, or completions' length, has collapsed."""
+
 FLAT = 0.9
 """The share of prompts without a difference between rewards at which rewards are flat."""
+
+
+COLLAPSES = ("fallen", *SHRUNK)
+"""What a run stops at with `stop_on_collapse`."""
 
 
 class Monitors:
     """Watches for steps without a gradient, a fallen policy, a lost learning rate, flat rewards, wild baselines.
 
     Args:
+        most_skipped: the run's `max_skipped_steps`.
+        stop_on_collapse: the run's `stop_on_collapse`.
         correction: the run's `sampler_correction`.
         baseline: the run's baseline.
         schedule: the run's schedule, a key of `estimators.RULES`.
@@ -43,8 +52,17 @@ class Monitors:
     """
 
     def __init__(
-        self, correction: str = "truncated", baseline: str = "oblr", schedule: str = "debiased", floor: float = 0.0
+        self,
+        correction: str = "truncated",
+        baseline: str = "oblr",
+        schedule: str = "debiased",
+        floor: float = 0.0,
+        most_skipped: int = 5,
+        stop_on_collapse: bool = False,
     ) -> None:
+        self.stop = ""
+        """Why the run is to end after this step, in a sentence; empty if it goes on."""
+        self._most_skipped, self._stop_on_collapse, self._skipped = most_skipped, stop_on_collapse, 0
         self._correction, self._baseline, self._rule, self._floor = correction, baseline, RULES[schedule], floor
         self._told: set[str] = set()
         self._highest = 0.0
@@ -52,17 +70,27 @@ class Monitors:
         self._spreads: list[float] = []  # in order
         self._rewards: deque[tuple[float, float]] = deque(maxlen=PATIENCE)
         self._lowest, self._best = math.inf, (-math.inf, 0.0, 0.0)
+        self._shrinkage = {key: _Shrinkage(key, share) for key, share in SHRUNK.items()}
 
-    def observe(self, metrics: dict[str, Any]) -> list[str]:
-        """Return the new warnings after a step. A resumed run shows its earlier steps again, to stay quiet on them."""
+    def observe(self, metrics: dict[str, Any], skipped: str = "") -> list[str]:
+        """Return the new warnings after a step. A resumed run shows its earlier steps again, to stay quiet on them.
+
+        Args:
+            metrics: the step's.
+            skipped: what was not finite in it, in words, if it was skipped.
+        """
+        self.stop = ""
         if "reward" not in metrics:
             return []
+        told = self._update_skipped(metrics, skipped) if metrics.get("skipped") else ""
+        self._skipped = self._skipped + 1 if told and metrics["learning_rate"] == 0 else 0
+        if self._skipped:
+            self.stop = self._too_many_skipped(metrics, skipped) if self._skipped >= self._most_skipped else ""
+            return self._new({"skipped": told})
         if metrics.get("frac_prompts_masked") == 1:
-            found = {"masked": self._no_update(metrics)}
-            new = {key: text for key, text in found.items() if key not in self._told}
-            self._told |= set(new)
-            return list(new.values())
+            return self._new({"masked": self._no_update(metrics)})
         found = {
+            "skipped": told,
             "nothing": self._nothing_to_learn(metrics),
             "unfelt": self._updates_are_lost(metrics),
             "fallen": self._policy_has_fallen(metrics),
@@ -70,12 +98,35 @@ class Monitors:
             "collapse": self._rate_collapsed(metrics),
             "baselines": self._baselines_exploded(metrics),
             "mismatch": self._sampler_astray(metrics),
-        }
+        } | {key: self._collapsing(each.seen(metrics)) for key, each in self._shrinkage.items()}
         if found["fallen"] or found["nothing"]:
             found["flat"] = ""  # not for want of easier prompts, or said already
+        if self._stop_on_collapse:
+            self.stop = next((text for key in COLLAPSES if (text := found[key])), "")
+        return self._new(found)
+
+    def _new(self, found: dict[str, str]) -> list[str]:
         new = {key: text for key, text in found.items() if text and key not in self._told}
         self._told |= set(new)
         return list(new.values())
+
+    def _update_skipped(self, metrics: dict[str, Any], what: str) -> str:
+        return (
+            f"an update of step {metrics['step']} was skipped{_not_finite(what)}, and changed nothing. Look at the "
+            f"rewards in completions/step_{metrics['step']}.jsonl. Further ones show as skipped in metrics.jsonl; "
+            f"the run stops after {self._most_skipped} steps in a row."
+        )
+
+    def _too_many_skipped(self, metrics: dict[str, Any], what: str) -> str:
+        return (
+            f"the last {self._skipped} steps were skipped{_not_finite(what)}: the policy is as it was before. If "
+            f"rewards in completions/step_{metrics['step']}.jsonl are outliers, mend the reward and go on with "
+            f"--resume. Else steps are too long: {self._rule.to_shorten}, and start anew or from an earlier checkpoint."
+        )
+
+    def _collapsing(self, told: str) -> str:
+        mend = f"Steps are too long: {self._rule.to_shorten}, and start again or from an earlier checkpoint."
+        return f"{told} {mend}" if told else ""
 
     def _no_update(self, metrics: dict[str, Any]) -> str:
         return (
@@ -194,4 +245,35 @@ class Monitors:
         return (
             f"baselines of this step's prompts spread {spread / usual:.0f} times as wide as usual "
             f"({spread:.3g} against {usual:.3g}): look at the rewards in completions/ for outliers, clip them{shrink}."
+        )
+
+
+def _not_finite(what: str) -> str:
+    return f" ({f'a {what}' if what else 'a gradient'} was NaN or infinite)"
+
+
+class _Shrinkage:
+    """Whether a metric has shrunk to a small share of its highest while rewards are no higher than they were then."""
+
+    def __init__(self, key: str, share: float) -> None:
+        self.key, self.share = key, share
+        self._last: deque[tuple[float, float]] = deque(maxlen=PATIENCE)
+        self._highest, self._reward_then = 0.0, math.inf
+
+    def seen(self, metrics: dict[str, Any]) -> str:
+        """What has become of it after this step, in a sentence; empty if nothing has."""
+        value = metrics.get(self.key)
+        if value is None or not math.isfinite(value):
+            return ""
+        self._last.append((value, metrics["reward"]))
+        if len(self._last) < PATIENCE:
+            return ""
+        now, reward = (sum(column) / PATIENCE for column in zip(*self._last, strict=True))
+        if now > self._highest:
+            self._highest, self._reward_then = now, reward
+        if not now < self.share * self._highest or reward > self._reward_then:
+            return ""
+        return (
+            f"the policy has collapsed: the mean of {self.key} over {PATIENCE} steps is {now:.3g}, and was "
+            f"{self._highest:.3g} at its highest, and completions earn no more than then."
         )

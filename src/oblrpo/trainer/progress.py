@@ -84,8 +84,8 @@ class Progress:
             self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
 
 
-def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
-    """Sum a run up from its metrics: a curve of its rewards, then words."""
+def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | None = None) -> str:
+    """Sum a run up from its metrics: a curve of its rewards, then words; `best` is the step of the best checkpoint."""
     measured = [row for row in rows if "eval/accuracy" in row]
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
@@ -94,6 +94,9 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int) -> str:
     if measured:
         ends = f"{_accuracy(measured[0])} -> {_accuracy(measured[-1])}"
         lines.append(f"held-out accuracy {ends}, 95 % intervals over prompts")
+        if best is not None and best != measured[-1]["step"]:
+            value = next(row["eval/accuracy"] for row in measured if row["step"] == best)
+            lines.append(f"highest of it     {_figure(value)}, kept in checkpoints/step_{best}")
     if _is_number(before := rows[0].get("eval/accuracy_before_warm_start") if rows else None):
         lines.append(f"before it          {before:.3f}, before the supervised learning")
     if steps:

@@ -218,7 +218,9 @@ class Step:
     valid_PG: Tensor
     """Which outputs have a reward."""
     updates: list[Update]
-    """The updates, of which there are none where too few outputs have a reward."""
+    """The updates, of which there are none where too few outputs have a reward, or the gradient is not finite."""
+    skipped: str = ""
+    """What was not finite, so that an update was left out; empty if nothing was."""
     kl_PG: Tensor | None = None
     """The log-ratio log(pi / pi_ref) of every output that its reward was charged for; None without a reference."""
     sampled: Sampled | None = None

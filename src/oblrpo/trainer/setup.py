@@ -89,6 +89,8 @@ def _check_sizes(config: TrainConfig) -> None:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and text != text.encode("utf-8", "ignore").decode():
                 raise InputError(f"{name} is {text!r:.100}, which holds half a surrogate pair; write it as UTF-8.")
+            if isinstance(text, str) and "\0" in text:
+                raise InputError(f"{name} is {text!r:.100}, which holds the character NUL; leave that out.")
     P, G = config.rollout.prompts_per_step, config.rollout.num_generations
     if P * G > MOST_COMPLETIONS:
         raise InputError(

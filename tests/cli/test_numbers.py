@@ -1,0 +1,109 @@
+"""Numbers that are not finite, collapses, and the checkpoint that is best: what a whole run makes of them."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from oblrpo.runs import RunFolder
+from oblrpo.scores import ScoreTape
+from tests.cli.conftest import complained, metrics_of, weights_of
+
+pytestmark = pytest.mark.usefixtures("dense_reward", "no_page")
+
+
+def checkpoints(run):
+    return {path.name for path in (run / "checkpoints").iterdir()}
+
+
+def break_gradients(patched, broken):
+    """Let the gradients of these steps (of one micro-batch each, counted from 1) be infinite."""
+    whole, calls = ScoreTape.accumulate, iter(range(1, 1000))
+
+    def accumulate(tape, *args, **kwargs):
+        result = whole(tape, *args, **kwargs)
+        return torch.full_like(result, math.inf) if next(calls) in broken else result
+
+    patched.setattr(ScoreTape, "accumulate", accumulate)
+
+
+def test_steps_that_are_not_finite_are_skipped_and_counted_and_end_the_run(small_run, oblrpo, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        break_gradients(patched, {1, 3, 4})
+        result = small_run(max_skipped_steps=2, steps=6, eval_steps=0, ledger="off")
+    complained(result, "the last 2 steps were skipped (a gradient of a prompt was NaN or infinite)", "step_4.jsonl")
+    assert "the last 2 steps were skipped" in (run / "failure.txt").read_text()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("skipped") for row in rows] == [None, 1, 0, 1, 1]
+    assert [row["learning_rate"] == 0 for row in rows[1:]] == [True, False, True, True]
+    assert "an update of step 1 was skipped" in rows[1]["warnings"][0]
+    assert not any("warnings" in row for row in rows[3:])
+    assert weights_of(run, 0) == weights_of(run, 1) != weights_of(run, 2) == weights_of(run, 3) == weights_of(run, 4)
+    code, out, err = oblrpo("train", "--resume", "--output", run)
+    assert code == 0, err
+    assert "was skipped" not in out
+    assert len(metrics_of(run)) == 7
+    assert weights_of(run, 6) != weights_of(run, 4)
+
+
+def test_a_skipped_step_leaves_a_resumed_run_alike(small_run, oblrpo, tmp_path, monkeypatch):
+    for name, stops in (("whole", False), ("halves", True)):
+        with monkeypatch.context() as patched:
+            break_gradients(patched, {2})
+            assert small_run(output=tmp_path / name, steps=2 if stops else 4, eval_steps=0)[0] == 0
+        if stops:
+            assert oblrpo("train", "--resume", "--output", tmp_path / name, "--steps", 4)[0] == 0
+    assert weights_of(tmp_path / "whole", 4) == weights_of(tmp_path / "halves", 4)
+
+
+@pytest.fixture
+def accuracies(monkeypatch):
+    """Held-out accuracies in the place of those that are measured."""
+    from oblrpo.evaluation import heldout_accuracy
+    from oblrpo.trainer import loop
+
+    given = iter([0.1, 0.9, 0.9, 0.3, 0.2, 0.4])
+
+    def told(*args):
+        found = heldout_accuracy(*args)
+        return type(found)(**(vars(found) | {"value": next(given)}))
+
+    monkeypatch.setattr(loop, "heldout_accuracy", told)
+
+
+@pytest.mark.usefixtures("accuracies")
+def test_the_best_checkpoint_is_kept_beside_the_newest(small_run, oblrpo, tmp_path):
+    run = tmp_path / "run"
+    code, out, err = small_run(eval_steps=1, save_total_limit=1)
+    assert code == 0, err
+    assert checkpoints(run) == {"step_1", "step_4"}
+    assert "checkpoints/step_1" in out
+    assert RunFolder(run).newest_whole()[0].name == "step_4"
+    code, out, err = oblrpo("train", "--resume", "--output", run, "--steps", 5)
+    assert code == 0, err
+    assert "resuming after step 4" in out
+    assert checkpoints(run) == {"step_1", "step_5"}
+    assert [row["step"] for row in metrics_of(run)] == list(range(6))
+
+
+def test_a_collapse_ends_the_run_if_asked_to(small_run, oblrpo, tmp_path, monkeypatch):
+    """Rewards fall from about 1 to 0 after twelve steps of twelve completions (and ten before them)."""
+    calls = iter(range(10_000))
+
+    def reward(*_):
+        number = next(calls)
+        return 0.9 + number % 5 / 50 if number < 10 + 12 * 12 else 0.0
+
+    monkeypatch.setattr("oblrpo.tasks.PathTask.reward", reward)
+    run = tmp_path / "run"
+    complained(small_run("--stop-on-collapse", steps=30, eval_steps=0, ledger="off"), "the policy has fallen: the mean")
+    done = metrics_of(run)[-1]["step"]
+    assert 12 < done < 25
+    assert f"step_{done}" in checkpoints(run)
+    assert "the policy has fallen" in (run / "failure.txt").read_text()
+    complained(oblrpo("train", "--resume", "--output", run), "the policy has fallen")
+    assert metrics_of(run)[-1]["step"] == done + 1
+    assert oblrpo("train", "--resume", "--output", run, "--no-stop-on-collapse")[0] == 0
+    assert metrics_of(run)[-1]["step"] == 30
