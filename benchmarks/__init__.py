@@ -1,1 +1,1 @@
-"""Measurements behind docs/results.md; each prints the table that stands there."""
+"""Measurements behind docs/lab_book.md; each prints the table that stands there."""

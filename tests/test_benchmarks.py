@@ -1,4 +1,4 @@
-"""The scripts behind docs/results.md still run: each on a policy of a few thousand parameters, with a few outputs."""
+"""The scripts behind docs/lab_book.md still run: each on a policy of a few thousand parameters, with a few outputs."""
 
 import importlib
 import json
