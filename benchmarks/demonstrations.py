@@ -1,6 +1,6 @@
 """Rows of prompt and completion for `oblrpo train --sft-data`, from a built-in task's own demonstrations.
 
-    python -m benchmarks.demonstrations --task addition --task-args '{min_terms: 2, max_terms: 4, largest: 99}' \\
+    python -m benchmarks.demonstrations --task addition --task-args '{min_terms: 2, max_terms: 4, largest: 20}' \\
         --rows 400 --noise 0.1 > src/oblrpo/recipes/sums.jsonl
 
 The problems are of the task's training part, without repetition; each step of a demonstration is wrong with the
