@@ -11,6 +11,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
 VERL_VENV := .venv-verl
@@ -25,16 +26,23 @@ TRL_STAMP := $(TRL_VENV)/.installed
 
 env: $(STAMP)
 
-# Plain pip and a constraints file: torch==2.13.0 is the newest with a CPU wheel where this is built.
-$(STAMP): pyproject.toml constraints.txt
+# What training needs: torch, transformers, and their own. Plain pip and a constraints file: torch==2.13.0 is the newest
+# with a CPU wheel where this is built.
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+# What the tests, the pages and the tools of development need, too.
+$(STAMP): $(CORE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(STAMP)
+demo: $(CORE)
 	$(BIN)/oblrpo train demo --output runs/demo
 
-smollm2: $(STAMP)
+smollm2: $(CORE)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
 	$(BIN)/python -m oblrpo.fetch_smollm
 
 docs: $(STAMP)

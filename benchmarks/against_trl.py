@@ -27,12 +27,13 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.runs import mean_interval, warm_starts
-from benchmarks.trl_run import OURS, TRL
+from benchmarks.trl_run import OURS, SELECTING, TRL
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.settings import load_recipe
@@ -65,7 +66,7 @@ def variants(arguments: argparse.Namespace) -> list[Variant]:
     """Every contender at each of its rates."""
     found = []
     for name in arguments.contenders:
-        rates = [] if name == "oblrpo_shrunk" else arguments.trl_rates if name in TRL else arguments.rates
+        rates = [] if "shrunk" in name else arguments.trl_rates if name in TRL else arguments.rates
         found += [Variant(name, f"{rate:g}") for rate in rates] or [Variant(name)]
     return found
 
@@ -115,9 +116,9 @@ def starts_of(arguments: argparse.Namespace) -> dict[int, str | Path]:
     return {seed: starts["path", seed] for seed in range(arguments.seeds)}
 
 
-def run_missing(arguments: argparse.Namespace) -> None:
-    """One at a time; what an interrupted run left is thrown away, because its clock is lost."""
-    starts = starts_of(arguments)
+def run_missing(arguments: argparse.Namespace, starts: Mapping[int, str | Path] | None = None) -> None:
+    """One at a time, from each seed's model; what an interrupted run left is thrown away, because its clock is lost."""
+    starts = starts_of(arguments) if starts is None else starts
     for seed in range(arguments.seeds):
         for variant in turns_of(arguments, seed):
             if (variant, seed) in finished(arguments):
@@ -142,7 +143,8 @@ def words_of(arguments: argparse.Namespace, variant: Variant, seed: int) -> list
     for name in ("steps", "every", "eval_prompts", "prompts", "generations", "threads"):
         settings[name.replace("_", "-")] = getattr(arguments, name)
     words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
-    return words + (["--same-draws"] if arguments.same_draws else [])
+    switches = {"--same-draws": arguments.same_draws, "--no-ledger": arguments.no_ledger}
+    return words + [word for word, on in switches.items() if on]
 
 
 def write_csv(path: Path, found: Found) -> None:
@@ -250,13 +252,15 @@ def _is_there(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def words() -> argparse.Namespace:
-    """What the command line says."""
+def words(given: list[str] | None = None) -> argparse.Namespace:
+    """What the command line says, or these words in its place."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("runs/against_trl"))
     parser.add_argument("--recipe", default="demo", help="recipe or YAML file")
     parser.add_argument("--model", default="", help="folder that all begin with; the recipe's if none is given")
-    parser.add_argument("--contenders", nargs="+", choices=[*TRL, *OURS], default=["trl-grpo", "trl-rloo", *OURS])
+    parser.add_argument(
+        "--contenders", nargs="+", choices=[*TRL, *OURS, *SELECTING], default=["trl-grpo", "trl-rloo", *OURS]
+    )
     parser.add_argument("--trl-rates", nargs="+", type=float, default=[], help="learning rates of TRL's contenders")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="learning rates of ours that are fixed")
     parser.add_argument("--seeds", type=int, default=5)
@@ -269,9 +273,10 @@ def words() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a process")
     parser.add_argument("--seconds", nargs="+", type=float, default=[15, 30, 45, 60], help="marks of the last table")
     parser.add_argument("--same-draws", action="store_true", help="TRL samples with the random numbers of ours")
+    parser.add_argument("--no-ledger", action="store_true", help="ours take no variance ledger")
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--only-report", action="store_true", help="print what is there or in the CSV")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     arguments.csv = arguments.csv or arguments.folder / "runs.csv"
     return arguments
 

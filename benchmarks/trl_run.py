@@ -21,7 +21,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ from oblrpo.seeds import seed_of
 from oblrpo.settings import load_recipe, with_settings
 
 OURS = ("grpo", "rloo", "oblrpo_shrunk")
+SELECTING: dict[str, dict[str, str]] = {
+    "grpo-all": {"algorithm": "grpo", "train-on": "all"},
+    "rloo-all": {"algorithm": "rloo", "train-on": "all"},
+    "shrunk-tolerance": {"algorithm": "oblrpo_shrunk", "train-on": "tolerance", "score-norms": "calibrated"},
+    "shrunk-optimal": {"algorithm": "oblrpo_shrunk", "train-on": "compute-optimal", "score-norms": "calibrated"},
+    "shrunk-logit": {"algorithm": "oblrpo_shrunk", "train-on": "compute-optimal", "score-norms": "logit"},
+}
+"""Ours with another choice of what they train on than the default."""
 TRL = ("trl-grpo", "trl-rloo", "trl-default")
 LOSSES: dict[str, dict[str, Any]] = {
     "trl-grpo": {"loss_type": "grpo", "scale_rewards": "group", "max_grad_norm": 0.0},
@@ -98,9 +107,9 @@ def peak_mb() -> float | None:
     return next((int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM")), None)
 
 
-def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -> None:
-    """The command line's own run, with a clock at its evaluations and at the end of its steps."""
-    from oblrpo.cli import dispatch
+@contextmanager
+def watched_by(clock: Clock) -> Iterator[None]:
+    """Let the clock read every run of ours meanwhile."""
     from oblrpo.trainer import loop, progress
 
     shown = progress.Progress.step
@@ -110,14 +119,26 @@ def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -
         clock.after(number)
 
     loop.heldout_accuracy, progress.Progress.step = clock.aside(heldout_accuracy), step  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        loop.heldout_accuracy, progress.Progress.step = heldout_accuracy, shown  # type: ignore[method-assign]
+
+
+def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -> None:
+    """The command line's own run, with a clock at its evaluations and at the end of its steps."""
+    from oblrpo.cli import dispatch
+
     flags = {
         "model": config.policy.model, "warm-start-steps": 0, "algorithm": arguments.contender, "seed": config.run.seed,
         "steps": config.run.steps, "eval-steps": config.run.eval_steps, "eval-prompts": config.run.eval_prompts,
         "threads": config.run.threads, "output": arguments.folder, "learning-rate": config.optim.learning_rate,
         "prompts-per-step": config.rollout.prompts_per_step, "num-generations": config.rollout.num_generations,
-    }  # fmt: skip
+    } | SELECTING.get(arguments.contender, {})  # fmt: skip
+    flags |= {"ledger": "off"} if arguments.no_ledger else {}
     words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    dispatch(["train", arguments.recipe, *words])
+    with watched_by(clock):
+        dispatch(["train", arguments.recipe, *words])
 
 
 class Lessons:
@@ -230,7 +251,7 @@ def check(contender: str, config: TrainConfig) -> None:
 def parser() -> argparse.ArgumentParser:
     """What the command line takes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("contender", choices=[*TRL, *OURS])
+    parser.add_argument("contender", choices=[*TRL, *OURS, *SELECTING])
     parser.add_argument("model")
     parser.add_argument("folder", type=Path, help="what the run leaves; clock.json is written at its end")
     parser.add_argument("--recipe", default="demo", help="recipe or YAML file")
@@ -243,6 +264,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--generations", type=int, default=0, help="completions a prompt; 0: the recipe's")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--same-draws", action="store_true", help="seed TRL's sampling as ours is, step by step")
+    parser.add_argument("--no-ledger", action="store_true", help="ours take no variance ledger")
     return parser
 
 

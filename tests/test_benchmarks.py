@@ -273,6 +273,48 @@ def test_curves_of_a_comparison(tmp_path, monkeypatch, capsys):
     assert printed_by("curves", words[1:], monkeypatch, capsys) == printed
 
 
+def test_the_page_of_training_on_what_pulls(tmp_path, monkeypatch, capsys):
+    """TRL's twice as slow as RLOO, thrice in the second half; the best accuracy is 0.5, 80 % of it 0.4."""
+    ours = clock_rows(4.0, [0.2, 0.3, 0.5])
+    theirs = clock_rows(8.0, [0.2, 0.3, 0.4])
+    theirs[2]["cpu_seconds"] = theirs[1]["cpu_seconds"] + 3 * (ours[2]["cpu_seconds"] - ours[1]["cpu_seconds"])
+    for place, rows in [("rloo_0.0004", ours), ("rloo_0.001", clock_rows(4.0, [0.2, 0.2, 0.2])),
+                        ("trl-grpo_0.0004", theirs), ("shrunk-tolerance", ours)]:  # fmt: skip
+        (tmp_path / f"{place}_0").mkdir()
+        (tmp_path / f"{place}_0" / "clock.json").write_text(json.dumps(rows))
+    words = ["--folder", tmp_path, "--seeds", 1, "--steps", 20, "--rate", "4e-4", "1e-3", "--only-report"]
+    printed = printed_by("selection", words, monkeypatch, capsys)
+    assert "| rloo | 0.200 | 2.500 | 3.000 | 0.500 | 0.325 | 3.000 | 1.000 | 0.300 |" in printed
+    assert "| trl-grpo | 0.500 | 1.000 | 1.000 | 0.400 | 0.300 | 10.000 | 3.333 | 1.000 |" in printed
+    assert "CPU s to accuracy 0.400" in printed
+    assert "shrunk-optimal" not in printed
+
+
+def test_the_page_of_single_steps(tmp_path, monkeypatch, capsys):
+    lines = ["seed,contender,seconds,trained,predicted,measured,of_gradient,by_draws"]
+    for seed in range(3):
+        lines += [f'{seed},"rloo, all",0.6,1.0,,,,', f'{seed},"rloo, exact skip",0.3,0.25,,,,']
+        lines += [f'{seed},"shrunk, tolerance",0.2,0.4,0.1,0.08,0.05,0.06', f"{seed},TRL's GRPO,0.5,1.0,,,,"]
+    (tmp_path / "kept.csv").write_text("\n".join(lines) + "\n")
+    printed = printed_by("selection_steps", ["--only-report", "--csv", tmp_path / "kept.csv"], monkeypatch, capsys)
+    assert "| rloo, exact skip | 0.250 +- 0.000 | 0.300 +- 0.000 | 2.000 +- 0.000 | 1.667 +- 0.000 |" in printed
+    assert "| shrunk, tolerance | 0.100 +- 0.000 | 0.080 +- 0.000 | 0.050 +- 0.000 | 0.060 +- 0.000 |" in printed
+
+
+def test_the_page_of_prompts(tmp_path, monkeypatch, capsys):
+    """Dynamic sampling takes twice the completions: after equally many it is halfway through."""
+    lines = ["algorithm,variant,seed,step,completions,cpu_seconds,accuracy,reward,noise"]
+    for seed in range(3):
+        for variant, times, last in (("epochs", 1, 0.5), ("dynamic", 2, 0.8)):
+            rows = [(0, 0, 0.0, 0.2), (10, 100 * times, 4.0 * times, 0.4), (20, 200 * times, 8.0 * times, last)]
+            lines += [f"rloo,{variant},{seed},{a},{b},{c},{d},0.5,3.0" for a, b, c, d in rows]
+    (tmp_path / "kept.csv").write_text("\n".join(lines) + "\n")
+    printed = printed_by("prompt_sampling", ["--only-report", "--csv", tmp_path / "kept.csv"], monkeypatch, capsys)
+    zero = "0.000 +- 0.000"
+    assert f"| rloo | epochs | 0.500 +- 0.000 | 0.500 +- 0.000 | {zero} | 0.500 +- 0.000 | {zero} | 10.000" in printed
+    assert "| rloo | dynamic | 0.800 +- 0.000 | 0.400 +- 0.000 | -0.100 +- 0.000 | 0.400" in printed
+
+
 def test_a_recipe_without_a_model_beside_trl(tmp_path, monkeypatch, capsys):
     file = tmp_path / "own.yaml"
     file.write_text("task: path\n")

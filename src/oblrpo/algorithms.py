@@ -1,22 +1,28 @@
-"""Algorithms as rows of a table: a baseline, a normalisation, a loss weighting and a schedule."""
+"""Algorithms as rows of a table: a baseline, a normalisation, a loss weighting, a schedule and a ratio."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from oblrpo.config import AlgorithmConfig, OptimConfig
 from oblrpo.errors import InputError
 
+if TYPE_CHECKING:
+    from oblrpo.estimators import Ratio
+
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Names into `estimators.BASELINES`, `NORMALISATIONS`, `WEIGHTINGS`, and a mode of `SNRSchedule`."""
+    """Names into `estimators.BASELINES`, `NORMALISATIONS`, `WEIGHTINGS`, `RATIOS`, and a mode of `SNRSchedule`."""
 
     baseline: str
     normalisation: str = "none"
     weighting: str = "sequence"
     schedule: str = "off"
+    ratio: str = "sequence"
 
     @property
     def smallest_group(self) -> int:
@@ -30,10 +36,10 @@ ALGORITHMS = {
     "oblrpo": Algorithm("oblr", schedule="debiased"),
     "oblrpo_shrunk": Algorithm("oblr_shrunk", schedule="auto"),
     "rloo": Algorithm("rloo"),
-    "grpo": Algorithm("grpo", "group_std", "sequence_mean"),
-    "dr_grpo": Algorithm("dr_grpo", weighting="constant"),
+    "grpo": Algorithm("grpo", "group_std", "sequence_mean", ratio="ppo"),
+    "dr_grpo": Algorithm("dr_grpo", weighting="constant", ratio="ppo"),
     "reinforce": Algorithm("none"),
-    "reinforce_pp": Algorithm("reinforce_pp", "batch_std"),
+    "reinforce_pp": Algorithm("reinforce_pp", "batch_std", ratio="ppo"),
     "opo": Algorithm("opo"),
     "otb": Algorithm("otb"),
     "vcpo": Algorithm("vcpo", schedule="ess"),
@@ -47,13 +53,15 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
     Raises:
         InputError: a name that is in no table.
     """
-    from oblrpo.estimators import BASELINES, NORMALISATIONS, SCHEDULE_MODES, WEIGHTINGS  # torch, which reports spare
+    # Here, because they import torch, which reports spare.
+    from oblrpo.estimators import BASELINES, NORMALISATIONS, RATIOS, SCHEDULE_MODES, WEIGHTINGS
 
     given: dict[str, tuple[str, Collection[str]]] = {
         "baseline": (algorithm.baseline, BASELINES),
         "normalisation": (algorithm.normalisation, NORMALISATIONS),
         "weighting": (algorithm.weighting, WEIGHTINGS),
         "schedule": (optim.schedule, SCHEDULE_MODES),
+        "ratio": (algorithm.ratio, RATIOS),
     }
     for key, (name, table) in {"algorithm": (algorithm.algorithm, ALGORITHMS), **given}.items():
         if (name or key == "algorithm") and name not in table:
@@ -62,3 +70,23 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
     if "baseline" in named:
         named = {"normalisation": BASELINES[named["baseline"]].normalisation} | named
     return replace(ALGORITHMS[algorithm.algorithm], **named)
+
+
+def ratio_of(config: AlgorithmConfig, algorithm: Algorithm) -> Ratio:
+    """The algorithm's ratio with the bounds of the config, or else with those of its source.
+
+    Raises:
+        InputError: a bound does nothing, or would clip what has not moved.
+    """
+    from oblrpo.estimators import RATIOS, Bounds
+
+    ratio, low, high = RATIOS[algorithm.ratio], config.epsilon, config.epsilon_high
+    for name, value, own in (("epsilon", low, ratio.bounds.low), ("epsilon_high", high, ratio.bounds.high)):
+        if -1 < value < 0:
+            raise InputError(f"{name} is {value}; it must be at least 0, or -1 for the bound of the ratio's source.")
+        if value != -1 and math.isinf(own):
+            raise InputError(f"{name} would change nothing, for the ratio {algorithm.ratio!r} has no such bound.")
+    if algorithm.ratio == "cispo" and -1 < high < 1:
+        raise InputError(f"epsilon_high is {high}; the ratio 'cispo' is truncated at it, so it must be at least 1.")
+    own_high = low if low != -1 else ratio.bounds.high
+    return replace(ratio, bounds=Bounds(ratio.bounds.low if low == -1 else low, own_high if high == -1 else high))

@@ -24,6 +24,7 @@ from oblrpo.idle import (
     NO_WARM_START,
     NO_WORK,
     NOT_OF_THE_HUB,
+    ONE_UPDATE,
     OWN_DATA,
     OWN_TEST,
     TEST_NOT_OF_THE_HUB,
@@ -162,6 +163,12 @@ class RolloutConfig:
     """Prompts a step (P). Completions a step are P x G."""
     num_generations: Annotated[int, Range(1)] = 4
     """Completions a prompt (G)."""
+    prompt_sampling: Annotated[Literal["epochs", "pull"], GENERATED] = "epochs"
+    """How the prompts of a step are drawn from data: one epoch after the other; or by the pull of their gradients so
+    far, each weighed so that the mean gradient stays."""
+    dynamic_sampling: Annotated[int, Range(0)] = 0
+    """DAPO's: drop prompts whose completions have all earned the same, and sample others until prompts_per_step are
+    full, in at most so many rounds a step. Changes the objective; 0: off."""
     max_completion_length: Annotated[int, Range(1)] = 512
     """Longest completion, in tokens; longer ones are cut and judged as they stand."""
     temperature: Annotated[float, Range(0.001)] = 1.0
@@ -203,6 +210,9 @@ class AlgorithmConfig:
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
     """How the loss weighs an output's tokens: sequence, sequence_mean, token_mean, constant. Empty: the algorithm's."""
+    beta: Annotated[float, Range(0)] = 0.0
+    """What a nat of log(pi / pi_ref) of a completion costs in reward, pi_ref being the policy before the first step; 0:
+    nothing, and no reference is kept."""
     prior_strength: Annotated[float, Range(-1)] = -1.0
     """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
     prior_memory: Annotated[float, Range(0, 1)] = 0.8
@@ -215,7 +225,15 @@ class AlgorithmConfig:
     sampling_cost: Annotated[float, Range(0), NO_WORK] = 1.0
     """With train_on compute-optimal: what sampling a token costs, in forwards of a token in training."""
     num_iterations: Annotated[int, Range(1)] = 1
-    """Updates on each batch of completions; after the first, scores carry the importance weight of the sequence."""
+    """Updates on each batch of completions; what those after the first are weighed by is the `ratio`."""
+    ratio: Annotated[str, ONE_UPDATE] = ""
+    """Weight of scores in updates after the first: sequence (importance weight of the completion), ppo (by token,
+    clipped), gspo (by completion, clipped), cispo (by token, truncated), dppo (by token, masked), none. Empty:
+    algorithm's."""
+    epsilon: Annotated[float, Range(-1), ONE_UPDATE] = -1.0
+    """How far a ratio may fall before ppo, gspo and dppo clip it; -1: 0.2, 0.0003 and 0.15, as published."""
+    epsilon_high: Annotated[float, Range(-1), ONE_UPDATE] = -1.0
+    """How far it may rise, and where cispo truncates it; -1: epsilon, or as published 0.2, 0.0004, 0.15, cispo 5."""
 
 
 @dataclass(frozen=True)

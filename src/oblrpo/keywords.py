@@ -57,6 +57,8 @@ class TrainKeywords(TypedDict, total=False):
     reward_seconds: float
     prompts_per_step: int
     num_generations: int
+    prompt_sampling: Literal["epochs", "pull"]
+    dynamic_sampling: int
     max_completion_length: int
     temperature: float
     prompts_per_micro_batch: int
@@ -72,12 +74,16 @@ class TrainKeywords(TypedDict, total=False):
     baseline: str
     normalisation: str
     weighting: str
+    beta: float
     prior_strength: float
     prior_memory: float
     train_on: str
     train_on_tolerance: float
     sampling_cost: float
     num_iterations: int
+    ratio: str
+    epsilon: float
+    epsilon_high: float
     score_method: str
     score_memory_mb: int
     score_norms: str

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from oblrpo.config import TrainConfig
-from oblrpo.errors import InputError, did_you_mean
+from oblrpo.elsewhere import hint
+from oblrpo.errors import InputError
 from oblrpo.yaml_files import read_yaml_file
 
 RECIPES = files("oblrpo") / "recipes"
@@ -42,7 +43,7 @@ def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) ->
     for key in settings:
         if key not in known:
             raise InputError(
-                f"{source}: unknown setting {key!r}; `oblrpo train --help` lists all.{did_you_mean(str(key), known)}"
+                f"{source}: unknown setting {key!r}; `oblrpo train --help-all` lists all.{hint(str(key), known)}"
             )
     sections = {
         section.name: with_fields(getattr(config, section.name), settings, source)

@@ -49,8 +49,8 @@ def test_a_run_saves_adapters_and_merges_them(base, small_run, tmp_path):
 
 def test_an_interrupted_run_of_adapters_goes_on_as_if_nothing_had_been(base, small_run, oblrpo, tmp_path, dense_reward):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert small_run(model=base, lora_r=2, steps=4, output=whole)[0] == 0
-    assert small_run(model=base, lora_r=2, steps=2, output=parts)[0] == 0
+    assert small_run(model=base, lora_r=2, steps=4, beta=0.1, output=whole)[0] == 0
+    assert small_run(model=base, lora_r=2, steps=2, beta=0.1, output=parts)[0] == 0
     code, _, err = oblrpo("train", "--resume", "--output", parts, "--steps", 4)
     assert code == 0, err
     assert metrics_of(whole) == metrics_of(parts)

@@ -48,6 +48,9 @@ from tests.cli.conftest import complained
         (["--learning-rate", "-1"], ["learning_rate is -1.0; it must be a finite number of at least 0"]),
         (["--no-such-flag", "1"], ["unknown argument '--no-such-flag'"]),
         (["--learning-rte", "1"], ["unknown argument '--learning-rte'", "Did you mean '--learning-rate'?"]),
+        (["--learning-rte=1"], ["unknown argument '--learning-rte=1'", "Did you mean '--learning-rate'?"]),
+        (["--output-dir", "x"], ["unknown argument '--output-dir'", "TRL's --output-dir is --output here."]),
+        (["--top-p", "0.9"], ["TRL's --top-p is not there: the policy is sampled as it is"]),
         (["--steps", "many"], ["--steps"]),
         (
             ["--algorithm", "oblrpo", "--num-generations", "1"],
@@ -116,6 +119,7 @@ def test_settings(small_run, tmp_path, arguments, words):
     ("text", "words"),
     [
         ("learning_rte: 1.0", ["unknown setting 'learning_rte'", "Did you mean 'learning_rate'?"]),
+        ("reward_funcs: [task]", ["unknown setting 'reward_funcs'", "TRL's reward_funcs is rewards here."]),
         ("xyzzy: 1", ["unknown setting 'xyzzy'", "--help"]),
         ("steps: soon", ["steps is 'soon', but it must be a whole number"]),
         ("steps: 1.5", ["steps is 1.5, but it must be a whole number"]),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from oblrpo.cli.train_help import documented
 from oblrpo.config import TrainConfig
 from oblrpo.estimators import BASELINES
 from oblrpo.settings import flatten
@@ -108,6 +109,10 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
         {"schedule": "kl", "optimizer": "SGD", "learning_rate": 1e-4},
         {"algorithm": "oblrpo_shrunk", "score_norms": "calibrated", "calibration_steps": 2, "train_on": "0.4"},
         {"algorithm": "rloo", "train_on": "tolerance", "num_iterations": 2},
+        {"beta": 0.1, "warm_start_steps": 2},
+        {"beta": 0.1, "ratio": "gspo", "num_iterations": 2, "epsilon": 1e-3},
+        {"ratio": "cispo", "num_iterations": 3, "epsilon_high": 1.1},
+        {"algorithm": "rloo", "dynamic_sampling": 3},
         {"schedule": "length"},
         {"schedule": "off", "optimizer": "Prodigy", "learning_rate": 1.0},
         {"schedule": "off", "optimizer": "AdamWScheduleFree", "learning_rate": 1e-3},
@@ -324,8 +329,19 @@ def test_projected_norms_train(small_run, tmp_path):
     assert metrics_of(tmp_path / "run")[-1]["score_norm2/mean"] > 0
 
 
-def test_help_reads_like_documentation(oblrpo):
+def test_help_is_one_screen_of_recipes_and_common_settings(oblrpo):
     code, out, _ = oblrpo("train", "--help")
+    assert code == 0
+    assert len(out.splitlines()) < 100
+    assert "smollm2-arithmetic" in out
+    assert "--max-completion-length" in out
+    assert "--initializer-range" not in out
+    assert "A small Qwen3 policy learns to find routes in graphs" in " ".join(out.split())
+    assert set(documented()) >= set(flatten(TrainConfig()))
+
+
+def test_all_help_reads_like_documentation(oblrpo):
+    code, out, _ = oblrpo("train", "--help-all")
     assert code == 0
     flat = flatten(TrainConfig())
     for key in flat:
@@ -387,3 +403,23 @@ def test_the_package_runs_without_its_source_folder():
     import oblrpo.config
 
     assert (Path(oblrpo.config.__file__).parent / "recipes" / "demo.yaml").is_file()
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_resumed_run_draws_prompts_by_the_same_pulls(small_run, oblrpo, tmp_path):
+    rows = [{"prompt": f"{n} and {n}", "answer": str(n % 3)} for n in range(12)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "score.py").write_text(
+        "def score(completions, **_):\n    return [len(c) % 3 / 2 for c in completions]\n"
+    )
+    given = {"data": tmp_path / "data.jsonl", "rewards": f"{tmp_path / 'score.py'}:score", "prompt_sampling": "pull"}
+    given |= {"eval_steps": 0, "eval_prompts": 2, "heldout_fraction": 0.3, "algorithm": "rloo"}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert small_run(output=parts, steps=3, **given)[0] == 0
+    assert oblrpo("train", "--resume", "--output", parts, "--steps", 6)[0] == 0
+    code, _, err = small_run(output=whole, steps=6, **given)
+    assert code == 0, err
+    assert metrics_of(parts)[4:] == metrics_of(whole)[4:]
+    assert weights_of(parts, 6) == weights_of(whole, 6) != weights_of(parts, 0)
+    code, _, err = small_run("--prompt-sampling", "pull")
+    assert (code, "prompt-sampling would change nothing" in " ".join(err.split())) == (2, True)

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from oblrpo import estimators
-from oblrpo.estimators import baseline, chances_for_share, chances_for_tolerance, chances_of_least_work, systematic
+from oblrpo.estimators import (
+    added_variance,
+    baseline,
+    chances_for_share,
+    chances_for_tolerance,
+    chances_of_least_work,
+    systematic,
+)
 from tests.estimators.bandits import bandit
 
 RULES = {
@@ -137,6 +144,21 @@ def test_each_output_is_kept_with_its_chance_and_their_number_hardly_varies(seed
         assert ((kept_PG.sum(1) - chance_PG.sum(1)).abs() < 1).all()
     assert total == pytest.approx(1)
     torch.testing.assert_close(mean_PG, chance_PG, atol=1e-6, rtol=1e-6)
+
+
+def test_the_variance_that_a_draw_adds_is_that_over_all_its_outcomes():
+    coef_PG, norm2_PG, cost_PG = draws(P=3, G=4)
+    score_PGD = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    chance_PG = chances_for_share(coef_PG, norm2_PG, cost_PG, share=0.4).chance_PG
+    expected = 0.0
+    for kept_PG, probability in selections(chance_PG):
+        off_PG = torch.where(kept_PG, 1 / chance_PG, 0) - 1
+        expected += float(probability * (off_PG * coef_PG).flatten().matmul(score_PGD.flatten(0, 1)).square().sum())
+    gram_PGG = score_PGD @ score_PGD.mT
+    assert added_variance(chance_PG, coef_PG, gram_PGG) == pytest.approx(expected)
+    alone_PG = gram_PGG.diagonal(dim1=1, dim2=2)
+    assert expected != pytest.approx(added(chance_PG, coef_PG, alone_PG) * float((coef_PG.square() * alone_PG).sum()))
+    assert added_variance((coef_PG != 0).double(), coef_PG, gram_PGG) == 0
 
 
 @pytest.mark.parametrize("rule", RULES)

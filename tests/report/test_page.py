@@ -14,7 +14,7 @@ from oblrpo.intervals import geometric_mean
 from oblrpo.report import write_report
 from oblrpo.report.charts import short
 from oblrpo.report.completions import samples
-from oblrpo.report.curves import WINDOW, noise, reward_line
+from oblrpo.report.curves import WINDOW, noise, reward_line, selection
 from oblrpo.report.ledger import UNBIASED, variance_ratios
 from oblrpo.report.record import read_run
 from tests.report.conftest import completions, row
@@ -139,6 +139,19 @@ def test_variance_ratios_are_geometric_means(write_run):
     assert (math.log(mean.low), math.log(mean.high)) == pytest.approx((-margin, margin), rel=1e-5)
     one = geometric_mean([0.5])
     assert (one.low, one.value, one.high) == (one.value, pytest.approx(0.5), one.value)
+
+
+def test_the_page_shows_what_was_trained_on_and_what_leaving_out_added(write_run):
+    names = ("Completions trained on", "Variance added by leaving out")
+    every = [row(step, **{"completions/trained_ratio": 1.0}) for step in (1, 2, 3)]
+    exact = [row(step, **{"completions/trained_ratio": 0.5}) for step in (1, 2, 3)]
+    drawn = [each | {"added_variance": 0.1} for each in exact]
+    drawn[0] |= {"added_variance/measured": 0.12, "added_variance/of_gradient": 0.08}
+    for number, (rows, shown) in enumerate(((every, ()), (exact, names[:1]), (drawn, names))):
+        charts = selection(read_run(write_run(rows, name=f"run_{number}")))
+        assert len(charts) == len(shown)
+        assert all(f"<b>{name}</b>" in drawing for name, drawing in zip(shown, charts, strict=True))
+    assert all(label in charts[1] for label in ("predicted", "measured", "measured, of the gradient"))
 
 
 def test_the_unbiased_are_those_of_the_table():

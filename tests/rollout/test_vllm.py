@@ -40,6 +40,20 @@ def test_completions_and_their_log_probabilities_line_up(tiny_policy):
             assert drawn.sequences.prompt_SQ[s, width - len(row) :].tolist() == row
 
 
+def test_log_probabilities_are_enough_for_the_proxies(tiny_policy):
+    """Of each token 1 - p stands for the norm of its score for the logits, and -log p for the entropy."""
+    sampler, _ = sampler_of(tiny_policy)
+    torch.manual_seed(3)
+    drawn = sampler.sample(PROMPTS, 200, 1, 0.7)
+    exact = tiny_policy.logps(drawn.sequences, 0.7, features=True).features
+    assert torch.equal(drawn.features.length_S.long(), drawn.sequences.lengths_S)
+    torch.testing.assert_close(drawn.features.logps_S, exact.logps_S.detach(), atol=1e-4, rtol=1e-4)
+    for name in ("logit_norm2_S", "entropy_S"):
+        of_one, of_all = (getattr(each, name).detach().double() for each in (drawn.features, exact))
+        error = float((of_one - of_all).std()) / len(of_one) ** 0.5
+        assert float(of_one.mean()) == pytest.approx(float(of_all.mean()), abs=4 * error)
+
+
 def test_what_is_asked_of_the_engine(tiny_policy):
     sampler, engine = sampler_of(tiny_policy)
     torch.manual_seed(3)

@@ -1,6 +1,6 @@
 """Learners of any algorithm on a policy, and everything that one pass over a batch says."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields, replace  # noqa: F401
 from types import SimpleNamespace
 
 import torch
@@ -26,11 +26,12 @@ def learner_of(policy, algorithm, *, optimizer=torch.optim.SGD, lr=0.1, scores=N
     return make_learner(policy, rewards, config)
 
 
-def one_pass(learner, sequences, rewards_PG, old_logps_PG=None, step=0, valid_PG=None, sampler_logps_SC=None):
+def one_pass(learner, sequences, rewards_PG, old_logp_SC=None, step=0, valid_PG=None, sampler_logps_SC=None):
     """The gradient of a batch with what was learned on the way; nothing is updated."""
     batch = learner.batch(Rollouts(sequences, [], None, sampler_logps_SC), rewards_PG, valid_PG)
-    batch = replace(batch, old_logps_PG=old_logps_PG)
-    further = {} if old_logps_PG is not None else learner.ledger.metrics(batch, learner.baseline.prior, step)
+    if old_logp_SC is not None:
+        batch = batch.aged(old_logp_SC, torch.zeros_like(rewards_PG))
+    further = {} if old_logp_SC is not None else learner.ledger.metrics(batch, learner.baseline.prior, step)
     gradient, parts = learner.gradient(batch, step)
     further |= learner.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
     shown = {"advantages_PG": gradient.advantages_PG, "rho_PG": gradient.batch.rho_PG, "further": further}

@@ -106,8 +106,10 @@ def test_a_budget_of_tokens_changes_nothing(tiny_policy, batch, algorithm, token
 def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, batch):
     """grad of the mean of rho A with rho = pi / pi_old; the baseline is weighted by rho^2 w."""
     rollouts, rewards_PG = batch
-    old_logps_PG = tiny_policy.logps(rollouts.sequences)[0].detach().view(P, G) + 0.3 * torch.randn(P, G)
-    one_pass(learner_of(tiny_policy), rollouts.sequences, rewards_PG, old_logps_PG)
+    own_SC, logp_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
+    old_logp_SC = logp_SC + 0.3 * torch.randn_like(logp_SC)
+    old_logps_PG = (old_logp_SC * own_SC).sum(1).view(P, G)
+    one_pass(learner_of(tiny_policy), rollouts.sequences, rewards_PG, old_logp_SC)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
     norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(rollouts.sequences)[0]).view(P, G)
@@ -121,11 +123,11 @@ def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, batch):
 def test_several_updates_use_the_first_log_probabilities_as_old(tiny_policy, batch):
     learner = learner_of(tiny_policy, num_iterations=3, lr=0.01, schedule_floor=1.0)
     old, gradient = [], learner.gradient
-    learner.gradient = lambda given, step: old.append(given.old_logps_PG) or gradient(given, step)
+    learner.gradient = lambda given, step: old.append(given.old_logp_SC) or gradient(given, step)
     updates = learner.learn(*batch)
     assert old[0] is None
-    assert old[1] is old[2] is updates[0].gradient.logps_PG
-    assert ((updates[2].gradient.logps_PG - old[2]).exp() - 1).abs().max() > 1e-3
+    assert old[1] is old[2] is updates[0].gradient.logp_SC
+    assert ((updates[2].gradient.logp_SC - old[2]).exp() - 1).abs().max() > 1e-3
 
 
 def test_the_update_has_the_rate_that_is_reported(tiny_policy, batch):

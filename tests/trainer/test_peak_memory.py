@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from oblrpo.config import OptimConfig, PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
+from oblrpo.config import AlgorithmConfig, OptimConfig, PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.memory import peak_bytes
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.trainer.batch import Batch
@@ -14,12 +14,14 @@ PROMPT, LONGEST, P, G = 20, 44, 6, 4
 SIZES = PolicyConfig(hidden_size=128, num_hidden_layers=4)
 
 
-def learner_of(tokens=0, **optim):
+def learner_of(tokens=0, beta=0.0, **optim):
     rollout = RolloutConfig(
         prompts_per_step=P, num_generations=G, max_completion_length=LONGEST, tokens_per_micro_batch=tokens
     )
     scores = ScoresConfig(ledger_steps=0, calibration_steps=0)
-    config = TrainConfig(policy=SIZES, rollout=rollout, scores=scores, optim=OptimConfig(**optim))
+    config = TrainConfig(
+        policy=SIZES, rollout=rollout, scores=scores, optim=OptimConfig(**optim), algorithm=AlgorithmConfig(beta=beta)
+    )
     torch.manual_seed(0)
     return make_learner(make_policy(config.policy), None, config), config
 
@@ -54,3 +56,11 @@ def test_what_is_there_all_the_time():
     assert (plain.optimizer, plain.copy) == (0, 0)
     momentum = dataclasses.replace(config, optim=OptimConfig(optimizer="SGD", optimizer_args={"momentum": 0.9}))
     assert peak_memory(learner, momentum, PROMPT, libraries=0).optimizer == weights
+
+
+def test_the_reference_of_a_penalty_is_there_all_the_time():
+    learner, config = learner_of(600, beta=0.1)
+    found = peak_memory(learner, config, PROMPT, libraries=0)
+    assert found.reference == found.gradient
+    assert found.total == 5 * found.gradient + found.activations + found.slack
+    assert "reference of the KL penalty" in str(found)

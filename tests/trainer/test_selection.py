@@ -10,6 +10,7 @@ from oblrpo.algorithms import ALGORITHMS
 from oblrpo.config import AlgorithmConfig, ScoresConfig
 from oblrpo.errors import InputError
 from oblrpo.rollout import TransformersSampler
+from oblrpo.rollout.vllm import features_of_logps
 from oblrpo.trainer import selection
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.results import Step
@@ -39,6 +40,12 @@ def learner_for(policy, algorithm, scores=LOGIT, **settings):
 
 def flat(policy):
     return torch.cat([p.grad.flatten() for p in policy.parameters]).double()
+
+
+def score_of(policy, sequences, row):
+    """The gradient of one completion's log-probability, by loop autograd."""
+    logp = policy.logps(sequences.at(slice(row, row + 1))).logps_S.sum()
+    return torch.cat([g.flatten() for g in torch.autograd.grad(logp, policy.parameters)]).double()
 
 
 @pytest.fixture
@@ -112,6 +119,25 @@ def test_the_mean_over_all_draws_is_the_gradient_of_all(
     assert min(shares) < 1
 
 
+def test_with_log_probabilities_alone_and_their_correction_the_mean_stays(tiny_policy, rollouts, rewards_PG, drawn_at):
+    """As with vLLM: proxies from log-probabilities, and importance weights of another sampler."""
+    off_SC = 0.1 * torch.randn(rollouts.sequences.own_SC.shape, generator=torch.Generator().manual_seed(0))
+    logps_SC = (tiny_policy.logps(rollouts.sequences).logp_SC.detach() + off_SC).clamp(max=-1e-3)
+    features = features_of_logps(logps_SC, rollouts.sequences.own_SC)
+    rollouts = dataclasses.replace(rollouts, sampler_logps_SC=logps_SC, features=features)
+    whole = learner_for(tiny_policy, "rloo", train_on="all", sampler_logps=True)
+    whole.gradient(whole.batch(rollouts, rewards_PG), 1)
+    expected, mean = flat(tiny_policy), 0.0
+    learner = learner_for(tiny_policy, "rloo", train_on="0.4", sampler_logps=True)
+    batch = learner.batch(rollouts, rewards_PG)
+    for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
+        drawn_at(uniform_P1)
+        gradient, _ = learner.gradient(batch, 1)
+        mean += probability * flat(tiny_policy)
+    assert gradient.trained < 1
+    torch.testing.assert_close(mean, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
+
+
 def test_a_step_says_what_it_trained_on_and_what_that_added(tiny_policy, rollouts, rewards_PG):
     learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="tolerance", train_on_tolerance=0.3)
     torch.manual_seed(0)
@@ -121,6 +147,32 @@ def test_a_step_says_what_it_trained_on_and_what_that_added(tiny_policy, rollout
     assert metrics["added_variance"] == pytest.approx(0.3, rel=1e-3)
     everything = tiny_policy.logps(rollouts.sequences).entropy_SC * rollouts.sequences.own_SC
     assert metrics["entropy"] == pytest.approx(float(everything.sum() / rollouts.sequences.own_SC.sum()), abs=0.05)
+
+
+@pytest.mark.parametrize("algorithm", ["oblrpo_shrunk", "grpo"])
+def test_the_ledger_measures_the_variance_that_leaving_out_adds(tiny_policy, rollouts, rewards_PG, drawn_at, algorithm):
+    scores = ScoresConfig(score_norms="logit", ledger="exact", ledger_steps=3)
+    valid_PG = torch.ones(P, G, dtype=torch.bool)
+    valid_PG[1, 1] = False
+    whole = learner_for(tiny_policy, algorithm, train_on="all")
+    whole.gradient(whole.batch(rollouts, rewards_PG, valid_PG), 1)
+    expected = flat(tiny_policy)
+    learner = learner_for(tiny_policy, algorithm, scores, train_on="0.4")
+    batch = learner.batch(rollouts, rewards_PG, valid_PG)
+    added = 0.0
+    for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
+        drawn_at(uniform_P1)
+        gradient, _ = learner.gradient(batch, 1)
+        added += probability * float((flat(tiny_policy) - expected).square().sum())
+    scores_SN = torch.stack([score_of(tiny_policy, rollouts.sequences, s) for s in range(P * G)])
+    coef_S = gradient.batch.draw.coef_PG.flatten().double()
+    alone = float(coef_S.square() @ scores_SN.square().sum(1))
+    group_PN = P * (coef_S[:, None] * scores_SN).view(P, G, -1).sum(1)
+    variance = float((group_PN - group_PN.mean(0)).square().sum()) / P / (P - 1)
+    (update,) = learner.learn(rollouts, rewards_PG, valid_PG, step=3)
+    assert update.further["added_variance/measured"] == pytest.approx(added / alone, rel=1e-3)
+    assert update.further["added_variance/of_gradient"] == pytest.approx(added / variance, rel=1e-3)
+    assert "added_variance/measured" not in learner.learn(rollouts, rewards_PG, valid_PG, step=4)[0].further
 
 
 def test_one_seed_one_selection(tiny_policy, rollouts, rewards_PG):

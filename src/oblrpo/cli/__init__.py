@@ -17,12 +17,12 @@ COMMANDS = ("train", "compare", "evaluate", "report", "bench", "theory", "probe"
 USAGE = """\
 oblrpo: post-training of language models with the variance-optimal baseline and a signal-to-noise learning rate
 
-  oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` explains every setting
+  oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` lists recipes, settings
   oblrpo compare [NAME|FILE] [--set YAML ...]            variants x learning rates x seeds side by side, on one page
   oblrpo evaluate [MODEL] [--benchmark NAME ...]         avg@k, pass@k of a model: benchmarks, or --data by --rewards
   oblrpo report RUN [--follow]                           one page of a run from what it left; again as it goes
   oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
-  oblrpo theory [--output FILE]                          every theorem on policies that can be enumerated
+  oblrpo theory [--all] [--output FILE]                  every theorem on policies that can be enumerated
   oblrpo probe RUN|MODEL                                 local smoothness of a real objective, and what rate it supports
   oblrpo --version
 

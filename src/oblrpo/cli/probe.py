@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Console
 
 from oblrpo.config import PolicyConfig, RolloutConfig, TaskConfig, TrainConfig
 from oblrpo.errors import InputError
@@ -72,6 +73,7 @@ def run(argv: list[str]) -> None:
     from oblrpo.research.probe import Effort, print_place, probe_model, probe_run
 
     transformers_logging.disable_progress_bar()
+    progress = Console(stderr=True, markup=False, highlight=False)
     effort = Effort(command.prompts, command.outputs, command.iterations, command.probe_seed)
     target, asked = Path(command.target), command.of_model
     if (target / "config.yaml").is_file():
@@ -79,7 +81,7 @@ def run(argv: list[str]) -> None:
             raise InputError(
                 f"{target} is a run, which knows its task, model and sampling; leave out {', '.join(given)}."
             )
-        places = probe_run(target, effort, command.device)
+        places = probe_run(target, effort, command.device, progress.print)
     else:
         check_is_a_model(command.target)
         config = TrainConfig(
@@ -94,7 +96,7 @@ def run(argv: list[str]) -> None:
                 prompts_per_micro_batch=asked.prompts_per_micro_batch,
             ),
         )
-        places = iter([probe_model(config, effort)])
+        places = iter([probe_model(config, effort, progress.print)])
     for place in places:
         print_place(place)
 

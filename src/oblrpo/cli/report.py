@@ -13,13 +13,14 @@ from oblrpo.errors import InputError
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write one HTML page of a run from its metrics and completions: curves with intervals, samples, warnings.
+    """Write one HTML page of a run from its metrics and completions: curves with intervals, samples, warnings. A folder
+    of TRL's gives one of what its log holds, and says what it does not.
 
     Examples: `oblrpo report runs/demo`; `oblrpo report runs/demo --follow`, while it trains in another terminal.
     """
 
     run: Annotated[str, tyro.conf.Positional]
-    """Folder of a run."""
+    """Folder of a run, or `output_dir` of one of TRL."""
     output: str = ""
     """File to write. Empty: RUN/report.html."""
     follow: bool = False
@@ -39,12 +40,15 @@ def run(argv: list[str]) -> None:
         raise InputError(f"seconds is {command.seconds}; it must be at least 1.")
     from oblrpo.report import write_report
     from oblrpo.report.follow import follow
+    from oblrpo.report.trl import state_files
     from oblrpo.runs import check_writable
 
     folder = Path(command.run)
     output = Path(command.output) if command.output else folder / "report.html"
     if command.output or folder.is_dir():
         check_writable(output)
+    if command.follow and state_files(folder):
+        raise InputError(f"{folder} is a run of TRL, which writes its log with checkpoints only; leave out --follow.")
     if not command.follow:
         print(write_report(folder, output))
     elif page := follow(folder, output, command.seconds, lambda told: print(told, flush=True)):

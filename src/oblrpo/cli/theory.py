@@ -17,11 +17,13 @@ from oblrpo.errors import InputError
 class TheoryCommand:
     """Compute every assumption and theorem of the paper on policies small enough to enumerate, in about a minute.
 
-    Prints what is claimed, what comes out, and the verdict; writes a page with the plots.
+    Prints how many statements hold, and each that does not with the reason.
     """
 
-    output: str = "theory.html"
-    """File of the page with the plots."""
+    all: bool = False
+    """Print every statement, too, and what was measured without a claim."""
+    output: str = ""
+    """File for a page with every statement and the plots. Empty: no file is written."""
     threads: int = 1
     """CPU threads to use."""
 
@@ -33,7 +35,6 @@ def run(argv: list[str]) -> None:
         InputError: the page cannot be written, or this machine has fewer cores than threads are asked for.
     """
     command = tyro.cli(TheoryCommand, args=argv, prog="oblrpo theory")
-    output = Path(command.output)
     cores = os.cpu_count() or 1
     if not 1 <= command.threads <= cores:
         raise InputError(
@@ -42,23 +43,27 @@ def run(argv: list[str]) -> None:
     import torch
 
     from oblrpo.research.theory import run_all
-    from oblrpo.research.theory.page import print_claims, print_measurements, write_page
+    from oblrpo.research.theory.console import print_claims, print_measurements, print_summary
+    from oblrpo.research.theory.page import write_page
     from oblrpo.runs import check_writable
 
-    check_writable(output)
+    if command.output:
+        check_writable(Path(command.output))
     torch.set_num_threads(command.threads)
     started = time.perf_counter()
     progress = Console(stderr=True, markup=False, highlight=False)
     findings = run_all(lambda text: progress.print(f"{time.perf_counter() - started:5.1f} s  {text}"))
     seconds = time.perf_counter() - started
     console = Console(markup=False, highlight=False)
-    print_claims(findings.claims, console)
-    console.print()
-    print_measurements(findings.measurements, console)
-    write_page(findings, output, seconds)
-    verdicts = [claim.verdict for claim in findings.claims]
-    count = {verdict: verdicts.count(verdict) for verdict in ("holds", "does not hold", "undecided")}
-    print(
-        f"\n{len(verdicts)} statements: {count['holds']} hold, {count['does not hold']} do not, "
-        f"{count['undecided']} undecided; {seconds:.0f} s; {output}"
-    )
+    if command.all:
+        print_claims(findings.claims, console)
+        console.print()
+        print_measurements(findings.measurements, console)
+        console.print()
+    print_summary(findings.claims, console)
+    failed = sum(not claim.holds for claim in findings.claims)
+    print(f"\n{len(findings.claims)} statements, {len(findings.claims) - failed} hold; {seconds:.0f} s.", end=" ")
+    print("`--all` prints each; `--output theory.html` writes a page with the plots.")
+    if command.output:
+        write_page(findings, Path(command.output), seconds)
+        print(f"The page is {command.output}.")

@@ -8,9 +8,11 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
+from oblrpo.cli.train_help import print_help
 from oblrpo.commands import carry_out, check_settings
 from oblrpo.config import TrainConfig
-from oblrpo.errors import InputError, did_you_mean
+from oblrpo.elsewhere import hint
+from oblrpo.errors import InputError
 from oblrpo.settings import flags_in, flatten, load_recipe, with_settings
 from oblrpo.yaml_files import yaml_text
 
@@ -36,6 +38,10 @@ def run(argv: list[str]) -> None:
     Raises:
         Exception: whatever ended it, most of all what the user can mend; a run that had begun has its page.
     """
+    if {"-h", "--help"} & set(argv):
+        print_help(TrainConfig(), Console(markup=False, highlight=False))
+        return
+    argv = ["--help" if word == "--help-all" else word for word in argv]
     command, recipe = _parse(argv, TrainConfig()), TrainConfig()
     # What the flags override comes from the recipe, or from the run to be resumed; then the flags are read again.
     if command.config.recipe:
@@ -81,8 +87,7 @@ def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:
         return_unknown_args=True,
     )
     if unknown:
-        flags = [f"--{key.replace('_', '-')}" for key in flatten(base)]
-        raise InputError(
-            f"unknown argument {unknown[0]!r}; see `oblrpo train --help`.{did_you_mean(unknown[0], flags)}"
-        )
+        name = unknown[0].split("=")[0].removeprefix("--").replace("-", "_")
+        likely = hint(name, [*flatten(base), "resume", "dry_run"], "--")
+        raise InputError(f"unknown argument {unknown[0]!r}; see `oblrpo train --help-all`.{likely}")
     return command

@@ -7,9 +7,12 @@ from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.moments import Moments, group_norm2, inverse_preconditioner, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
+from oblrpo.estimators.prompt_pulls import PromptPulls
+from oblrpo.estimators.ratios import RATIOS, Bounds, Ratio
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
 from oblrpo.estimators.selection import (
     Chances,
+    added_variance,
     chances_for_share,
     chances_for_tolerance,
     chances_of_least_work,
@@ -19,17 +22,22 @@ from oblrpo.estimators.selection import (
 __all__ = [
     "BASELINES",
     "NORMALISATIONS",
+    "RATIOS",
     "RULES",
     "SCHEDULE_MODES",
     "SMALLEST_GROUP",
     "WEIGHTINGS",
     "Baseline",
+    "Bounds",
     "Chances",
     "Ledger",
     "LedgerEntry",
     "Moments",
     "Prior",
+    "PromptPulls",
+    "Ratio",
     "SNRSchedule",
+    "added_variance",
     "baseline",
     "baseline_inputs",
     "chances_for_share",

@@ -9,6 +9,7 @@ p_j = 0, and nothing is lost. Derived for this project; a poor estimate of w_j c
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,10 +88,15 @@ def chances_of_least_work(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, sa
     if not 0 <= sampling < math.inf:
         raise ValueError(f"sampling must cost at least 0, got {sampling}.")
     checked = _checked(coef_PG, norm2_PG, cost_PG)
+    coef_N, norm2_N, cost_N = (each.flatten() for each in checked)
     low, high = _range(*checked)
-    tried = [_at(math.exp(low + (high - low) * k / 200), *checked) for k in range(201)]
-    whole = float(checked[2].sum())
-    return min(tried, key=lambda found: (1 + found.added) * (sampling + found.cost * whole))
+    kappa_K = torch.linspace(low, high, 201, dtype=torch.float64, device=coef_N.device).exp()
+    # All of them at once, because this is done in every step; as `_at`, of which the best makes the result.
+    pull_N, square_N = coef_N.abs() * (norm2_N / cost_N).sqrt(), coef_N.square() * norm2_N
+    chance_KN = torch.where(coef_N != 0, (kappa_K[:, None] * pull_N).clamp(LEAST_CHANCE, 1), 0)
+    added_K = ((1 / chance_KN.clamp(min=LEAST_CHANCE) - 1) @ square_N) / square_N.sum().clamp(min=1e-300)
+    best = int(((1 + added_K) * (sampling + chance_KN @ cost_N)).argmin())
+    return _at(float(kappa_K[best]), *checked)
 
 
 def systematic(chance_PG: Tensor, uniform_P1: Tensor) -> Tensor:
@@ -105,6 +111,28 @@ def systematic(chance_PG: Tensor, uniform_P1: Tensor) -> Tensor:
     ends_PG = chance_PG.double().cumsum(1) + uniform_P1.double()
     starts_PG = torch.cat([uniform_P1.double(), ends_PG[:, :-1]], 1)
     return ((ends_PG.floor() > starts_PG.floor()) | (chance_PG >= 1)) & (chance_PG > 0)
+
+
+def added_variance(chance_PG: Tensor, coef_PG: Tensor, gram_PGG: Tensor) -> float:
+    """The variance that drawing by `systematic` adds to the gradient sum_j a_j s_j, exactly.
+
+    A draw's gradient is off by d = sum_j (n_j - 1) a_j s_j, where n_j is 1 / p_j or 0. Prompts draw independently and
+    the mean of d is 0, so that this is the sum over prompts of E ||d||^2, over the few draws that u can lead to.
+
+    Args:
+        chance_PG: the chances p.
+        coef_PG: the coefficients a_j; 0 where p_j is 0.
+        gram_PGG: the inner products <s_j, s_k> of each prompt's scores, or unbiased estimates of them.
+    """
+    chance_PG, coef_PG, gram_PGG = chance_PG.double(), coef_PG.double(), gram_PGG.double()
+    edges_PN = torch.cat([-chance_PG.cumsum(1) % 1, torch.zeros_like(chance_PG[:, :1])], 1).sort(1).values
+    edges_PN = torch.cat([edges_PN, torch.ones_like(edges_PN[:, :1])], 1)  # between two of them u leads to one draw
+    total = 0.0
+    for low_P, high_P in itertools.pairwise(edges_PN.T):
+        kept_PG = systematic(chance_PG, (low_P + high_P)[:, None] / 2)
+        off_PG = (kept_PG / chance_PG.clamp(min=1e-9) - 1) * coef_PG
+        total += float((high_P - low_P) @ torch.einsum("pj,pjk,pk->p", off_PG, gram_PGG, off_PG))
+    return total
 
 
 def _checked(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -39,6 +39,22 @@ class Sequences:
             prompt_SQ.shape[1],
         )
 
+    @classmethod
+    def join(cls, blocks: list[Sequences]) -> Sequences:
+        """The rows of several blocks, with the padding that the longest prompt and completion ask for."""
+        start = max(each.start for each in blocks)
+        width = max(each.ids_ST.shape[1] - each.start for each in blocks)
+
+        def wide(values_ST: Tensor, of: Sequences) -> Tensor:
+            return torch.nn.functional.pad(values_ST, (start - of.start, width - values_ST.shape[1] + of.start))
+
+        return cls(
+            torch.cat([wide(each.ids_ST, each) for each in blocks]),
+            torch.cat([wide(each.mask_ST, each) for each in blocks]),
+            torch.cat([wide(each.own_ST, each) for each in blocks]),
+            start,
+        )
+
     @property
     def count(self) -> int:
         """S, the number of rows."""

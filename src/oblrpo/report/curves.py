@@ -45,9 +45,10 @@ def noise(record: Record) -> list[str]:
     rate = _line("learning rate", "learning_rate", steps)
     eta_0, fixed = record.number("learning_rate"), record.schedule == "off"
     followed = "where it starts" if any("step_kl" in row for row in steps) else "eta_0"
-    return [
+    taken = [row for row in steps if "n_snr" in row]  # another trainer's may be there in some steps only, or in none
+    drawn = [
         chart(
-            "Signal to noise of the batch gradient", [_snr_line(steps, prompts)], ylabel="N SNR",
+            "Signal to noise of the batch gradient", [_snr_line(taken, prompts)], ylabel="N SNR",
             note="N SNR with its 95 % interval. At 1, signal and noise are equal; a gradient of noise alone has 0.",
             levels=[Level(1, "signal = noise")],
         ),
@@ -57,8 +58,9 @@ def noise(record: Record) -> list[str]:
             note="Fixed: the schedule is off." if fixed else f"Of each step, by the schedule {record.schedule}.",
             levels=[Level(eta_0, followed)] if eta_0 > 0 and not fixed else [],
         ),
-        _critical(steps, prompts),
+        _critical(taken, prompts),
     ]  # fmt: skip
+    return drawn if taken else drawn[1:2]
 
 
 def _snr_line(steps: Sequence[Metrics], prompts: int) -> Line:
@@ -101,6 +103,25 @@ def norms(record: Record) -> list[str]:
               note="Ratio of mean squared norms. Far from 1 the optimal baseline leaves the mean reward.",
               levels=[Level(1, "no matter")]),
     ]  # fmt: skip
+
+
+def selection(record: Record) -> list[str]:
+    """Draw the share of completions trained on, and what leaving out the others added; none where all were."""
+    trained = _line("trained on", "completions/trained_ratio", record.steps)
+    if all(value is None or value == 1 for value in trained.y):
+        return []
+    note = "The others were only sampled: a forward and a backward of each was saved."
+    drawn = [chart("Completions trained on", [_averaged(trained)], ylabel="share of completions", note=note)]
+    names = {"predicted": "added_variance", "measured": "added_variance/measured"}
+    lines = [_line(label, key, record.steps) for label, key in names.items()]
+    lines.append(_line("measured, of the gradient", "added_variance/of_gradient", record.steps))
+    if any(line.x for line in lines):
+        note = (
+            "Over the noise of the completions one by one, as predicted before the forward and as measured by the "
+            "ledger; and over the whole variance of the gradient."
+        )
+        drawn.append(chart("Variance added by leaving out", lines, ylabel="share", note=note))
+    return drawn
 
 
 def lengths(record: Record) -> list[str]:

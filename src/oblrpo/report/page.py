@@ -13,6 +13,7 @@ from oblrpo.report.advice import advice
 from oblrpo.report.charts import short
 from oblrpo.report.html import text
 from oblrpo.report.record import Record, read_run
+from oblrpo.report.trl import read_trl
 from oblrpo.runs import write_atomically
 from oblrpo.settings import flatten
 from oblrpo.yaml_files import yaml_line
@@ -22,15 +23,16 @@ LAST = 20
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
-    """Write the page of a run, into its folder if no file is given, and return its path.
+    """Write the page of a run, ours or of TRL, into its folder if no file is given, and return its path.
 
     Raises:
         InputError: the folder holds no metrics, or a file is damaged.
     """
-    record = read_run(run)
+    record = read_run(run) or read_trl(run)
     if record is None:
         raise InputError(
-            f"{run} holds no config.yaml and metrics.jsonl with a finished step; give the folder of a run."
+            f"{run} holds no config.yaml and metrics.jsonl with a finished step, nor a trainer_state.json of TRL; give "
+            "the folder of a run."
         )
     return write_record(record, output or run / "report.html")
 
@@ -41,13 +43,15 @@ def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
         "Learning": html.charts(curves.learning(record), large=True) if record.steps else "",
         "Noise and learning rate": html.charts(curves.noise(record), large=True) if record.steps else "",
         "Variance under each baseline": html.charts(ledger.charts(record), large=True),
+        "What was trained on": html.charts(curves.selection(record), large=True),
         "Score norms": html.charts([*curves.norms(record), *completions.norm_against_reward(record)], large=True),
         "Completions": html.charts([*curves.lengths(record), *completions.lengths(record)], large=True)
         if record.steps
         else "",
         "Samples": completions.samples(record),
         "More": html.charts(curves.further(record), large=True),
-        "Settings": _settings(record),
+        "Settings": "" if record.absent else _settings(record),
+        "What is not here": _absent(record),
     }
     shown = {name: body for name, body in sections.items() if "<svg" in body or "<table" in body}
     links = " ".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in shown)
@@ -78,12 +82,10 @@ def _facts(record: Record) -> str:
     facts: dict[str, tuple[str, str]] = {}
     if record.measured:
         first, last = record.measured[0], record.measured[-1]
-        ends = [
-            f"{row['eval/accuracy']:.3f} &plusmn; {Z95 * (row.get('eval/accuracy_stderr') or 0):.3f}"
-            for row in (first, last)
-        ]
+        ends = [_with_interval(row) for row in (first, last)]
         value = f"{first['eval/accuracy']:.3f} &rarr; {last['eval/accuracy']:.3f}" if first is not last else ends[0]
-        facts["Held-out accuracy"] = (value, f"{ends[0]} to {ends[-1]} (95 % interval over prompts)")
+        known = " (95 % interval over prompts)" if "&plusmn;" in ends[-1] else ""
+        facts["Held-out accuracy"] = (value, f"{ends[0]} to {ends[-1]}{known}")
     before = record.rows[0].get("eval/accuracy_before_warm_start") if record.rows else None
     if before is not None:
         facts["Before supervised learning"] = (f"{before:.3f}", "held-out accuracy of the model as it was loaded")
@@ -92,10 +94,15 @@ def _facts(record: Record) -> str:
     if rewards:
         facts["Reward"] = (f"{statistics.fmean(rewards):.3f}", f"mean of the last {len(rewards)} steps")
     if tail:
-        facts |= _of_last(record, tail[-1])
+        facts |= _of_last(record, {key: value for row in tail for key, value in row.items()})
         per_step = statistics.fmean(row.get("step_time") or 0.0 for row in tail)
         facts["Time"] = (f"{per_step:.2f} s a step", f"{short(tail[-1].get('num_tokens') or 0)} tokens trained on")
     return html.facts(facts)
+
+
+def _with_interval(row: dict[str, float]) -> str:
+    margin = row.get("eval/accuracy_stderr")
+    return f"{row['eval/accuracy']:.3f}" + ("" if margin is None else f" &plusmn; {Z95 * margin:.3f}")
 
 
 def _of_last(record: Record, last: dict[str, float | None]) -> dict[str, tuple[str, str]]:
@@ -115,9 +122,16 @@ def _warnings(record: Record) -> str:
     if record.failure:
         found.append((record.done, f"the last that was done. The run then failed: {record.failure}"))
     if not found:
+        if record.absent:
+            return "<p><small>Nothing was watched: warnings are of `oblrpo train`.</small></p>"
         return "<p><small>No warnings: rates, rewards, baselines and sampler were watched at every step.</small></p>"
     alarms = "".join(f"<div class=alarm><b>Step {step}</b>: {text(str(told))}</div>" for step, told in found)
     return f"<h2 id=warnings>Warnings</h2>{alarms}"
+
+
+def _absent(record: Record) -> str:
+    """Say what a run of another trainer has not left."""
+    return html.table(("missing", "how to have it"), [[text(each) for each in pair] for pair in record.absent.items()])
 
 
 def _settings(record: Record) -> str:

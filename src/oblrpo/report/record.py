@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ class Record:
     """The rows of `metrics.jsonl`; step 0 holds the held-out accuracy alone."""
     failure: str
     """The reason why the run ended, if it failed."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """What the page cannot show, of a run of another trainer, and how to have it."""
 
     @property
     def steps(self) -> list[Metrics]:

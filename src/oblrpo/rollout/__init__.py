@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy
-from oblrpo.rollout.rollouts import Rollouts, Sampler
+from oblrpo.rollout.rollouts import Rollouts, Sampler, join
 from oblrpo.rollout.transformers import TransformersSampler, sample
 
-__all__ = ["Rollouts", "Sampler", "TransformersSampler", "make_sampler", "sample"]
+__all__ = ["Rollouts", "Sampler", "TransformersSampler", "join", "make_sampler", "sample"]
 
 
 def make_sampler(
@@ -19,7 +19,7 @@ def make_sampler(
         policy: the policy.
         config: its settings.
         trust_remote_code: whether vLLM may run code that comes with the model.
-        features: whether to tell what the draws know of each completion; vLLM cannot.
+        features: whether to tell what the draws know of each completion; vLLM always tells what it can.
 
     Raises:
         InputError: vLLM is asked for and is not available here.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.scores import Features
@@ -28,6 +29,33 @@ class Rollouts:
     It is None if the sampler does not tell."""
     features: Features | None = None
     """What the draws themselves tell of each completion, without another forward; None if the sampler does not tell."""
+
+    def at(self, index_S: Tensor) -> Rollouts:
+        """The rows that an index names, in its order."""
+        sequences, logps_SC = self.sequences.at(index_S), self.sampler_logps_SC
+        return Rollouts(
+            sequences,
+            [self.completions[row] for row in index_S.tolist()],
+            self.clipped_S[index_S],
+            None if logps_SC is None else logps_SC[index_S, : sequences.own_SC.shape[1]],
+            None if self.features is None else Features(*(each[index_S] for each in vars(self.features).values())),
+        )
+
+
+def join(blocks: Sequence[Rollouts]) -> Rollouts:
+    """The rows of several rollouts of one sampler, in their order."""
+    sequences = Sequences.join([each.sequences for each in blocks])
+    width = sequences.own_SC.shape[1]
+    logps = [pad(each.sampler_logps_SC, (0, width - each.sampler_logps_SC.shape[1]))
+             for each in blocks if each.sampler_logps_SC is not None]  # fmt: skip
+    features = [vars(each.features).values() for each in blocks if each.features is not None]
+    return Rollouts(
+        sequences,
+        [text for each in blocks for text in each.completions],
+        torch.cat([each.clipped_S for each in blocks]),
+        torch.cat(logps) if logps else None,
+        Features(*map(torch.cat, zip(*features, strict=True))) if features else None,
+    )
 
 
 class Sampler(Protocol):

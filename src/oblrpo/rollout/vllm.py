@@ -23,6 +23,7 @@ from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 from oblrpo.rollout.weights import checkpoint_weights
+from oblrpo.scores import Features
 
 LEAST_VERSION, BELOW_VERSION = (0, 17), (0, 34)
 """The range of vLLM's versions that this is written for: those whose source was read, and what lies between."""
@@ -99,7 +100,8 @@ class VLLMSampler:
                     f"vLLM ended a completion after {len(row)} tokens ({output.finish_reason}) without an end token."
                 )
         sequences = Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC)
-        return Rollouts(sequences, texts_of(self.policy, completion_SC, mask_SC), clipped_S, logps_SC)
+        texts = texts_of(self.policy, completion_SC, mask_SC)
+        return Rollouts(sequences, texts, clipped_S, logps_SC, features_of_logps(logps_SC, mask_SC))
 
     def sync(self, policy: Policy) -> None:
         """Copy the weights into the engine and forget what it cached under the old ones.
@@ -112,6 +114,17 @@ class VLLMSampler:
         self.engine.apply_model(lambda model: _load(model, policy))
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM could not empty its prefix cache, which holds keys and values of old weights.")
+
+
+def features_of_logps(logps_SC: torch.Tensor, mask_SC: torch.Tensor) -> Features:
+    """What log-probabilities alone tell of the draws, with estimates for what a token's whole distribution would.
+
+    Of a token drawn with probability p, 1 - p estimates the expected squared norm 1 - sum p^2 of its score for the
+    logits, and -log p the entropy; both without bias.
+    """
+    mask_SC = mask_SC.to(logps_SC)
+    logps_S = (logps_SC * mask_SC).sum(1)
+    return Features(mask_SC.sum(1), ((1 - logps_SC.exp()) * mask_SC).sum(1).clamp(min=0), logps_S, -logps_S)
 
 
 def _logps(output: Any) -> list[float]:

@@ -60,6 +60,11 @@ class DataTask:
         """All problems."""
         return [*self._train, *self._heldout]
 
+    @property
+    def training(self) -> list[Problem]:
+        """The problems that are trained on."""
+        return self._train
+
     def drop(self, what: str, unfit: Callable[[Problem], bool]) -> None:
         """Leave out problems, and note how many, and `what` they are."""
         before = len(self._train), len(self._heldout)

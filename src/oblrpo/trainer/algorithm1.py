@@ -31,7 +31,8 @@ from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import averaged, training
-from oblrpo.trainer.results import Gradient, Part, Step, Update, by_prompt
+from oblrpo.trainer.reference import Reference
+from oblrpo.trainer.results import Gradient, Part, Sampled, Step, Update, by_prompt, clip_metrics
 from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -47,6 +48,7 @@ class Learner:
     rollout: RolloutConfig
     micro_batches: MicroBatches
     algorithm: Algorithm
+    ratio: estimators.Ratio
     tape: ScoreTape
     baseline: StepBaseline
     ledger: VarianceLedger
@@ -58,18 +60,28 @@ class Learner:
     max_grad_norm: float
     optimizer_metric: bool
     selection: Selection
+    reference: Reference | None = None
     skipped: str = ""
     """Why the last `learn` left an update out; empty if it left none out."""
 
-    def step(self, problems: list[Problem], number: int) -> Step:
+    def step(self, problems: list[Problem], number: int, weight_P: Tensor | None = None) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
 
         Args:
             problems: the prompts, and what verifies their outputs.
             number: the number of the step, from 1.
+            weight_P: how many times the gradient of each prompt counts; once if None.
 
         Raises:
             InputError: as `learn` raises, or a reward fails.
+        """
+        return self.learn_from(self.sample(problems), number, weight_P)
+
+    def sample(self, problems: list[Problem]) -> Sampled:
+        """Sample G outputs o of each prompt q, and reward them.
+
+        Raises:
+            InputError: a prompt does not fit, or a reward fails.
         """
         rollout = self.rollout
         rollouts = self.sampler.sample(
@@ -81,12 +93,29 @@ class Learner:
         rewards_PG, valid_PG = (
             torch.tensor(each, device=self.policy.device) for each in self.rewards(problems, rollouts.completions)
         )
-        updates = self.learn(rollouts, rewards_PG, valid_PG, number)
+        return Sampled(rollouts, rewards_PG, valid_PG)
+
+    def learn_from(self, sampled: Sampled, number: int, weight_P: Tensor | None = None) -> Step:
+        """Learn from what was sampled, and let the sampler take over the new weights; arguments as in `step`.
+
+        Raises:
+            InputError: as `learn` raises.
+        """
+        rollouts, rewards_PG, valid_PG = sampled.rollouts, sampled.rewards_PG, sampled.valid_PG
+        learned_PG, kl_PG = rewards_PG, None
+        if self.reference is not None:
+            learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, rewards_PG)
+        updates = self.learn(rollouts, learned_PG, valid_PG, number, weight_P)
         self.sampler.sync(self.policy)
-        return Step(rollouts, rewards_PG, valid_PG, updates, self.skipped)
+        return Step(rollouts, rewards_PG, valid_PG, updates, skipped=self.skipped, kl_PG=kl_PG)
 
     def learn(
-        self, rollouts: Rollouts, rewards_PG: Tensor, valid_PG: Tensor | None = None, step: int = 0
+        self,
+        rollouts: Rollouts,
+        rewards_PG: Tensor,
+        valid_PG: Tensor | None = None,
+        step: int = 0,
+        weight_P: Tensor | None = None,
     ) -> list[Update]:
         """Make `num_iterations` updates on one batch of completions; the policy before the first is the old one.
 
@@ -99,16 +128,18 @@ class Learner:
             rewards_PG: the rewards F.
             valid_PG: outputs that have a reward (all if None); what stands in the place of the others is ignored.
             step: the number of the step in the run, from 1; 0 takes no ledger.
+            weight_P: how many times the gradient of each prompt counts; once if None.
 
         Raises:
             InputError: the model cannot be recorded, or the gradient cannot be used.
             DivergedError: the updated weights are NaN or infinite.
         """
         self.skipped = ""
-        batch = self.batch(rollouts, rewards_PG, valid_PG)
+        batch = self.batch(rollouts, rewards_PG, valid_PG, weight_P)
         if batch.prompts_in_mean < 2:
             return []
         updates: list[Update] = []
+        clipped: list[dict[str, float]] = []
         try:
             further: dict[str, float] = {}
             for _ in range(self.num_iterations):
@@ -121,7 +152,9 @@ class Learner:
                     break
                 if not updates:
                     further |= self.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
-                    batch = replace(batch, old_logps_PG=gradient.logps_PG, keep_PG=gradient.batch.keep_PG)
+                    further |= self.ledger.of_draw(gradient.batch)
+                    batch = gradient.batch.aged(gradient.logp_SC, gradient.baseline_PG)
+                clipped.append(clip_metrics(parts))
                 updates.append(self.update(gradient))
         except DivergedError:
             raise
@@ -130,6 +163,7 @@ class Learner:
         if not updates:
             return []
         self.baseline.next_step()
+        further |= {name: sum(each.get(name, 0.0) for each in clipped) / len(clipped) for name in clipped[-1]}
         return [replace(updates[0], further=further), *updates[1:]]
 
     def _skip(self, error: DivergedError) -> None:
@@ -138,7 +172,13 @@ class Learner:
         self.tape.forget()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def batch(self, rollouts: Rollouts, rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Batch:
+    def batch(
+        self,
+        rollouts: Rollouts,
+        rewards_PG: Tensor,
+        valid_PG: Tensor | None = None,
+        weight_P: Tensor | None = None,
+    ) -> Batch:
         """The completions with their rewards, and with what this algorithm makes of them in the mean."""
         return Batch.of(
             rollouts.sequences,
@@ -149,6 +189,8 @@ class Learner:
             sampler_logps_SC=rollouts.sampler_logps_SC,
             clip_max=clip_max_of(self.rollout),
             features=rollouts.features,
+            ratio=self.ratio,
+            prompt_weight_P=weight_P,
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:
@@ -160,7 +202,7 @@ class Learner:
         """
         metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
-        self.baseline.begin()
+        self.baseline.begin(batch.old_baseline_PG if batch.ratio.by_sign else None)
         batch = self.selection.choose(batch, self.baseline, step)
         parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
@@ -172,7 +214,7 @@ class Learner:
         name = "optimizer" if metric else "euclidean"
         moments = estimators.moments(group_norm2_P, in_metric, metric=name)
         known_PG = self.baseline.known(batch) if self.baseline.fixed_PG is None else self.baseline.fixed_PG
-        return Gradient.of(batch, parts, moments, norm2, known_PG, self._entropy(batch)), parts
+        return Gradient.of(batch, parts, moments, norm2, group_norm2_P, known_PG, self._entropy(batch)), parts
 
     @torch.no_grad()
     def _entropy(self, batch: Batch) -> float:
@@ -247,11 +289,11 @@ class Learner:
         if other:
             self.sampler.sync(self.policy)
 
-    _PARTS = ("optimizer", "schedule", "scheduler", "baseline")
+    _PARTS = ("optimizer", "schedule", "scheduler", "baseline", "reference")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that the next step depends on."""
-        return {part: getattr(self, part).state_dict() for part in self._PARTS}
+        return {part: each.state_dict() for part in self._PARTS if (each := getattr(self, part)) is not None}
 
     def load_state_dict(self, state: dict[str, Any], run: str) -> None:
         """Take up where `state_dict` left off.
@@ -261,7 +303,8 @@ class Learner:
         """
         try:
             for part in self._PARTS:
-                getattr(self, part).load_state_dict(state[part])
+                if (each := getattr(self, part)) is not None:
+                    each.load_state_dict(state[part])
             training(self.optimizer)
         except (KeyError, ValueError) as error:
             raise InputError(

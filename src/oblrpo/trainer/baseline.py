@@ -45,6 +45,7 @@ class StepBaseline:
         self._seen = self._kept = self.prior
         self.fixed_PG: Tensor | None = None
         """The baselines of the whole batch, where they were taken before the forward."""
+        self._held = False  # fixed_PG is that of the first update on the batch: norms have no further use
 
     def known(self, batch: Batch) -> Tensor | None:
         """The baseline of every output, (P, G), where rewards and lengths alone tell it; else None."""
@@ -69,6 +70,8 @@ class StepBaseline:
         Raises:
             InputError: as `proxy` raises.
         """
+        if self.fixed_PG is not None:
+            return self.fixed_PG
         norm2_PG, fixed_PG = self.proxy(batch), self.known(batch)
         if fixed_PG is None:
             fixed_PG = self._baseline(batch, estimators.baseline_inputs(batch.own_PGT, norm2_PG))
@@ -80,26 +83,29 @@ class StepBaseline:
         """Which outputs have to go through the model, (P, G): all, unless their advantages are known to be 0."""
         return torch.ones_like(batch.valid_PG)
 
-    def begin(self) -> None:
-        """Begin a pass over a batch, of which nothing is known yet."""
-        self._seen, self.fixed_PG = copy.deepcopy(self.prior), None
+    def begin(self, held_PG: Tensor | None = None) -> None:
+        """Begin a pass over a batch, of which nothing is known yet, or the baselines that it shall keep."""
+        self._seen, self.fixed_PG, self._held = copy.deepcopy(self.prior), held_PG, held_PG is not None
 
     def needs_features(self, step: int) -> bool:
         """Whether the forward of this step must tell what proxies of score norms go by."""
+        if self._held:
+            return False
         return self.score_norms.compares(step) if self.fixed_PG is not None else self.score_norms.needs_features(step)
 
     def record(self, tape: ScoreTape, part: Batch, logps: Logps) -> None:
-        """Run the backward whose per-sequence gradients are the scores grad log pi(o|q)."""
+        """Run the backward whose per-sequence gradients are the scores grad log pi(o|q), their tokens weighed."""
+        scored_S = part.scored(logps.logp_SC)
         if tape.method != "folds":
-            tape.record(logps.logps_S)
+            tape.record(scored_S)
             return
         # Sums a prompt instead of a gradient a sequence: what spans the advantages must be known beforehand.
         basis_PGK = estimators.fold_basis(part.rewards_PG, part.valid_PG) * part.share_of_mean()[..., None]
-        tape.record(logps.logps_S, basis_SK=basis_PGK.flatten(0, 1), group_size=part.shape[1])
+        tape.record(scored_S, basis_SK=basis_PGK.flatten(0, 1), group_size=part.shape[1])
 
     def norms(self, tape: ScoreTape, step: int) -> Tensor | None:
         """The squared score norms of what was recorded, (S,); None in a step that has no use for them."""
-        if not self.score_norms.needs_norms(step):
+        if self._held or not self.score_norms.needs_norms(step):
             return None
         norm2_S = tape.norm2()
         check_finite("score norm", norm2_S)
@@ -131,7 +137,7 @@ class StepBaseline:
         whole = parts[0].batch.whole
         if not norms or not features or whole is None or whole.shape[1] < 2:
             return {}
-        if whole.added_variance is None or whole.keep_PG is None:  # nothing was drawn
+        if whole.draw is None or whole.keep_PG is None:
             valid_S = torch.cat([part.batch.valid_PG.flatten() for part in parts])
             return self.score_norms.observe(join(features), torch.cat(norms), whole.shape[1], valid_S)
         # Of what was drawn: what the sampler told of all, and the norms of those that went through the model.
@@ -207,9 +213,9 @@ class TokenBaseline(UnweightedBaseline):
         return True
 
     def record(self, tape: ScoreTape, part: Batch, logps: Logps) -> None:
-        """Run the backward of sum_t A_t log pi(o_t)."""
+        """Run the backward of sum_t m_t A_t log pi(o_t), with m the tokens' weights, or 1."""
         advantages_SC = (part.rewards_PG[..., None] - self._by_token(part, logps)).flatten(0, 1)
-        tape.record((logps.logp_SC * advantages_SC * part.sequences.own_SC).sum(1))
+        tape.record(part.scored(logps.logp_SC * advantages_SC))
 
     def norms(self, tape: ScoreTape, step: int) -> Tensor | None:
         """Always None: what was recorded is no score."""

@@ -9,11 +9,23 @@ import torch
 from torch import Tensor
 
 from oblrpo.algorithms import Algorithm
-from oblrpo.estimators import NORMALISATIONS, WEIGHTINGS
+from oblrpo.estimators import NORMALISATIONS, RATIOS, WEIGHTINGS, Ratio
 from oblrpo.policy import Logps, Sequences
 from oblrpo.policy.micro_batches import MicroBatches, rows_of
 from oblrpo.scores import Features
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The draw of the outputs that go through the model, for whoever asks what it cost."""
+
+    chance_PG: Tensor
+    """The chances that outputs were kept with."""
+    coef_PG: Tensor
+    """What would have multiplied each score in the gradient if all had been kept, a_j."""
+    added: float
+    """What leaving out adds to the variance, by what was known beforehand, over sum_j a_j^2 w_j."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +44,31 @@ class Batch:
     divisor_PG: Tensor
     """The algorithm's normalisation, which F - b is divided by."""
     weight_PG: Tensor
-    """The algorithm's loss weighting, which F - b is multiplied by."""
+    """The algorithm's loss weighting, which F - b is multiplied by, with the weight of the prompt."""
     rho_PG: Tensor
-    """Importance weights pi / pi_old, or the truncated pi / sampler; 1 until `weighed` was called, and on-policy."""
+    """Weights of whole completions: the `ratio`, or the truncated pi / sampler; 1 until `weighed`, and on-policy."""
+    ratio: Ratio = RATIOS["sequence"]
+    """What weighs scores in later updates on the batch."""
     sampler_logps_SC: Tensor | None = None
     """The log-probability of each token under the sampler, where it is known."""
     clip_max: float | None = None
     """The C of the weights min(C, pi / sampler); None where the sampler is taken for the policy."""
-    old_logps_PG: Tensor | None = None
-    """The log-probabilities log pi(o|q) before the first update on the batch; None until there is one."""
+    old_logp_SC: Tensor | None = None
+    """The log-probability of each token before the first update on the batch; None until there is one."""
+    old_baseline_PG: Tensor | None = None
+    """The baseline of the first update; None until there is one."""
+    token_weight_SC: Tensor | None = None
+    """The weights of tokens' scores, where the `ratio` is one by token; None on-policy, and until `weighed`."""
+    clipped: Tensor | None = None
+    """Which tokens, (S, C), or completions, (S, 1), the `ratio` has clipped; None on-policy, and until `weighed`."""
     mismatch: SamplerMismatch | None = None
     """The distance of the policy from the sampler, where `weighed` could measure it."""
     features: Features | None = None
     """What the draws themselves tell of each output, where the sampler does."""
     keep_PG: Tensor | None = None
     """How many times each output counts, 0 where it does not go through the model; None until that is chosen."""
-    added_variance: float | None = None
-    """What leaving outputs out adds to the variance, in expectation, over sum_j a_j^2 w_j; None where none is drawn."""
+    draw: Draw | None = None
+    """How outputs of the whole batch were drawn; None where none are."""
     whole: Batch | None = None
     """The batch that this is a part of; None where it is the whole."""
     index_P: Tensor | None = None
@@ -68,6 +88,8 @@ class Batch:
         sampler_logps_SC: Tensor | None = None,
         clip_max: float | None = None,
         features: Features | None = None,
+        ratio: Ratio = RATIOS["sequence"],  # noqa: B008  (frozen)
+        prompt_weight_P: Tensor | None = None,
     ) -> Batch:
         """Return a batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
 
@@ -80,6 +102,8 @@ class Batch:
             sampler_logps_SC: the log-probabilities that the sampler reports, if its mismatch is to be measured.
             clip_max: the C of the weights that correct for it.
             features: what the draws themselves tell of each output.
+            ratio: what weighs scores in later updates on the batch.
+            prompt_weight_P: how many times the gradient of each prompt counts, where not once.
 
         Raises:
             ValueError: valid_PG has another shape than the rewards.
@@ -91,16 +115,20 @@ class Batch:
         valid_PG = valid_PG.bool() & (valid_PG.sum(1, keepdim=True) >= algorithm.smallest_group)
         rewards_PG = torch.where(valid_PG, rewards_PG, 0)
         lengths_PG = sequences.lengths_S.view_as(rewards_PG).to(rewards_PG)
+        weight_PG = WEIGHTINGS[algorithm.weighting](lengths_PG, longest, valid_PG)
+        if prompt_weight_P is not None:
+            weight_PG = weight_PG * prompt_weight_P.to(weight_PG)[:, None]
         return cls(
             sequences,
             rewards_PG,
             valid_PG,
             divisor_PG=NORMALISATIONS[algorithm.normalisation](rewards_PG, valid_PG),
-            weight_PG=WEIGHTINGS[algorithm.weighting](lengths_PG, longest, valid_PG),
+            weight_PG=weight_PG,
             rho_PG=torch.ones_like(rewards_PG),
             sampler_logps_SC=sampler_logps_SC,
             clip_max=clip_max,
             features=features,
+            ratio=ratio,
         )
 
     @property
@@ -132,10 +160,15 @@ class Batch:
 
     @property
     def ess_ratio(self) -> float:
-        """The effective sample size over the batch's, (sum rho)^2 / (B sum rho^2), estimated from what is kept."""
+        """The effective sample size over the batch's, (sum rho)^2 / (B sum rho^2), estimated from what is kept.
+
+        It is 1 where all rho are 0: such a batch has no gradient.
+        """
         counted_PG = self.valid_PG & self.kept_PG
         count_N = torch.ones_like(self.rewards_PG) if self.keep_PG is None else self.keep_PG
         count_N, rho_N = count_N[counted_PG].double(), self.rho_PG[counted_PG].double()
+        if not rho_N.any():
+            return 1.0
         return float((count_N @ rho_N) ** 2 / (count_N.sum() * (count_N @ rho_N.square())))
 
     def share_of_mean(self) -> Tensor:
@@ -174,7 +207,8 @@ class Batch:
             weight_PG=of(self.weight_PG),
             rho_PG=of(self.rho_PG),
             sampler_logps_SC=None if self.sampler_logps_SC is None else self.sampler_logps_SC[index_S],
-            old_logps_PG=None if self.old_logps_PG is None else of(self.old_logps_PG),
+            old_logp_SC=None if self.old_logp_SC is None else self.old_logp_SC[index_S],
+            old_baseline_PG=None if self.old_baseline_PG is None else of(self.old_baseline_PG),
             keep_PG=None if self.keep_PG is None else of(self.keep_PG),
             whole=self,
             index_P=index_P,
@@ -182,23 +216,44 @@ class Batch:
         )
 
     def weighed(self, logps: Logps) -> Batch:
-        """The same outputs with their importance weights under the policy that gave these log-probabilities.
+        """The same outputs with their weights under the policy that gave these log-probabilities.
 
-        The weight is pi / pi_old of the whole completion, 1 in the first update on a batch. With a sampler that reports
-        its log-probabilities, and unless its correction is off, it is min(C, pi / sampler) in every update.
+        They are the `ratio` of this policy to the old one, 1 in the first update on a batch. With a sampler that
+        reports its log-probabilities, and unless its correction is off, they are multiplied by min(C, old / sampler);
+        a ratio that is the importance weight itself becomes min(C, pi / sampler).
 
         Raises:
             ValueError: what the sampler reports is no log-probability.
         """
-        logps_PG = logps.logps_S.detach().view(self.shape).to(self.rewards_PG)
-        rho_PG = (logps_PG - (logps_PG if self.old_logps_PG is None else self.old_logps_PG)).exp()
+        logp_SC, own_SC = logps.logp_SC.detach(), self.sequences.own_SC
+        old_SC = logp_SC if self.old_logp_SC is None else self.old_logp_SC[:, : logp_SC.shape[1]]
+        batch = self if self.old_logp_SC is None else self._against(old_SC, logp_SC)
         if self.sampler_logps_SC is None:
-            return replace(self, rho_PG=rho_PG)
-        reported_SC = self.sampler_logps_SC[:, : logps.logp_SC.shape[1]]
-        mismatch = SamplerMismatch.of(logps.logp_SC, reported_SC, self.sequences.own_SC)
-        if self.clip_max is not None:  # the sampler is the old policy, of every update on the batch
-            rho_PG = mismatch.rho_S(self.clip_max).view(self.shape).to(rho_PG)
-        return replace(self, rho_PG=rho_PG, mismatch=mismatch)
+            return batch
+        reported_SC = self.sampler_logps_SC[:, : logp_SC.shape[1]]
+        mismatch = SamplerMismatch.of(logp_SC if self.ratio.whole else old_SC, reported_SC, own_SC)
+        if self.clip_max is None:
+            return replace(batch, mismatch=mismatch)
+        rho_PG = mismatch.rho_S(self.clip_max).view(self.shape).to(self.rewards_PG)
+        return replace(batch, rho_PG=rho_PG if self.ratio.whole else rho_PG * batch.rho_PG, mismatch=mismatch)
+
+    def aged(self, logp_SC: Tensor, baseline_PG: Tensor) -> Batch:
+        """The same for later updates: this is what the old policy was, and what its completions were compared with."""
+        return replace(self, old_logp_SC=logp_SC, old_baseline_PG=baseline_PG, rho_PG=torch.ones_like(self.rho_PG))
+
+    def _against(self, old_SC: Tensor, logp_SC: Tensor) -> Batch:
+        """The same with the `ratio` of a policy to the old one."""
+        assert self.old_baseline_PG is not None
+        advantages_S = (self.rewards_PG - self.old_baseline_PG).flatten()
+        weights = self.ratio(logp_SC, old_SC, self.sequences.own_SC, advantages_S)
+        if self.ratio.by_token:
+            return replace(self, token_weight_SC=weights.weight, clipped=weights.clipped)
+        return replace(self, rho_PG=weights.weight.view(self.shape).to(self.rewards_PG), clipped=weights.clipped)
+
+    def scored(self, logp_SC: Tensor) -> Tensor:
+        """What the gradient of each output is taken of, (S,): sum_t m_t log pi(o_t) with the tokens' weights, or 1."""
+        weighed_SC = logp_SC if self.token_weight_SC is None else logp_SC * self.token_weight_SC
+        return (weighed_SC * self.sequences.own_SC).sum(1)
 
 
 def mismatch_metrics(parts: list[Batch]) -> dict[str, float]:

@@ -33,6 +33,7 @@ from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.optimizers import averaged, hand_out
 from oblrpo.trainer.progress import Progress
+from oblrpo.trainer.prompts import prompts_of
 from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
 
@@ -84,6 +85,7 @@ class Trainer:
         self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, rows)
         set_threads(config.run.threads, self.policy)
         self.learner = make_learner(self.policy, self.rewards, config)
+        self.prompts = prompts_of(self.task, config)
         if checkpoint:
             self._restore(load_state(checkpoint))
 
@@ -195,6 +197,7 @@ class Trainer:
         self.done = self.saved = state["step"]
         self.tokens = state["tokens"]
         self.learner.load_state_dict(state, str(self.folder.path))
+        self.prompts.load_state_dict(state.get("prompts", {}))
 
     def _warm_start(self, progress: Progress) -> dict[str, float]:
         """Learn from demonstrations; return the last loss, and of a loaded model the accuracy before."""
@@ -216,8 +219,7 @@ class Trainer:
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
         torch.manual_seed(seed_of(self.config.run.seed, step))
-        problems = self.task.train_batch(step, self.config.rollout.prompts_per_step)
-        done = self.learner.step(problems, step)
+        problems, done = self.prompts.step(self.learner, step)
         self.tokens += done.rollouts.sequences.tokens
         self.folder.write_completions(step, completion_rows(problems, done))
         metrics = step_metrics(step, done, self.tokens)
@@ -252,7 +254,8 @@ class Trainer:
         if self.saved == self.done or self.done is None:
             return
         with averaged(self.learner.optimizer):
-            state = {"step": self.done, "tokens": self.tokens} | self.learner.state_dict()
+            state = {"step": self.done, "tokens": self.tokens, "prompts": self.prompts.state_dict()}
+            state |= self.learner.state_dict()
             keep = self.config.run.save_total_limit
             self.folder.save_checkpoint(self.done, self.policy.save, state, keep, self.accuracy)
         self.saved = self.done

@@ -25,7 +25,8 @@ def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
         step: the results of the step.
         tokens: how many tokens went through the model in all steps so far.
     """
-    rewards_PG, valid_PG, sequences = step.rewards_PG, step.valid_PG, step.rollouts.sequences
+    told, sequences = step.sampled or step, step.rollouts.sequences
+    rewards_PG, valid_PG = told.rewards_PG, told.valid_PG
     group_std_P = _group_std(rewards_PG, valid_PG)
     return {
         "step": number,
@@ -36,6 +37,8 @@ def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
         "completions/mean_length": sequences.lengths_S.float().mean().item(),
         "completions/clipped_ratio": step.rollouts.clipped_S.float().mean().item(),
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
+        **({} if step.kl_PG is None else {"kl": (step.kl_PG.sum() / sequences.lengths_S.sum()).item()}),
+        **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
         **(_update_metrics(step.updates[0], step.updates[-1]) if step.updates else NO_UPDATE),
         **({"frac_prompts_masked": math.nan} if step.skipped and not step.updates else {}),
         "skipped": float(bool(step.skipped)),
@@ -56,7 +59,7 @@ def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
     baseline_P = torch.where(valid_PG, gradient.baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
     return {
         "completions/trained_ratio": gradient.trained,
-        **({} if gradient.batch.added_variance is None else {"added_variance": gradient.batch.added_variance}),
+        **({} if gradient.batch.draw is None else {"added_variance": gradient.batch.draw.added}),
         "entropy": gradient.entropy,
         "grad_norm": gradient.norm2**0.5,
         "learning_rate": last.learning_rate,
@@ -121,6 +124,8 @@ def completion_rows(problems: list[Problem], step: Step) -> list[dict[str, Any]]
     }
     if gradient is not None and gradient.norm2_PG is not None:
         columns["score_norm2"] = gradient.norm2_PG
+    if step.kl_PG is not None:
+        columns["kl"] = step.kl_PG
     values = {key: [_or_none(each) for each in column.flatten().tolist()] for key, column in columns.items()}
     G = step.rewards_PG.shape[1]
     return [

@@ -38,6 +38,8 @@ class PeakMemory:
     """What the optimizer remembers of each trained weight."""
     copy: int
     """The weights as they were before an update that is measured, for it may have to be shortened."""
+    reference: int
+    """The trained weights as they were before the first step, for a KL penalty."""
     activations: int
     """What the backward and the score tape hold of one micro-batch."""
     slack: int
@@ -48,12 +50,13 @@ class PeakMemory:
     @property
     def total(self) -> int:
         """All that is there at once: activations are gone when the copy is made."""
-        kept = self.libraries + self.weights + self.gradient + self.optimizer
+        kept = self.libraries + self.weights + self.gradient + self.optimizer + self.reference
         return kept + max(self.activations + self.slack, self.copy)
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights, "gradient": self.gradient, "optimizer": self.optimizer,
+            "reference of the KL penalty": self.reference,
             f"activations of {self.tokens:,} tokens": self.activations, "slack of the heap": self.slack,
             "Python and libraries": self.libraries,
         }  # fmt: skip
@@ -95,6 +98,7 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
         gradient=trained,
         optimizer=trained * _numbers_a_weight(config.optim),
         copy=trained if learner.schedule.rule.measures_updates else 0,
+        reference=trained if learner.reference is not None else 0,
         activations=int(activations),
         slack=int(slack * activations),
         tokens=tokens,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from oblrpo import estimators
 from oblrpo.policy import Logps, Sequences
-from oblrpo.rollout import Rollouts
+from oblrpo.policy.micro_batches import rows_of
+from oblrpo.rollout import Rollouts, join
 from oblrpo.trainer.batch import Batch
 
 
@@ -48,6 +49,36 @@ def by_output(parts: list[Part], values: list[Tensor], rest_PG: Tensor) -> Tenso
     return result_S.view_as(rest_PG)
 
 
+def clip_metrics(parts: list[Part]) -> dict[str, float]:
+    """The shares of tokens, or of completions, that a ratio has clipped, by TRL's keys; nothing where it did not bound.
+
+    `clip_ratio/low_*` are of outputs with negative advantages, `clip_ratio/high_*` of the others, over all outputs.
+    """
+    shares: dict[str, list[Tensor]] = {"low": [], "high": [], "low_S": [], "high_S": []}
+    total = 0.0
+    for part in parts:
+        clipped, ratio = part.batch.clipped, part.batch.ratio
+        if clipped is None or not math.isfinite(ratio.bounds.high):
+            return {}
+        counted_S1 = part.batch.valid_PG.flatten()[:, None]
+        counted = counted_S1 & (part.batch.sequences.own_SC.bool() if ratio.by_token else torch.ones_like(clipped))
+        positive_S1 = (part.batch.rewards_PG - part.baseline_PG).flatten()[:, None] > 0
+        total += float(counted.sum())
+        for name, which in (("low", clipped & ~positive_S1), ("high", clipped & positive_S1)):
+            shares[name].append((which & counted).sum())
+            shares[f"{name}_S"].append((which & counted).sum(1) / counted.sum(1).clamp(min=1))
+    low, high = (float(torch.stack(shares[name]).sum()) / total for name in ("low", "high"))
+    if not math.isfinite(ratio.bounds.low):
+        return {"cispo_clip_ratio": high}
+    return {
+        "clip_ratio/low_mean": low,
+        "clip_ratio/low_min": float(torch.cat(shares["low_S"]).min()),
+        "clip_ratio/high_mean": high,
+        "clip_ratio/high_max": float(torch.cat(shares["high_S"]).max()),
+        "clip_ratio/region_mean": low + high,
+    }
+
+
 def by_token(sequences: Sequences, blocks: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """What blocks of rows say of their tokens, (S, C): 0 where there is none of the policy's own, NaN in other rows."""
     own_SC = sequences.own_SC.bool()
@@ -76,6 +107,8 @@ class Gradient:
     """Signal and noise, in the schedule's metric."""
     norm2: float
     """The squared norm || g ||^2 of the batch gradient, before any clipping."""
+    group_norm2_P: Tensor
+    """That of the gradient g_i of each prompt that takes part, in the schedule's metric."""
     entropy: float
     """The mean entropy of the policy's own tokens, in nats."""
 
@@ -86,6 +119,7 @@ class Gradient:
         parts: list[Part],
         moments: estimators.Moments,
         norm2: float,
+        group_norm2_P: Tensor,
         baseline_PG: Tensor | None,
         entropy: float,
     ) -> Gradient:
@@ -96,6 +130,7 @@ class Gradient:
             parts: what went through the model.
             moments: signal and noise.
             norm2: the squared norm of the gradient.
+            group_norm2_P: those of the gradients of the prompts that take part.
             baseline_PG: the baseline, where no forward is needed to know it; not None if some outputs are in no part.
             entropy: the sum of the entropies of the tokens of outputs that are in no part.
         """
@@ -113,6 +148,7 @@ class Gradient:
             logp_SC=by_token(batch.sequences, places, [part.logps.logp_SC for part in parts]),
             moments=moments,
             norm2=norm2,
+            group_norm2_P=group_norm2_P,
             entropy=(entropy + sum(part.entropy for part in parts)) / float(batch.sequences.own_ST.sum()),
         )
 
@@ -147,6 +183,32 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Completions of P prompts, G of each, with their rewards."""
+
+    rollouts: Rollouts
+    rewards_PG: Tensor
+    """The rewards F; the value of an output without a reward means nothing."""
+    valid_PG: Tensor
+    """Which outputs have a reward."""
+
+    def at(self, index_P: Tensor) -> Sampled:
+        """The completions of some of the prompts."""
+        index_P = index_P.to(self.rewards_PG.device)
+        rows_S = rows_of(index_P, self.rewards_PG.shape[1])
+        return Sampled(self.rollouts.at(rows_S), self.rewards_PG[index_P], self.valid_PG[index_P])
+
+    @classmethod
+    def join(cls, blocks: Sequence[Sampled]) -> Sampled:
+        """The completions of all the prompts of several blocks."""
+        return cls(
+            join([each.rollouts for each in blocks]),
+            torch.cat([each.rewards_PG for each in blocks]),
+            torch.cat([each.valid_PG for each in blocks]),
+        )
+
+
+@dataclass(frozen=True)
 class Step:
     """One step of the algorithm: the completions, their rewards, and the updates on them."""
 
@@ -159,3 +221,13 @@ class Step:
     """The updates, of which there are none where too few outputs have a reward, or the gradient is not finite."""
     skipped: str = ""
     """What was not finite, so that an update was left out; empty if nothing was."""
+    kl_PG: Tensor | None = None
+    """The log-ratio log(pi / pi_ref) of every output that its reward was charged for; None without a reference."""
+    sampled: Sampled | None = None
+    """All that was sampled, where some of it was dropped before anything was learned of it."""
+    rounds: int | None = None
+    """How many times prompts were sampled for it, where that is not once by itself."""
+
+    def of_rounds(self, sampled: Sampled, rounds: int) -> Step:
+        """The step as one that some of these completions of several rounds were chosen for."""
+        return replace(self, sampled=sampled, rounds=rounds)

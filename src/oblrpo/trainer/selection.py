@@ -12,7 +12,7 @@ from oblrpo.config import AlgorithmConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import Chances
 from oblrpo.trainer.baseline import StepBaseline
-from oblrpo.trainer.batch import Batch
+from oblrpo.trainer.batch import Batch, Draw
 
 NAMES = ("all", "exact", "tolerance", "compute-optimal")
 """What the setting `train_on` may be, beside a share."""
@@ -75,7 +75,8 @@ class Selection:
         uniform_P1 = torch.rand(batch.shape[0], 1, dtype=torch.float64, device=coef_PG.device)
         kept_PG = estimators.systematic(found.chance_PG, uniform_P1)
         keep_PG = torch.where(kept_PG, 1 / found.chance_PG.clamp(min=1e-9), 0).to(batch.rewards_PG)
-        return replace(batch, keep_PG=_at_least_one(keep_PG, batch.valid_PG), added_variance=found.added)
+        draw = Draw(found.chance_PG, coef_PG, found.added)
+        return replace(batch, keep_PG=_at_least_one(keep_PG, batch.valid_PG), draw=draw)
 
     def _chances(self, coef_PG: Tensor, norm2_PG: Tensor, batch: Batch) -> Chances:
         cost_PG = batch.sequences.mask_ST.sum(1).view(batch.shape).to(coef_PG) * BACKWARD

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import get_scheduler
 
-from oblrpo.algorithms import Algorithm, resolve
+from oblrpo.algorithms import Algorithm, ratio_of, resolve
 from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
 from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
@@ -26,6 +26,7 @@ from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.baseline import step_baseline
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import make_optimizer
+from oblrpo.trainer.reference import Reference
 from oblrpo.trainer.score_norms import SCORE_NORMS
 from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -62,7 +63,9 @@ def check(config: TrainConfig) -> None:
         )
     _check_scores(config, algorithm)
     _check_selection(config, algorithm)
+    _check_ratio(config, algorithm)
     _check_sampler(config.rollout)
+    _check_prompts(config.rollout)
     if -1 < config.algorithm.prior_strength < 0:
         raise InputError(
             f"prior_strength is {config.algorithm.prior_strength}; it must be at least 0, or -1 for a choice."
@@ -146,6 +149,23 @@ def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(f"{told} does not go with {what}, which takes all outputs of a prompt; set train_on to exact.")
 
 
+def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
+    """Refuse ratios that do not go with the baseline or the schedule, where there are updates that take them."""
+    ratio, told = ratio_of(config.algorithm, algorithm), f"the ratio {algorithm.ratio!r}"
+    if config.algorithm.num_iterations == 1:
+        return
+    if ratio.by_sign and BASELINES[algorithm.baseline].by_token:
+        raise InputError(
+            f"{told} clips by the advantage of the completion, and the baseline {algorithm.baseline!r} gives every "
+            "token its own: set ratio to sequence or cispo."
+        )
+    if algorithm.schedule == "ess" and not ratio.whole:
+        raise InputError(
+            f"schedule ess follows the importance weights of whole completions, which {told} does not use: set ratio "
+            "to sequence, or another schedule."
+        )
+
+
 def _check_sampler(rollout: RolloutConfig) -> None:
     if 0 < rollout.importance_sampling_clip_max < 1:
         raise InputError(
@@ -156,6 +176,16 @@ def _check_sampler(rollout: RolloutConfig) -> None:
         raise InputError(
             f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
             "or use the sampler transformers."
+        )
+
+
+def _check_prompts(rollout: RolloutConfig) -> None:
+    if rollout.dynamic_sampling and rollout.num_generations < 2:
+        raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
+    if rollout.dynamic_sampling and rollout.prompt_sampling != "epochs":
+        raise InputError(
+            f"dynamic_sampling takes prompts in the order of the data, and prompt_sampling {rollout.prompt_sampling!r} "
+            "draws them otherwise; leave out one of the two."
         )
 
 
@@ -238,11 +268,13 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
+    beta = config.algorithm.beta
     return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
         rewards=rewards,
         algorithm=algorithm,
+        ratio=ratio_of(config.algorithm, algorithm),
         baseline=baseline,
         tape=tape,
         ledger=ledger,
@@ -256,6 +288,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         max_grad_norm=optim.max_grad_norm,
         optimizer_metric=optim.schedule_metric == "optimizer",
         selection=Selection.of(config.algorithm),
+        reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
     )
 
 

@@ -41,6 +41,7 @@ class VarianceLedger:
             raise ValueError("an exact ledger needs all prompts in one micro-batch.")
         self.policy, self.temperature, self.every = policy, temperature, every
         self.micro_batches, self.exact = micro_batches, exact
+        self._taken: tuple[Tensor, Tensor] | None = None  # prompts, and their scores' inner products, until `of_draw`
         self._tape = ScoreTape(policy.model)
 
     def metrics(self, batch: Batch, prior: Prior, step: int) -> dict[str, float]:
@@ -49,6 +50,27 @@ class VarianceLedger:
             return {}
         ledger = self.take(batch, prior, step)
         return {} if ledger is None else ledger_metrics(ledger)
+
+    def of_draw(self, batch: Batch) -> dict[str, float]:
+        """What leaving outputs out added to the gradient's variance, as metrics; after `metrics` of the same batch.
+
+        `measured` is over sum_j a_j^2 w_j, as the prediction is, and `of_gradient` over the variance with all outputs.
+        Nothing where no ledger was taken, or none were drawn.
+        """
+        taken, self._taken = self._taken, None
+        if taken is None or batch.draw is None:
+            return {}
+        chosen_P, gram = taken
+        chance_PG, coef_PG = batch.draw.chance_PG[chosen_P], batch.draw.coef_PG[chosen_P]
+        valid_PG = batch.valid_PG[chosen_P]
+        P, G = valid_PG.shape
+        blocks_PGG = gram.expand(2, -1, -1).mean(0).view(P, G, P, G)[range(P), :, range(P)]
+        added = estimators.added_variance(chance_PG, coef_PG, blocks_PGG)
+        alone = float((coef_PG.double().square() * blocks_PGG.diagonal(dim1=1, dim2=2)).sum())
+        advantages = {"drawn": coef_PG * P * valid_PG.sum(1, keepdim=True)}
+        whole = estimators.ledger(gram, advantages, batch.rewards_PG[chosen_P], {"drawn": False}, valid_PG=valid_PG)
+        found = {"measured": alone, "of_gradient": whole.entries["drawn"].variance}
+        return {f"added_variance/{name}": added / over for name, over in found.items() if over > 0}
 
     def take(self, batch: Batch, prior: Prior, seed: int) -> estimators.Ledger | None:
         """The ledger of the prompts with outputs enough for every baseline; None where fewer than two have them.
@@ -79,6 +101,7 @@ class VarianceLedger:
             logp_SC = torch.cat([_padded(each.logp_SC, longest) for each in outputs])
             rho_S = SamplerMismatch.of(logp_SC, reported_SC, sequences.own_SC).rho_S(batch.clip_max)
             plain = _weighted(plain, rho_S)
+        self._taken = chosen_P, plain
         rho_PG = None if rho_S is None else rho_S.view_as(rewards_PG)
         inputs = _inputs(outputs, norms, sequences, rewards_PG)
         coefs, grams = {}, {}

@@ -8,7 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oblrpo.intervals import Mean, student_t
-from oblrpo.research.probe.probe import Along, Curvature, Place, look, print_place
+from oblrpo.research.probe.console import in_words, print_place
+from oblrpo.research.probe.probe import Along, Curvature, Place, look
 from tests.research.probe.conftest import P, drawn
 
 pytestmark = pytest.mark.usefixtures("stay_double")
@@ -152,7 +153,24 @@ def test_what_is_printed(capsys):
     assert "1.6 by the upper estimate, 0.625; along the direction found unknown (not told from 0)" in out
     assert "curvature along it 1 +- 1.1, secant 2" in out
     assert "bound unknown (upper estimate of c), second order +0.2500, realised +0.5000 +- 0.5912" in out
+    assert "supports a rate of 1.6; the lower one is not told from 0." in out
+    assert "changes the mean reward by less than 0.59, which is all that can be told" in out
     assert "safe" not in out
+
+
+@pytest.mark.parametrize(
+    ("made", "margin", "predicted", "said"),
+    [
+        (0.5, 0.1, 0.45, "improves the mean reward by 0.5 +- 0.1, as slope and curvature predict"),
+        (-0.5, 0.1, 0.2, "worsens the mean reward by 0.5 +- 0.1, which is not what slope and curvature predict"),
+    ],
+)
+def test_an_update_in_words(made, margin, predicted, said):
+    path = Along(0.5, 0.25, Mean(1.0, 1.0, 16), 2.0, None, predicted, Mean(made, margin, 8))
+    curved = Curvature(lowest=-0.5, highest=0.25, residual=0.125, elsewhere=Mean(-0.25, 0.1, 4))
+    one, two = in_words(Place(3, 0.5, (2, 3), 4, -0.25, curved, path))
+    assert one.endswith("supports a rate of 1.6; by the lower one 4.")
+    assert said in two
 
 
 def test_nothing_to_divide_by():

@@ -22,7 +22,7 @@ def test_along_a_run(oblrpo, small_run, dense_reward, tmp_path, schedule):  # no
     code, out, err = oblrpo("probe", tmp_path / "run", *EFFORT)
     assert code == 0, err
     assert re.findall(r"^step (\d+)", out, re.MULTILINE) == ["0", "2", "4"]
-    assert out.count("by the upper estimate") == out.count("next update") == 3
+    assert out.count("by the upper estimate") == out.count("  next update") == 3
     assert out.count("improvement    bound") == 3 - out.count("moves nothing") >= 1
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert after == before  # looking changes nothing

@@ -22,6 +22,9 @@ from oblrpo.seeds import seed_of
 from oblrpo.trainer.setup import check, set_threads
 from oblrpo.trainer.task import task_of
 
+Note = Callable[[str], None]
+"""Is told what goes on."""
+
 FAR = 1_000_000
 """The probe's own samples take the prompts of steps from this one on, which no run reaches."""
 
@@ -110,24 +113,25 @@ class Effort:
     """Seed of the samples and of the first direction."""
 
 
-def probe_run(run: Path, effort: Effort, device: str | None = None) -> Iterator[Place]:
+def probe_run(run: Path, effort: Effort, device: str | None = None, note: Note = lambda text: None) -> Iterator[Place]:
     """Probe a run at each checkpoint that it has kept, along the update that the run made, or would make, next.
 
     Args:
         run: the run's folder.
         effort: how much to spend.
         device: where to compute, if not where the run did.
+        note: is told what goes on.
 
     Raises:
         InputError: there is no run or no checkpoint, too few samples, or the run's sampler cannot be had here.
     """
     _check(effort)
     for at in standings(run, device):
-        yield _place(at.policy, at.rewards, at.config.rollout, effort, at.step, at.update)
+        yield _place(at.policy, at.rewards, at.config.rollout, effort, at.step, at.update, note)
 
 
-def probe_model(config: TrainConfig, effort: Effort) -> Place:
-    """Probe the config's model on its task, without an update.
+def probe_model(config: TrainConfig, effort: Effort, note: Note = lambda text: None) -> Place:
+    """Probe the config's model on its task, without an update; `note` is told what goes on.
 
     Raises:
         InputError: the model or the task cannot be had, or too few samples.
@@ -137,7 +141,7 @@ def probe_model(config: TrainConfig, effort: Effort) -> Place:
     policy = load_policy(config.policy.model, config.policy)
     set_threads(config.run.threads, policy)
     rewards = Rewards(task_of(config), config.task.rewards, "raise", config.task.reward_seconds)
-    return _place(policy, rewards, config.rollout, effort, 0, None)
+    return _place(policy, rewards, config.rollout, effort, 0, None, note)
 
 
 def _check(effort: Effort) -> None:
@@ -149,9 +153,10 @@ def _check(effort: Effort) -> None:
 
 def _place(
     policy: Policy, rewards: Rewards, rollout: RolloutConfig, effort: Effort, step: int,
-    update: Callable[[], float] | None,
+    update: Callable[[], float] | None, note: Note,
 ) -> Place:  # fmt: skip
     """Draw two batches that share no problem, from the policy itself, and look at them."""
+    note(f"step {step}: drawing 2 batches of {effort.prompts} prompts with {effort.outputs} completions each")
     torch.manual_seed(seed_of(effort.seed, FAR + step))
     rollout = replace(rollout, num_generations=effort.outputs)
     one, two = (
@@ -159,12 +164,12 @@ def _place(
         for half in range(2)
     )
     generator = torch.Generator().manual_seed(effort.seed)
-    return look(policy, (one, two), effort.iterations, generator, step, update)
+    return look(policy, (one, two), effort.iterations, generator, step, update, note)
 
 
 def look(
     policy: Policy, batches: tuple[Samples, Samples], iterations: int, generator: torch.Generator, step: int,
-    update: Callable[[], float] | None,
+    update: Callable[[], float] | None, note: Note = lambda text: None,
 ) -> Place:  # fmt: skip
     """Find the steepest direction of J in the first batch and measure everything in the second.
 
@@ -175,14 +180,18 @@ def look(
         generator: random source of the first direction.
         step: step of the checkpoint.
         update: moves the policy on and returns the learning rate; None: do not look along an update.
+        note: is told what goes on.
     """
     one, two = batches
     halves = curvature.gradients(policy, two)
     found = None
+    note(f"step {step}: the direction in which the reward bends most, at most {iterations} products with the Hessian")
     if one.informative and two.informative:
         ritz = curvature.steepest_curvature(policy, one, iterations, generator)
         elsewhere = curvature.curvature_along(policy, two, ritz.direction)
         found = Curvature(ritz.lowest, ritz.highest, ritz.residual, elsewhere)
+    if update is not None:
+        note(f"step {step}: along the run's next update")
     return Place(
         step=step,
         reward=float(two.rewards_PG.nanmean()),
@@ -231,47 +240,3 @@ def along(
         second_order=first + bend.value / 2 * length2,
         realised=realised,
     )
-
-
-def print_place(place: Place) -> None:
-    """Print what was found in a few lines."""
-    one, two = place.informative
-    print(
-        f"step {place.step}: reward {place.reward:.3f}, which varies on {one} and {two} of {place.prompts} prompts; "
-        f"||grad J||^2 {place.gradient_norm2:.3g}"
-    )
-    if place.curvature is None:
-        print("  curvature      unknown: no reward varies in one of the batches; give more prompts or outputs")
-    else:
-        _print_curvature(place.curvature)
-    if place.path is not None:
-        _print_path(place.path)
-
-
-def _print_curvature(found: Curvature) -> None:
-    other = found.elsewhere
-    along_it = f"{1 / found.lower:.3g}" if found.lower > _margin(other) else "unknown (not told from 0)"
-    print(
-        f"  curvature      {found.lowest:.3g} to {found.highest:.3g} where it was looked for (residual "
-        f"{found.residual:.2g}); |c| {found.lower:.3g} +- {_margin(other):.2g} along that direction on other samples "
-        f"(95 %)\n"
-        f"  1 / c          {found.rate:.3g} by the upper estimate, {found.upper:.3g}; along the direction found "
-        f"{along_it}: for steps along the gradient itself (SGD)"
-    )
-
-
-def _print_path(path: Along) -> None:
-    if not path.length:
-        print(f"  next update    rate {path.learning_rate:.3g}: it moves nothing")
-        return
-    bound = "unknown" if path.promised is None else f"{path.promised:+.4f}"
-    print(
-        f"  next update    rate {path.learning_rate:.3g}, length {path.length:.3g}, curvature along it "
-        f"{path.curvature.value:.3g} +- {_margin(path.curvature):.2g}, secant {path.secant:.3g}\n"
-        f"  improvement    bound {bound} (upper estimate of c), second order {path.second_order:+.4f}, realised "
-        f"{path.realised.value:+.4f} +- {_margin(path.realised):.4f}"
-    )
-
-
-def _margin(found: Mean) -> float:
-    return math.inf if found.margin is None else found.margin

@@ -1,15 +1,13 @@
-"""`oblrpo theory`: a table on the console and one page with the plots."""
+"""`oblrpo theory --output FILE`: every statement and the plots, on one page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from oblrpo.report.charts import Line, chart
 from oblrpo.report.html import charts, page, table, text
-from oblrpo.research.theory.claims import Claim, Measurement
+from oblrpo.research.theory.claims import Measurement
+from oblrpo.research.theory.console import figures, with_margin
 from oblrpo.research.theory.suite import Findings
 from oblrpo.runs import write_atomically
 
@@ -20,37 +18,11 @@ hold</i>, the line is a counterexample. Of = the slack is the relative differenc
 four standard errors to each side.</p>"""
 
 
-def print_claims(claims: list[Claim], console: Console) -> None:
-    """Print the table of claims, with intervals where something was sampled."""
-    printed = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("result", "source", "where"):
-        printed.add_column(name)
-    for name in ("claimed", "computed", "slack"):
-        printed.add_column(name, justify="right", no_wrap=True)
-    printed.add_column("verdict", no_wrap=True)
-    for claim in claims:
-        style = None if claim.holds else "bold yellow"
-        printed.add_row(claim.result, claim.source, claim.where, *_figures(claim), claim.verdict, style=style)
-    console.print(printed)
-
-
-def print_measurements(measurements: list[Measurement], console: Console) -> None:
-    """Print one line for each measurement."""
-    printed = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("measured, nothing claimed", "where"):
-        printed.add_column(name)
-    printed.add_column("value", justify="right", no_wrap=True)
-    printed.add_column("note")
-    for each in measurements:
-        printed.add_row(each.what, each.where, _with_margin(each.value, each.margin), each.note)
-    console.print(printed)
-
-
 def write_page(findings: Findings, path: Path, seconds: float) -> None:
     """Write the page: the table with notes, the decay of the squared gradient, predicted and realised improvement."""
     heads = ("result", "source", "claimed", "computed", "slack", "verdict", "where")
     rows = [
-        [text(claim.result), text(claim.source), *map(text, _figures(claim)),
+        [text(claim.result), text(claim.source), *map(text, figures(claim)),
          claim.verdict if claim.holds else f"<b>{claim.verdict}</b>", text(claim.note)]
         for claim in findings.claims
     ]  # fmt: skip
@@ -69,18 +41,9 @@ def write_page(findings: Findings, path: Path, seconds: float) -> None:
     write_atomically(path, page("The theory of OBLR-PO, computed", body))
 
 
-def _figures(claim: Claim) -> tuple[str, str, str]:
-    computed = _with_margin(claim.computed, claim.margin)
-    return f"{claim.relation} {claim.claimed:.5g}", computed, f"{claim.slack:.1e}"
-
-
-def _with_margin(value: float, margin: float) -> str:
-    return f"{value:.5g} ± {margin:.1g}" if margin else f"{value:.5g}"
-
-
 def _measured(measurements: list[Measurement]) -> str:
     rows = [
-        [text(each.what), text(each.where), _with_margin(each.value, each.margin), text(each.note)]
+        [text(each.what), text(each.where), with_margin(each.value, each.margin), text(each.note)]
         for each in measurements
     ]
     return table(("what", "where", "value", "note"), rows)

@@ -1,0 +1,132 @@
+"""Ratios of probabilities, for several updates on one batch: what each multiplies the gradient of log pi by.
+
+With l_t = log pi(o_t) - log pi_old(o_t) a token has the ratio r_t = exp(l_t), and a completion of n tokens rho =
+exp(sum_t l_t) or its geometric mean per token, exp(sum_t l_t / n). Every published loss below has the gradient
+sum_t m_t A grad log pi(o_t) with weights m_t that are constants; clipping puts m_t = 0 where a token has already moved
+far enough in the direction that A asks for. On-policy all of them are exactly 1. Only `sequence` is unbiased: clipped
+and truncated weights do not have E[sum_t m_t grad log pi(o_t)] = 0, so that a baseline b adds -b times it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far a ratio may go before it is clipped; what the two numbers bound is the ratio's own affair."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights m of the gradient of log pi, and where they are not the plain ratio."""
+
+    weight: Tensor
+    """The weights, of every token (S, C) or of every completion (S, 1)."""
+    clipped: Tensor
+    """Where a bound took effect, of the same shape."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A way to weigh the gradient of log pi on completions of an earlier policy."""
+
+    function: Callable[[Tensor, Tensor, Tensor, Tensor, Bounds], Weights]
+    """Of logp_SC, old_SC, own_SC, advantages_S1 and bounds; all but the first are constants, the first is taken so."""
+    by_token: bool = False
+    """Whether tokens of one completion have weights of their own."""
+    by_sign: bool = False
+    """Whether the advantage's sign matters. Advantages are then those of the first update, as their sources have it."""
+    whole: bool = False
+    """Whether it is the importance weight itself, which a sampler's correction takes against the sampler instead."""
+    bounds: Bounds = Bounds(math.inf, math.inf)
+    """How far the ratio may go; in `RATIOS` as its source has it."""
+
+    def __call__(self, logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S: Tensor) -> Weights:
+        """The weights of completions under the policy that gives the log-probabilities logp_SC.
+
+        Args:
+            logp_SC: the log-probability of every token; what stands outside own_SC, NaN too, is ignored.
+            old_SC: the same of the policy before the first update.
+            own_SC: which tokens count.
+            advantages_S: the advantages, of which only the sign matters, and that only if `by_sign`.
+        """
+        own_SC = own_SC.bool()
+        logp_SC, old_SC = (torch.where(own_SC, each.detach(), 0) for each in (logp_SC, old_SC))
+        return self.function(logp_SC, old_SC, own_SC, advantages_S.detach()[:, None], self.bounds)
+
+
+def sequence(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+    """The importance weight of the whole completion, rho = pi(o|q) / pi_old(o|q)."""
+    return _unclipped((logp_SC - old_SC).sum(1, keepdim=True).exp())
+
+
+def none(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+    """The weight 1: later updates take the completions for their own policy's."""
+    return _unclipped(torch.ones_like(logp_SC[:, :1]))
+
+
+def ppo(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+    """The weight r_t, but 0 where A > 0 and r_t > 1 + high, or A < 0 and r_t < 1 - low.
+
+    The gradient of min(r_t A, clip(r_t, 1 - low, 1 + high) A). Schulman et al. 2017 (PPO), arXiv 1707.06347; Shao et
+    al. 2024 (GRPO), arXiv 2402.03300.
+    """
+    return _clipped((logp_SC - old_SC).exp(), advantages_S1, bounds)
+
+
+def gspo(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+    """As `ppo` with one ratio a completion, exp(sum_t l_t / n), the geometric mean of its tokens' ratios.
+
+    Zheng et al. 2025 (GSPO), arXiv 2507.18071, whose loss has the loss weighting 1 / n, too.
+    """
+    lengths_S1 = own_SC.sum(1, keepdim=True).clamp(min=1)
+    return _clipped(((logp_SC - old_SC).sum(1, keepdim=True) / lengths_S1).exp(), advantages_S1, bounds)
+
+
+def cispo(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+    """The weight min(r_t, high): no token is left out.
+
+    MiniMax 2025 (CISPO), arXiv 2506.13585, with the bound that Khatri et al. 2025 (ScaleRL), arXiv 2510.13786, take.
+    """
+    ratio_SC = (logp_SC - old_SC).exp()
+    return Weights(ratio_SC.clamp(max=bounds.high), ratio_SC > bounds.high)
+
+
+def dppo(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+    """The weight r_t, but 0 where A > 0 and pi - pi_old > high, or A < 0 and pi_old - pi > low, of the token.
+
+    Qi et al. 2026 (DPPO, with the total variation of taking the token or not), arXiv 2602.04879; without the truncation
+    of r_t that they add where the sampler is another program (`importance_sampling_clip_max` does that here).
+    """
+    moved_SC = logp_SC.exp() - old_SC.exp()
+    outside_SC = ((advantages_S1 > 0) & (moved_SC > bounds.high)) | ((advantages_S1 < 0) & (moved_SC < -bounds.low))
+    return Weights((logp_SC - old_SC).exp().masked_fill(outside_SC, 0), outside_SC)
+
+
+def _unclipped(ratio: Tensor) -> Weights:
+    return Weights(ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def _clipped(ratio: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
+    outside = ((advantages_S1 > 0) & (ratio > 1 + bounds.high)) | ((advantages_S1 < 0) & (ratio < 1 - bounds.low))
+    return Weights(ratio.masked_fill(outside, 0), outside)
+
+
+RATIOS = {
+    "sequence": Ratio(sequence, whole=True),
+    "none": Ratio(none),
+    "ppo": Ratio(ppo, by_token=True, by_sign=True, bounds=Bounds(0.2, 0.2)),
+    "gspo": Ratio(gspo, by_sign=True, bounds=Bounds(3e-4, 4e-4)),
+    "cispo": Ratio(cispo, by_token=True, bounds=Bounds(math.inf, 5.0)),
+    "dppo": Ratio(dppo, by_token=True, by_sign=True, bounds=Bounds(0.15, 0.15)),
+}
+"""The ratios by name, with the bounds of their sources."""

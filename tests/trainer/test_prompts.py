@@ -1,0 +1,179 @@
+"""Which prompts a step learns from: weights of prompts in the gradient, dynamic sampling, prompts by their pull."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from oblrpo.algorithms import ALGORITHMS
+from oblrpo.config import RolloutConfig, TrainConfig
+from oblrpo.errors import InputError
+from oblrpo.rollout import TransformersSampler, join
+from oblrpo.tasks import DataTask, PathTask, Problem
+from oblrpo.trainer.metrics import step_metrics
+from oblrpo.trainer.prompts import DynamicSampling, Prompts, PromptsByPull, prompts_of
+from oblrpo.trainer.setup import check
+from tests.trainer.learners import learner_of
+
+G, LONGEST = 3, 4
+PROBLEMS = [Problem(text, "") for text in ("a", "bcd", "e", "fg", "h", "i")]
+
+
+def config_of(**settings):
+    return TrainConfig(rollout=RolloutConfig(num_generations=G, max_completion_length=LONGEST, **settings))
+
+
+def data_task(problems=PROBLEMS):
+    return DataTask("data", problems, heldout=[Problem("other", "")])
+
+
+class Rewards:
+    """Gives prompts rewards by their text; None: no reward."""
+
+    def __init__(self, of):
+        self.of, self.asked = of, []
+
+    def __call__(self, problems, completions):
+        self.asked.append([problem.prompt for problem in problems])
+        rewards = [self.of.get(problem.prompt, [0.0] * G) for problem in problems]
+        return [[value or 0.0 for value in row] for row in rewards], [[v is not None for v in row] for row in rewards]
+
+
+def learner_for(policy, rewards, algorithm="rloo", **settings):
+    row = dataclasses.replace(ALGORITHMS[algorithm], schedule="off")
+    settings = {"num_generations": G, "max_completion_length": LONGEST} | settings
+    return learner_of(policy, row, lr=0.0, rewards=rewards, **settings)
+
+
+@pytest.mark.parametrize("algorithm", ["rloo", "oblrpo_shrunk", "grpo"])
+@pytest.mark.parametrize("train_on", ["all", "exact"])
+def test_each_prompts_gradient_counts_as_many_times_as_it_weighs(tiny_policy, algorithm, train_on):
+    torch.manual_seed(0)
+    rollouts = TransformersSampler(tiny_policy, features=True).sample(["a", "bc", "d"], G, LONGEST, 1.0)
+    rewards_PG = torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.7, 0.1], [0.5, 0.5, 1.0]])
+    learner = learner_for(tiny_policy, None, algorithm, train_on=train_on)
+    found = []
+    for weights in (None, [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.5, 2.0, 3.0]):
+        weight_P = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+        gradient, _ = learner.gradient(learner.batch(rollouts, rewards_PG, None, weight_P), 1)
+        found.append((torch.cat([p.grad.flatten() for p in tiny_policy.parameters]), gradient.group_norm2_P))
+    (whole, norm2_P), *alone, (weighed, weighed_norm2_P) = found
+    torch.testing.assert_close(sum(g for g, _ in alone), whole)
+    torch.testing.assert_close(0.5 * alone[0][0] + 2 * alone[1][0] + 3 * alone[2][0], weighed)
+    torch.testing.assert_close(weighed_norm2_P, norm2_P * torch.tensor([0.25, 4.0, 9.0]))
+
+
+def test_rows_of_several_rollouts_come_together_as_they_were(tiny_policy):
+    torch.manual_seed(0)
+    sampler = TransformersSampler(tiny_policy, True, True)
+    first, second = (sampler.sample(prompts, 2, longest, 1.0) for prompts, longest in ((["a", "bcd"], 2), (["ef"], 9)))
+    whole = join([first, second])
+    assert whole.completions == first.completions + second.completions
+    back = whole.at(torch.tensor([4, 5]))
+    for name in ("ids_ST", "mask_ST", "own_ST"):
+        assert torch.equal(getattr(back.sequences, name), getattr(second.sequences, name))
+    assert torch.equal(back.sampler_logps_SC, second.sampler_logps_SC)
+    assert torch.equal(back.features.entropy_S, second.features.entropy_S)
+    swapped = whole.at(torch.tensor([3, 0]))
+    assert swapped.completions == [first.completions[3], first.completions[0]]
+    assert torch.equal(swapped.sequences.lengths_S, first.sequences.lengths_S[[3, 0]])
+    logps = tiny_policy.logps(whole.sequences).logps_S
+    torch.testing.assert_close(logps[:4], tiny_policy.logps(first.sequences).logps_S)
+
+
+def test_dynamic_sampling_goes_on_until_enough_prompts_differ(tiny_policy):
+    task, config = data_task(), config_of(prompts_per_step=2, dynamic_sampling=9)
+    order = [problem.prompt for step in (1, 2, 3) for problem in task.train_batch(step, 2)]
+    last = next(place for place in (5, 4) if order[place] not in order[1:3])  # the third batch is of another epoch
+    rewards = Rewards({order[1]: [1.0, 0.0, 0.0], order[2]: [1.0, 1.0, None], order[last]: [0.2, None, 0.3]})
+    learner = learner_for(tiny_policy, rewards, prompts_per_step=2)
+    prompts = prompts_of(task, config)
+    assert isinstance(prompts, DynamicSampling)
+    problems, done = prompts.step(learner, 1)
+    assert rewards.asked == [order[:2], order[2:4], order[4:]]
+    assert [problem.prompt for problem in problems] == [order[1], order[last]]
+    assert done.rewards_PG[0].tolist() == [1.0, 0.0, 0.0]
+    assert done.valid_PG[1].tolist() == [True, False, True]
+    assert len(done.rollouts.completions) == 2 * G
+    metrics = step_metrics(1, done, 0)
+    assert metrics["num_gen_batches"] == 3
+    known = done.sampled.rewards_PG[done.sampled.valid_PG]
+    assert metrics["reward"] == pytest.approx(float(known.mean()))
+    assert len(known) > 5 * G - 3
+    agree = [text not in {order[1], order[last]} for text in order]
+    assert metrics["frac_reward_zero_std"] == pytest.approx(sum(agree) / len(agree))
+    again = prompts_of(task, config)
+    again.load_state_dict(prompts.state_dict())
+    again.step(learner, 2)
+    assert rewards.asked[3] == [problem.prompt for problem in task.train_batch(4, 2)]
+
+
+def test_after_the_last_round_prompts_that_agree_fill_the_step(tiny_policy):
+    task = data_task()
+    order = [problem.prompt for step in (1, 2) for problem in task.train_batch(step, 2)]
+    rewards = Rewards({order[3]: [1.0, 0.0, 0.0]})
+    prompts = DynamicSampling(task, config_of(prompts_per_step=2, dynamic_sampling=2))
+    problems, done = prompts.step(learner_for(tiny_policy, rewards, prompts_per_step=2), 1)
+    assert [problem.prompt for problem in problems] == [order[3], order[0]]
+    assert (len(rewards.asked), done.rounds) == (2, 2)
+
+
+def test_prompts_by_pull_keep_what_they_have_seen(tiny_policy):
+    rewards = Rewards({"a": [1.0, 0.0, 0.0]})
+    config = config_of(prompts_per_step=6, prompt_sampling="pull")
+    prompts, learner = prompts_of(data_task(), config), learner_for(tiny_policy, rewards, prompts_per_step=6)
+    before = prompts.pulls.chances_M
+    for step in range(1, 7):
+        torch.manual_seed(step)
+        problems, done = prompts.step(learner, step)
+        assert [problem.prompt for problem in problems] == rewards.asked[-1]
+        assert done.rounds is None
+    place = [problem.prompt for problem in prompts.problems].index("a")
+    assert prompts.pulls.chances_M[place] > 1.5 * before[place]
+    other = prompts_of(data_task(), config)
+    other.load_state_dict(prompts.state_dict())
+    for each in (prompts, other):
+        torch.manual_seed(9)
+        each.step(learner, 9)
+    assert rewards.asked[-1] == rewards.asked[-2]
+    with pytest.raises(InputError, match="had 6 training problems, and now 5"):
+        PromptsByPull(data_task(PROBLEMS[:5]), config).load_state_dict(prompts.state_dict())
+
+
+def test_weights_do_not_reach_what_is_remembered(tiny_policy):
+    """The norms that are kept are those of the prompts' gradients as they are, whatever they weighed."""
+    seen = []
+    prompts = PromptsByPull(data_task(), config_of(prompts_per_step=3))
+    prompts.pulls.observe(torch.arange(6), torch.ones(6), torch.tensor([50.0, 1, 20, 1, 5, 1]))
+    prompts.pulls.observe = lambda index_P, weight_P, norm2_P: seen.append((index_P, weight_P, norm2_P))
+    learner = learner_for(tiny_policy, Rewards({problem.prompt: [1.0, 0.0, 0.0] for problem in PROBLEMS}))
+    problems, done = prompts.step(learner, 1)
+    ((index_P, weight_P, norm2_P),) = seen
+    assert [prompts.problems[index] for index in index_P] == problems
+    assert len(set(weight_P.tolist())) > 1
+    plain, _ = learner.gradient(learner.batch(done.rollouts, done.rewards_PG), 1)
+    torch.testing.assert_close(norm2_P.float(), plain.group_norm2_P.cpu().float())
+
+
+def test_the_order_of_the_task_is_the_default():
+    assert type(prompts_of(data_task(), config_of())) is Prompts
+    assert prompts_of(data_task(), config_of()).state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dynamic_sampling": 3, "num_generations": 1}, "set num_generations to at least 2"),
+        ({"dynamic_sampling": 3, "prompt_sampling": "pull"}, "leave out one of the two"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, said):
+    config = TrainConfig()
+    alone = dataclasses.replace(config.algorithm, algorithm="reinforce")
+    with pytest.raises(InputError, match=said):
+        check(dataclasses.replace(config, algorithm=alone, rollout=dataclasses.replace(config.rollout, **settings)))
+
+
+def test_prompts_that_are_never_met_again_have_no_pull():
+    with pytest.raises(InputError, match="prompt_sampling pull needs data; the task 'path' generates its problems"):
+        prompts_of(PathTask(), config_of(prompt_sampling="pull"))

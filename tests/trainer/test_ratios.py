@@ -1,0 +1,214 @@
+"""The gradient of later updates under every ratio, against loop autograd of the published losses in float64."""
+
+import math
+
+import pytest
+import torch
+
+from oblrpo.algorithms import ALGORITHMS, Algorithm, ratio_of, resolve
+from oblrpo.config import AlgorithmConfig, OptimConfig, TrainConfig
+from oblrpo.errors import InputError
+from oblrpo.estimators import RATIOS, moments
+from oblrpo.rollout import sample
+from oblrpo.scores import oracle
+from oblrpo.trainer.results import clip_metrics
+from oblrpo.trainer.setup import check
+from tests.scores.stay_double import StayDouble
+from tests.trainer import learners
+
+P, G, LONGEST = 4, 3, 6
+LOW, HIGH = 0.1, 0.15
+
+
+@pytest.fixture(autouse=True)
+def stay_double():
+    """Norms and softmaxes of transformers go down to float32 without it."""
+    with StayDouble():
+        yield
+
+
+@pytest.fixture
+def batch(tiny_policy):
+    """Completions in float64, rewards, and the log-probabilities of a policy that has moved since."""
+    tiny_policy.model.double()
+    torch.manual_seed(1)
+    rollouts = sample(tiny_policy, ["a", "bcd", "ef", "ghij"], G, LONGEST, 1.0)
+    logp_SC = tiny_policy.logps(rollouts.sequences).logp_SC.detach()
+    old_SC = logp_SC + 0.3 * torch.randn_like(logp_SC)
+    return rollouts, torch.randn(P, G, dtype=torch.float64), old_SC
+
+
+def learner_of(policy, algorithm, **settings):
+    settings |= {"num_generations": G, "max_completion_length": LONGEST, "num_iterations": 2}
+    return learners.learner_of(policy, algorithm, **settings)
+
+
+def grads(policy):
+    return torch.cat([p.grad.flatten() for p in policy.parameters])
+
+
+def published(name, logp_SC, old_SC, own_SC, A_S1, low, high):
+    """Each completion's loss as its authors write it, summed over its tokens; differentiated by autograd."""
+    ratio_SC = (logp_SC - old_SC).exp()
+    mean_S1 = ((logp_SC - old_SC) * own_SC).sum(1, keepdim=True) / own_SC.sum(1, keepdim=True)
+    if name == "none":
+        loss_SC = -A_S1 * logp_SC
+    elif name == "sequence":
+        return -A_S1[:, 0] * ((logp_SC - old_SC) * own_SC).sum(1).exp()
+    elif name == "ppo":
+        loss_SC = -torch.minimum(ratio_SC * A_S1, ratio_SC.clamp(1 - low, 1 + high) * A_S1)
+    elif name == "gspo":  # times the length, which its own weighting 1 / n takes off again
+        ratio_S1 = mean_S1.exp()
+        return -torch.minimum(ratio_S1 * A_S1, ratio_S1.clamp(1 - low, 1 + high) * A_S1)[:, 0] * own_SC.sum(1)
+    elif name == "cispo":
+        loss_SC = -ratio_SC.clamp(max=high).detach() * A_S1 * logp_SC
+    else:
+        divergence_SC = (logp_SC.exp() - old_SC.exp()).abs().detach()  # total variation of {this token, another}
+        away_SC = torch.where(A_S1 > 0, ratio_SC > 1, ratio_SC < 1)
+        loss_SC = -A_S1 * ratio_SC * ~(away_SC & (divergence_SC > torch.where(A_S1 > 0, high, low)))
+    return (loss_SC * own_SC).sum(1)
+
+
+BOUNDS = {"cispo": {"epsilon_high": 1.1}, "dppo": {"epsilon": 0.0003, "epsilon_high": 0.0004}, "none": {}, "sequence": {}}
+
+
+def bounds_of(name):
+    return BOUNDS.get(name, {"epsilon": LOW, "epsilon_high": HIGH})
+
+
+@pytest.mark.parametrize("weighting", ["sequence", "sequence_mean"])
+@pytest.mark.parametrize("name", RATIOS)
+def test_the_gradient_and_its_moments_are_those_of_the_published_loss(tiny_policy, batch, name, weighting):
+    rollouts, rewards_PG, old_SC = batch
+    learner = learner_of(tiny_policy, Algorithm("rloo", weighting=weighting, ratio=name), **bounds_of(name))
+    baseline_PG = (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (G - 1)
+    given = learner.batch(rollouts, rewards_PG).aged(old_SC, baseline_PG)
+    gradient, parts = learner.gradient(given)
+    ours = grads(tiny_policy)
+    tiny_policy.model.zero_grad()
+    own_SC, A_S1 = rollouts.sequences.own_SC, (rewards_PG - baseline_PG).flatten()[:, None]
+    logp_SC, bounds = tiny_policy.logps(rollouts.sequences).logp_SC, learner.ratio.bounds
+    weight_S = 1 / own_SC.sum(1).double() if weighting == "sequence_mean" else torch.ones(P * G, dtype=torch.float64)
+    loss_S = published(name, logp_SC, old_SC, own_SC, A_S1, bounds.low, bounds.high) * weight_S
+    coef_S = torch.full((P * G,), 1 / (P * G), dtype=torch.float64)
+    group_norm2_P = oracle.accumulate(tiny_policy.model, loss_S, coef_S, G) * P**2
+    expected = grads(tiny_policy)
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9 * float(expected.norm()))
+    wanted = moments(group_norm2_P, expected.square().sum())
+    assert gradient.moments.trace_cov == pytest.approx(wanted.trace_cov, rel=1e-9)
+    assert gradient.moments.signal2 == pytest.approx(wanted.signal2, rel=1e-7)
+    clipped = clip_metrics(parts)
+    assert all(0 < value < 1 for key, value in clipped.items() if key.endswith("mean") or key.startswith("cispo"))
+    assert bool(clipped) == (name not in {"none", "sequence"})
+
+
+@pytest.mark.parametrize("name", RATIOS)
+@pytest.mark.parametrize("algorithm", ["oblrpo", "otb"])
+def test_the_first_update_knows_no_ratio(tiny_policy, batch, name, algorithm):
+    """Bit for bit the gradient of one update; and against a policy that has not moved it is that again."""
+    rollouts, rewards_PG, _ = batch
+    plain = learner_of(tiny_policy, ALGORITHMS[algorithm])
+    first, _ = plain.gradient(plain.batch(rollouts, rewards_PG))
+    expected = grads(tiny_policy)
+    learner = learner_of(tiny_policy, Algorithm(ALGORITHMS[algorithm].baseline, ratio=name))
+    given = learner.batch(rollouts, rewards_PG)
+    gradient, _ = learner.gradient(given)
+    assert torch.equal(grads(tiny_policy), expected)
+    assert gradient.moments == first.moments
+    if algorithm == "oblrpo":
+        again, parts = learner.gradient(given.aged(gradient.logp_SC, gradient.baseline_PG))
+        torch.testing.assert_close(grads(tiny_policy), expected, rtol=1e-12, atol=0)
+        assert again.moments.trace_cov == pytest.approx(first.moments.trace_cov, rel=1e-12)
+        assert not any(clip_metrics(parts).values())
+
+
+def test_norms_of_the_baseline_are_those_of_the_weighed_score(tiny_policy, batch):
+    """CISPO looks at no advantage, so that its baseline is taken anew: from the norms of sum_t m_t grad log pi."""
+    rollouts, rewards_PG, old_SC = batch
+    learner = learner_of(tiny_policy, Algorithm("oblr", ratio="cispo"), epsilon_high=1.1)
+    gradient, _ = learner.gradient(learner.batch(rollouts, rewards_PG).aged(old_SC, torch.zeros_like(rewards_PG)))
+    out = tiny_policy.logps(rollouts.sequences)
+    weight_SC = (out.logp_SC.detach() - old_SC).exp().clamp(max=1.1)
+    norm2_S = oracle.norm2(tiny_policy.model, (out.logp_SC * weight_SC * rollouts.sequences.own_SC).sum(1))
+    torch.testing.assert_close(gradient.norm2_PG.flatten(), norm2_S, rtol=1e-9, atol=0)
+    weighted_PG = norm2_S.view(P, G) * rewards_PG
+    others_PG = (weighted_PG.sum(1, keepdim=True) - weighted_PG) / (
+        norm2_S.view(P, G).sum(1, keepdim=True) - norm2_S.view(P, G)
+    )
+    torch.testing.assert_close(gradient.baseline_PG, others_PG, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "dppo"])
+@pytest.mark.parametrize("micro_batch", [0, 1])
+def test_clipped_ratios_keep_the_advantages_of_the_first_update(tiny_policy, batch, name, micro_batch):
+    rollouts, rewards_PG, _ = batch
+    learner = learner_of(
+        tiny_policy, Algorithm("oblr_shrunk", ratio=name), lr=0.05, prompts_per_micro_batch=micro_batch, epsilon=1e-6
+    )
+    first, second = learner.learn(rollouts, rewards_PG)
+    assert torch.equal(first.gradient.baseline_PG, second.gradient.baseline_PG)
+    assert second.gradient.norm2_PG is None  # nothing asks for them
+    assert 0 < first.further["clip_ratio/region_mean"] <= 0.5  # of both updates, the first of which clips nothing
+
+
+@pytest.mark.parametrize("name", RATIOS)
+@pytest.mark.parametrize("correction", ["truncated", "none"])
+def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, correction):
+    """rho is min(C, old / sampler), beside the ratio; the importance weight itself is min(C, now / sampler)."""
+    rollouts, rewards_PG, old_SC = batch
+    sampler_SC = (old_SC + 0.1 * torch.randn_like(old_SC)).clamp(max=0)
+    learner = learner_of(
+        tiny_policy, Algorithm("rloo", ratio=name), sampler_logps=True, sampler_correction=correction
+    )
+    given = learner.batch(rollouts, rewards_PG).aged(old_SC, torch.zeros_like(rewards_PG))
+    plain, _ = learner.gradient(given)
+    given = learners.replace(given, sampler_logps_SC=sampler_SC)
+    gradient, _ = learner.gradient(given)
+    own_SC, logp_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
+    from_SC = logp_SC if name == "sequence" else old_SC
+    rho_PG = ((from_SC - sampler_SC) * own_SC).sum(1).exp().clamp(max=3).view(P, G)
+    wanted_PG = rho_PG if name == "sequence" else rho_PG * plain.batch.rho_PG
+    torch.testing.assert_close(gradient.batch.rho_PG, wanted_PG if correction == "truncated" else plain.batch.rho_PG)
+
+
+def test_a_batch_that_is_clipped_away_changes_nothing(tiny_policy, batch):
+    rollouts, rewards_PG, _ = batch
+    learner = learner_of(tiny_policy, Algorithm("rloo", ratio="gspo", schedule="auto"), lr=0.05, epsilon=0.0)
+    given = learner.batch(rollouts, rewards_PG)
+    logp_SC, toward_PG = tiny_policy.logps(rollouts.sequences).logp_SC.detach(), rewards_PG - rewards_PG.mean(1, True)
+    baseline_PG = rewards_PG - toward_PG
+    given = given.aged(logp_SC - toward_PG.sign().flatten()[:, None] * 0.1, baseline_PG)
+    before = [p.detach().clone() for p in tiny_policy.parameters]
+    update = learner.update(learner.gradient(given)[0])
+    assert update.learning_rate == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters, strict=True))
+
+
+def test_bounds_are_the_sources_or_the_users():
+    def bounds(ratio, **given):
+        config = AlgorithmConfig(ratio=ratio, **given)
+        return ratio_of(config, resolve(config, OptimConfig())).bounds
+
+    assert (bounds("ppo").low, bounds("ppo").high) == (0.2, 0.2)
+    assert (bounds("gspo").low, bounds("gspo").high) == (3e-4, 4e-4)
+    assert (bounds("dppo").low, bounds("dppo").high) == (0.15, 0.15)
+    assert (bounds("cispo").low, bounds("cispo").high) == (math.inf, 5.0)
+    assert (bounds("ppo", epsilon=0.3).low, bounds("ppo", epsilon=0.3).high) == (0.3, 0.3)  # as in TRL
+    assert (bounds("ppo", epsilon_high=0.28).low, bounds("ppo", epsilon_high=0.28).high) == (0.2, 0.28)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ratio": "cispo", "epsilon": 0.2}, "epsilon would change nothing"),
+        ({"ratio": "cispo", "epsilon_high": 0.3}, "must be at least 1"),
+        ({"ratio": "sequence", "epsilon_high": 0.3}, "epsilon_high would change nothing"),
+        ({"ratio": "ppo", "epsilon": -0.5}, "must be at least 0, or -1"),
+        ({"ratio": "ppo", "algorithm": "otb"}, "gives every token its own"),
+        ({"ratio": "ppo", "algorithm": "vcpo"}, "importance weights of whole completions"),
+        ({"ratio": "clip"}, "unknown ratio 'clip'"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(settings, said):
+    with pytest.raises(InputError, match=said):
+        check(TrainConfig(algorithm=AlgorithmConfig(num_iterations=2, **settings)))

@@ -1,0 +1,34 @@
+"""`oblrpo report` of what real trainers leave in their folders."""
+
+import re
+
+import pytest
+from trl import GRPOTrainer
+
+from oblrpo.adapters.trl import OBLRPOTrainer, VarianceLedgerCallback
+from oblrpo.report import write_report
+from oblrpo.report.trl import read_trl
+from tests.trl.support import ours, theirs
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.mark.parametrize("kind", [GRPOTrainer, OBLRPOTrainer])
+def test_the_page_of_a_run_says_what_its_log_says(tmp_path, kind):
+    given = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    trainer = (ours if kind is OBLRPOTrainer else theirs)(tmp_path, **given)
+    if kind is GRPOTrainer:
+        trainer.add_callback(VarianceLedgerCallback(trainer, every=1))
+    trainer.train()
+    record = read_trl(tmp_path)
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert [row["step"] for row in record.steps] == [1, 2, 3]
+    for key in ("reward", "learning_rate", "n_snr", "entropy", "grad_norm", "step_time"):
+        assert [row[key] for row in record.steps] == [log[key] for log in logs], key
+    assert record.prompts == 4
+    page = write_report(tmp_path).read_text()
+    shown = set(re.findall(r"<figcaption><b>(.*?)</b>", page))
+    assert {"Signal to noise of the batch gradient", "Critical batch size, and the batch used"} <= shown
+    assert ("Gradient variance under each baseline" in shown) == (kind is GRPOTrainer)
+    assert ("Squared score norm" in shown) == (kind is OBLRPOTrainer)
+    assert "Held-out reward" in page
