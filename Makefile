@@ -72,12 +72,14 @@ test-trl: $(TRL_STAMP)
 attack: $(STAMP)
 	OBLRPO_FUZZ=10000 OBLRPO_KILLS=all $(BIN)/pytest -n auto tests/test_fuzz.py tests/cli/test_kills.py
 
-# pip-audit comes in an environment of its own, and asks PyPI. Without a network it says so; a weakness fails.
+# pip-audit comes in an environment of its own, and asks PyPI. It passes what PyPI does not know, so it has to find a
+# weakness that is there first; where it cannot, nothing was audited, and that is said.
+AUDIT := .cache/audit/bin/pip-audit --no-deps --disable-pip --progress-spinner off --requirement
 audit:
-	$(PYTHON) -m venv .cache/audit
-	@if .cache/audit/bin/pip install --quiet --disable-pip-version-check pip-audit && .cache/audit/bin/python -c "import urllib.request as r; r.urlopen('https://pypi.org/pypi/pip/json', timeout=20)"; \
-	then .cache/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip; \
-	else echo 'make audit: NOT DONE, no index of weaknesses can be reached from here'; fi
+	@$(PYTHON) -m venv .cache/audit && .cache/audit/bin/pip install --quiet --disable-pip-version-check pip-audit || true
+	@echo 'jinja2==2.4.1' > .cache/audit/weak.txt
+	@if $(AUDIT) .cache/audit/weak.txt 2>/dev/null | grep -q 'jinja2.*\(CVE\|GHSA\|PYSEC\)'; then $(AUDIT) constraints.txt; \
+	else echo 'make audit: NOT DONE, for no index of weaknesses can be reached from here.'; fi
 
 env-verl: $(VERL_STAMP)
 
