@@ -61,7 +61,7 @@ def train(arguments: argparse.Namespace, algorithm: str, variant: str, seed: int
     with watched_by(clock):
         run = oblrpo.train(
             model=str(start), data=problems(arguments.problems, False), eval_data=problems(HELD_OUT, True),
-            reward=route, algorithm=algorithm, seed=seed, steps=arguments.steps, eval_steps=10, eval_prompts=HELD_OUT,
+            reward=route, algorithm=algorithm, seed=seed, steps=arguments.steps, eval_steps=arguments.every, eval_prompts=HELD_OUT,
             prompts_per_step=PROMPTS, num_generations=GENERATIONS, max_completion_length=12, ledger="off",
             save_steps=0, threads=1, output=str(arguments.folder / f"{algorithm}_{variant}_{seed}"), progress=False,
             **ALGORITHMS[algorithm], **VARIANTS[variant],
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--problems", type=int, default=384)
+    parser.add_argument("--every", type=int, default=10, help="steps between measurements of held-out accuracy")
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--only-report", action="store_true")
     arguments = parser.parse_args()
