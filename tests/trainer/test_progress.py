@@ -17,12 +17,12 @@ def test_a_step_whose_completions_were_all_masked(nothing):
     with Progress(Console(file=told, width=200)) as progress:
         progress.start("a run", 2, 0, None)
         progress.step(0, {"step": 0, "eval/accuracy": nothing, "eval/accuracy_stderr": nothing})
-        progress.step(1, STEP | {"reward": nothing, "snr": nothing})
+        progress.step(1, STEP | {"reward": nothing, "n_snr": nothing})
         progress.step(2, STEP | {"eval/accuracy": 0.5, "eval/accuracy_stderr": nothing})
     assert told.getvalue().splitlines()[1:] == [
         "step 0/2  held-out -",
-        "step 1/2  reward -  held-out -  SNR -  lr 1.0e-03 (x0.50 of eta_0)",
-        "step 2/2  reward 0.250  held-out 0.500  SNR 0.500  lr 1.0e-03 (x0.50 of eta_0)",
+        "step 1/2  reward -  held-out -  N SNR -  lr 1.0e-03 (x0.50 of eta_0)",
+        "step 2/2  reward 0.250  held-out 0.500  N SNR 2.00 (67% signal)  lr 1.0e-03 (x0.50 of eta_0)",
     ]
 
 

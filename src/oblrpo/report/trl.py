@@ -103,5 +103,5 @@ def _prompts(rows: list[Metrics]) -> int:
     """The number of prompts a step, N, of the last step with N SNR and SNR; 0 if none has them."""
     for row in reversed(rows):
         if row.get("snr") and row.get("n_snr"):
-            return round(row["n_snr"] / row["snr"])
+            return int(round(row["n_snr"] / row["snr"]))
     return 0

@@ -116,7 +116,14 @@ def _learning(metrics: dict[str, Any]) -> str:
     if metrics.get("grad_norm") == 0:
         return "no gradient, no update"
     rate = f"lr {metrics['learning_rate']:.1e}{_factor([metrics], metrics['lr_factor'])}"
-    return f"SNR {_figure(metrics['snr'])}  {rate}"
+    return f"{_signal(metrics['n_snr'])}  {rate}"
+
+
+def _signal(n_snr: float | None) -> str:
+    """Write the batch's signal-to-noise ratio, and the share of the gradient's squared norm that is signal."""
+    if not _is_number(n_snr):
+        return "N SNR -"
+    return f"N SNR {n_snr:.2f} ({max(n_snr, 0) / (1 + max(n_snr, 0)):.0%} signal)"
 
 
 def _factor(steps: list[dict[str, Any]], factor: float) -> str:
