@@ -30,8 +30,8 @@ class Dispatch:
 
 
 Tap: TypeAlias = Callable[[dict[str, str], Tensor, Tensor, Dispatch | None], Tensor]
-"""Records output = input W' + b for the parameters named {"weight" or "transposed": W or W', "bias": b}, or for the slices
-dispatched to; returns the output to go on with."""
+"""Records output = input W' + b for the parameters named {"weight" or "transposed": W or W', "bias": b}, or for their
+slices that were dispatched to; returns the output to go on with."""
 
 Forward: TypeAlias = Callable[..., Any]
 

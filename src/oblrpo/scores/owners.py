@@ -171,13 +171,20 @@ USED_BY_PARENTS = (*CONTAINERS, nn.Conv1d, nn.Conv2d)
 """Modules whose parameters may be used by the module that they are a part of, without a call."""
 
 
+def by_operations(model: nn.Module) -> dict[str, str]:
+    """Paths and classes of the trainable modules without a rule, whose gradients are taken operation by operation."""
+    owners = owners_of_trainable_parameters(model).values()
+    return {owner.name: type(owner.module).__name__ for owner in owners if owner.by_operations}
+
+
 def scopes(model: nn.Module, owners: Iterable[Owner]) -> dict[nn.Module, tuple[Owner, list[Owner]]]:
-    """The modules during whose forward the operations on parameters without a rule are seen, and these parameters' owners."""
+    """The modules in whose forwards the operations on parameters without a rule are seen, and whose these are."""
     modules, found = dict(model.named_modules()), dict[nn.Module, tuple[Owner, list[Owner]]]()
     for owner in owners:
         name = owner.name if owner.module is not model else ""
         module = owner.module
-        if isinstance(module, USED_BY_PARENTS):
+        table = isinstance(module, nn.Embedding) and "Position" in type(module).__name__  # one for all rows
+        if table or isinstance(module, USED_BY_PARENTS):
             while name and (module is owner.module or isinstance(module, CONTAINERS)):
                 name = name.rpartition(".")[0]
                 module = modules[name]

@@ -21,11 +21,12 @@ from torch.utils.hooks import RemovableHandle
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.graphs import foreign_functions, foreign_hooks, why_nothing_was_recorded
 from oblrpo.scores.layout import Layout
-from oblrpo.scores.operations import Operation, Operations, Record, Source
+from oblrpo.scores.operations import Operation, Source
 from oblrpo.scores.owners import Owner, SharedPrompt, Slot, owners_of_trainable_parameters, scopes, shared_prompts
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
 from oblrpo.scores.taps import Receiver, Tap, Use
+from oblrpo.scores.watching import Operations, Record
 
 ACTIVE: list[Recorder] = []
 """The recorders that are inside their `with`, innermost last."""
