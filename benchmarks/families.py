@@ -88,11 +88,11 @@ def logps(model: nn.Module, ids_ST: Tensor, mask_ST: Tensor | None) -> Tensor:
 def batches() -> dict[str, tuple[Tensor, Tensor | None]]:
     """Tokens and masks: prompts padded on the left, completions on the right."""
     torch.manual_seed(1)
-    ids_ST, mask_ST = torch.randint(3, VOCABULARY, (4, 9)), torch.ones(4, 9, dtype=torch.long)
+    ids_ST, mask_ST = torch.randint(3, VOCABULARY, (4, 8)), torch.ones(4, 8, dtype=torch.long)
     for s in range(4):
         mask_ST[s, : s % 3] = 0
-        mask_ST[s, 9 - s // 2 :] = 0
-    square, row = torch.randint(3, VOCABULARY, (6, 6)), torch.randint(3, VOCABULARY, (1, 7))
+        mask_ST[s, 8 - s // 2 :] = 0
+    square, row = torch.randint(3, VOCABULARY, (5, 5)), torch.randint(3, VOCABULARY, (1, 6))
     return {
         "padded": (ids_ST.masked_fill(mask_ST == 0, PAD), mask_ST),
         "as many rows as tokens": (square, torch.ones_like(square)),

@@ -55,7 +55,11 @@ OFF = ("dropout", "layerdrop", "pdrop", "_drop", "jitter")
 MLA = {"num_key_value_heads": 4}
 ROTARY = {"rotary_dim": 4}
 FOUR = {"num_hidden_layers": 4}
-GEMMA4 = FOUR | {"global_head_dim": 8, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1}
+GEMMA4 = FOUR | {
+    "global_head_dim": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 1,
+}
 HEAD = {"head_dim": 8}
 FAMILIES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), MLA),

@@ -311,6 +311,7 @@ class Recorder:
             UnsupportedModelError: other rows matter.
             RuntimeError: autograd's own.
         """
+        self._operations.check()
         sharded = any(map(wrapped_by_fsdp, self.model.modules()))
         if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
             return False

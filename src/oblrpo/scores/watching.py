@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from oblrpo.scores.contributions import Contribution, Outer
+from oblrpo.scores.functions import PICKING, alias, is_pure, name_of, out_of_place
 from oblrpo.scores.operations import Derived, Operation, Source
 from oblrpo.scores.owners import Owner
 from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, product
@@ -51,14 +52,21 @@ class Operations(TorchFunctionMode):
         self._picked: dict[int, Tensor] = {}
         self._depth = 0
         self._doubts: list[tuple[str, Tensor]] = []
+        self._refused: UnsupportedModelError | None = None
 
     def forget(self) -> None:
         """Forget the last forward."""
         self._derived, self._picked, self._depth, self._doubts = {}, {}, 0, []
+        self._refused = None
 
     @contextmanager
     def of(self, owners: list[Owner]) -> Iterator[None]:
-        """See what is done with the parameters of these."""
+        """See what is done with the parameters of these.
+
+        Raises:
+            UnsupportedModelError: it cannot be taken by rows.
+            RuntimeError: the model's own.
+        """
         for owner in owners:
             for name in owner.parameters:
                 in_place = owner.module._parameters[name]
@@ -72,6 +80,10 @@ class Operations(TorchFunctionMode):
                     yield
             else:
                 yield
+        except RuntimeError:
+            if self._refused is not None:
+                raise self._refused from None
+            raise
         finally:
             self._depth -= 1
             if not self._depth:
@@ -83,6 +95,8 @@ class Operations(TorchFunctionMode):
         Raises:
             UnsupportedModelError: one did not.
         """
+        if self._refused is not None:  # and the model went on
+            raise self._refused
         doubts, self._doubts = self._doubts, []
         if doubts and bool(torch.stack([wrong.cpu() for _, wrong in doubts]).any()):
             what = next(what for what, wrong in doubts if bool(wrong))
@@ -97,9 +111,20 @@ class Operations(TorchFunctionMode):
         known, given = self._derived, list(_flat([*args, *kwargs.values()]))
         if not any(id(each) in known for each in given):
             result = func(*args, **kwargs)
-            if self._picked or func in _PICKING:
+            if self._picked or func in PICKING:
                 self._note_picked(func, args, kwargs, given, result)
             return result
+        try:
+            return self._with_parameters(func, types, args, kwargs)
+        except UnsupportedModelError as error:  # a TypeError, which Python takes for "try the operands the other way"
+            self._refused = error
+            raise RuntimeError("refused by the score tape") from error
+
+    def _with_parameters(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function that has a parameter, or what was made of one, among its arguments."""
+        known, apart = self._derived, out_of_place(func)
+        if apart is not None and args[0].requires_grad and id(args[0]) not in known:
+            return args[0].copy_(self.__torch_function__(apart, types, (args[0].clone(), *args[1:]), kwargs))
         leaves, spec = tree_flatten((args, kwargs))
         derived = {place: known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in known}
         operation, output = self._in_rows(func, leaves, spec, derived)
@@ -114,7 +139,7 @@ class Operations(TorchFunctionMode):
         """Note tensors whose leading axis is some rows, or tokens of several rows, and what is computed from them."""
         lengths = {each.shape[0] for each in given if id(each) in self._picked and each.ndim}
         picks = (
-            func in _PICKING and isinstance(args[0], Tensor) and args[0].requires_grad and _PICKING[func](args, kwargs)
+            func in PICKING and isinstance(args[0], Tensor) and args[0].requires_grad and PICKING[func](args, kwargs)
         )
         for each in _flat([result]):
             if isinstance(each, Tensor) and each.ndim and (picks or each.shape[0] in lengths):
@@ -141,14 +166,15 @@ class Operations(TorchFunctionMode):
         if rows is None:
             rows = next((leaves[p].shape[0] for p in others if leaves[p].ndim > 1), 1)
         followed = [p for p in others if leaves[p].requires_grad]
-        in_rows = [p for p in others if self._leads(leaves[p], rows)]
+        # The ids or angles of all rows, (T,), may be as many as rows.
+        in_rows = [p for p in others if self._leads(leaves[p], rows) and (p in followed or leaves[p].ndim > 1)]
         odd = [p for p in followed if p not in in_rows or (rows > 1 and id(leaves[p]) in self._picked)]
         if odd:
             raise UnsupportedModelError(
-                f"{_path(derived)}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {_name(func)}, "
+                f"{_path(derived)}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {name_of(func)}, "
                 f"which does not lead with all of the batch's {rows} rows; there is no rule for {_kind(derived)}."
             )
-        if not in_rows or (not followed and not _is_pure(func)):
+        if not in_rows or (not followed and not is_pure(func)):
             return None, None
         output: Any = None
         for chosen in (in_rows, followed) if followed else (in_rows,):
@@ -167,8 +193,8 @@ class Operations(TorchFunctionMode):
         written = [args[0]] if result is None and args else []
         for each in _flat([result, *written]):
             if isinstance(each, Tensor) and each.requires_grad:
-                alias = _alias(func, each, list(derived.values()))
-                self._derived[id(each)] = Derived(each, sources, alias, each._version)
+                transposed = alias(func, each, list(derived.values()))
+                self._derived[id(each)] = Derived(each, sources, transposed, each._version)
         return result
 
     def _meet(self, operation: Operation, output: Any, args: Any, kwargs: Any) -> Any:
@@ -180,18 +206,18 @@ class Operations(TorchFunctionMode):
         func, derived = operation.function, operation.derived
         if not any(isinstance(each, Tensor) for each in _flat([output])) and output is not None:
             return output  # a shape, a type
-        single = isinstance(output, Tensor) and _is_pure(func)
+        single = isinstance(output, Tensor) and is_pure(func)
         if single and not output.is_floating_point() and not output.is_complex():
             return output  # a comparison
         if not single or not output.is_floating_point() or not output.ndim or output.shape[0] % operation.rows:
             raise UnsupportedModelError(
-                f"{_path(derived)}: it is used in {_name(func)}, which changes a tensor in place, or gives several, or "
+                f"{_path(derived)}: it is used in {name_of(func)}, which changes a tensor in place, or gives several, or "
                 f"none with the batch's leading axis; there is no rule for {_kind(derived)}."
             )
         factored = self._factors(operation, args, kwargs, output)
         if factored is not None:
             return factored
-        self._doubt(f"{_path(derived)}: {_name(func)}", operation, output)
+        self._doubt(f"{_path(derived)}: {name_of(func)}", operation, output)
         for source in operation.sources.values():
             if source.in_place.numel() > self._limit:
                 raise UnsupportedModelError(
@@ -265,40 +291,7 @@ class Operations(TorchFunctionMode):
         return self._record.tap(source.owner, rule, {"weight": source}, output, [given["input"]], None)
 
 
-def _some_rows(args: Any, kwargs: Any) -> bool:
-    """Whether an index picks along the leading axis."""
-    first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-    return isinstance(first, Tensor) or not (first is None or first is Ellipsis or first == slice(None))
-
-
-def _along_rows(args: Any, kwargs: Any) -> bool:
-    """Whether `split(x, sizes, dim=0)` and the like go along the leading axis."""
-    return (kwargs.get("dim", args[2] if len(args) > 2 else 0)) in {0, -args[0].ndim}
-
-
-_PICKING: dict[Any, Callable[[Any, Any], bool]] = {
-    Tensor.__getitem__: _some_rows,
-    **dict.fromkeys((torch.masked_select, Tensor.masked_select), lambda args, kwargs: True),
-    **dict.fromkeys((torch.index_select, Tensor.index_select), lambda args, kwargs: True),
-    **dict.fromkeys((torch.split, Tensor.split, torch.chunk, Tensor.chunk), _along_rows),
-}
-"""Functions that may take some rows, or tokens of some, and when they do."""
-
 _PRODUCTS = {linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
-_CASTS = {"to", "float", "double", "half", "bfloat16", "type", "type_as", "contiguous", "clone"}
-_TRANSPOSES = {"t", "T", "mT", "transpose"}
-
-
-def _alias(func: Any, result: Tensor, derived: list[Derived]) -> bool | None:
-    """Whether a result is still its only source, or its transpose, as `Derived.transposed` says."""
-    (first, *others), name = derived, _name(func)
-    if others or first.transposed is None or len(first.sources) != 1:
-        return None
-    if name in _CASTS and result.shape == first.tensor.shape:
-        return first.transposed
-    if name in _TRANSPOSES and result.ndim == 2 and result.shape == first.tensor.shape[::-1]:
-        return (not first.transposed) if result.stride() == first.tensor.stride()[::-1] else first.transposed
-    return None
 
 
 def _tokens(activation: Tensor) -> Tensor:
@@ -310,22 +303,6 @@ def _autocast(like: Tensor) -> Callable[[], AbstractContextManager[Any]]:
     kind = like.device.type
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled)
-
-
-def _is_pure(func: Any) -> bool:
-    """Whether the function leaves its arguments as they are, by its name."""
-    name = str(getattr(func, "__name__", ""))
-    in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        not in_place
-        and not (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
-        and (name not in {"__setitem__", "__delitem__"})
-    )
-
-
-def _name(func: Any) -> str:
-    name = str(getattr(func, "__name__", func))
-    return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
 
 
 def _path(derived: dict[int, Derived]) -> str:
