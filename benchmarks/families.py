@@ -16,7 +16,6 @@ import multiprocessing
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -178,13 +177,21 @@ def in_a_process(family: str, attention: str, seconds: float) -> Verdict:
         process.join()
 
 
-def markdown(verdicts: Iterable[Verdict]) -> str:
-    """The table, exact families in one row each."""
-    lines = ["| family | tape | worst error | why |", "|---|---|---|---|"]
-    for each in verdicts:
-        error = "" if each.error is None else f"{each.error:.0e}"
-        why = each.why.replace("|", "/")
-        lines.append(f"| {each.family} | {each.verdict} | {error} | {why[:200]} |")
+def line(verdict: Verdict) -> str:
+    """One family in a line."""
+    error = "" if verdict.error is None else f"{verdict.error:.0e}"
+    return f"{verdict.family}: {verdict.verdict} {error} {verdict.why}".strip()
+
+
+def markdown(verdicts: list[Verdict]) -> str:
+    """Two tables: how many and which, and why not."""
+    lines = ["| tape | families | which |", "|---|---|---|"]
+    for name, count in Counter(each.verdict for each in verdicts).most_common():
+        which = ", ".join(each.family for each in verdicts if each.verdict == name)
+        worst = max((each.error for each in verdicts if each.verdict == name and each.error is not None), default=None)
+        lines.append(f"| {name}{'' if worst is None else f', to {worst:.0e}'} | {count} | {which} |")
+    lines += ["", "| family | why not |", "|---|---|"]
+    lines += [f"| {each.family} | {each.why.replace('|', '/')[:160]} |" for each in verdicts if each.error is None]
     return "\n".join(lines) + "\n"
 
 
@@ -201,9 +208,7 @@ def main() -> None:
     verdicts = []
     for family in args.families or names():
         verdicts.append(in_a_process(family, args.attention, args.seconds))
-        print(markdown(verdicts[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
-    counts = Counter(each.verdict for each in verdicts)
-    print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), f"of {len(verdicts)}\n")
+        print(line(verdicts[-1]), file=sys.stderr, flush=True)
     print(markdown(verdicts))
     if args.markdown:
         with open(args.markdown, "w") as file:

@@ -1,4 +1,4 @@
-"""Tiny configs of transformers' causal-LM families, made from their defaults: every size that is known by name, small."""
+"""Tiny configs of transformers' causal-LM families: their defaults, with every size that is known by name small."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SIZES: dict[str, Any] = {
     "laurel_rank": 4, "attention_hidden_size": 32, "kv_channels": 8, "hidden_dim": 32, "o_lora_rank": 8,
     "time_step_rank": 4, "state_size": 4, "ssm_state_size": 4, "mamba_d_state": 4, "mamba_d_conv": 4, "conv_kernel": 4,
     "mamba_expand": 2, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_head_dim": 16,
-    "mamba_num_heads": 4, "mamba_n_groups": 1, "n_groups": 1, "n_mamba_heads": 2, "mamba_dt_rank": 4, "mamba_ngroups": 1,
-    "mamba_headdim": 16, "mamba_chunk_size": 4, "chunk_size": 4, "adapter_rank": 4, "num_mem_blocks": 1, "conv_dim": 32,
-    "conv_dim_out": 32, "block_dim": 32, "block_ff_dim": 24, "block_multiple_of": 4, "conv_L_cache": 3,
+    "mamba_num_heads": 4, "mamba_n_groups": 1, "n_groups": 1, "n_mamba_heads": 2, "mamba_dt_rank": 4,
+    "mamba_ngroups": 1, "mamba_headdim": 16, "mamba_chunk_size": 4, "chunk_size": 4, "adapter_rank": 4,
+    "num_mem_blocks": 1, "conv_dim": 32, "conv_dim_out": 32, "block_dim": 32, "block_ff_dim": 24, "block_multiple_of": 4, "conv_L_cache": 3,
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_conv_kernel_dim": 3, "linear_head_dim": 8, "linear_num_heads": 4, "index_head_dim": 8, "index_n_heads": 2,
     "index_topk": 64, "hc_mult": 2, "compress_ratio": 2,
@@ -53,7 +53,6 @@ OFF = ("dropout", "layerdrop", "pdrop", "_drop", "jitter")
 """What settings of randomness have in their names: they are set to 0."""
 
 MLA = {"num_key_value_heads": 4}
-ROTARY = {"rotary_dim": 4}
 FOUR = {"num_hidden_layers": 4}
 GEMMA4 = FOUR | {
     "global_head_dim": 8,
@@ -62,13 +61,13 @@ GEMMA4 = FOUR | {
 }
 HEAD = {"head_dim": 8}
 FAMILIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), MLA),
-    **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu"), MLA),
-    **dict.fromkeys(("codegen", "gptj"), ROTARY),
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral", "qwen4_exp_text"), HEAD),
+    "axk1": MLA, "axk2": MLA, "deepseek_v2": MLA, "deepseek_v3": MLA, "deepseek_v32": MLA, "glm4_moe_lite": MLA,
+    "glm_moe_dsa": MLA, "longcat_flash": MLA, "minicpm3": MLA, "youtu": MLA,
+    "codegen": {"rotary_dim": 4}, "gptj": {"rotary_dim": 4},
+    "hunyuan_v1_dense": HEAD, "hunyuan_v1_moe": HEAD, "ministral": HEAD, "qwen4_exp_text": HEAD,
     "qwen4_exp": {"text_config": HEAD},
-    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), GEMMA4),
-    **dict.fromkeys(("gemma4", "gemma4_unified"), {"text_config": GEMMA4}),
+    "gemma4_text": GEMMA4, "gemma4_unified_text": GEMMA4,
+    "gemma4": {"text_config": GEMMA4}, "gemma4_unified": {"text_config": GEMMA4},
     "gemma3n_text": FOUR | {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
                      "layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_dropout": 0.0},
@@ -78,10 +77,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mpt": {"attn_config": {"attn_pdrop": 0}},
     "reformer": {"axial_pos_embds": False, "lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4,
                  "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "num_buckets": 2},
+    "gemma3n": {"text_config": {"num_kv_shared_layers": 0}},
+    "cohere_compass_text": {"rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 6, "attn_layer_offset": 1, "attn_layer_period": 2, "attention_head_dim": 16},
-    "zamba2": {"num_hidden_layers": 6, "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"]},
-    "blt": {},
+    "zamba2": {"num_hidden_layers": 6, "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"],
+               "n_mamba_heads": 4},
 }  # fmt: skip
 """What single families need beside."""
 

@@ -66,5 +66,6 @@ def is_pure(func: Any) -> bool:
 
 
 def name_of(func: Any) -> str:
+    """The function's name, or that of the attribute it reads."""
     name = str(getattr(func, "__name__", func))
     return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name

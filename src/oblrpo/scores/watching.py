@@ -211,7 +211,7 @@ class Operations(TorchFunctionMode):
             return output  # a comparison
         if not single or not output.is_floating_point() or not output.ndim or output.shape[0] % operation.rows:
             raise UnsupportedModelError(
-                f"{_path(derived)}: it is used in {name_of(func)}, which changes a tensor in place, or gives several, or "
+                f"{_path(derived)}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or "
                 f"none with the batch's leading axis; there is no rule for {_kind(derived)}."
             )
         factored = self._factors(operation, args, kwargs, output)
@@ -254,7 +254,8 @@ class Operations(TorchFunctionMode):
         input, weight, bias = args[0], self._derived.get(id(args[1])), [*args[2:], *kwargs.values(), None][0]
         names = dict[str, Source]()
         flat = input.ndim == 2 and input.shape[0] == operation.rows * (self._record.tokens() or 0)
-        if weight is None or weight.transposed is None or not (input.shape[0] == operation.rows or flat):
+        whole = weight is not None and weight.transposed is not None and weight.tensor.ndim == 2
+        if weight is None or not whole or not (input.shape[0] == operation.rows or flat):
             return None
         names["transposed" if weight.transposed is (func is linear) else "weight"] = weight.sources[0]
         known_bias = self._derived.get(id(bias))
