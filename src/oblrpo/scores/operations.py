@@ -98,13 +98,6 @@ class Operation:
             return None
         return output if isinstance(output, Tensor) else None
 
-    def fits(self, output: Tensor) -> bool:
-        """Whether the last row alone has the shape of the last row of the output."""
-        alone = self.last_row()
-        if alone is None or not output.ndim or output.shape[0] % self.rows:
-            return False
-        return alone.shape == output[-(output.shape[0] // self.rows) :].shape
-
     def let_go(self) -> None:
         """Let go of the activations, which would live on with their graphs."""
         for place in (*self.in_rows, *self.constants):

@@ -127,11 +127,11 @@ class Operations(TorchFunctionMode):
             return args[0].copy_(self.__torch_function__(apart, types, (args[0].clone(), *args[1:]), kwargs))
         leaves, spec = tree_flatten((args, kwargs))
         derived = {place: known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in known}
-        operation, output = self._in_rows(func, leaves, spec, derived)
+        operation, output, alone = self._in_rows(func, leaves, spec, derived)
         if operation is None:
             return self._follow(func, args, kwargs, derived)
         try:
-            return self._meet(operation, output, args, kwargs)
+            return self._meet(operation, output, alone, args, kwargs)
         finally:
             operation.let_go()
 
@@ -155,8 +155,10 @@ class Operations(TorchFunctionMode):
 
     def _in_rows(
         self, func: Any, leaves: list[Any], spec: TreeSpec, derived: dict[int, Derived]
-    ) -> tuple[Operation | None, Any]:
-        """The operation and its output, if it takes activations: what autograd follows, or leads with rows.
+    ) -> tuple[Operation | None, Any, Tensor | None]:
+        """The operation, its output and that of the last row alone, if it takes activations.
+
+        These are what autograd follows, or what leads with rows.
 
         Raises:
             UnsupportedModelError: an activation has no leading row axis.
@@ -175,16 +177,17 @@ class Operations(TorchFunctionMode):
                 f"which does not lead with all of the batch's {rows} rows; there is no rule for {_kind(derived)}."
             )
         if not in_rows or (not followed and not is_pure(func)):
-            return None, None
+            return None, None, None
         output: Any = None
         for chosen in (in_rows, followed) if followed else (in_rows,):
             constants = [p for p in others if p not in chosen]
             operation = Operation(func, leaves, spec, derived, chosen, rows, _autocast(leaves[chosen[0]]), constants)
             if output is None:
                 output = operation.call({place: each.constant for place, each in derived.items()})
-            if rows == 1 or not isinstance(output, Tensor) or operation.fits(output) or chosen == followed:
-                return operation, output
-        return None, None
+            alone = operation.last_row() if rows > 1 else None
+            if rows == 1 or chosen == followed or _fits(alone, output, rows):
+                return operation, output, alone
+        return None, None, None
 
     def _follow(self, func: Any, args: Any, kwargs: Any, derived: dict[int, Derived]) -> Any:
         """Run a function of derived tensors and constants alone, and remember what it gives."""
@@ -197,7 +200,7 @@ class Operations(TorchFunctionMode):
                 self._derived[id(each)] = Derived(each, sources, transposed, each._version)
         return result
 
-    def _meet(self, operation: Operation, output: Any, args: Any, kwargs: Any) -> Any:
+    def _meet(self, operation: Operation, output: Any, alone: Tensor | None, args: Any, kwargs: Any) -> Any:
         """Run a function of derived tensors and activations, its output tapped.
 
         Raises:
@@ -217,7 +220,8 @@ class Operations(TorchFunctionMode):
         factored = self._factors(operation, args, kwargs, output)
         if factored is not None:
             return factored
-        self._doubt(f"{_path(derived)}: {name_of(func)}", operation, output)
+        if operation.rows > 1:
+            self._doubt(f"{_path(derived)}: {name_of(func)}", operation.rows, output, alone)
         for source in operation.sources.values():
             if source.in_place.numel() > self._limit:
                 raise UnsupportedModelError(
@@ -229,15 +233,13 @@ class Operations(TorchFunctionMode):
         owner = next(iter(derived.values())).sources[0].owner
         return self._record.tap(owner, product, operation.sources, output, saved, operation)
 
-    def _doubt(self, what: str, operation: Operation, output: Tensor) -> None:
+    def _doubt(self, what: str, rows: int, output: Tensor, alone: Tensor | None) -> None:
         """Note whether the last row alone gives something else; looked at in `check`, so that a GPU need not wait.
 
         Raises:
             UnsupportedModelError: it cannot be computed, or is of another shape.
         """
-        if operation.rows == 1:
-            return
-        alone, batch = operation.last_row(), output.detach()[-(output.shape[0] // operation.rows) :]
+        batch = output.detach()[-(output.shape[0] // rows) :]
         if alone is None or alone.shape != batch.shape:
             raise UnsupportedModelError(f"{what} cannot be taken for one row alone; do rows mix?")
         scale = batch.nan_to_num(posinf=0.0, neginf=0.0).abs().amax() * torch.finfo(batch.dtype).eps ** 0.5
@@ -304,6 +306,15 @@ def _autocast(like: Tensor) -> Callable[[], AbstractContextManager[Any]]:
     kind = like.device.type
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled)
+
+
+def _fits(alone: Tensor | None, output: Any, rows: int) -> bool:
+    """Whether the last row alone has the shape of the last row of the output; other outputs than tensors have none."""
+    if not isinstance(output, Tensor):
+        return True
+    if alone is None or not output.ndim or output.shape[0] % rows:
+        return False
+    return alone.shape == output[-(output.shape[0] // rows) :].shape
 
 
 def _path(derived: dict[int, Derived]) -> str:
