@@ -51,6 +51,13 @@ def randomise(model):
     return model
 
 
+def randomise_all(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.3 * torch.randn_like(parameter)
+
+
 def trainable(model):
     return [key for key, parameter in model.named_parameters() if parameter.requires_grad]
 
@@ -100,10 +107,19 @@ def test_attention_and_router_of_a_mixture_of_experts(name):
     assert_exact(model)
 
 
-def test_dora_is_refused_by_name():
-    message = refusal(adapt("qwen3-untied-biased", use_dora=True))
-    assert "DoRA" in message
-    assert "self_attn.q_proj" in message
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_dora": True},
+        {"target_modules": ["embed_tokens", "v_proj"]},
+        {"target_modules": ATTENTION, "trainable_token_indices": [3, 5]},
+    ],
+    ids=["dora", "embedding", "trainable tokens"],
+)
+def test_adapters_that_act_operation_by_operation_are_exact(changes):
+    model = adapt("qwen3-untied-biased", **changes)
+    randomise_all(model)
+    assert_exact(model)
 
 
 @pytest.mark.parametrize("parameter", ["mlp.experts.gate_up_proj", "mlp.gate.weight"])
@@ -111,15 +127,6 @@ def test_lora_on_a_bare_parameter_is_refused(parameter):
     """PEFT multiplies A and B out and adds them to the weight; neither is called."""
     model = adapt("qwen3-moe-normalised", target_modules=ATTENTION, target_parameters=[parameter])
     assert "lora_A" in refusal(model)
-
-
-def test_lora_on_an_embedding_is_refused():
-    assert "lora_embedding" in refusal(adapt("qwen3-untied-biased", target_modules=["embed_tokens"]))
-
-
-def test_trainable_tokens_are_refused():
-    model = adapt("qwen3-untied-biased", target_modules=ATTENTION, trainable_token_indices=[3, 5])
-    assert "trainable_tokens" in refusal(model)
 
 
 PROMPTS = {
@@ -163,7 +170,7 @@ def test_trained_prompts_are_exact(name):
 def test_p_tuning_with_a_recurrent_encoder_is_refused():
     settings = {"num_virtual_tokens": 3, "encoder_hidden_size": 8, "encoder_reparameterization_type": "LSTM"}
     model = get_peft_model(build_family("qwen3-tied"), PromptEncoderConfig(task_type="CAUSAL_LM", **settings))
-    assert "LSTM at prompt_encoder.default.lstm_head" in refusal(model.double().eval())
+    assert "prompt_encoder.default.lstm_head" in refusal(WithoutPrompt(model.double().eval()))
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

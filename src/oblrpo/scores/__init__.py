@@ -5,6 +5,7 @@ from oblrpo.scores.contributions import Outer, Vector
 from oblrpo.scores.gram import Sketch
 from oblrpo.scores.head import TokenLogps, chunked_logps, token_logps
 from oblrpo.scores.methods import METHODS
+from oblrpo.scores.owners import by_operations
 from oblrpo.scores.proxies import PROXIES, CalibratedProxy, Features, agreement, log_error, logit_norm2
 from oblrpo.scores.rules import Call, UnsupportedModelError, register_rule
 from oblrpo.scores.tape import ScoreTape
@@ -22,6 +23,7 @@ __all__ = [
     "UnsupportedModelError",
     "Vector",
     "agreement",
+    "by_operations",
     "chunked_logps",
     "log_error",
     "logit_norm2",

@@ -1,20 +1,18 @@
-"""Recorded forwards of layers whose parameters act inside: mixture-of-experts routers and batched expert weights.
+"""Recorded forwards of batched expert weights, which act inside on tokens that are gathered from all rows.
 
 `forward_for(module)` gives a function `(module, tap, *args, **kwargs)` that computes what the module's forward does and
-passes every use of a parameter through `tap(name, input, output, ...)`, which returns the output to go on with.
+passes every use of a parameter through `tap(names, input, output, ...)`, which returns the output to go on with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
 
 from oblrpo.scores.rules import UnsupportedModelError
 
@@ -31,79 +29,43 @@ class Dispatch:
     """Number of flattened tokens that the positions count in."""
 
 
-Tap: TypeAlias = Callable[[str, Tensor, Tensor, Dispatch | None], Tensor]
-"""Records output = input W' for the parameter named, or the slice dispatched to; returns the output to go on with."""
+Tap: TypeAlias = Callable[[dict[str, str], Tensor, Tensor, Dispatch | None], Tensor]
+"""Records output = input W' + b for the parameters named {"weight" or "transposed": W or W', "bias": b}, or for their
+slices that were dispatched to; returns the output to go on with."""
 
 Forward: TypeAlias = Callable[..., Any]
 
 
-def forward_for(path: str, module: nn.Module, trainable: frozenset[str]) -> Forward | None:
-    """The recorded forward for the module at this path, whose `trainable` parameters count, or None.
+def forward_for(path: str, module: nn.Module) -> Forward | None:
+    """The recorded forward for the module at this path, or None.
 
     Raises:
         UnsupportedModelError: a batched-experts layer of a form that is not known here.
     """
     name = type(module).__name__
-    if name.endswith("TopKRouter"):
-        return partial(linear_uses, path, trainable)
-    if name.endswith("Experts"):
+    if name == "Llama4TextExperts":
+        return _all_experts
+    if name.endswith("Experts") and hasattr(module, "has_gate"):
         return experts_forward(path, module)
     return None
-
-
-def linear_uses(path: str, trainable: frozenset[str], module: nn.Module, tap: Tap, *args: Any, **kwargs: Any) -> Any:
-    """The module's own forward, with each `linear(x, self.weight)` in it recorded.
-
-    Raises:
-        UnsupportedModelError: a trainable parameter is used in some other way.
-    """
-    with _LinearUses(path, trainable, module, tap):
-        return type(module).forward(module, *args, **kwargs)
-
-
-class _LinearUses(TorchFunctionMode):
-    def __init__(self, path: str, trainable: frozenset[str], module: nn.Module, tap: Tap) -> None:
-        super().__init__()
-        self.path, self.module, self.tap = path, module, tap
-        self.names = {id(module._parameters[name]): name for name in trainable}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        used = [self.names[id(each)] for each in _flat([*args, *kwargs.values()]) if id(each) in self.names]
-        if not used or not any(isinstance(each, Tensor) for each in _flat([result])):  # a shape, a type
-            return result
-        if func is linear and len(used) == 1 and len(args) > 1 and id(args[1]) in self.names:
-            return self.tap(used[0], args[0], result, None)
-        raise UnsupportedModelError(
-            f"{self.path}: {type(self.module).__name__} uses {used[0]} in {getattr(func, '__name__', func)}; only "
-            "linear(x, weight) with the whole weight is known of a router."
-        )
-
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    """What lists and tuples hold, however deep (`torch.cat` takes a list, `chunk` gives a tuple)."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value
 
 
 def experts_forward(path: str, module: nn.Module) -> Forward:
     """The forward of transformers' batched experts: y = sum_k p_k D[e_k] (act(gate) * up), [gate, up] = U[e_k] x.
 
+    Weights may be transposed, products may have biases, and there may be no gate.
+
     Raises:
-        UnsupportedModelError: the layer has biases, transposed weights, no gate, a norm, or is split over devices.
+        UnsupportedModelError: the layer has a norm, further parameters, or is split over devices.
     """
-    wanted = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False,
-              "_is_expert_parallel": False}  # fmt: skip
-    settings = {name: getattr(module, name, value) for name, value in wanted.items()}
-    odd = [f"{name} is {value}" for name, value in settings.items() if value is not wanted[name]]
+    settings = {name: getattr(module, name, False) for name in ("has_post_expert_norm", "_is_expert_parallel")}
+    odd = [f"{name} is {value}" for name, value in settings.items() if value]
+    first, biased = _first(module), "_bias" if getattr(module, "has_bias", False) else ""
+    expected = sorted({first, "down_proj", first + biased, "down_proj" + biased})
     parameters = sorted(dict(module.named_parameters(recurse=False)))
-    if parameters != ["down_proj", "gate_up_proj"]:
-        odd.append(f"its parameters are {', '.join(parameters)}, not down_proj and gate_up_proj")
-    if not hasattr(module, "_apply_gate"):
+    if parameters != expected:
+        odd.append(f"its parameters are {', '.join(parameters)}, not {', '.join(expected)}")
+    if module.has_gate and not hasattr(module, "_apply_gate"):
         odd.append("it has no method _apply_gate")
     if odd:
         raise UnsupportedModelError(
@@ -112,9 +74,25 @@ def experts_forward(path: str, module: nn.Module) -> Forward:
     return _experts
 
 
+def _first(module: nn.Module) -> str:
+    return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
+
+
+def _product(module: Any, tap: Tap, name: str, x: Tensor, dispatch: Dispatch) -> Tensor:
+    """One expert's product, with its bias where there are any."""
+    weight, names = getattr(module, name)[dispatch.index], {"weight": name}
+    if getattr(module, "is_transposed", True):
+        weight, names = weight.T, {"transposed": name}
+    bias = None
+    if getattr(module, "has_bias", False):
+        names["bias"] = f"{name}_bias"
+        bias = getattr(module, names["bias"])[dispatch.index]
+    return tap(names, x, linear(x, weight, bias), dispatch)
+
+
 def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The experts' forward with its tokens sorted by expert, and one pair of products an expert."""
-    experts, tokens = module.gate_up_proj.shape[0], len(hidden_states)
+    first, experts, tokens = _first(module), len(module.down_proj), len(hidden_states)
     expert_N, order_N = top_k_index.flatten().sort(stable=True)
     token_N = order_N // top_k_index.shape[1]
     ends = torch.bincount(expert_N, minlength=experts).cumsum(0).tolist()
@@ -124,10 +102,20 @@ def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, 
             continue
         token = token_N[start:end]
         dispatch = Dispatch(expert, token, tokens)
-        x = hidden_states[token]
-        gate_up = tap("gate_up_proj", x, linear(x, module.gate_up_proj[expert]), dispatch)
-        y = module._apply_gate(gate_up)
-        y = tap("down_proj", y, linear(y, module.down_proj[expert]), dispatch)
+        y = _product(module, tap, first, hidden_states[token], dispatch)
+        y = module._apply_gate(y) if first == "gate_up_proj" else module.act_fn(y)
+        y = _product(module, tap, "down_proj", y, dispatch)
         y = y * top_k_weights.flatten()[order_N[start:end], None]
         mixed = mixed.index_add(0, token, y.to(mixed.dtype))
     return mixed
+
+
+def _all_experts(module: Any, tap: Tap, hidden_states: Tensor) -> Tensor:
+    """Llama 4's: every expert sees every token, and what comes in is sorted by expert."""
+    by_expert = hidden_states.view(len(module.down_proj), -1, hidden_states.shape[-1])
+    tokens, outputs = by_expert.shape[1], []
+    for expert, x in enumerate(by_expert):
+        dispatch = Dispatch(expert, torch.arange(tokens, device=x.device), tokens)
+        gate, up = _product(module, tap, "gate_up_proj", x, dispatch).chunk(2, dim=-1)
+        outputs.append(_product(module, tap, "down_proj", up * module.act_fn(gate), dispatch))
+    return torch.cat(outputs)

@@ -46,6 +46,19 @@ class Layout:
             return flat
         raise ValueError(f"{shape} for {self.sequences} sequences")
 
+    def blocks(self, activation: Tensor, rows: int) -> Tensor:
+        """The activation of so many batch rows as (S, n, ...), whatever its leading axis holds of each.
+
+        Raises:
+            ValueError: rows are packed, or are not the sequences.
+        """
+        if self._index_ST is not None:
+            raise ValueError(f"{tuple(activation.shape)} for packed rows, and no rule for the layer")
+        if rows != self.sequences:
+            raise ValueError(f"{rows} batch rows for {self.sequences} sequences")
+        blocks: Tensor = activation.unflatten(0, (rows, -1))
+        return blocks
+
     def watch(self, grad: Tensor) -> None:
         """Notice whether tokens of packed rows that belong to no sequence matter."""
         if self._nobodys_N is not None and len(self._nobodys_N):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,6 +60,7 @@ class Owner:
     def __init__(self, name: str, module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         self.name, self.module, self.parameters = name, module, parameters
         self.inside: Forward | None = None
+        self.by_operations = False  # no rule: see `operations`
         self._replaced = False
         self._hidden: dict[str, nn.Parameter | None] = {}
 
@@ -131,7 +132,7 @@ def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
     """Every module with trainable parameters of its own.
 
     Raises:
-        UnsupportedModelError: there is none, one has no rule, one is compiled, or sequences mix in a BatchNorm.
+        UnsupportedModelError: there is none, one is compiled, or sequences mix in a BatchNorm.
     """
     owners = {}
     for name, module in model.named_modules():
@@ -146,27 +147,46 @@ def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
         if not own:
             continue
         owner = owners[module] = Owner(name or "the model itself", module, own)
-        owner.inside = forward_for(owner.name, module, frozenset(own))
-        if owner.inside is None:
-            _check_rule(owner)
+        owner.inside = forward_for(owner.name, module)
+        owner.by_operations = owner.inside is None and not _is_known(owner)
     if not owners:
         raise UnsupportedModelError("the model has no trainable parameter.")
     return owners
 
 
-def _check_rule(owner: Owner) -> None:
-    rule, kind = rule_for(owner.module), type(owner.module).__name__
-    if rule is None:
-        why = (
-            "DoRA's weights are not a sum of layers; use LoRA"
-            if "Dora" in kind
-            else "freeze it or add a rule with oblrpo.scores.register_rule"
-        )
-        raise UnsupportedModelError(
-            f"no score-norm rule for {kind} at {owner.name} (trainable: {', '.join(owner.parameters)}); {why}."
-        )
-    if rule.gradients is rms_norm:
-        try:
-            gain_offset(owner.module)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{owner.name}: {error}") from None
+def _is_known(owner: Owner) -> bool:
+    """Whether a rule covers the module; what is called a norm must be one whose gain is w or 1 + w."""
+    rule = rule_for(owner.module)
+    if rule is None or rule.gradients is not rms_norm:
+        return rule is not None
+    try:
+        gain_offset(owner.module)
+    except UnsupportedModelError:
+        return False
+    return True
+
+
+CONTAINERS = (nn.ParameterDict, nn.ParameterList, nn.ModuleDict, nn.ModuleList, nn.Sequential)
+USED_BY_PARENTS = (*CONTAINERS, nn.Conv1d, nn.Conv2d)
+"""Modules whose parameters may be used by the module that they are a part of, without a call."""
+
+
+def by_operations(model: nn.Module) -> dict[str, str]:
+    """Paths and classes of the trainable modules without a rule, whose gradients are taken operation by operation."""
+    owners = owners_of_trainable_parameters(model).values()
+    return {owner.name: type(owner.module).__name__ for owner in owners if owner.by_operations}
+
+
+def scopes(model: nn.Module, owners: Iterable[Owner]) -> dict[nn.Module, tuple[Owner, list[Owner]]]:
+    """The modules in whose forwards the operations on parameters without a rule are seen, and whose these are."""
+    modules, found = dict(model.named_modules()), dict[nn.Module, tuple[Owner, list[Owner]]]()
+    for owner in owners:
+        name = owner.name if owner.module is not model else ""
+        module = owner.module
+        table = isinstance(module, nn.Embedding) and "Position" in type(module).__name__  # one for all rows
+        if table or isinstance(module, USED_BY_PARENTS):
+            while name and (module is owner.module or isinstance(module, CONTAINERS)):
+                name = name.rpartition(".")[0]
+                module = modules[name]
+        found.setdefault(module, (Owner(name or "the model itself", module, {}), []))[1].append(owner)
+    return found

@@ -21,10 +21,12 @@ from torch.utils.hooks import RemovableHandle
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.graphs import foreign_functions, foreign_hooks, why_nothing_was_recorded
 from oblrpo.scores.layout import Layout
-from oblrpo.scores.owners import Owner, SharedPrompt, Slot, owners_of_trainable_parameters, shared_prompts
-from oblrpo.scores.rules import Gradients, UnsupportedModelError, linear, rule_for, wrapped_by_fsdp
+from oblrpo.scores.operations import Operation, Source
+from oblrpo.scores.owners import Owner, SharedPrompt, Slot, owners_of_trainable_parameters, scopes, shared_prompts
+from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
 from oblrpo.scores.taps import Receiver, Tap, Use
+from oblrpo.scores.watching import Operations, Record
 
 ACTIVE: list[Recorder] = []
 """The recorders that are inside their `with`, innermost last."""
@@ -46,6 +48,9 @@ class Recorder:
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.batch_rows: int | None = None
         self.tokens: int | None = None
+        self._scopes: list[Owner] = []
+        record = Record(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation)
+        self._operations = Operations(record, sum(p.numel() for p in model.parameters()))
 
     @property
     def slots(self) -> list[Slot]:
@@ -73,6 +78,7 @@ class Recorder:
         self.batch_rows = self.tokens = None
         self._gathered = {}
         self._ran_without_gradients = self._foreign_hooks = False
+        self._operations.forget()
         for slot in self._slots.values():
             slot.forget()
         try:
@@ -89,6 +95,8 @@ class Recorder:
         for owner in self._owners.values():  # a KeyboardInterrupt inside a forward skips its hook
             owner.show_parameters()
             owner.restore_forward()
+        for scope in self._scopes:
+            scope.restore_forward()
         for prompt in self._prompts:
             prompt.restore()
         if self in ACTIVE:
@@ -113,8 +121,17 @@ class Recorder:
         self._prompts = shared_prompts(self.model)
         for prompt in self._prompts:
             prompt.look_up_per_row()
+        self._scopes = []
+        general = [owner for owner in self._owners.values() if owner.by_operations]
+        for module, (scope, owners) in scopes(self.model, general).items():
+            parts = [self._owners[part] for part in module.children() if part in self._owners]
+            near = [part for part in parts if part.inside is None and part not in owners]  # it may use their weights
+            scope.replace_forward(partial(self._forward_seen, module, owners + near))
+            self._scopes.append(scope)
         for owner in self._owners.values():
             module = owner.module
+            if owner.by_operations:
+                continue
             if owner.inside is not None:
                 owner.replace_forward(partial(owner.inside, module, partial(self.tap, owner)))
             self._handles += [
@@ -163,19 +180,39 @@ class Recorder:
         use = self.use(owner, rule.gradients, dict(owner.parameters), first, output.shape)
         return Tap.apply(output, self.root, use, first, *([output] if rule.needs_output else []))
 
+    def _forward_seen(self, module: nn.Module, owners: list[Owner], *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward, in which the operations on these parameters are seen."""
+        self._ran_without_gradients |= not torch.is_grad_enabled()
+        with self._operations.of(owners):
+            return type(module).forward(module, *args, **kwargs)
+
+    def _tap_operation(
+        self,
+        owner: Owner,
+        gradients: Gradients,
+        sources: dict[str, Source],
+        output: Tensor,
+        saved: list[Tensor],
+        operation: Operation | None,
+    ) -> Tensor:
+        names = {key: source.owner.parameters[source.name] for key, source in sources.items()}
+        use = self.use(owner, gradients, names, saved[0], output.shape, operation=operation)
+        tapped: Tensor = Tap.apply(output, self.root, use, *saved)
+        return tapped
+
     def tap(
         self,
         owner: Owner,
-        name: str,
+        roles: dict[str, str],
         input: Tensor,
         output: Tensor,
         dispatch: Dispatch | None,
     ) -> Tensor:
         """Record a linear product inside a module, as `experts.Tap` says."""
-        if name not in owner.parameters or not torch.is_grad_enabled():
+        names = {role: owner.parameters[name] for role, name in roles.items() if name in owner.parameters}
+        if not names or not torch.is_grad_enabled():
             return output
-        names = {"weight": owner.parameters[name]}
-        use = self.use(owner, linear, names, input, output.shape, dispatch)
+        use = self.use(owner, product, names, input, output.shape, dispatch)
         tapped: Tensor = Tap.apply(output, self.root, use, input)
         return tapped
 
@@ -187,6 +224,7 @@ class Recorder:
         input: Tensor,
         output_shape: tuple[int, ...],
         dispatch: Dispatch | None = None,
+        operation: Operation | None = None,
     ) -> Use:
         """Note a call of a layer, for its tap."""
         slots, index = {}, None if dispatch is None else dispatch.index
@@ -202,7 +240,7 @@ class Recorder:
                 slot.tokens += math.prod(output_shape[:-1])
                 slot.only_lookups &= not input.is_floating_point()
         self._foreign_hooks |= foreign_hooks()
-        return Use(self.receiver, owner, gradients, slots, dispatch, recomputed=not counting)
+        return Use(self.receiver, owner, gradients, slots, dispatch, operation, recomputed=not counting)
 
     def backward(
         self,
@@ -221,6 +259,7 @@ class Recorder:
             UnsupportedModelError: a parameter is used around its module, or checkpointing is reentrant.
             RuntimeError: autograd's own.
         """
+        self._operations.check()
         self.receiver.expect(layout, stores)
         try:
             with torch.autocast(logps_S.device.type, enabled=False):  # ours are products of the types they are given
@@ -272,6 +311,7 @@ class Recorder:
             UnsupportedModelError: other rows matter.
             RuntimeError: autograd's own.
         """
+        self._operations.check()
         sharded = any(map(wrapped_by_fsdp, self.model.modules()))
         if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
             return False

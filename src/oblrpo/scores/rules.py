@@ -90,6 +90,16 @@ def linear(call: Call, grad: Tensor) -> dict[str, Contribution]:
     return parts
 
 
+def product(call: Call, grad: Tensor) -> dict[str, Contribution]:
+    """Gradients of y = x W' + b by the parts' names: of W ("weight"), W' ("transposed") and b ("bias")."""
+    left, right = _tokens(grad), _tokens(call.input)
+    return {
+        "weight": Outer(left, right, rows=left.shape[-1]),
+        "transposed": Outer(right, left, rows=right.shape[-1]),
+        "bias": Vector(_sum(left)),
+    }
+
+
 @register_rule("Conv1D")
 def conv1d(call: Call, grad: Tensor) -> dict[str, Contribution]:
     """Gradients of GPT-2's y = x W + b, W (in, out): G_W = sum_t x_t grad_t', G_b = sum_t grad_t."""

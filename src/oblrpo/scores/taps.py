@@ -12,6 +12,7 @@ from torch import Tensor
 from oblrpo.scores.contributions import Contribution
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout, take
+from oblrpo.scores.operations import Operation
 from oblrpo.scores.owners import Owner, Slot
 from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError
 from oblrpo.scores.stores import Sink
@@ -51,6 +52,12 @@ class Receiver:
             self._layout.watch(grad)
         self.deliver(use, use.gradients(Call(use.owner.module, input, *outputs), grad_rows))
 
+    @torch.no_grad()
+    def receive_operation(self, use: Use, operation: Operation, saved: list[Tensor], grad: Tensor) -> None:
+        """Take in the activations and the output gradient of an operation."""
+        self.rows(use, grad)
+        self.deliver(use, operation.gradients(saved, grad))
+
     def only_checks(self, use: Use, grad: Tensor) -> bool:
         """Whether this backward only checks that rows do not mix; if so, the call's output gradient is looked at."""
         if self._chosen_S is None:
@@ -83,6 +90,8 @@ class Receiver:
                 "(activation checkpointing?); the tape cannot follow it. Checkpoint with torch's use_reentrant=False."
             )
         try:
+            if use.operation is not None:
+                return [layout.blocks(each, use.operation.rows) for each in activations]
             if use.dispatch is None:
                 return [layout.rows(each) for each in activations]
             index_ST = layout.rows_at(use.dispatch.token_N, use.dispatch.tokens)
@@ -136,6 +145,8 @@ class Use:
     gradients: Gradients
     slots: dict[str, Slot]
     dispatch: Dispatch | None
+    operation: Operation | None
+    """The single operation, of a module without a rule, that the tap is on."""
     recomputed: bool
     """Whether the call ran inside a backward. Under torch's checkpointing the backward passes the first call's tap."""
 
@@ -172,5 +183,8 @@ class Tap(torch.autograd.Function):
                         f"{use.owner.name}: its input or output was changed in place after the call."
                     ) from None
                 raise
-            use.receiver.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
+            if use.operation is not None:
+                use.receiver.receive_operation(use, use.operation, saved, grad)
+            else:
+                use.receiver.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
         return grad, None, None, *(None for _ in ctx.needs_input_grad[3:])

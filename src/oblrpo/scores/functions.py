@@ -1,0 +1,71 @@
+"""What torch functions do, by their names: leave their arguments as they are, pick rows, cast and transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oblrpo.scores.operations import Derived
+
+
+def _some_rows(args: Any, kwargs: Any) -> bool:
+    """Whether an index picks along the leading axis."""
+    first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+    return isinstance(first, Tensor) or not (first is None or first is Ellipsis or first == slice(None))
+
+
+def _along_rows(args: Any, kwargs: Any) -> bool:
+    """Whether `split(x, sizes, dim=0)` and the like go along the leading axis."""
+    return (kwargs.get("dim", args[2] if len(args) > 2 else 0)) in {0, -args[0].ndim}
+
+
+PICKING: dict[Any, Callable[[Any, Any], bool]] = {
+    Tensor.__getitem__: _some_rows,
+    **dict.fromkeys((torch.masked_select, Tensor.masked_select), lambda args, kwargs: True),
+    **dict.fromkeys((torch.index_select, Tensor.index_select), lambda args, kwargs: True),
+    **dict.fromkeys((torch.split, Tensor.split, torch.chunk, Tensor.chunk), _along_rows),
+}
+"""Functions that may take some rows, or tokens of some, and when they do."""
+
+_CASTS = {"to", "float", "double", "half", "bfloat16", "type", "type_as", "contiguous", "clone"}
+_TRANSPOSES = {"t", "T", "mT", "transpose"}
+
+
+def alias(func: Any, result: Tensor, derived: list[Derived]) -> bool | None:
+    """Whether a result is still its only source, or its transpose, as `Derived.transposed` says."""
+    (first, *others), name = derived, name_of(func)
+    if others or first.transposed is None or len(first.sources) != 1:
+        return None
+    if name in _CASTS and result.shape == first.tensor.shape:
+        return first.transposed
+    if name in _TRANSPOSES and result.ndim == 2 and result.shape == first.tensor.shape[::-1]:
+        return (not first.transposed) if result.stride() == first.tensor.stride()[::-1] else first.transposed
+    return None
+
+
+def out_of_place(func: Any) -> Callable[..., Any] | None:
+    """What gives as a new tensor what an arithmetic method (`add_`, `__imul__`) writes in place, or None."""
+    name = str(getattr(func, "__name__", ""))
+    if name.startswith("__i") and name.endswith("__"):
+        return getattr(Tensor, f"__{name[3:]}", None) if not is_pure(func) else None
+    return None if is_pure(func) else getattr(Tensor, name[:-1], None)
+
+
+def is_pure(func: Any) -> bool:
+    """Whether the function leaves its arguments as they are, by its name."""
+    name = str(getattr(func, "__name__", ""))
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        not in_place
+        and not (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
+        and (name not in {"__setitem__", "__delitem__"})
+    )
+
+
+def name_of(func: Any) -> str:
+    """The function's name, or that of the attribute it reads."""
+    name = str(getattr(func, "__name__", func))
+    return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name

@@ -1,0 +1,163 @@
+"""The general way: every sequence's gradient of parameters without a rule, from one operation.
+
+An operation y = f(x, w), where w is computed from parameters alone (`Derived`), gives the gradient of w by vmap over
+rows of its vector-Jacobian product, and that of the parameters through what w was computed by. `watching` finds the
+operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from oblrpo.scores.contributions import CHUNK_ELEMENTS, Contribution, Vector, wide
+from oblrpo.scores.owners import Owner
+from oblrpo.scores.rules import UnsupportedModelError
+
+
+class Source(NamedTuple):
+    """A parameter as it is in place now, under FSDP the gathered one, and whose it is."""
+
+    owner: Owner
+    name: str
+    in_place: Tensor
+
+    @property
+    def path(self) -> str:
+        """Its path in the model."""
+        return f"{self.owner.name}.{self.name}"
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A tensor computed from parameters and constants alone."""
+
+    tensor: Tensor
+    sources: tuple[Source, ...]
+    transposed: bool | None
+    """False: it is its only source, but for a cast; True: its transpose; None: something else."""
+    version: int
+
+    @cached_property
+    def constant(self) -> Tensor:
+        """The tensor, cut off from autograd."""
+        return self.tensor.detach()
+
+    def shared(self, rows: int) -> slice:
+        """Of a tensor that was expanded to all rows, the first; else the whole."""
+        expanded = rows > 1 and self.tensor.ndim > 1 and self.tensor.shape[0] == rows and self.tensor.stride(0) == 0
+        return slice(0, 1) if expanded else slice(None)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of a torch function on derived tensors and activations, with what it takes to make it again by rows."""
+
+    function: Callable[..., Any]
+    leaves: list[Any]
+    spec: TreeSpec
+    derived: dict[int, Derived]
+    """By the place among the leaves."""
+    in_rows: list[int]
+    """Places of the leaves that have a leading row axis."""
+    rows: int
+    autocast: Callable[[], AbstractContextManager[Any]]
+    constants: list[int]
+    """Places of the other tensors."""
+
+    def call(self, changed: dict[int, Any]) -> Any:
+        """The function, with these leaves in the place of the recorded ones."""
+        leaves = [changed.get(place, leaf) for place, leaf in enumerate(self.leaves)]
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return self.function(*args, **kwargs)
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """The parameters behind it, by path."""
+        return {source.path: source for each in self.derived.values() for source in each.sources}
+
+    def last_row(self) -> Tensor | None:
+        """The output of the last row alone, or None if the function does not take it alone."""
+        changed: dict[int, Any] = {
+            place: self.leaves[place][-(self.leaves[place].shape[0] // self.rows) :] for place in self.in_rows
+        }
+        for place, each in self.derived.items():
+            changed[place] = each.constant[each.shared(self.rows)] if each.constant.ndim else each.constant
+        try:
+            with torch.no_grad():
+                output = self.call(changed)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return None
+        return output if isinstance(output, Tensor) else None
+
+    def let_go(self) -> None:
+        """Let go of the activations, which would live on with their graphs."""
+        for place in (*self.in_rows, *self.constants):
+            self.leaves[place] = None
+
+    def gradients(self, saved: list[Tensor], grad: Tensor) -> dict[str, Contribution]:
+        """Every sequence's gradient of every parameter behind the operation, from its rows and output gradient.
+
+        Raises:
+            UnsupportedModelError: what was made of a parameter was changed in place after its use.
+        """
+        S, places = self.rows, list(self.derived)
+        for each in self.derived.values():
+            if each.tensor._version != each.version:
+                path = each.sources[0].path
+                raise UnsupportedModelError(f"{path}: what was made of it was changed in place after its use.")
+        in_rows = [each.unflatten(0, (S, -1)) for each in saved[: len(self.in_rows)]]
+        fixed = dict(zip(self.constants, map(_wide, saved[len(self.in_rows) :]), strict=True))
+        used = []
+        with torch.enable_grad():
+            for each in self.derived.values():
+                used.append(each.tensor[each.shared(S)] if each.shared(S) != slice(None) else each.tensor)
+        weights = [_wide(each.detach()) for each in used]
+
+        def one_row(grad: Tensor, *row: Tensor) -> tuple[Tensor, ...]:
+            given: dict[int, Any] = fixed | dict(zip(self.in_rows, map(_wide, row), strict=True))
+            output, pull, *_ = vjp(
+                lambda *weights: self.call(given | dict(zip(places, weights, strict=True))), *weights
+            )
+            return pull(grad.to(output.dtype))  # type: ignore[no-any-return]
+
+        with self.autocast():
+            per_row = _over_rows(one_row, [grad.unflatten(0, (S, -1)), *in_rows], sum(w.numel() for w in weights))
+        return self._pass_on(used, per_row)
+
+    def _pass_on(self, used: list[Tensor], grads_S: Iterable[Tensor]) -> dict[str, Contribution]:
+        """Gradients of the derived tensors as gradients of the parameters."""
+        sources = self.sources
+        given = [grad_S.to(each.dtype) for each, grad_S in zip(used, grads_S, strict=True)]
+        parameters = [source.in_place for source in sources.values()]
+        if [id(each) for each in used] == [id(each) for each in parameters]:
+            found: list[Tensor] = given
+        else:
+            zeros = [each.new_zeros(self.rows, *each.shape) for each in parameters]
+            passed = torch.autograd.grad(
+                used, parameters, given, retain_graph=True, allow_unused=True, is_grads_batched=True
+            )
+            found = [zero if each is None else each for zero, each in zip(zeros, passed, strict=True)]
+        return {path: Vector(wide(each).reshape(self.rows, -1)) for path, each in zip(sources, found, strict=True)}
+
+
+def _over_rows(one_row: Callable[..., tuple[Tensor, ...]], rows: list[Tensor], elements: int) -> list[Tensor]:
+    """What the function gives for every row, stacked: by vmap, or one after the other where vmap does not know how."""
+    size = max(1, CHUNK_ELEMENTS // max(1, elements + rows[0][0].numel()))
+    try:
+        return list(vmap(one_row, chunk_size=size)(*rows))
+    except RuntimeError:
+        results = [one_row(*row) for row in zip(*rows, strict=True)]
+        return [torch.stack(each) for each in zip(*results, strict=True)]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return wide(tensor) if tensor.is_floating_point() else tensor

@@ -1,0 +1,334 @@
+"""Sees the operations of modules without a rule, and taps those in which their parameters meet activations.
+
+While such a module runs, every torch function is seen. What is computed from parameters and constants alone is followed
+(`-exp(A_log.float())`, a weight that is cast or transposed, a table that is expanded). Where it meets activations, it
+is cut off from autograd and the output is tapped (`operations`). Products with a whole weight and lookups in it keep
+their factors instead. Whatever is not seen leaves the parameter in autograd's graph, where `Recorder.backward` finds it
+and refuses.
+
+Which rows of the batch an activation holds is told from its leading axis: the rows themselves, or with their tokens
+flattened. That the last row alone gives what it gives in the batch is looked at in every operation; tokens that were
+picked from several rows (by an expert) are refused, as any number of them might look like rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from oblrpo.scores.contributions import Contribution, Outer
+from oblrpo.scores.functions import PICKING, alias, is_pure, name_of, out_of_place
+from oblrpo.scores.operations import Derived, Operation, Source
+from oblrpo.scores.owners import Owner
+from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, product
+
+SMALL_SHARE, SMALL_NUMBERS = 0.01, 1 << 16
+"""Per-sequence gradients are held of parameters of up to this share of the model's, or of so many numbers."""
+
+
+class Record(NamedTuple):
+    """What an operation's tap needs of the recorder."""
+
+    rows: Callable[[], int | None]
+    tokens: Callable[[], int | None]
+    tap: Callable[[Owner, Gradients, dict[str, Source], Tensor, list[Tensor], Operation | None], Tensor]
+
+
+class Operations(TorchFunctionMode):
+    """Sees the torch functions of modules without a rule, and taps those where parameters meet activations."""
+
+    def __init__(self, record: Record, model_numbers: int) -> None:
+        super().__init__()
+        self._record = record
+        self._limit = max(SMALL_NUMBERS, int(SMALL_SHARE * model_numbers))
+        self._derived: dict[int, Derived] = {}
+        self._picked: dict[int, Tensor] = {}
+        self._depth = 0
+        self._doubts: list[tuple[str, Tensor]] = []
+        self._refused: UnsupportedModelError | None = None
+
+    def forget(self) -> None:
+        """Forget the last forward."""
+        self._derived, self._picked, self._depth, self._doubts = {}, {}, 0, []
+        self._refused = None
+
+    @contextmanager
+    def of(self, owners: list[Owner]) -> Iterator[None]:
+        """See what is done with the parameters of these.
+
+        Raises:
+            UnsupportedModelError: it cannot be taken by rows.
+            RuntimeError: the model's own.
+        """
+        for owner in owners:
+            for name in owner.parameters:
+                in_place = owner.module._parameters[name]
+                assert in_place is not None
+                source = Source(owner, name, in_place)
+                self._derived[id(in_place)] = Derived(in_place, (source,), False, in_place._version)
+        self._depth += 1
+        try:
+            if self._depth == 1:
+                with self:
+                    yield
+            else:
+                yield
+        except RuntimeError:
+            if self._refused is not None:
+                raise self._refused from None
+            raise
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._derived, self._picked = {}, {}
+
+    def check(self) -> None:
+        """Look whether every operation gave for one row alone what it gave for it in the batch.
+
+        Raises:
+            UnsupportedModelError: one did not.
+        """
+        if self._refused is not None:  # and the model went on
+            raise self._refused
+        doubts, self._doubts = self._doubts, []
+        if doubts and bool(torch.stack([wrong.cpu() for _, wrong in doubts]).any()):
+            what = next(what for what, wrong in doubts if bool(wrong))
+            raise UnsupportedModelError(
+                f"{what} gives a row of the batch something else than that row alone: rows mix, or it is random."
+            )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        known, given = self._derived, list(_flat([*args, *kwargs.values()]))
+        if not any(id(each) in known for each in given):
+            result = func(*args, **kwargs)
+            if self._picked or func in PICKING:
+                self._note_picked(func, args, kwargs, given, result)
+            return result
+        try:
+            return self._with_parameters(func, types, args, kwargs)
+        except UnsupportedModelError as error:  # a TypeError, which Python takes for "try the operands the other way"
+            self._refused = error
+            raise RuntimeError("refused by the score tape") from error
+
+    def _with_parameters(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function that has a parameter, or what was made of one, among its arguments."""
+        known, apart = self._derived, out_of_place(func)
+        if apart is not None and args[0].requires_grad and id(args[0]) not in known:
+            return args[0].copy_(self.__torch_function__(apart, types, (args[0].clone(), *args[1:]), kwargs))
+        leaves, spec = tree_flatten((args, kwargs))
+        derived = {place: known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in known}
+        operation, output, alone = self._in_rows(func, leaves, spec, derived)
+        if operation is None:
+            return self._follow(func, args, kwargs, derived)
+        try:
+            return self._meet(operation, output, alone, args, kwargs)
+        finally:
+            operation.let_go()
+
+    def _note_picked(self, func: Any, args: Any, kwargs: Any, given: list[Any], result: Any) -> None:
+        """Note tensors whose leading axis is some rows, or tokens of several rows, and what is computed from them."""
+        lengths = {each.shape[0] for each in given if id(each) in self._picked and each.ndim}
+        picks = (
+            func in PICKING and isinstance(args[0], Tensor) and args[0].requires_grad and PICKING[func](args, kwargs)
+        )
+        for each in _flat([result]):
+            if isinstance(each, Tensor) and each.ndim and (picks or each.shape[0] in lengths):
+                self._picked[id(each)] = each
+
+    def _leads(self, activation: Tensor, rows: int) -> bool:
+        """Whether the leading axis is the batch's rows, or these and their tokens, or these and heads before tokens."""
+        tokens, shape = self._record.tokens(), activation.shape
+        if not activation.ndim or not shape[0] or shape[0] == rows or rows == 1:
+            return bool(activation.ndim and shape[0])
+        heads = activation.ndim > 2 and shape[1] == tokens and shape[0] % rows == 0
+        return tokens is not None and (heads or shape[0] % (rows * tokens) == 0)
+
+    def _in_rows(
+        self, func: Any, leaves: list[Any], spec: TreeSpec, derived: dict[int, Derived]
+    ) -> tuple[Operation | None, Any, Tensor | None]:
+        """The operation, its output and that of the last row alone, if it takes activations.
+
+        These are what autograd follows, or what leads with rows.
+
+        Raises:
+            UnsupportedModelError: an activation has no leading row axis.
+        """
+        others = [p for p, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and p not in derived]
+        rows = self._record.rows()
+        if rows is None:
+            rows = next((leaves[p].shape[0] for p in others if leaves[p].ndim > 1), 1)
+        followed = [p for p in others if leaves[p].requires_grad]
+        # The ids or angles of all rows, (T,), may be as many as rows.
+        in_rows = [p for p in others if self._leads(leaves[p], rows) and (p in followed or leaves[p].ndim > 1)]
+        odd = [p for p in followed if p not in in_rows or (rows > 1 and id(leaves[p]) in self._picked)]
+        if odd:
+            raise UnsupportedModelError(
+                f"{_path(derived)}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {name_of(func)}, "
+                f"which does not lead with all of the batch's {rows} rows; there is no rule for {_kind(derived)}."
+            )
+        if not in_rows or (not followed and not is_pure(func)):
+            return None, None, None
+        output: Any = None
+        for chosen in (in_rows, followed) if followed else (in_rows,):
+            constants = [p for p in others if p not in chosen]
+            operation = Operation(func, leaves, spec, derived, chosen, rows, _autocast(leaves[chosen[0]]), constants)
+            if output is None:
+                output = operation.call({place: each.constant for place, each in derived.items()})
+            alone = operation.last_row() if rows > 1 else None
+            if rows == 1 or chosen == followed or _fits(alone, output, rows):
+                return operation, output, alone
+        return None, None, None
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, derived: dict[int, Derived]) -> Any:
+        """Run a function of derived tensors and constants alone, and remember what it gives."""
+        result = func(*args, **kwargs)
+        sources = tuple({source.path: source for each in derived.values() for source in each.sources}.values())
+        written = [args[0]] if result is None and args else []
+        for each in _flat([result, *written]):
+            if isinstance(each, Tensor) and each.requires_grad:
+                transposed = alias(func, each, list(derived.values()))
+                self._derived[id(each)] = Derived(each, sources, transposed, each._version)
+        return result
+
+    def _meet(self, operation: Operation, output: Any, alone: Tensor | None, args: Any, kwargs: Any) -> Any:
+        """Run a function of derived tensors and activations, its output tapped.
+
+        Raises:
+            UnsupportedModelError: it is of a kind that cannot be taken by rows, or a parameter is too large.
+        """
+        func, derived = operation.function, operation.derived
+        if not any(isinstance(each, Tensor) for each in _flat([output])) and output is not None:
+            return output  # a shape, a type
+        single = isinstance(output, Tensor) and is_pure(func)
+        if single and not output.is_floating_point() and not output.is_complex():
+            return output  # a comparison
+        if not single or not output.is_floating_point() or not output.ndim or output.shape[0] % operation.rows:
+            raise UnsupportedModelError(
+                f"{_path(derived)}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or "
+                f"none with the batch's leading axis; there is no rule for {_kind(derived)}."
+            )
+        factored = self._factors(operation, args, kwargs, output)
+        if factored is not None:
+            return factored
+        if operation.rows > 1:
+            self._doubt(f"{_path(derived)}: {name_of(func)}", operation.rows, output, alone)
+        for source in operation.sources.values():
+            if source.in_place.numel() > self._limit:
+                raise UnsupportedModelError(
+                    f"{source.path}: no score-norm rule for {type(source.owner.module).__name__}, and with "
+                    f"{source.in_place.numel()} numbers it is too large to hold a gradient a sequence; freeze it or "
+                    "add a rule with oblrpo.scores.register_rule."
+                )
+        saved = [operation.leaves[place] for place in (*operation.in_rows, *operation.constants)]
+        owner = next(iter(derived.values())).sources[0].owner
+        return self._record.tap(owner, product, operation.sources, output, saved, operation)
+
+    def _doubt(self, what: str, rows: int, output: Tensor, alone: Tensor | None) -> None:
+        """Note whether the last row alone gives something else; looked at in `check`, so that a GPU need not wait.
+
+        Raises:
+            UnsupportedModelError: it cannot be computed, or is of another shape.
+        """
+        batch = output.detach()[-(output.shape[0] // rows) :]
+        if alone is None or alone.shape != batch.shape:
+            raise UnsupportedModelError(f"{what} cannot be taken for one row alone; do rows mix?")
+        scale = batch.nan_to_num(posinf=0.0, neginf=0.0).abs().amax() * torch.finfo(batch.dtype).eps ** 0.5
+        same = (alone == batch) | ((alone - batch).abs() <= scale) | (alone.isnan() & batch.isnan())
+        self._doubts.append((what, ~same.all()))
+
+    def _factors(self, operation: Operation, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
+        """Tap a product with a whole weight, or a lookup in one, so that its factors are kept; None if neither."""
+        func = operation.function
+        if func is embedding:
+            return self._lookup(operation, args, kwargs, output)
+        if func not in _PRODUCTS or set(kwargs) - {"bias"} or len(args) < 2:
+            return None
+        input, weight, bias = args[0], self._derived.get(id(args[1])), [*args[2:], *kwargs.values(), None][0]
+        names = dict[str, Source]()
+        flat = input.ndim == 2 and input.shape[0] == operation.rows * (self._record.tokens() or 0)
+        whole = weight is not None and weight.transposed is not None and weight.tensor.ndim == 2
+        if weight is None or not whole or not (input.shape[0] == operation.rows or flat):
+            return None
+        names["transposed" if weight.transposed is (func is linear) else "weight"] = weight.sources[0]
+        known_bias = self._derived.get(id(bias))
+        if known_bias is not None and known_bias.transposed is None:
+            return None
+        if known_bias is not None:
+            names["bias"] = known_bias.sources[0]
+        if len(operation.derived) != len(names) or input.ndim < 2:
+            return None
+        return self._record.tap(weight.sources[0].owner, product, names, output, [input], None)
+
+    def _lookup(self, operation: Operation, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
+        """Tap a lookup in a whole weight.
+
+        Raises:
+            UnsupportedModelError: the gradient of a row depends on other rows of the batch.
+        """
+        names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        weight = self._derived.get(id(given["weight"]))
+        if weight is None or weight.transposed is not False or given["input"].shape[0] != operation.rows:
+            return None
+        source, padding = weight.sources[0], given.get("padding_idx")
+        if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+            raise UnsupportedModelError(f"{source.path}: no gradient a sequence with max_norm or scale_grad_by_freq.")
+        vocabulary = len(source.in_place)
+
+        def rule(call: Call, grad: Tensor) -> dict[str, Contribution]:
+            index_ST, right = call.input.reshape(len(call.input), -1), _tokens(grad)
+            if padding is not None:
+                right = right.masked_fill((index_ST == padding % vocabulary)[..., None], 0)
+            return {"weight": Outer(index_ST, right, vocabulary)}
+
+        return self._record.tap(source.owner, rule, {"weight": source}, output, [given["input"]], None)
+
+
+_PRODUCTS = {linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
+
+
+def _tokens(activation: Tensor) -> Tensor:
+    return activation.reshape(activation.shape[0], -1, activation.shape[-1])
+
+
+def _autocast(like: Tensor) -> Callable[[], AbstractContextManager[Any]]:
+    """The autocast of now, to be entered again."""
+    kind = like.device.type
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled)
+
+
+def _fits(alone: Tensor | None, output: Any, rows: int) -> bool:
+    """Whether the last row alone has the shape of the last row of the output; other outputs than tensors have none."""
+    if not isinstance(output, Tensor):
+        return True
+    if alone is None or not output.ndim or output.shape[0] % rows:
+        return False
+    return alone.shape == output[-(output.shape[0] // rows) :].shape
+
+
+def _path(derived: dict[int, Derived]) -> str:
+    return next(iter(derived.values())).sources[0].path
+
+
+def _kind(derived: dict[int, Derived]) -> str:
+    return type(next(iter(derived.values())).sources[0].owner.module).__name__
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    """What lists and tuples hold, however deep (`torch.cat` takes a list)."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value

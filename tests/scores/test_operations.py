@@ -1,0 +1,203 @@
+"""Modules without a rule: their parameters' gradients operation by operation, exact or refused by name."""
+
+import pytest
+import torch
+from benchmarks.families import EXACT, batches, build, compare
+from torch import nn
+from torch.nn.functional import batch_norm
+
+from oblrpo.scores import ScoreTape, UnsupportedModelError, by_operations, oracle, watching
+from tests.scores.models import relative
+
+POPULAR = (
+    "deepseek_v3", "gemma", "gemma4_text", "gpt_oss", "qwen3_next", "lfm2", "nemotron_h", "mamba",
+    "llama4_text", "cohere", "opt",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", POPULAR)
+@pytest.mark.usefixtures("stay_double")
+def test_popular_families_are_exact(family):
+    model = build(family, "eager")
+    assert compare(model, batches()["padded"]) <= EXACT
+
+
+@pytest.mark.parametrize("method", ["two_pass", "instantiate", "folds", "streamed"])
+@pytest.mark.usefixtures("stay_double")
+def test_every_method_gives_the_same(method):
+    model, (ids_ST, _) = build("nemotron_h", "sdpa"), batches()["padded"]
+    basis_SK, coef_S = torch.ones(4, 1, dtype=torch.float64), torch.full((4,), 0.7, dtype=torch.float64)
+    results = []
+    for each in ("auto", method):
+        with ScoreTape(model, each) as tape:
+            given = {"basis_SK": basis_SK, "group_size": 2} if each == "folds" else {}
+            tape.record(model(ids_ST, use_cache=False).logits.log_softmax(-1)[..., 0].sum(1), **given)
+        results.append([tape.norm2()])
+        if method != "streamed":
+            results[-1] += [tape.accumulate(coef_S, 2), *(p.grad for p in model.parameters() if p.grad is not None)]
+        model.zero_grad()
+    assert max(relative(a, b) for a, b in zip(*results, strict=True)) <= EXACT
+
+
+@pytest.mark.usefixtures("stay_double")
+def test_checkpointed_hybrids_are_exact():
+    model = build("qwen3_next", "sdpa")
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    assert compare(model, batches()["padded"]) <= EXACT
+
+
+class Own(torch.autograd.Function):
+    """A kernel of another library."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad * weight, (grad * x).sum((0, 1))
+
+
+class Scaled(nn.Module):
+    """Scales its input by a parameter of its own, in one way or another."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.scale = way, nn.Parameter(torch.tensor([0.5, -1.0, 2.0, 0.3]))
+
+    def forward(self, x):
+        return getattr(self, self.way)(x)
+
+    def times(self, x):
+        return x * self.scale
+
+    def written(self, x):
+        table = torch.zeros(2, 4)
+        table[1] = self.scale.exp()
+        return x * table.sum(0) + x.new_ones(len(x), 1, 4) * self.scale
+
+    def expanded(self, x):
+        return torch.cat([x, self.scale.expand(len(x), 1, -1)], 1)
+
+    def heads(self, x):
+        return (x.reshape(-1, 2) * self.scale[:2]).view_as(x)
+
+    def twice(self, x):
+        return torch.addcmul(x, x, self.scale) * (self.scale * self.scale)
+
+    def in_place(self, x):
+        x = x * 1.0
+        first = x[:, :2]
+        first *= self.scale
+        return (x + 1).add_(self.scale)
+
+    def assigned(self, x):
+        x = x * 1.0
+        x[:, 0] = self.scale
+        return x
+
+    def mixed(self, x):
+        return batch_norm(x.flatten(0, 1), None, None, self.scale, training=True).view_as(x)
+
+    def random(self, x):
+        return torch.nn.functional.rrelu(x, 0.1, 0.9, training=True) * self.scale
+
+    def picked(self, x):
+        out = torch.zeros_like(x).flatten(0, 1)
+        chosen = torch.tensor([0, 1, 4])  # as many tokens as rows
+        return out.index_copy(0, chosen, x.flatten(0, 1)[chosen] * self.scale).view_as(x)
+
+    def time_first(self, x):
+        return (x.transpose(0, 1) * self.scale).transpose(0, 1)
+
+    def changed_after(self, x):
+        made = self.scale.exp()
+        y = x + made
+        made += 1
+        return y
+
+    def kernel(self, x):
+        return Own.apply(x, self.scale)
+
+    def complex(self, x):
+        return torch.complex(x, self.scale.expand(x.shape)).abs()
+
+
+def toy(way):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 4), Scaled(way), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 6])
+@pytest.mark.parametrize("way", ["times", "written", "expanded", "heads", "twice", "in_place"])
+def test_what_is_made_of_a_parameter_is_followed(way, rows):
+    model, ids_ST = toy(way).double(), torch.randint(5, (rows, 4))
+    assert by_operations(model) == {"1": "Scaled"}
+    with ScoreTape(model) as tape:
+        tape.record(model(ids_ST).tanh().sum((1, 2)))
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, model(ids_ST).tanh().sum((1, 2))))
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("assigned", "1.scale: it is used in __setitem__"),
+        ("mixed", "1.scale: batch_norm gives a row of the batch something else"),
+        ("picked", r"1.scale: it meets an activation of shape \(3, 4\) in"),
+        ("time_first", r"1.scale: it meets an activation of shape \(4, 3, 4\)"),
+        ("changed_after", "1.scale: what was made of it was changed in place"),
+        ("kernel", "1.scale is used other than by calling its module"),
+        ("complex", "1.scale: it is used in complex"),
+    ],
+)
+def test_what_would_be_wrong_is_refused_by_path(way, message):
+    model, ids_ST = toy(way), torch.randint(5, (3, 4))
+    with pytest.raises(UnsupportedModelError, match=message), ScoreTape(model) as tape:
+        tape.record(model(ids_ST).tanh().sum((1, 2)))
+
+
+def test_time_first_with_as_many_rows_as_tokens_is_refused():
+    model, ids_ST = toy("time_first"), torch.randint(5, (4, 4))
+    with pytest.raises(UnsupportedModelError, match="other rows of this layer"), ScoreTape(model) as tape:
+        tape.record(model(ids_ST).tanh().sum((1, 2)))
+
+
+def test_a_large_parameter_without_a_rule_is_refused(monkeypatch):
+    monkeypatch.setattr(watching, "SMALL_NUMBERS", 3)
+    model, ids_ST = toy("times"), torch.randint(5, (3, 4))
+    message = r"1\.scale: no score-norm rule for Scaled, and with 4 numbers"
+    with pytest.raises(UnsupportedModelError, match=message), ScoreTape(model):
+        model(ids_ST)
+
+
+def test_packed_rows_through_a_module_without_a_rule_are_refused():
+    model, ids_BL = toy("times"), torch.randint(5, (2, 6))
+    sequence_ids = torch.tensor([[0, 0, 0, 1, 1, 1], [2, 2, 2, 2, 3, 3]])
+    with ScoreTape(model) as tape:
+        per_token = model(ids_BL).tanh().sum(2).flatten()
+        logps_S = torch.zeros(4).index_add(0, sequence_ids.flatten(), per_token)
+        with pytest.raises(UnsupportedModelError, match=r"1: got .* for packed rows"):
+            tape.record(logps_S, sequence_ids=sequence_ids)
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+def test_a_parametrised_weight_is_exact(wrap):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4), wrap(nn.Linear(4, 2))).double().eval()
+    ids_ST = torch.randint(5, (3, 4))
+    with ScoreTape(model) as tape:
+        tape.record(model(ids_ST).tanh().sum((1, 2)))
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, model(ids_ST).tanh().sum((1, 2))))
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_bfloat16_is_summed_in_float32(autocast):
+    model = toy("times") if autocast else toy("times").bfloat16()
+    exact, ids_ST = toy("times"), torch.randint(5, (3, 40))
+    exact.load_state_dict(model.state_dict())
+    with ScoreTape(model) as tape, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        tape.record(model(ids_ST).float().tanh().sum((1, 2)))
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(exact, exact(ids_ST).tanh().sum((1, 2))), rtol=0.03, atol=0)
