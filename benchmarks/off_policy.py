@@ -52,9 +52,12 @@ def make(told: argparse.Namespace, results: Results) -> None:
             runs = {}
             for run in chosen:
                 if not results.of(run, seed):
-                    runs[run, seed] = told.folder / f"{run.replace(':', '-')}_{seed}", after_start(
-                        "path", policy
-                    ) | settings_of(run) | {"seed": seed, "eval_steps": EVERY, "eval_prompts": 512, "save_steps": 200}
+                    runs[run, seed] = (
+                        told.folder / f"{run.replace(':', '-')}_{seed}",
+                        after_start("path", policy)
+                        | settings_of(run)
+                        | {"seed": seed, "eval_steps": EVERY, "eval_prompts": 512, "save_steps": 200},
+                    )
             run_all(runs, steps, told.processes, results)
 
 

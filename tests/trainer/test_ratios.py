@@ -69,7 +69,12 @@ def published(name, logp_SC, old_SC, own_SC, A_S1, low, high):
     return (loss_SC * own_SC).sum(1)
 
 
-BOUNDS = {"cispo": {"epsilon_high": 1.1}, "dppo": {"epsilon": 0.0003, "epsilon_high": 0.0004}, "none": {}, "sequence": {}}
+BOUNDS = {
+    "cispo": {"epsilon_high": 1.1},
+    "dppo": {"epsilon": 0.0003, "epsilon_high": 0.0004},
+    "none": {},
+    "sequence": {},
+}
 
 
 def bounds_of(name):
@@ -157,9 +162,7 @@ def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, corr
     """rho is min(C, old / sampler), beside the ratio; the importance weight itself is min(C, now / sampler)."""
     rollouts, rewards_PG, old_SC = batch
     sampler_SC = (old_SC + 0.1 * torch.randn_like(old_SC)).clamp(max=0)
-    learner = learner_of(
-        tiny_policy, Algorithm("rloo", ratio=name), sampler_logps=True, sampler_correction=correction
-    )
+    learner = learner_of(tiny_policy, Algorithm("rloo", ratio=name), sampler_logps=True, sampler_correction=correction)
     given = learner.batch(rollouts, rewards_PG).aged(old_SC, torch.zeros_like(rewards_PG))
     plain, _ = learner.gradient(given)
     given = learners.replace(given, sampler_logps_SC=sampler_SC)
