@@ -107,8 +107,7 @@ def test_the_gradient_and_its_moments_are_those_of_the_published_loss(tiny_polic
     assert bool(clipped) == (name not in {"none", "sequence"})
 
 
-@pytest.mark.parametrize("name", RATIOS)
-@pytest.mark.parametrize("algorithm", ["oblrpo", "otb"])
+@pytest.mark.parametrize(("name", "algorithm"), [*((name, "oblrpo") for name in RATIOS), ("cispo", "otb")])
 def test_the_first_update_knows_no_ratio(tiny_policy, batch, name, algorithm):
     """Bit for bit the gradient of one update; and against a policy that has not moved it is that again."""
     rollouts, rewards_PG, _ = batch
@@ -156,8 +155,7 @@ def test_clipped_ratios_keep_the_advantages_of_the_first_update(tiny_policy, bat
     assert 0 < first.further["clip_ratio/region_mean"] <= 0.5  # of both updates, the first of which clips nothing
 
 
-@pytest.mark.parametrize("name", RATIOS)
-@pytest.mark.parametrize("correction", ["truncated", "none"])
+@pytest.mark.parametrize(("name", "correction"), [*((name, "truncated") for name in RATIOS), ("ppo", "none")])
 def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, correction):
     """rho is min(C, old / sampler), beside the ratio; the importance weight itself is min(C, now / sampler)."""
     rollouts, rewards_PG, old_SC = batch
