@@ -52,13 +52,16 @@ def make(told: argparse.Namespace, results: Results) -> None:
             runs = {}
             for run in chosen:
                 if not results.of(run, seed):
-                    runs[run, seed] = told.folder / f"{run.replace(':', '-')}_{seed}", after_start(
-                        "path", policy
-                    ) | settings_of(run) | {"seed": seed, "eval_steps": EVERY, "eval_prompts": 512, "save_steps": 200}
+                    runs[run, seed] = (
+                        told.folder / f"{run.replace(':', '-')}_{seed}",
+                        after_start("path", policy)
+                        | settings_of(run)
+                        | {"seed": seed, "eval_steps": EVERY, "eval_prompts": 512, "save_steps": 200},
+                    )
             run_all(runs, steps, told.processes, results)
 
 
-def seconds(runs: list[str], rounds: int = 8) -> dict[str, float]:
+def seconds(runs: list[str], rounds: int) -> dict[str, float]:
     """CPU seconds of a step of each run, the median of rounds in which they take turns, from one policy each."""
     torch.set_num_threads(1)
     learners = {}
@@ -96,10 +99,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", action="store_true", help="print the CPU seconds of a step, and train nothing")
+    parser.add_argument("--rounds", type=int, default=8, help="steps of each run with --seconds")
     parser.add_argument("--only-report", action="store_true", help="print what the CSV has")
     told = parser.parse_args()
     if told.seconds:
-        for run, each in seconds(told.runs).items():
+        for run, each in seconds(told.runs, told.rounds).items():
             print(f"{run}\t{each:.3f}")
         return
     results = Results(told.csv, ["run", "seed"], {f"step_{step}": at(step) for step in (0, 20, 40, 80, 120)})

@@ -15,7 +15,7 @@ import torch
 
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.config import AlgorithmConfig
-from oblrpo.estimators import BASELINES
+from oblrpo.estimators import BASELINES, RATIOS
 from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
@@ -78,12 +78,15 @@ def test_every_page_is_in_the_navigation():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_page_of_an_algorithm_says_what_the_table_says(name):
     row, page = ALGORITHMS[name], (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
-    said = dict(re.findall(r"^\| (baseline|normalisation|loss weighting|schedule) \| `(\w+)`", page, re.MULTILINE))
+    said = dict(
+        re.findall(r"^\| (baseline|normalisation|loss weighting|schedule|ratio) \| `(\w+)`", page, re.MULTILINE)
+    )
     assert said == {
         "baseline": row.baseline,
         "normalisation": row.normalisation,
         "loss weighting": row.weighting,
         "schedule": row.schedule,
+        "ratio": row.ratio,
     }
     claim = re.search(r"^\| baseline \| `\w+`: (unbiased|in-sample)", page, re.MULTILINE)
     assert claim
@@ -93,8 +96,9 @@ def test_the_page_of_an_algorithm_says_what_the_table_says(name):
 def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page, dense_reward, tmp_path):  # noqa: F811
     """Two steps that measure all there is; `warnings` come of what goes wrong, others of settings that are off here."""
     code, _, err = small_run(
-        "--sampler-logps", steps=2, eval_steps=1, calibration_steps=1, ledger_steps=1, schedule="auto", save_steps=0
-    )
+        "--sampler-logps", steps=2, eval_steps=1, calibration_steps=1, ledger_steps=1, schedule="auto", save_steps=0,
+        beta=0.1, num_iterations=2, ratio="ppo",
+    )  # fmt: skip
     assert code == 0, err
     again = {"model": tmp_path / "run" / "checkpoints" / "step_2", "warm_start_steps": 1, "steps": 0}
     assert small_run(output=tmp_path / "again", **again)[0] == 0
@@ -103,9 +107,9 @@ def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page,
     written = {re.sub(rf"^(variance|signal2)/({'|'.join(BASELINES)})$", r"\1/NAME", key) for row in rows for key in row}
     table = (ROOT / "docs" / "metrics.md").read_text().split("| key | meaning | unit |")[1]
     first_cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
-    assert set(re.findall(r"`(.+?)`", " ".join(first_cells))) == written | {
-        "warnings", "added_variance", "added_variance/measured", "added_variance/of_gradient", "num_gen_batches",
-    }  # fmt: skip
+    others = {"warnings", "added_variance", "added_variance/measured", "added_variance/of_gradient", "num_gen_batches"}
+    others.add("cispo_clip_ratio")
+    assert set(re.findall(r"`(.+?)`", " ".join(first_cells))) == written | others
 
 
 def test_the_page_of_baselines_says_what_the_table_says():
@@ -123,7 +127,7 @@ def test_the_page_of_baselines_says_what_the_table_says():
         assert normalisation.strip("`") == ("" if entry.normalisation == "none" else entry.normalisation), name
 
 
-def test_the_help_names_every_baseline_and_algorithm():
+def test_the_help_names_every_baseline_algorithm_and_ratio():
     text = inspect.getsource(AlgorithmConfig)
-    for name in (*BASELINES, *ALGORITHMS):
+    for name in (*BASELINES, *ALGORITHMS, *RATIOS):
         assert re.search(rf"\b{name}\b", text), name

@@ -65,7 +65,11 @@ def test_without_the_callback_and_without_evaluation_both_are_said_to_be_missing
     shutil.rmtree(run / "checkpoint-12")
     page = write_report(run).read_text()
     assert titles(page)[:3] == ["Reward and held-out accuracy", "Prompts that taught nothing", "Learning rate it chose"]
-    assert missing(page)[:3] == ["Held-out reward", "Signal, noise and the critical batch", "Variance under each baseline"]
+    assert missing(page)[:3] == [
+        "Held-out reward",
+        "Signal, noise and the critical batch",
+        "Variance under each baseline",
+    ]
     assert "the log ends with step 8 of 12" in page
     assert "no values" not in page
 
@@ -103,7 +107,7 @@ def test_a_damaged_state_is_named(run, text):
 
 def test_a_state_without_a_step_is_no_run(run):
     state_of(run, 12, lambda log: [])
-    with pytest.raises(InputError, match="nor a trainer_state.json of TRL"):
+    with pytest.raises(InputError, match=r"nor a trainer_state\.json of TRL"):
         write_report(run)
 
 

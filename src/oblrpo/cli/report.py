@@ -13,8 +13,9 @@ from oblrpo.errors import InputError
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write one HTML page of a run from its metrics and completions: curves with intervals, samples, warnings. A folder
-    of TRL's gives one of what its log holds, and says what it does not.
+    """Write one HTML page of a run from its metrics and completions: curves with intervals, samples, warnings.
+
+    Of a folder of TRL's it shows what the log holds, and says what it does not.
 
     Examples: `oblrpo report runs/demo`; `oblrpo report runs/demo --follow`, while it trains in another terminal.
     """

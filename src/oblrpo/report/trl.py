@@ -31,7 +31,7 @@ ABSENT = {
 
 
 def state_files(run: Path) -> list[Path]:
-    """The `trainer_state.json` of a folder of TRL's, and of the last of its folders checkpoint-N; those that are there."""
+    """The `trainer_state.json` of a folder of TRL's and of the last of its folders checkpoint-N, if they are there."""
     numbered = {
         int(file.parent.name.removeprefix("checkpoint-")): file
         for file in run.glob(f"checkpoint-*/{STATE}")
@@ -66,7 +66,11 @@ def read_trl(run: Path) -> Record | None:
 
 
 def _read(file: Path) -> tuple[list[Metrics], int]:
-    """The log by step under our names, and the number of steps that the run was to make."""
+    """The log by step under our names, and the number of steps that the run was to make.
+
+    Raises:
+        InputError: the file is damaged.
+    """
     try:
         state = dict(json.loads(file.read_text("utf-8")))
         merged: dict[int, Metrics] = {}
@@ -103,5 +107,5 @@ def _prompts(rows: list[Metrics]) -> int:
     """The number of prompts a step, N, of the last step with N SNR and SNR; 0 if none has them."""
     for row in reversed(rows):
         if row.get("snr") and row.get("n_snr"):
-            return int(round(row["n_snr"] / row["snr"]))
+            return round(float(row["n_snr"]) / float(row["snr"]))
     return 0

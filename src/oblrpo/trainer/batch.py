@@ -88,7 +88,7 @@ class Batch:
         sampler_logps_SC: Tensor | None = None,
         clip_max: float | None = None,
         features: Features | None = None,
-        ratio: Ratio = RATIOS["sequence"],  # noqa: B008  (frozen)
+        ratio: Ratio = RATIOS["sequence"],
         prompt_weight_P: Tensor | None = None,
     ) -> Batch:
         """Return a batch, of which prompts with fewer valid outputs than the algorithm compares take no part.

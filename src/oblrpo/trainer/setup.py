@@ -150,7 +150,11 @@ def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
-    """Refuse ratios that do not go with the baseline or the schedule, where there are updates that take them."""
+    """Refuse ratios that do not go with the baseline or the schedule, where there are updates that take them.
+
+    Raises:
+        InputError: names both.
+    """
     ratio, told = ratio_of(config.algorithm, algorithm), f"the ratio {algorithm.ratio!r}"
     if config.algorithm.num_iterations == 1:
         return
