@@ -474,7 +474,11 @@ def test_rules_of_batch_sizes(rule, settings):
 
 def test_tables_of_several_updates(tmp_path, monkeypatch, capsys):
     """A run that ends with step 40 has no accuracy after it."""
-    lines = ["sequence:1,0,0.25,0.3,0.4,0.5,0.6", "sequence:1,1,0.25,0.4,0.5,0.6,0.7", "gspo:2,0,0.25,0.35,0.55,nan,nan"]
+    lines = [
+        "sequence:1,0,0.25,0.3,0.4,0.5,0.6",
+        "sequence:1,1,0.25,0.4,0.5,0.6,0.7",
+        "gspo:2,0,0.25,0.35,0.55,nan,nan",
+    ]
     file = tmp_path / "runs.csv"
     write_lines(file, "run,seed,step_0,step_20,step_40,step_80,step_120", lines)
     printed = printed_by("off_policy", ["--only-report", "--csv", file, "--seeds", 2], monkeypatch, capsys)
