@@ -1,6 +1,6 @@
 """What taking scores costs beside verl's own passes, on one rank.
 
-`python -m tests.verl.support.cost FOLDER [TOKENS] [NAME ...]`: CPU seconds of one thread, the least of four in
+`python -m tests.verl.support.cost FOLDER [TOKENS] [NAME ...]`: CPU seconds of one thread, the least of three in
 alternation, and peak memory beyond what is there before, on random completions.
 """
 
@@ -26,7 +26,7 @@ from tests.verl.support.engine_scenarios import make_engine
 from tests.verl.support.task import qwen_like
 
 PROMPTS, OUTPUTS = 4, 8
-ROUNDS = 4
+ROUNDS = 3
 
 
 def rows_of(tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class Movement:
         self._engine = engine
         self._rows = tu.index_select_tensor_dict(data, list(range(0, len(data), every)))  # as many on every rank
         tu.assign_non_tensor(self._rows, calculate_entropy=False)
+        if size := tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", None):  # verl wants it to divide the rows
+            tu.assign_non_tensor(self._rows, micro_batch_size_per_gpu=math.gcd(len(self._rows), size))
         self._mask_SC = self._rows["response_mask"].to_padded_tensor(0).bool().cpu()
         # In a short type another batch is rounded in another way, which is not to be taken for a movement.
         rounds = engine._autocast_dtype != torch.float32
