@@ -160,12 +160,12 @@ def max_relative(got, expected):
     return ((got[known] - expected[known]).abs() / expected[known]).max().item()
 
 
-def update(engine, rows, packed, group_norm2, count):
-    """One update by verl's own loss."""
+def update(engine, rows, packed, group_norm2, count, size=1):
+    """One update by verl's own loss, so many rows at a time."""
     data = as_data(
         of_this_rank(rows),
         use_remove_padding=packed,
-        micro_batch_size_per_gpu=1,
+        micro_batch_size_per_gpu=size,
         global_batch_size=count,
         oblrpo_group_norm2=None if group_norm2 is None else tuple(group_norm2),
         oblrpo_mean_length=MEAN_LENGTH,
@@ -233,7 +233,7 @@ def follow(folder, settings, rate=RATE):
             row["advantage"] = torch.tensor(1.0 if place % 3 else -1.0) * row["response_mask"].any()
             row["old_log_probs"] = token_logps(model, row).float()
         with torch.enable_grad():
-            metrics = update(engine, rows, False, [1e4 + step] * PROMPTS, PROMPTS * OUTPUTS)
+            metrics = update(engine, rows, False, [1e4 + step] * PROMPTS, PROMPTS * OUTPUTS, size=4)
         norm2 = metrics["grad_norm"] ** 2
         schedule.step(estimators.moments(torch.tensor([1e4 + step] * PROMPTS), norm2), mean_length=MEAN_LENGTH)
         expected = schedule.learning_rates[0]
