@@ -235,3 +235,13 @@ def test_bad_settings(settings, message):
 def test_smoothed_needs_a_step():
     with pytest.raises(ValueError, match="no step"):
         _ = SNRSchedule(optimizer_of()).smoothed
+
+
+def test_a_step_in_which_nothing_was_measured_goes_on_with_what_was():
+    schedule = SNRSchedule(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), ema=0.5)
+    with pytest.raises(ValueError, match="no step has been taken"):
+        schedule.step(None)
+    first = schedule.step(Moments(signal2=1.0, trace_cov=8.0, n=8))
+    before = schedule.average.state_dict()
+    assert schedule.step(None) == first == 0.5
+    assert schedule.average.state_dict() == before

@@ -59,3 +59,44 @@ def test_sketched_inner_products_leave_norms_and_gradient_exact(errors):
 def test_bfloat16_is_as_good_as_bfloat16(errors):
     assert errors["bfloat16"]["grad_norm"] <= 0.05
     assert errors["bfloat16"]["trace_cov"] <= 0.1
+
+
+@pytest.mark.parametrize("scenario", ["auto", "auto, confined"])
+def test_updates_are_measured_as_the_plain_model_measures_them(errors, scenario):
+    """The KL of three updates, on the outputs of all ranks, from the weights that the engine is left with."""
+    assert errors[scenario]["step_kl"] <= 1e-2  # of nats as few as 1e-6, from float32
+
+
+def test_the_rate_is_that_of_our_own_rule_and_the_same_on_every_rank(errors):
+    assert errors["auto"]["ranks agree"] == 1
+    assert errors["auto"]["last"] == pytest.approx(1, rel=1e-5)
+    assert errors["auto"]["most"] == pytest.approx(1, rel=1e-5)
+    assert errors["auto"]["least"] < 0.5  # the first rate is the optimizer's own, and was too high
+
+
+def test_an_update_that_goes_too_far_is_shortened_on_every_rank(errors):
+    assert errors["auto, confined"]["least"] < 0.5
+    assert errors["auto, confined"]["ranks agree"] == 1
+
+
+def test_an_update_too_short_to_be_felt_is_lengthened_for_the_measurement(errors):
+    assert errors["auto, not felt"]["kappa"] > 0
+    assert errors["auto, not felt"]["ranks agree"] == 1
+
+
+@pytest.mark.parametrize("scenario", ["calibrated", "calibrated, packed, sketched"])
+def test_features_are_of_every_row_and_norms_of_the_prompts_that_were_asked_for(errors, scenario):
+    found = errors[scenario]
+    assert found["features"] <= 1e-5
+    assert found["norm2"] <= 1e-5
+    assert found["others"] == 0
+    assert found["chosen"] == 3
+    assert found["begins"] <= 1e-6
+    assert found["taught"] == 0
+    assert found["learned"] > 0
+
+
+def test_a_step_without_norms_has_a_rate_and_says_nothing_of_its_noise(errors):
+    found = errors["calibrated"]
+    assert found["measured"] == 0
+    assert found["in both"] == found["in the first"] == found["averages stay"] == 1

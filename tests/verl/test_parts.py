@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -16,13 +16,14 @@ from verl.workers.engine.base import EngineRegistry
 from oblrpo import estimators
 from oblrpo.adapters.verl.advantages import Scored, scored
 from oblrpo.adapters.verl.batch_scores import BatchScores
-from oblrpo.adapters.verl.checks import RULES, check_config, check_dropout
+from oblrpo.adapters.verl.checks import RULES, check_choice, check_config, check_dropout
 from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
-from oblrpo.adapters.verl.scoring import GRAM, NORM2, SKETCH
+from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
 from oblrpo.adapters.verl.settings import Settings, read_settings
 from oblrpo.adapters.verl.versions import check_version
 from oblrpo.errors import InputError
+from oblrpo.scores import CalibratedProxy
 from tests.verl.support.batches import nested
 from tests.verl.support.launch import ROOT, environment
 
@@ -82,7 +83,12 @@ def test_prompts_that_do_not_fit_are_reported():
     ("given", "message"),
     [
         ({"schedul": "off"}, "unknown setting oblrpo.schedul"),
-        ({"schedule": "auto"}, "auto is not there on verl"),
+        ({"schedule": "kl"}, "unknown oblrpo.schedule"),
+        ({"score_norms": "guessed"}, "unknown oblrpo.score_norms"),
+        ({"calibration_steps": 0}, "oblrpo.calibration_steps"),
+        ({"calibration_share": 0.0}, "oblrpo.calibration_share"),
+        ({"kl": 0.0}, "oblrpo.kl"),
+        ({"kl_every": 0}, "oblrpo.kl_every"),
         ({"schedule": "fast"}, "unknown oblrpo.schedule"),
         ({"inner_products": "none"}, "unknown oblrpo.inner_products"),
         ({"ema": 1.0}, "oblrpo.ema must lie"),
@@ -183,6 +189,22 @@ def test_a_loss_scaled_by_the_longest_output_is_refused(config):
     check_config(changed)
 
 
+def test_choices_that_cannot_work_with_the_rest_are_refused(config):
+    check_choice(config, Settings())
+    changed = config.copy()
+    changed.actor_rollout_ref.actor.optim.optimizer = "Adafactor"
+    with pytest.raises(InputError, match="Adafactor makes its own"):
+        check_choice(changed, Settings())
+    check_choice(changed, Settings(schedule="off"))
+    changed = config.copy()
+    changed.actor_rollout_ref.rollout.n = 1
+    with pytest.raises(InputError, match=r"rollout\.n to at least 2"):
+        check_choice(changed, Settings(score_norms="calibrated"))
+    changed.data.train_batch_size = 1
+    with pytest.raises(InputError, match="train_batch_size"):
+        check_choice(changed, Settings())
+
+
 def test_dropout_is_refused_by_name():
     with pytest.raises(InputError, match="middle"):
         check_dropout(torch.nn.ModuleDict({"middle": torch.nn.Dropout(0.1)}))
@@ -231,17 +253,79 @@ def test_the_estimators_refuse_a_trainer_that_takes_no_norms():
         get_adv_estimator_fn("oblr_po")(rewards, mask, index=uids, config=None)
 
 
+CALIBRATED = Settings(score_norms="calibrated", calibration_steps=5, calibration_share=0.5)
+
+
+def features(mask, seed):
+    """Features of these rows; zeros where there is no token."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    length_S = mask.sum(1).double()
+    others_SK = torch.rand(len(mask), 3, generator=generator).double() * torch.tensor([1.0, -1.0, 1.0])
+    return torch.cat([length_S[:, None], others_SK * length_S[:, None]], 1)
+
+
+def test_norms_are_exact_when_they_are_due_and_of_prompts_chosen_by_uid_alone():
+    uids = [f"{prompt}" for prompt in (3, 1, 2, 0) for _ in range(2)] + ["pad"]
+    asked = {step: BatchScores(CALIBRATED, step, 2, uids) for step in range(1, 11)}
+    assert [step for step, made in asked.items() if made.exact] == [1, 5, 10]
+    assert asked[1].wanted()["oblrpo_prompts"] == ("0", "1")
+    assert asked[2].columns == [FEATURES]
+    assert asked[5].columns == [FEATURES, NORM2, GRAM]
+    due = BatchScores(replace(CALIBRATED, ledger_steps=3), 3, 2, uids)  # the ledger is of the whole batch
+    assert due.exact
+    assert due.wanted()["oblrpo_prompts"] is None
+
+
+def test_calibrated_weights_know_nothing_of_the_other_outputs_of_the_batch():
+    """Which is why leave-one-out leaves the gradient unbiased: they are fixed before this batch's norms are seen."""
+    proxy = CalibratedProxy()
+    made, score_SN, _, uids = products(CALIBRATED, 5)
+    before_S = made.weight_S(proxy)
+    assert (before_S > 0).tolist() == [
+        not uid.startswith("pad") and bool(row.any()) for uid, row in zip(uids, score_SN, strict=True)
+    ]
+    changed = made._features.clone()
+    made._features[3] *= 2  # another output's
+    others = [row for row in range(14) if row != 3]
+    assert torch.equal(made.weight_S(proxy)[others], before_S[others])
+    made._features = changed
+    made.teach(proxy)
+    assert proxy.observed == 4 * 2  # of two prompts in three
+    assert not torch.equal(made.weight_S(proxy), before_S)
+
+
+def test_prompts_that_were_not_scored_are_taken_for_the_mean_of_those_that_were():
+    made, _, masks, uids = products(CALIBRATED, 5)
+    advantages = nested([(1.0 + row % 3) * mask for row, mask in enumerate(masks.unbind())])
+    data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
+    got = made.group_norm2(data, 1 / 12)
+    whole, *_ = products(Settings(), 5)
+    every = whole.group_norm2(data, 1 / 12)
+    names = [uids[rows[0]] for rows in made.groups.rows_of]
+    known = {name: norm2 for name, norm2 in zip(names, every, strict=True) if name in {"0", "1"}}
+    mean = sum(known.values()) / 2
+    assert got == pytest.approx([known.get(name, mean) for name in names])
+
+
+def test_without_norms_nothing_is_said_of_gradients_but_that_none_is_none():
+    made, _, masks, _ = products(CALIBRATED, 6)
+    some = nested([1.0 * mask for mask in masks.unbind()])
+    none = nested([0.0 * mask for mask in masks.unbind()])
+    assert made.group_norm2(tu.get_tensordict({"advantages": some, "response_mask": masks}, {}), 1.0) is None
+    assert made.group_norm2(tu.get_tensordict({"advantages": none, "response_mask": masks}, {}), 1.0) == [0.0] * 3
+
+
 def products(settings, step, seed=0):
     """BatchScores of a batch of random scores, and what it was made of."""
     _, mask, uids, _ = batch(seed)
     score_SN = torch.randn(14, 30, generator=torch.Generator().manual_seed(seed)).double() * (mask.sum(1) > 0)[:, None]
-    made = BatchScores(settings, step, 4)
+    made = BatchScores(settings, step, 4, uids)
     gram = torch.zeros(14, 4, dtype=torch.float64)
     for rows in PromptRows(uids).rows_of:
         gram[rows, : len(rows)] = score_SN[rows] @ score_SN[rows].T
     sketches = torch.cat([score_SN, score_SN], 1).float()  # not compressed at all
     masks = nested([row[: max(1, int(row.sum()))] for row in mask])
-    columns = {NORM2: score_SN.square().sum(1), GRAM: gram, SKETCH: sketches}
+    columns = {NORM2: score_SN.square().sum(1), GRAM: gram, SKETCH: sketches, FEATURES: features(mask, seed)}
     data = {key: columns[key] for key in made.columns} | {"uid": uids, "response_mask": masks}
     made.take(tu.get_tensordict(data, {}))
     return made, score_SN, masks, uids

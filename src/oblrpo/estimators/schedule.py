@@ -147,22 +147,25 @@ class SNRSchedule:
         """The rate of every parameter group as it is now: between `step` and `optimizer.step()`, the one used."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
-    def step(self, batch: Moments, ess_ratio: float = 1.0, mean_length: float | None = None) -> float:
+    def step(self, batch: Moments | None, ess_ratio: float = 1.0, mean_length: float | None = None) -> float:
         """Take in a batch's moments, set every group's rate to eta_0 * factor, and return the factor.
 
         Args:
-            batch: the batch's moments, before any clipping.
+            batch: the batch's moments, before any clipping. None where they were not measured: the averages stay what
+                they are, and the factor is what they support.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
             mean_length: the mean length of the batch's outputs in tokens; `length` needs it, and `auto` takes outputs
                 for single tokens without it.
 
         Raises:
-            ValueError: `auto` or `kl` has no rate to start from, or its last update was not confined.
+            ValueError: `auto` or `kl` has no rate to start from, or its last update was not confined; nothing was ever
+                measured.
         """
         self.restore()
-        self.average.add(batch)
+        if batch is not None:
+            self.average.add(batch)
         self.factor = 0.0
-        if batch.has_gradient:
+        if batch is None or batch.has_gradient:
             self._steps += 1
             warm = min(1.0, self._steps / self.warmup if self.warmup else 1.0)
             self.factor = self.rule.factor(self.average, ess_ratio, mean_length) * warm

@@ -40,7 +40,10 @@ def as_data(rows, **meta):
     tensors["loss_mask"] = nested([row["response_mask"] for row in rows])
     if "advantage" in rows[0]:
         tensors["advantages"] = nested([row["advantage"] * row["response_mask"] for row in rows])
-        tensors["old_log_probs"] = nested([torch.zeros(len(row["responses"])) for row in rows])
+        zeros = [torch.zeros(len(row["responses"])) for row in rows]
+        tensors["old_log_probs"] = nested(
+            [row.get("old_log_probs", zero) for row, zero in zip(rows, zeros, strict=True)]
+        )
     data = tu.get_tensordict({**tensors, "uid": [row["uid"] for row in rows]}, {})
     tu.assign_non_tensor(data, use_dynamic_bsz=False, use_fused_kernels=False, temperature=1.0)
     for key, value in meta.items():

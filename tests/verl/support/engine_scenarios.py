@@ -1,5 +1,6 @@
 """On every rank: verl's FSDP2 engine with our part, against loop autograd on the unsharded model in float64."""
 
+import json
 import os
 import sys
 import time
@@ -20,11 +21,12 @@ from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.engine import OBLREngine
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.settings import Settings
-from oblrpo.scores import oracle
+from oblrpo.scores import CalibratedProxy, oracle
 from tests.verl.support.batches import as_data, logps, make_rows, nested
 from tests.verl.support.ranks import answer
 
 PROMPTS, OUTPUTS, PADDING, RATE = 6, 4, 1, 1e-3
+MEAN_LENGTH = 3.0  # what is told to the schedule
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
@@ -63,7 +65,7 @@ def of_this_rank(rows):
 
 def scored(engine, settings, rows, packed, step=1):
     """Columns of the whole batch, as the driver gets them."""
-    products = BatchScores(settings, step, OUTPUTS)
+    products = BatchScores(settings, step, OUTPUTS, [row["uid"] for row in rows])
     data = as_data(
         of_this_rank(rows),
         calculate_entropy=True,
@@ -128,9 +130,7 @@ def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings
     true_norm2 = share_SN.sum(0).square().sum()
     moments = estimators.moments(true_norm2_P, true_norm2)
     plain = torch.nn.Linear(1, 1)
-    schedule = estimators.SNRSchedule(
-        torch.optim.AdamW(plain.parameters(), lr=RATE), settings.schedule, ema=settings.ema
-    )
+    schedule = estimators.SNRSchedule(torch.optim.AdamW(plain.parameters(), lr=RATE), settings.schedule)
     schedule.step(moments)
     result["grad_norm"] = abs(metrics["grad_norm"] / true_norm2.sqrt().item() - 1)
     result["trace_cov"] = abs(metrics["trace_cov"][0] / moments.trace_cov - 1)
@@ -160,14 +160,15 @@ def max_relative(got, expected):
     return ((got[known] - expected[known]).abs() / expected[known]).max().item()
 
 
-def update(engine, rows, packed, group_norm2, count):
-    """One update by verl's own loss."""
+def update(engine, rows, packed, group_norm2, count, size=1):
+    """One update by verl's own loss, so many rows at a time."""
     data = as_data(
         of_this_rank(rows),
         use_remove_padding=packed,
-        micro_batch_size_per_gpu=1,
+        micro_batch_size_per_gpu=size,
         global_batch_size=count,
-        oblrpo_group_norm2=tuple(group_norm2),
+        oblrpo_group_norm2=None if group_norm2 is None else tuple(group_norm2),
+        oblrpo_mean_length=MEAN_LENGTH,
     )
     actor = FSDPActorConfig(
         strategy="fsdp2",
@@ -180,13 +181,136 @@ def update(engine, rows, packed, group_norm2, count):
         return engine.train_batch(data, partial(ppo_loss, config=actor))["metrics"]
 
 
+def batch_on_ranks(vocabulary):
+    rows = make_rows(PROMPTS, OUTPUTS, PADDING, vocabulary, seed=7)
+    return [rows[row] for row in place_on_ranks([row["uid"] for row in rows], [1.0] * len(rows), dist.get_world_size())]
+
+
+def token_logps(model, row):
+    whole, start = torch.cat([row["prompts"], row["responses"]]), len(row["prompts"])
+    logp_TV = model(input_ids=whole[None], use_cache=False).logits[0, start - 1 : -1].log_softmax(-1)
+    return logp_TV.gather(1, row["responses"][:, None])[:, 0]
+
+
+def plain_model(engine, path):
+    """The engine's weights as they are, in float64 in one piece."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
+    state = {name: value.full_tensor() for name, value in engine.module.state_dict().items()}
+    model.load_state_dict(state)
+    model.tie_weights()
+    return model
+
+
+@torch.no_grad()
+def follow(folder, settings, rate=RATE):
+    """Errors of three updates under `auto`, against the rule on log-probabilities of the plain model's tokens."""
+    path = f"{folder}/model"
+    engine = make_engine(path, settings)
+    for group in engine.optimizer.param_groups:
+        group["lr"] = group["initial_lr"] = rate
+    rows = batch_on_ranks(engine.module.config.vocab_size)
+    schedule = estimators.SNRSchedule(
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate), "auto", kl=settings.kl
+    )
+    size = len(rows) // dist.get_world_size()
+    chosen = [row for place, row in enumerate(rows) if place % size % settings.kl_every == 0]
+    chosen = [row for row in chosen if row["response_mask"].any()]
+    width = max(len(row["responses"]) for row in chosen)
+
+    def change_SC(before, after):
+        return torch.stack(
+            [
+                torch.nn.functional.pad((new - old) * row["response_mask"], (0, width - len(new)))
+                for row, old, new in zip(chosen, before, after, strict=True)
+            ]
+        )
+
+    errors = {"lr_used": 0.0, "step_kl": 0.0, "shares": []}
+    for step in range(3):
+        model = plain_model(engine, path)
+        before = [token_logps(model, row) for row in chosen]
+        for place, row in enumerate(rows):
+            row["advantage"] = torch.tensor(1.0 if place % 3 else -1.0) * row["response_mask"].any()
+            row["old_log_probs"] = token_logps(model, row).float()
+        with torch.enable_grad():
+            metrics = update(engine, rows, False, [1e4 + step] * PROMPTS, PROMPTS * OUTPUTS, size=4)
+        norm2 = metrics["grad_norm"] ** 2
+        schedule.step(estimators.moments(torch.tensor([1e4 + step] * PROMPTS), norm2), mean_length=MEAN_LENGTH)
+        expected = schedule.learning_rates[0]
+        schedule.optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+        schedule.optimizer.step()
+        share = metrics["lr_used"][0] / expected
+        model = plain_model(engine, path)
+        true_SC = change_SC(before, [token_logps(model, row) for row in chosen])
+        true_kl = estimators.rules.mean_kl(true_SC)
+        errors["step_kl"] = max(errors["step_kl"], abs(metrics["step_kl"][0] - true_kl) / max(true_kl, 1e-9))
+        errors["shares"].append(share)
+        # the engine's own knowledge of the update is what the rule goes on with
+        schedule.load_state_dict(engine._schedule.state_dict())
+        schedule.rule._used = None
+    errors["ranks agree"] = float(len(set(gathered(json.dumps(engine._schedule.state_dict())))) == 1)
+    errors["most"] = max(errors["shares"])
+    errors["last"] = errors["shares"][-1]
+    errors["least"] = min(errors.pop("shares"))
+    errors["kappa"] = engine._schedule.rule.kappa
+    return errors
+
+
+def calibrated(folder, settings, packed=False):
+    """Errors of features of every row, and of norms of the prompts that were asked for."""
+    path = f"{folder}/model"
+    engine = make_engine(path, settings, packed)
+    truth = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
+    rows = batch_on_ranks(truth.config.vocab_size)
+    products, _ = scored(engine, settings, rows, packed)
+    true_logps_S = logps(truth, rows)
+    norm2_S = torch.stack([sum(g.square().sum() for g in row) for row in oracle.scores(truth, true_logps_S)])
+    known_S = products.groups.put(products._known_P[:, None].expand_as(products.groups.valid_PG).double()).bool()
+    found = {"norm2": max_relative(products.norm2_S[known_S], norm2_S[known_S])}
+    found["others"] = float(products.norm2_S[~known_S].abs().sum())
+    found["chosen"] = int(products._known_P.sum())
+    true_SK = torch.stack([features_of(truth, row) for row in rows])
+    found["features"] = float(((products._features - true_SK).abs() / (1 + true_SK.abs())).max())
+    proxy = CalibratedProxy()
+    before_S = products.weight_S(proxy)
+    found["begins"] = relative(before_S, true_SK[:, 0] ** 1.6)
+    products.teach(proxy)
+    found["taught"] = proxy.observed - int((products.groups.valid_PG & products._known_P[:, None]).sum())
+    found["learned"] = float((products.weight_S(proxy) - before_S).abs().max())
+    # A step without norms: no moments, and yet an update.
+    quiet, _ = scored(engine, settings, rows, packed, step=3)
+    for row in rows:
+        row["advantage"] = torch.rand(()) * row["response_mask"].any()
+    advantages = nested([row["advantage"] * row["response_mask"] for row in rows])
+    masks = nested([row["response_mask"] for row in rows])
+    after = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
+    found["measured"] = float(quiet.group_norm2(after, 1.0) is not None)
+    group_norm2 = products.group_norm2(after, 1 / (PROMPTS * OUTPUTS))
+    first = update(engine, rows, packed, group_norm2, PROMPTS * OUTPUTS)
+    second = update(engine, rows, packed, None, PROMPTS * OUTPUTS)
+    found["in both"] = float({"lr_used", "snr"} <= set(first) & set(second))
+    found["in the first"] = float("trace_cov" in first and "trace_cov" not in second)
+    found["averages stay"] = float(first["snr"] == second["snr"])
+    return found
+
+
+@torch.no_grad()
+def features_of(model, row):
+    """Length, logit norms, log-probability and entropy of a row's scored tokens."""
+    whole, start = torch.cat([row["prompts"], row["responses"]]), len(row["prompts"])
+    logp_TV = model(input_ids=whole[None], use_cache=False).logits[0, start - 1 : -1].log_softmax(-1)
+    logp_T, pi_TV = logp_TV.gather(1, row["responses"][:, None])[:, 0], logp_TV.exp()
+    columns = [torch.ones_like(logp_T), 1 - 2 * logp_T.exp() + pi_TV.square().sum(1), logp_T, -(pi_TV * logp_TV).sum(1)]
+    return torch.stack([(column * row["response_mask"]).sum() for column in columns])
+
+
 def main(folder):
     torch.set_num_threads(1)
     dist.init_process_group(backend="gloo")
     sketched = replace(PLUGIN, inner_products="sketched", sketch_dimensions=1 << 15, sketch_directions=64)
     scenarios = {
         "padded": {},
-        "debiased": {"settings": Settings()},
+        "debiased": {"settings": Settings(schedule="debiased")},
         "packed": {"packed": True},
         "packed, filled up": {"packed": True, "pad_to_length": True, "pad_to_length_bucket": 16},
         "checkpointed": {"checkpointing": True},
@@ -195,9 +319,22 @@ def main(folder):
         "bfloat16": {"precision": BFLOAT16},
     }
     results = {}
-    for name, scenario in scenarios.items():
+    for name, scenario in scenarios.items() if not os.environ.get("QUICK") else ():
         began = time.time()
         results[name] = check(folder, **scenario) | {"seconds": time.time() - began}
+        print(os.environ["RANK"], name, results[name], flush=True)
+    results["auto"] = follow(folder, Settings(kl_every=2))
+    results["auto, confined"] = follow(folder, Settings(kl_every=2, kl=1e-6))
+    results["auto, not felt"] = follow(folder, Settings(kl_every=2), rate=1e-12)
+    results["calibrated"] = calibrated(
+        folder, Settings(schedule="debiased", score_norms="calibrated", calibration_share=0.5)
+    )
+    results["calibrated, packed, sketched"] = calibrated(
+        folder,
+        Settings("debiased", score_norms="calibrated", calibration_share=0.5, inner_products="sketched"),
+        packed=True,
+    )
+    for name in list(results)[-5:]:
         print(os.environ["RANK"], name, results[name], flush=True)
     answer(folder, results)
     dist.destroy_process_group()

@@ -70,7 +70,7 @@ def environment(folder: Path) -> dict[str, str]:
     home.mkdir(exist_ok=True)
     return os.environ | {
         "HOME": str(home),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT}/src",
         "VERL_USE_EXTERNAL_MODULES": MODULES,
         "VERL_PLATFORM": "cpu",
         "VERL_ENGINE_DEVICE": "cuda",  # verl's engines are registered for cuda and npu only

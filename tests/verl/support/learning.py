@@ -14,10 +14,13 @@ OURS = {
     f"{ACTOR}.policy_loss.loss_mode": "gpg",
 }
 """The block of docs/verl.md."""
+SHRUNK = OURS | {"algorithm.adv_estimator": "oblr_po_shrunk"}
 RUNS = {
     "oblr_po": OURS,
-    "oblr_po_shrunk": OURS,
-    "oblr_po_shrunk-fixed": OURS | {"algorithm.adv_estimator": "oblr_po_shrunk", "+oblrpo.schedule": "off"},
+    "oblr_po_shrunk": SHRUNK,
+    "oblr_po_shrunk-calibrated": SHRUNK | {"+oblrpo.score_norms": "calibrated"},
+    "oblr_po_shrunk-debiased": SHRUNK | {"+oblrpo.schedule": "debiased"},
+    "oblr_po_shrunk-fixed": SHRUNK | {"+oblrpo.schedule": "off"},
     "grpo": {},
     "opo": {},
     "optimal_token_baseline": {"trainer.use_v1": False, f"{ACTOR}.calculate_sum_pi_squared": True},

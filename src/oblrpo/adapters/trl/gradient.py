@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo import estimators
+from oblrpo.adapters.plain_state import from_json, to_json
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Logps, Policy, Sequences
@@ -204,20 +205,12 @@ class BatchGradient:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, for JSON."""
-        parts = {"prior": self.prior.state_dict(), "proxy": self.proxy.state_dict()}
-        return {
-            name: {key: value.tolist() if isinstance(value, Tensor) else value for key, value in state.items()}
-            for name, state in parts.items()
-        }
+        return {"prior": to_json(self.prior.state_dict()), "proxy": to_json(self.proxy.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
-        for part, values in (("prior", state["prior"]), ("proxy", state["proxy"])):
-            tensors = {
-                key: torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
-                for key, value in values.items()
-            }
-            getattr(self, part).load_state_dict(tensors)
+        self.prior.load_state_dict(from_json(state["prior"]))
+        self.proxy.load_state_dict(from_json(state["proxy"]))
 
 
 def policy_of(trainer: Any) -> Policy:

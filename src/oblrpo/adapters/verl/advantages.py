@@ -28,7 +28,7 @@ class Scored:
     """The adapter's knowledge of a batch, beside what verl hands to an estimator."""
 
     norm2_S: Tensor
-    """Squared score norms, in the batch's order."""
+    """Squared score norms, or the weights that stand for them, in the batch's order."""
     prior: estimators.Prior
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the baseline, which the estimator puts here."""

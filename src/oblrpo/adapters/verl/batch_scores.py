@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,11 +11,12 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from oblrpo import estimators
-from oblrpo.adapters.verl.prompt_rows import PromptRows
-from oblrpo.adapters.verl.scoring import GRAM, NORM2, SKETCH
+from oblrpo.adapters.verl.prompt_rows import PADDING, PromptRows
+from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
+from oblrpo.scores import CalibratedProxy, Features
 
 
 class BatchScores:
@@ -23,11 +26,19 @@ class BatchScores:
         settings: the settings of the adapter.
         step: the global step of verl.
         outputs: the greatest number G of outputs of a prompt.
+        uids: the uid of every row, in any order.
     """
 
-    def __init__(self, settings: Settings, step: int, outputs: int) -> None:
+    def __init__(self, settings: Settings, step: int, outputs: int, uids: Sequence[str] = ()) -> None:
         every = settings.ledger_steps
         self.takes_ledger = bool(every) and (step == 1 or step % every == 0)
+        due = step == 1 or step % settings.calibration_steps == 0
+        self.exact = not settings.calibrated or due or self.takes_ledger
+        self._chosen: tuple[str, ...] | None = None  # all
+        if settings.calibrated and not self.takes_ledger:
+            # A uid is drawn at random when its prompt is: the choice knows nothing of outputs or their lengths.
+            prompts = sorted({uid for uid in uids if not uid.startswith(PADDING)})
+            self._chosen = tuple(prompts[: math.ceil(len(prompts) * settings.calibration_share)])
         self._settings, self._step, self._outputs = settings, step, outputs
         self._pairs_sketched = settings.needs_moments and not settings.exact_pairs
         self._seeds = [2 * step, 2 * step + 1] if self.takes_ledger or self._pairs_sketched else []
@@ -35,24 +46,66 @@ class BatchScores:
     def wanted(self) -> dict[str, Any]:
         """Return the entries of the batch's `extra_info` that ask the workers for scores."""
         size = self._outputs if self._settings.exact_pairs else 0
-        return {"oblrpo_score": True, "oblrpo_sketch_seeds": tuple(self._seeds), "oblrpo_group_size": size}
+        return {
+            "oblrpo_features": self._settings.calibrated,
+            "oblrpo_score": self.exact,
+            "oblrpo_prompts": self._chosen,
+            "oblrpo_sketch_seeds": tuple(self._seeds),
+            "oblrpo_group_size": size,
+        }
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns in which the workers answer."""
-        return [NORM2, *([GRAM] if self._settings.exact_pairs else []), *([SKETCH] if self._seeds else [])]
+        features = [FEATURES] if self._settings.calibrated else []
+        if not self.exact:
+            return features
+        return [*features, NORM2, *([GRAM] if self._settings.exact_pairs else []), *([SKETCH] if self._seeds else [])]
 
     def take(self, data: Any) -> None:
         """Receive those columns, with uid and response_mask, in the batch's order."""
         uids = [str(uid) for uid in tu.get(data, "uid")]
         mask = data["response_mask"].to_padded_tensor(0)
-        self.norm2_S = _dense(data[NORM2])
         self.groups = PromptRows(uids, mask.any(1))
-        self._gram = _dense(data[GRAM]) if self._settings.exact_pairs else None
-        self._sketch = _dense(data[SKETCH]).unflatten(1, (len(self._seeds), -1)) if self._seeds else None
+        self.mean_length = float(mask.sum(1)[mask.any(1)].double().mean())
+        firsts = [uids[rows[0]] for rows in self.groups.rows_of]
+        self._known_P = torch.tensor([self._chosen is None or uid in self._chosen for uid in firsts])
+        found = {name: _dense(data[name]) for name in self.columns}
+        self._norm2, self._gram, self._features = found.get(NORM2), found.get(GRAM), found.get(FEATURES)
+        self._sketch = found[SKETCH].unflatten(1, (len(self._seeds), -1)) if SKETCH in found else None
 
-    def group_norm2(self, data: Any, scale: float) -> list[float]:
+    @property
+    def norm2_S(self) -> Tensor:
+        """Squared score norms, in the batch's order; 0 where they were not asked for."""
+        assert self._norm2 is not None
+        return self._norm2
+
+    def weight_S(self, proxy: CalibratedProxy) -> Tensor:
+        """The weight of every output's reward: its squared score norm, or what the proxy takes it for."""
+        if not self._settings.calibrated:
+            return self.norm2_S
+        valid_PG = self.groups.valid_PG
+        return self.groups.put(torch.where(valid_PG, proxy.predict(self._taken_features()).view_as(valid_PG), 0))
+
+    def teach(self, proxy: CalibratedProxy) -> float:
+        """Let the proxy see this batch's exact norms; return how well it agreed with them before, NaN if unknown."""
+        valid_PG = self.groups.valid_PG & self._known_P[:, None]
+        norm2_S = self.groups.take(self.norm2_S).flatten()
+        return proxy.observe(self._taken_features(), norm2_S, self.groups.size, valid_PG.flatten())
+
+    def _taken_features(self) -> Features:
+        """The features of outputs in the order of prompts; where there is none, those of a token that is certain."""
+        assert self._features is not None
+        valid_S = self.groups.valid_PG.flatten()
+        table_SK = self.groups.take(self._features).flatten(0, 1) * valid_S[:, None]
+        table_SK[~valid_S, 0] = 1
+        return Features(*table_SK.unbind(1))
+
+    def group_norm2(self, data: Any, scale: float) -> list[float] | None:
         """The squared norm of every prompt's gradient g_i; the mean of the g_i is the gradient of verl's loss.
+
+        Where scores of some prompts alone were taken, their mean stands for each of the others, which is what
+        `estimators.moments` needs of them. None where no scores were taken, unless all gradients are known to be 0.
 
         Args:
             data: `advantages` and `response_mask` in the batch's order.
@@ -60,7 +113,13 @@ class BatchScores:
         """
         groups = self.groups
         coef_PG = groups.take(_one_an_output(data)) * groups.valid_PG * scale * len(groups.rows_of)
-        return [float(norm2) for norm2 in estimators.group_norm2(self._gram_PGG(), coef_PG)]
+        if not coef_PG.any():
+            return [0.0] * len(coef_PG)
+        if not self.exact:
+            return None
+        norm2_P = estimators.group_norm2(self._gram_PGG(), coef_PG)
+        norm2_P[~self._known_P] = norm2_P[self._known_P].mean()
+        return [float(norm2) for norm2 in norm2_P]
 
     def _gram_PGG(self) -> Tensor:
         groups, size = self.groups, self.groups.size

@@ -7,8 +7,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from oblrpo.adapters.conditions import Rule, is_one_of, off
-from oblrpo.adapters.verl.settings import ESTIMATORS
+from oblrpo.adapters.verl.settings import ESTIMATORS, Settings
 from oblrpo.errors import InputError
+from oblrpo.estimators import RULES as RATE_RULES
 
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 
@@ -141,6 +142,21 @@ def _check_batch(config: Any) -> None:
             f"oblr_po does not work with {ACTOR}.loss_scale_factor=null: the divisor would be each micro-batch's "
             f"longest output; set it to data.max_response_length={config.data.max_response_length}."
         )
+
+
+def check_choice(config: Any, settings: Settings) -> None:
+    """Refuse settings of the adapter that cannot work with those of verl.
+
+    Raises:
+        InputError: the batch is too small, or the optimizer has a rate of its own.
+    """
+    if settings.needs_moments and config.data.train_batch_size < 2:
+        raise InputError("data.train_batch_size must be at least 2: one prompt's gradient has no measurable noise.")
+    if settings.calibrated and config.actor_rollout_ref.rollout.n < 2:
+        raise InputError(f"+oblrpo.score_norms=calibrated compares a prompt's outputs; set {ROLLOUT}.n to at least 2.")
+    optim = config.actor_rollout_ref.actor.optim
+    if refusal := RATE_RULES[settings.schedule].refusal(optim.optimizer, optim.lr):
+        raise InputError(f"{ACTOR}.optim and +oblrpo.schedule={settings.schedule}: {refusal}")
 
 
 def check_dropout(model: Any) -> None:

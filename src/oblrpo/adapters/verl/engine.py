@@ -16,7 +16,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from oblrpo import estimators
 from oblrpo.adapters.verl.checks import check_dropout
-from oblrpo.adapters.verl.scoring import score_rows
+from oblrpo.adapters.verl.movement import Movement
+from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
 from oblrpo.scores import ScoreTape
@@ -48,15 +49,31 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._schedule = estimators.SNRSchedule(
             self.optimizer,
             settings.schedule,  # type: ignore[arg-type]
-            ema=settings.ema,
+            ema=None if settings.ema == -1 else settings.ema,
             floor=settings.floor,
             ceiling=settings.ceiling,
+            kl=settings.kl,
         )
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
-        """Do as verl does; where the trainer asks for scores, they come with the log-probabilities."""
-        if not tu.get_non_tensor_data(data, "oblrpo_score", False):
-            return super().infer_batch(data, loss_function)
+        """Do as verl does; where the trainer asks for scores, they come with the log-probabilities.
+
+        Where it asks for features, these come from verl's own pass, and scores from one more over some prompts' rows.
+        """
+        scores = tu.get_non_tensor_data(data, "oblrpo_score", False)
+        if not tu.get_non_tensor_data(data, "oblrpo_features", False):
+            return self._score(data) if scores else super().infer_batch(data, loss_function)
+        tu.assign_non_tensor(data, calculate_sum_pi_squared=True)
+        output = super().infer_batch(data, loss_function)
+        columns = output["model_output"]
+        columns[FEATURES] = forward_features(columns, data)
+        del columns[SUM_PI2]
+        if scores:
+            output["model_output"] = self._score(data)["model_output"] | columns
+        return output
+
+    def _score(self, data: TensorDict) -> dict[str, Any]:
+        """Take scores of these rows, and log-probabilities and entropy with them."""
         maybe_fix_3d_position_ids(data)
         self._scoring = True
         self.module.train()  # activations are checkpointed in training mode only; there is no dropout
@@ -88,8 +105,11 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             ValueError: the trainer did not say how long the prompts' gradients are.
         """
         group_norm2 = tu.get_non_tensor_data(data, "oblrpo_group_norm2", None)
-        if self._settings.needs_moments and group_norm2 is None:
+        if self._settings.needs_moments and group_norm2 is None and not self._settings.calibrated:
             raise ValueError("oblrpo: an update without its prompts' squared gradient norms; was another trainer used?")
+        self._mean_length = tu.get_non_tensor_data(data, "oblrpo_mean_length", None)
+        if self._schedule.rule.measures_updates:
+            self._movement = Movement(self, data, self._settings.kl_every)
         self._group_norm2_P = None if group_norm2 is None else torch.tensor(group_norm2, dtype=torch.float64)
         self._metrics: dict[str, float] = {}
         outputs = super().train_batch(data, loss_function)
@@ -97,35 +117,61 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return outputs
 
     def optimizer_step(self) -> Any:
-        """Set the rate, then clip and step as verl does."""
-        if self._settings.needs_moments:
-            self._set_rate()
-        else:
+        """Set the rate, clip and step as verl does, and measure the update where the schedule wants it.
+
+        Raises:
+            InputError: the update cannot be measured.
+        """
+        if not self._settings.needs_moments:
             self._metrics["lr_used"] = self._schedule.learning_rates[0]
-        try:
             return super().optimizer_step()
+        norm2 = estimators.squared_norm(list(self.module.parameters()))
+        usable = math.isfinite(norm2)
+        if usable:
+            self._set_rate(norm2)
+        try:
+            grad_norm = super().optimizer_step()
         finally:
             self._schedule.restore()  # verl leaves the step out where the gradient is not finite
+        if usable and self._schedule.rule.measures_updates:
+            self._confine()
+        return grad_norm
 
-    def _set_rate(self) -> None:
-        """Set the rate to eta_0 times the factor that signal and noise support, from the gradient before clipping.
+    def _confine(self) -> None:
+        """Measure how far the update moved the policy, on every rank's outputs, and shorten it if it went too far.
+
+        Raises:
+            InputError: it cannot be measured.
+        """
+        try:
+            taken = self._schedule.confine(self._movement.change)
+        except ValueError as error:
+            raise InputError(f"the update cannot be measured: {error}") from None
+        self._metrics["lr_used"] *= taken.share
+        self._metrics["lr_factor"] *= taken.share
+        self._metrics["step_kl"] = taken.kl
+
+    def _moments(self, norm2: float) -> estimators.Moments | None:
+        """Return signal and noise of the gradient with this squared norm; None in a step in which no scores were taken.
 
         Raises:
             ValueError: the gradient is not the mean of the prompts' gradients that were measured.
         """
-        assert self._group_norm2_P is not None
-        norm2 = estimators.squared_norm(list(self.module.parameters()))
-        if not math.isfinite(norm2):
-            return
+        if self._group_norm2_P is None:
+            return None
+        every = self._settings.exact_pairs and not self._settings.calibrated  # or the norms are estimates
         longest = float(self._group_norm2_P.mean())
-        if norm2 > SLACK * longest and self._settings.exact_pairs:
+        if norm2 > SLACK * longest and every:
             raise ValueError(
                 f"oblrpo: verl's gradient has squared norm {norm2:.4g}, and the prompts' gradients of which it is to "
                 f"be the mean only {longest:.4g} on average; a setting scales or adds to the loss."
             )
-        sketched = not self._settings.exact_pairs
-        batch = estimators.moments(self._group_norm2_P, norm2, estimated=sketched)
-        factor = self._schedule.step(batch)
+        return estimators.moments(self._group_norm2_P, norm2, estimated=not every)
+
+    def _set_rate(self, norm2: float) -> None:
+        """Set the rate to eta_0 times the factor that signal and noise support, from the gradient before clipping."""
+        batch = self._moments(norm2)
+        factor = self._schedule.step(batch, mean_length=self._mean_length)
         smoothed = self._schedule.smoothed
         self._metrics = {
             "lr_used": self._schedule.learning_rates[0],
@@ -133,23 +179,24 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             "snr": smoothed.snr,
             "n_snr": smoothed.n_snr,
             "critical_batch_size": smoothed.critical_batch_size,
-            "signal2": batch.signal2,
-            "trace_cov": batch.trace_cov,
         }
+        if batch is not None:
+            self._metrics |= {"signal2": batch.signal2, "trace_cov": batch.trace_cov}
 
     def _state_file(self, folder: str) -> Path:
         return Path(folder) / f"oblrpo_schedule_rank_{self.rank}.json"
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Save as verl does, with the schedule's averages in a file of their own."""
+        """Save as verl does, with the schedule's state in a file of its own."""
         super().save_checkpoint(local_path, *args, **kwargs)
-        self._state_file(local_path).write_text(json.dumps(self._schedule.state_dict()))
+        state = {"mode": self._schedule.mode, **self._schedule.state_dict()}
+        self._state_file(local_path).write_text(json.dumps(state))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Load as verl does; the schedule goes on where it was.
 
         Raises:
-            InputError: the checkpoint was written without this adapter, or by another version of it.
+            InputError: the checkpoint was written without this adapter, with another schedule, or by another version.
         """
         file = self._state_file(local_path)
         if not file.exists():
@@ -158,6 +205,9 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                 "weights alone, merge them with verl's model merger and set actor_rollout_ref.model.path to the result."
             )
         state = json.loads(file.read_text())
+        if state.get("mode", self._schedule.mode) != self._schedule.mode:
+            mode = state["mode"]
+            raise InputError(f"{file} was written with +oblrpo.schedule={mode}; set it again, or begin a new run.")
         super().load_checkpoint(local_path, *args, **kwargs)
         try:
             self._schedule.load_state_dict(state)

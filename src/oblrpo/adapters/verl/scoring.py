@@ -26,6 +26,24 @@ NORM2, GRAM, SKETCH = "oblrpo_norm2", "oblrpo_gram", "oblrpo_sketch"
 """The columns of scores: squared norms (B,), inner products with the outputs of the same prompt (B, G), and sketches
 one after another (B, K L)."""
 
+FEATURES = "oblrpo_features"
+"""The column of what a forward alone knows of an output, (B, 4): the fields of `scores.Features`."""
+
+
+def forward_features(model_output: dict[str, Tensor], data: TensorDict) -> Tensor:
+    """Sum log_probs, entropy and logit norms, 1 - 2 pi + sum pi^2, over every row's own tokens, (B, 4)."""
+    mask_SC = data["response_mask"].to_padded_tensor(0).cpu()
+    logp_SC, entropy_SC, pi2_SC = (
+        no_padding_2_padding(model_output[name].cpu(), data).double() for name in ("log_probs", "entropy", SUM_PI2)
+    )
+    logit_norm2_SC = (1 - 2 * logp_SC.exp() + pi2_SC).clamp(min=0)  # verl's float32 can put 0 below 0
+    sums = [(each_SC * mask_SC).sum(1) for each_SC in (torch.ones_like(logp_SC), logit_norm2_SC, logp_SC, entropy_SC)]
+    return torch.stack(sums, 1)
+
+
+SUM_PI2 = "sum_pi_squared"
+"""The name by which verl gives the sum of a distribution's squared probabilities, token by token."""
+
 
 def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDict) -> dict[str, Tensor]:
     """Return the columns of this rank's rows, in their order: log_probs and entropy, as in verl's own pass, and scores.
@@ -34,7 +52,8 @@ def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDic
         engine: the engine whose `forward_step` runs the model.
         tape: a tape on its module, with the method "streamed".
         settings: the settings that say which inner products to take.
-        data: the rows of this rank; carries `oblrpo_sketch_seeds`, and `oblrpo_group_size` G with exact inner products.
+        data: the rows of this rank; carries `oblrpo_sketch_seeds`, `oblrpo_group_size` G with exact inner products, and
+            in `oblrpo_prompts` the uids of the prompts whose scores to take, or None for all. Other rows keep zeros.
     """
     sketches = [
         Sketch(seed, settings.sketch_directions, settings.sketch_dimensions)
@@ -54,9 +73,11 @@ def score_rows(engine: Any, tape: ScoreTape, settings: Settings, data: TensorDic
 
 def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterator[tuple[list[list[int]], bool]]:
     """Yield the rows of each pass, by prompt where that matters, and whether they count or only keep ranks in step."""
+    uids = [str(uid) for uid in tu.get(data, "uid")]
+    chosen = tu.get_non_tensor_data(data, "oblrpo_prompts", None)
     if settings.exact_pairs:
-        uids = [str(uid) for uid in tu.get(data, "uid")]
         groups = [] if all(uid.startswith(PADDING) for uid in uids) else PromptRows(uids).rows_of
+        groups = [rows for rows in groups if chosen is None or uids[rows[0]] in chosen]
         size = settings.prompts_per_micro_batch
         passes = [groups[start : start + size] for start in range(0, len(groups), size)]
     else:  # verl's own, which are as many on every rank
@@ -64,7 +85,8 @@ def _micro_batches(engine: Any, settings: Settings, data: TensorDict) -> Iterato
         if indices is None:
             ends = torch.tensor([len(chunk) for chunk in chunks]).cumsum(0).tolist()
             indices = [list(range(end - len(chunk), end)) for chunk, end in zip(chunks, ends, strict=True)]
-        passes = [[list(rows)] for rows in indices]
+        wanted = [[row for row in rows if chosen is None or uids[row] in chosen] for rows in indices]
+        passes = [[rows] for rows in wanted if rows]
     most = torch.tensor(len(passes), device=data["input_ids"].device)
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
     for index in range(int(most)):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.estimators import RULES
 
 ESTIMATORS = {"oblr_po": "oblr", "oblr_po_shrunk": "oblr_shrunk"}
 """The names of the advantage estimators in verl, each with its baseline in `estimators.BASELINES`."""
 
-SCHEDULES = ("debiased", "plugin", "off")
+SCHEDULES = ("auto", "debiased", "plugin", "off")
 """The modes of `estimators.SNRSchedule` that a step of verl can follow."""
+
+SCORE_NORMS = ("exact", "calibrated")
 
 INNER_PRODUCTS = ("exact", "sketched")
 
@@ -22,14 +24,26 @@ INNER_PRODUCTS = ("exact", "sketched")
 class Settings:
     """How scores are taken and the rate is set."""
 
-    schedule: str = "debiased"
-    """Factor on actor.optim.lr: debiased or plugin (N SNR / (1 + N SNR)), or off."""
-    ema: float = 0.9
-    """Decay of the averages of signal and noise."""
+    schedule: str = "auto"
+    """Factor on actor.optim.lr: auto (measured from the updates themselves; actor.optim.lr is only where it begins),
+    debiased or plugin (N SNR / (1 + N SNR)), or off."""
+    ema: float = -1.0
+    """Decay of the averages of signal and noise; -1: the schedule's own, 0.97 with auto and 0.9 with the others."""
     floor: float = 0.0
-    """Least factor on the rate."""
+    """Least factor on the rate; with auto the least share of signal it reckons with."""
     ceiling: float = 1.0
-    """Greatest factor on the rate."""
+    """Greatest factor on the rate, or share of signal."""
+    kl: float = 1.0
+    """Nats an output with which all steps of auto scale."""
+    kl_every: int = 8
+    """With auto, an update is measured on one output of so many of a rank."""
+    score_norms: str = "exact"
+    """Weights of rewards in the baseline: exact squared score norms in every step, or calibrated, a proxy from the
+    forward alone that learns from exact norms of some prompts every calibration_steps steps."""
+    calibration_steps: int = 10
+    """With calibrated norms, steps between two with exact norms; signal and noise are measured in those alone."""
+    calibration_share: float = 0.25
+    """With calibrated norms, the share of a batch's prompts that exact norms are taken of, in those steps."""
     inner_products: str = "exact"
     """How the inner products of one prompt's scores are taken, for the SNR: exact (a prompt's outputs go through
     the model together) or sketched (unbiased estimates; micro-batches are verl's own, and a prompt may be spread over
@@ -53,6 +67,11 @@ class Settings:
         return self.schedule != "off"
 
     @property
+    def calibrated(self) -> bool:
+        """Whether weights come from a forward alone, and most steps measure neither norms nor signal and noise."""
+        return self.score_norms == "calibrated"
+
+    @property
     def exact_pairs(self) -> bool:
         """Whether all outputs of a prompt must go through the model together, on one rank."""
         return self.needs_moments and self.inner_products == "exact"
@@ -74,29 +93,29 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
             raise InputError(f"oblrpo.{key} must be a {kind.__name__}, got {value!r}.")
         values[key] = kind(value)
     settings = Settings(**values)
-    rule = RULES.get(settings.schedule)
-    if rule is not None and rule.measures_updates:
-        raise InputError(
-            f"oblrpo.schedule={settings.schedule} is not there on verl: it measures every update by one more forward; "
-            f"choose one of: {', '.join(SCHEDULES)}."
-        )
     _check_ranges(settings)
     return settings
 
 
 def _check_ranges(settings: Settings) -> None:
-    for key, table in (("schedule", SCHEDULES), ("inner_products", INNER_PRODUCTS)):
+    tables = {"schedule": SCHEDULES, "score_norms": SCORE_NORMS, "inner_products": INNER_PRODUCTS}
+    for key, table in tables.items():
         if getattr(settings, key) not in table:
             raise InputError(f"unknown oblrpo.{key} {getattr(settings, key)!r}; choose one of: {', '.join(table)}.")
-    if not 0 <= settings.ema < 1:
-        raise InputError(f"oblrpo.ema must lie in [0, 1), got {settings.ema}.")
+    if not 0 <= settings.ema < 1 and settings.ema != -1:
+        raise InputError(f"oblrpo.ema must lie in [0, 1), or be -1 for the schedule's own, got {settings.ema}.")
+    if not 0 < settings.kl < math.inf:
+        raise InputError(f"oblrpo.kl is a number of nats above 0, got {settings.kl}.")
+    if not 0 < settings.calibration_share <= 1:
+        raise InputError(f"oblrpo.calibration_share must lie in (0, 1], got {settings.calibration_share}.")
     if not 0 <= settings.floor <= settings.ceiling:
         raise InputError("oblrpo.floor and oblrpo.ceiling need 0 <= floor <= ceiling.")
     if not 0 <= settings.prior_memory < 1:
         raise InputError(f"oblrpo.prior_memory must lie in [0, 1), got {settings.prior_memory}.")
     if settings.prior_strength < 0 and settings.prior_strength != -1:
         raise InputError("oblrpo.prior_strength is a number of outputs, or -1 to choose it.")
-    for key in ("prompts_per_micro_batch", "sketch_dimensions", "sketch_directions"):
+    counts = ("prompts_per_micro_batch", "sketch_dimensions", "sketch_directions", "kl_every", "calibration_steps")
+    for key in counts:
         if getattr(settings, key) < 1:
             raise InputError(f"oblrpo.{key} must be at least 1.")
     if settings.ledger_steps < 0:

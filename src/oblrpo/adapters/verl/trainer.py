@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from oblrpo import estimators
+from oblrpo.adapters.plain_state import from_json, to_json
 from oblrpo.adapters.verl.advantages import Scored, scored
 from oblrpo.adapters.verl.batch_scores import BatchScores
-from oblrpo.adapters.verl.checks import check_config
+from oblrpo.adapters.verl.checks import check_choice, check_config
 from oblrpo.adapters.verl.prompt_rows import place_on_ranks
 from oblrpo.adapters.verl.settings import read_settings
 from oblrpo.adapters.verl.worker import OBLRWorker
 from oblrpo.errors import InputError
+from oblrpo.scores import CalibratedProxy
 
 
 @register_trainer("oblr_po")
@@ -37,14 +40,14 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         check_config(config)
         self._oblrpo = read_settings(OmegaConf.to_container(config.get("oblrpo") or OmegaConf.create({})))
-        if self._oblrpo.needs_moments and config.data.train_batch_size < 2:
-            raise InputError("data.train_batch_size must be at least 2: one prompt's gradient has no measurable noise.")
+        check_choice(config, self._oblrpo)
         with open_dict(config):
             config.actor_rollout_ref.oblrpo = config.get("oblrpo") or {}  # all that workers are given
             config.trainer.v1.trainer_mode = "sync"  # verl asks for this name in several places
         super().__init__(config)
         strength = self._oblrpo.prior_strength
         self._prior = estimators.Prior(None if strength == -1 else strength, self._oblrpo.prior_memory)
+        self._proxy = CalibratedProxy()
         self._group_norm2: list[float] | None = None
 
     def _init_resource_pool_mgr(self) -> None:
@@ -71,7 +74,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         lengths = [tag["seq_len"] for tag in batch.tags]
         loads = calculate_workload(torch.tensor(lengths)).tolist()
-        order = place_on_ranks([key.rsplit("_", 2)[0] for key in batch.keys], loads, ranks)
+        order = place_on_ranks([_uid(key) for key in batch.keys], loads, ranks)
         if order is None:
             raise InputError(
                 f"all outputs of a prompt must fit on one of {ranks} ranks with {len(batch) // ranks} rows each; make "
@@ -85,8 +88,9 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         return batch
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Compute old log-probabilities as verl does, and scores in the same pass."""
-        self._scores = BatchScores(self._oblrpo, self.global_steps, self.config.actor_rollout_ref.rollout.n)
+        """Compute old log-probabilities as verl does, and scores, or what stands for them, in the same pass."""
+        uids = [_uid(key) for key in batch.keys]
+        self._scores = BatchScores(self._oblrpo, self.global_steps, self.config.actor_rollout_ref.rollout.n, uids)
         batch.extra_info.update(self._scores.wanted())
         batch = super()._compute_old_log_prob(batch, metrics)
         for key in self._scores.wanted():
@@ -94,14 +98,21 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Compute advantages as verl does, from score norms as well; then the prompts' gradient norms."""
+        """Compute advantages as verl does, from weights as well; then the prompts' gradient norms.
+
+        A calibrated proxy sees exact norms only after it gave the weights, which therefore know nothing of the batch's
+        other outputs: the gradient stays unbiased.
+        """
         fields = ["uid", "response_mask", *self._scores.columns]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         self._scores.take(data)
-        known = Scored(self._scores.norm2_S, self._prior)
+        known = Scored(self._scores.weight_S(self._proxy), self._prior)
         with scored(known):
             batch = super()._compute_advantage(batch, metrics)
         metrics.update(known.metrics)
+        if self._oblrpo.calibrated and self._scores.exact:
+            agreement = self._scores.teach(self._proxy)
+            metrics.update({} if math.isnan(agreement) else {"critic/score_norm2/agreement_calibrated": agreement})
         rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
         fields = ["advantages", "response_mask", rewards]
         after = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
@@ -119,30 +130,31 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         return 1.0 / float(outputs * constant)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Update the actor as verl does, and send it the prompts' gradient norms."""
-        if self._group_norm2 is not None:
-            batch.extra_info["oblrpo_group_norm2"] = tuple(self._group_norm2)
+        """Update the actor as verl does, and send it the prompts' gradient norms, where they were measured."""
+        batch.extra_info["oblrpo_mean_length"] = self._scores.mean_length
+        batch.extra_info["oblrpo_group_norm2"] = None if self._group_norm2 is None else tuple(self._group_norm2)
         batch = super()._update_actor(batch, metrics)
-        batch.extra_info.pop("oblrpo_group_norm2", None)
+        for key in ("oblrpo_mean_length", "oblrpo_group_norm2"):
+            batch.extra_info.pop(key, None)
         self._prior.next_step()
         return batch
 
     def _state_file(self, folder: Path) -> Path:
-        return folder / "oblrpo_prior.json"
+        return folder / "oblrpo_baseline.json"
 
     def _save_checkpoint(self) -> None:
-        """Save as verl does, the prior's file first, because verl ends by naming the checkpoint as the latest."""
+        """Save as verl does, our file first, because verl ends by naming the checkpoint as the latest."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
-        state = {key: value.tolist() for key, value in self._prior.state_dict().items()}
+        state = {"prior": to_json(self._prior.state_dict()), "proxy": to_json(self._proxy.state_dict())}
         self._state_file(folder).write_text(json.dumps(state))
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
-        """Load as verl does; the prior goes on where it was.
+        """Load as verl does; the prior and the calibrated proxy go on where they were.
 
         Raises:
-            InputError: the checkpoint was written without this adapter.
+            InputError: the checkpoint was written without this adapter, or by an earlier one.
         """
         super()._load_checkpoint()
         if not self.global_steps:
@@ -153,6 +165,12 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
             folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         file = self._state_file(folder)
         if not file.exists():
-            raise InputError(f"{file} is missing: the checkpoint was written without oblr_po.")
+            raise InputError(f"{file} is missing: the checkpoint was written without oblr_po, or by an earlier oblrpo.")
         state = json.loads(file.read_text())
-        self._prior.load_state_dict({key: torch.tensor(value, dtype=torch.float64) for key, value in state.items()})
+        self._prior.load_state_dict(from_json(state["prior"]))
+        self._proxy.load_state_dict(from_json(state["proxy"]))
+
+
+def _uid(key: str) -> str:
+    """The uid of a row's prompt, with which the queue's key of the row begins."""
+    return key.rsplit("_", 2)[0]

@@ -1,0 +1,59 @@
+"""How far an update moves the policy, measured on some of every rank's outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import no_padding_2_padding
+
+
+class Movement:
+    """Takes log-probabilities of a subsample of the batch once more after the update.
+
+    Every rank must make it and call it: the model is sharded over them.
+
+    Args:
+        engine: the engine that updates, before its update.
+        data: the rows of this rank, padding too, with `old_log_probs`.
+        every: how many of the rows one that is measured stands for.
+    """
+
+    def __init__(self, engine: Any, data: TensorDict, every: int) -> None:
+        self._engine = engine
+        self._rows = tu.index_select_tensor_dict(data, list(range(0, len(data), every)))  # as many on every rank
+        tu.assign_non_tensor(self._rows, calculate_entropy=False)
+        if size := tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", None):  # verl wants it to divide the rows
+            tu.assign_non_tensor(self._rows, micro_batch_size_per_gpu=math.gcd(len(self._rows), size))
+        self._mask_SC = self._rows["response_mask"].to_padded_tensor(0).bool().cpu()
+        # In a short type another batch is rounded in another way, which is not to be taken for a movement.
+        rounds = engine._autocast_dtype != torch.float32
+        self._before_SC = self._logp_SC() if rounds else self._own(self._rows["old_log_probs"].to_padded_tensor(0))
+
+    def change(self) -> Tensor:
+        """Return log pi after - log pi before by token, of all ranks' rows that are not padding, the same on each."""
+        change_SC = (self._logp_SC() - self._before_SC)[self._mask_SC.any(1)]
+        group = self._engine.get_data_parallel_group()
+        parts: list[Any] = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(parts, change_SC, group=group)
+        width = max(part.shape[1] for part in parts)
+        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+
+    @torch.no_grad()
+    def _logp_SC(self) -> Tensor:
+        module = self._engine.module
+        module.eval()
+        try:
+            output = self._engine.forward_backward_batch(self._rows, None, forward_only=True)["model_output"]
+        finally:
+            module.train()
+            module.reshard()  # or the next forward would not see an update that was shortened
+        return self._own(no_padding_2_padding(output["log_probs"].cpu(), self._rows))
+
+    def _own(self, logp_SC: Tensor) -> Tensor:
+        return torch.where(self._mask_SC, logp_SC.cpu().double(), 0.0)
