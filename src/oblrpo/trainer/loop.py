@@ -25,6 +25,7 @@ from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy, warm_start
 from oblrpo.rewards import Rewards
 from oblrpo.runs import RunFolder, held, heldout_accuracy_of, load_state
+from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
 from oblrpo.settings import flatten
 from oblrpo.trackers import Reporter
@@ -169,9 +170,15 @@ class Trainer:
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
             f"{config.optim.learning_rate:g}\n"
+            f"{self._without_rules()}"
             f"sampler    {config.rollout.sampler}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
         )
+
+    def _without_rules(self) -> str:
+        """Write which modules' score norms are taken operation by operation, or nothing."""
+        kinds = sorted(set(by_operations(self.policy.model).values()))
+        return f"no rule    taken operation by operation: {', '.join(kinds)}\n" if kinds else ""
 
     def _learns_from(self) -> str:
         """Write what comes before RL, or nothing."""
