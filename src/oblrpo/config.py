@@ -288,7 +288,7 @@ class OptimConfig:
     max_grad_norm: Annotated[float, Range(0)] = 0.0
     """Clip the gradient to this norm after it was measured; 0: never."""
     max_skipped_steps: Annotated[int, Range(1), MAY_CHANGE] = 5
-    """A step whose gradient is NaN or infinite is skipped; after so many in a row the run stops."""
+    """A step whose gradient is NaN or infinite is skipped; after so many in a row (or half the run) the run stops."""
 
 
 @dataclass(frozen=True)

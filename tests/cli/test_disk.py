@@ -85,6 +85,7 @@ def mounted(folder, options, inner):
 TRAIN = shlex.join([sys.executable, "-c", DENSE_REWARD + "from oblrpo.cli import main; main()", "train", *FLAGS])
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_and_then_with_it(oblrpo, tmp_path):
     """Full in the middle of a checkpoint; what was written is whole, and the run goes on in more room."""
     room, copy = tmp_path / "room", tmp_path / "copy"

@@ -132,7 +132,7 @@ class Learner:
 
         Raises:
             InputError: the model cannot be recorded, or the gradient cannot be used.
-            DivergedError: the updated weights are NaN or infinite.
+            DivergedError: the updated weights, or log-probabilities, are NaN or infinite.
         """
         self.skipped = ""
         batch = self.batch(rollouts, rewards_PG, valid_PG, weight_P)
@@ -148,6 +148,8 @@ class Learner:
                         further |= self.ledger.metrics(batch, self.baseline.prior, step)
                     gradient, parts = self.gradient(batch, step)
                 except DivergedError as error:
+                    if error.what == "log-probability":  # the policy itself is broken, not this batch's gradient
+                        raise
                     self._skip(error)
                     break
                 if not updates:

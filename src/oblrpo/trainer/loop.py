@@ -68,7 +68,8 @@ class Trainer:
         self.tokens = 0
         self.monitors = Monitors(
             config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule,
-            config.optim.schedule_floor, config.optim.max_skipped_steps, config.run.stop_on_collapse,
+            config.optim.schedule_floor, min(config.optim.max_skipped_steps, max(1, config.run.steps // 2)),
+            config.run.stop_on_collapse,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)
         self.damaged: dict[int, str] = {}  # what is wrong with checkpoints, by step
