@@ -70,9 +70,9 @@ def test_the_wrong_configuration_is_refused(tmp_path):
         OBLRPOTrainer(tiny_policy().model, reward, args=GRPOConfig(**settings(tmp_path)))
 
 
-def test_a_model_without_rules_is_refused(tmp_path):
+def test_a_model_whose_rows_mix_is_refused(tmp_path):
     policy = tiny_policy()
-    policy.model.model.norm = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(16, 16))
+    policy.model.model.further = torch.nn.BatchNorm1d(16)
     with pytest.raises(InputError, match="cannot train this model"):
         ours(tmp_path, policy)
 

@@ -19,6 +19,7 @@ from verl.workers.utils.losses import ppo_loss
 from oblrpo import estimators
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.engine import OBLREngine
+from oblrpo.adapters.verl.movement import measured
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.scores import CalibratedProxy, oracle
@@ -213,7 +214,10 @@ def follow(folder, settings, rate=RATE):
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate), "auto", kl=settings.kl
     )
     size = len(rows) // dist.get_world_size()
-    chosen = [row for place, row in enumerate(rows) if place % size % settings.kl_every == 0]
+    chosen = []
+    for start in range(0, len(rows), size):
+        ids = [torch.cat([row["prompts"], row["responses"]]) for row in rows[start : start + size]]
+        chosen += [rows[start + place] for place in measured(ids, settings.kl_every)]
     chosen = [row for row in chosen if row["response_mask"].any()]
     width = max(len(row["responses"]) for row in chosen)
 

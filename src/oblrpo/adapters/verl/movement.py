@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +13,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
+
+
+def measured(ids: Sequence[Tensor], every: int) -> list[int]:
+    """One row of so many, as many on every rank, chosen by its tokens: the order of rows is chance in verl."""
+    keys = [zlib.crc32(row.long().cpu().numpy().tobytes()) for row in ids]
+    return sorted(sorted(range(len(keys)), key=keys.__getitem__)[: math.ceil(len(keys) / every)])
 
 
 class Movement:
@@ -26,7 +34,7 @@ class Movement:
 
     def __init__(self, engine: Any, data: TensorDict, every: int) -> None:
         self._engine = engine
-        self._rows = tu.index_select_tensor_dict(data, list(range(0, len(data), every)))  # as many on every rank
+        self._rows = tu.index_select_tensor_dict(data, measured(data["input_ids"].unbind(), every))
         tu.assign_non_tensor(self._rows, calculate_entropy=False)
         if size := tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", None):  # verl wants it to divide the rows
             tu.assign_non_tensor(self._rows, micro_batch_size_per_gpu=math.gcd(len(self._rows), size))
