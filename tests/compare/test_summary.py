@@ -314,6 +314,16 @@ def test_the_level_of_a_target(filled, tmp_path, target, level):
     assert ("of the way from where runs begin" in "\n".join(notes(summary))) == ("of_gain" in target)
 
 
+def test_no_target_lies_below_where_runs_begin(write_spec, tmp_path):
+    """Accuracy rises from 0.7 to 0.75, of which 0.8 is 0.6."""
+    spec = write_spec(variants={"a": None, "b": {}}, seeds=2, base={"warm_start_steps": 0})
+    plan = plan_of(spec, tmp_path / "out")
+    for variant in plan.spec.variants:
+        for run in plan.search(variant):
+            pretend(run, [0.7, 0.71, 0.72, 0.74, 0.75])
+    assert summarise(plan).level is None
+
+
 @pytest.mark.parametrize("target", [{"of_gain": 0.5}, {"of_best": 0.5}, {"of_best": 0.5, "curve": "reward"}])
 def test_where_nothing_is_gained_there_is_no_target(write_spec, tmp_path, target):
     """Accuracy falls from 0.2 to 0, rewards are below 0."""
@@ -325,7 +335,7 @@ def test_where_nothing_is_gained_there_is_no_target(write_spec, tmp_path, target
     summary = summarise(plan)
     assert summary.level is None
     assert column(summary, "completions to target") == ["", ""]
-    assert "There is none: no variant's" in "\n".join(notes(summary))
+    assert "There is none: it would not lie above where runs begin" in "\n".join(notes(summary))
     assert "Completions to" not in write_page(summary, tmp_path).read_text()
     rows = csv.DictReader(write_table(summary, tmp_path).read_text().splitlines())
     assert {row["completions_to_target"] for row in rows} == {""}

@@ -197,7 +197,7 @@ class Summary:
     reference: Outcome
     """What the others are compared with."""
     level: float | None
-    """The level that the target comes to; None if no variant ends above 0, or above where runs begin."""
+    """The level that the target comes to; None if no variant ends above 0, or if runs begin above it."""
     tests: dict[str, Paired]
     """Final accuracy of each variant less the reference's, paired by seed."""
     adjusted: dict[str, float | None]
@@ -253,10 +253,12 @@ def _level(outcomes: list[Outcome], target: Target) -> float | None:
         return target.accuracy
     best = max((end for outcome in outcomes if (end := outcome.end(target.curve)) is not None), default=-math.inf)
     begun = [curve[0][1] for o in outcomes for result in o.best if (curve := result.curve(target.curve))]
-    start = 0.0 if target.of_gain is None else statistics.fmean(begun or [math.inf])
+    begins = statistics.fmean(begun or [math.inf])
+    start = 0.0 if target.of_gain is None else begins
     share = target.of_best if target.of_gain is None else target.of_gain
     assert share is not None
-    return start + share * (best - start) if best > start else None
+    level = start + share * (best - start)
+    return level if best > start and (level > begins or not begun) else None
 
 
 def _outcome(plan: Plan, variant: Variant, results: list[Result]) -> Outcome:

@@ -126,8 +126,10 @@ def _of_target(summary: Summary) -> list[str]:
     if target.of_gain is not None:
         share = f"{target.of_gain:g} of the way from where runs begin to the {best}"
     if summary.level is None:
-        begin = "0" if target.of_gain is None else "where runs begin"
-        return [f"Target: {share}. There is none: no variant's {curve} ends above {begin}."]
+        return [
+            f"Target: {share}. There is none: it would not lie above where runs begin, or no variant's {curve} ends "
+            "above 0. A share of the way from there is `--target '{of_gain: 0.8}'`."
+        ]
     told = f"Target: {summary.level:.3f}, {share}"
     if target.curve == "accuracy" and all(result.measured_at_its_ends for result in summary.results):
         return [told + ". Completions are not known: accuracy was taken at the ends of runs alone; set eval_steps, or "
