@@ -211,7 +211,9 @@ class Learner:
         nothing_P = torch.zeros_like(batch.part_P)
         group_norm2_P = by_prompt(parts, [part.group_norm2_P for part in parts], nothing_P)[batch.part_P]
         norm2 = estimators.squared_norm(self.policy.parameters)
-        check_finite("gradient", torch.tensor(norm2).float())  # optimizers square it in float32, and keep the squares
+        check_finite(
+            "gradient", torch.tensor(norm2, dtype=torch.float32, device="cpu")
+        )  # optimizers square it in float32, and keep the squares
         in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
         name = "optimizer" if metric else "euclidean"
         moments = estimators.moments(group_norm2_P, in_metric, metric=name)

@@ -19,7 +19,7 @@ from verl.workers.utils.losses import ppo_loss
 from oblrpo import estimators
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.engine import OBLREngine
-from oblrpo.adapters.verl.movement import measured
+from oblrpo.adapters.verl.movement import key_of, measured
 from oblrpo.adapters.verl.prompt_rows import PromptRows, place_on_ranks
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.scores import CalibratedProxy, oracle
@@ -214,11 +214,14 @@ def follow(folder, settings, rate=RATE):
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate), "auto", kl=settings.kl
     )
     size = len(rows) // dist.get_world_size()
+    keys = [
+        key_of(torch.cat([row["prompts"], row["responses"]])) if row["response_mask"].any() else None for row in rows
+    ]
+    ranks = [keys[start : start + size] for start in range(0, len(rows), size)]
     chosen = []
-    for start in range(0, len(rows), size):
-        ids = [torch.cat([row["prompts"], row["responses"]]) for row in rows[start : start + size]]
-        chosen += [rows[start + place] for place in measured(ids, settings.kl_every)]
-    chosen = [row for row in chosen if row["response_mask"].any()]
+    for rank in range(len(ranks)):
+        places, meant = measured(ranks, rank, settings.kl_every)
+        chosen += [rows[rank * size + place] for place in places[:meant]]
     width = max(len(row["responses"]) for row in chosen)
 
     def change_SC(before, after):

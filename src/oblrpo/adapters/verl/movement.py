@@ -15,10 +15,27 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
 
-def measured(ids: Sequence[Tensor], every: int) -> list[int]:
-    """One row of so many, as many on every rank, chosen by its tokens: the order of rows is chance in verl."""
-    keys = [zlib.crc32(row.long().cpu().numpy().tobytes()) for row in ids]
-    return sorted(sorted(range(len(keys)), key=keys.__getitem__)[: math.ceil(len(keys) / every)])
+def measured(keys: Sequence[Sequence[int | None]], rank: int, every: int) -> tuple[list[int], int]:
+    """This rank's rows of those that are measured, then others, so that all ranks have as many, and how many are meant.
+
+    One row of so many is meant, over all ranks, those of the least keys: which rank has a row is chance in verl.
+
+    Args:
+        keys: of every rank's rows, by what the row says; None for padding.
+        rank: whose rows.
+        every: how many rows one stands for.
+    """
+    known = sorted(key for row in keys for key in row if key is not None)
+    last = known[math.ceil(len(known) / every) - 1]
+    meant = [[place for place, key in enumerate(row) if key is not None and key <= last] for row in keys]
+    mine, most = meant[rank], max(map(len, meant))
+    others = [place for place in range(len(keys[rank])) if place not in mine]
+    return [*mine, *others[: most - len(mine)]], len(mine)
+
+
+def key_of(ids: Tensor) -> int:
+    """A number by which a row is known from its tokens."""
+    return zlib.crc32(ids.long().cpu().numpy().tobytes())
 
 
 class Movement:
@@ -34,11 +51,18 @@ class Movement:
 
     def __init__(self, engine: Any, data: TensorDict, every: int) -> None:
         self._engine = engine
-        self._rows = tu.index_select_tensor_dict(data, measured(data["input_ids"].unbind(), every))
+        group = engine.get_data_parallel_group()
+        keys: list[Any] = [None] * torch.distributed.get_world_size(group)
+        own_S = data["response_mask"].to_padded_tensor(0).any(1).tolist()
+        mine = [key_of(ids) if own else None for ids, own in zip(data["input_ids"].unbind(), own_S, strict=True)]
+        torch.distributed.all_gather_object(keys, mine, group=group)
+        rows, meant = measured(keys, torch.distributed.get_rank(group), every)
+        self._rows = tu.index_select_tensor_dict(data, rows)
         tu.assign_non_tensor(self._rows, calculate_entropy=False)
         if size := tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", None):  # verl wants it to divide the rows
             tu.assign_non_tensor(self._rows, micro_batch_size_per_gpu=math.gcd(len(self._rows), size))
         self._mask_SC = self._rows["response_mask"].to_padded_tensor(0).bool().cpu()
+        self._mask_SC[meant:] = False
         # In a short type another batch is rounded in another way, which is not to be taken for a movement.
         rounds = engine._autocast_dtype != torch.float32
         self._before_SC = self._logp_SC() if rounds else self._own(self._rows["old_log_probs"].to_padded_tensor(0))
