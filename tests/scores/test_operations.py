@@ -200,7 +200,7 @@ def test_what_would_be_wrong_is_refused_by_path(way, message):
 def test_a_random_operation_is_refused(rows):
     model, ids_ST = toy("dropped"), torch.randint(5, (rows, 4))
     with (
-        pytest.raises(UnsupportedModelError, match="1.scale: scaled_dot_product_attention is random"),
+        pytest.raises(UnsupportedModelError, match=r"1\.scale: scaled_dot_product_attention is random"),
         ScoreTape(model),
     ):
         model(ids_ST)
