@@ -122,6 +122,43 @@ class Scaled(nn.Module):
     def kernel(self, x):
         return Own.apply(x, self.scale)
 
+    def dropped(self, x):
+        keys = self.scale.expand(len(x), 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(x, keys, keys, dropout_p=0.5)
+
+    def view_changed(self, x):
+        made = self.scale.clone()
+        made.view(2, 2)[0].mul_(2)
+        return x * made
+
+    def weight_view_changed(self, x):
+        made = self.scale.expand(4, 4).clone()
+        made.diagonal().zero_()
+        return x @ made
+
+    def reversed(self, x):
+        return (x.flip(0) * self.scale).flip(0)
+
+    def rolled(self, x):
+        return (x.roll(2, 0) * self.scale).roll(-2, 0)
+
+    def first_tokens(self, x):
+        tokens = x.flatten(0, 1)
+        return torch.cat([tokens[: len(x)] * self.scale, tokens[len(x) :]]).view_as(x)
+
+    def narrowed(self, x):
+        tokens = x.flatten(0, 1)
+        return torch.cat([tokens.narrow(0, 0, len(x)) * self.scale, tokens[len(x) :]]).view_as(x)
+
+    def gathered(self, x):
+        tokens, chosen = x.flatten(0, 1), torch.arange(len(x))
+        picked = torch.gather(tokens, 0, chosen[:, None].expand(-1, 4)) * self.scale
+        return tokens.index_add(0, chosen, picked).view_as(x)
+
+    def table(self, x):
+        places = torch.arange(1.0, 17.0, dtype=x.dtype).view(4, 4)
+        return torch.einsum("std,td,d->std", x, places, self.scale)
+
     def complex(self, x):
         return torch.complex(x, self.scale.expand(x.shape)).abs()
 
@@ -157,6 +194,42 @@ def test_what_would_be_wrong_is_refused_by_path(way, message):
     model, ids_ST = toy(way), torch.randint(5, (3, 4))
     with pytest.raises(UnsupportedModelError, match=message), ScoreTape(model) as tape:
         tape.record(model(ids_ST).tanh().sum((1, 2)))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_random_operation_is_refused(rows):
+    model, ids_ST = toy("dropped"), torch.randint(5, (rows, 4))
+    with (
+        pytest.raises(UnsupportedModelError, match=r"1\.scale: scaled_dot_product_attention is random"),
+        ScoreTape(model),
+    ):
+        model(ids_ST)
+
+
+@pytest.mark.parametrize("way", ["view_changed", "weight_view_changed"])
+def test_a_change_through_a_view_is_refused(way):
+    model, ids_ST = toy(way), torch.randint(5, (3, 4))
+    with pytest.raises(UnsupportedModelError, match=r"1\.scale: what was made of it was changed"), ScoreTape(model):
+        model(ids_ST)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 5])
+@pytest.mark.parametrize("way", ["reversed", "rolled", "first_tokens", "narrowed", "gathered"])
+def test_rows_in_another_order_are_refused_whatever_their_number(way, rows):
+    model, ids_ST = toy(way).double(), torch.randint(5, (rows, 4))
+    try:
+        with ScoreTape(model) as tape:
+            tape.record(model(ids_ST).tanh().sum((1, 2)))
+    except UnsupportedModelError:
+        return
+    torch.testing.assert_close(tape.norm2(), oracle.norm2(model, model(ids_ST).tanh().sum((1, 2))))
+
+
+def test_a_table_with_as_many_places_as_rows_is_refused():
+    model, ids_ST = toy("table").double(), torch.tensor([[1, 2, 3, 4], [2, 3, 4, 1], [3, 4, 1, 2], [0, 0, 0, 1]])
+    model[0].weight.data[0] = 0.0  # padding: the last row alone tells nothing of the other places
+    with pytest.raises(UnsupportedModelError, match="einsum takes a constant"), ScoreTape(model):
+        model(ids_ST)
 
 
 def test_time_first_with_as_many_rows_as_tokens_is_refused():

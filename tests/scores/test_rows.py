@@ -7,7 +7,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oblrpo.scores import ScoreTape, UnsupportedModelError, chunked_logps, oracle
-from oblrpo.scores.recorder import rows_to_check
+from oblrpo.scores.layout import rows_to_check
 from tests.scores.models import VOCABULARY, batch, build, gradients, logps
 from tests.scores.test_methods import EXACT, G, coefficients, moe, packed
 
@@ -171,7 +171,7 @@ def test_the_check_changes_no_number(name, family):
 
 @pytest.mark.parametrize("sequences", range(2, 33))
 def test_the_rows_that_are_checked_are_others_in_the_usual_wrong_orders(sequences):
-    rows_S = rows_to_check(sequences, torch.device("cpu"))
+    (rows_S,) = rows_to_check(sequences, torch.device("cpu"))
     index_S = torch.arange(sequences)
     orders = [index_S.roll(1)]
     if sequences not in {3, 5}:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,10 +23,18 @@ def _along_rows(args: Any, kwargs: Any) -> bool:
     return (kwargs.get("dim", args[2] if len(args) > 2 else 0)) in {0, -args[0].ndim}
 
 
+def _entries_along_rows(args: Any, kwargs: Any) -> bool:
+    """Whether `gather(x, dim=0, index)` or `take_along_dim(x, index, dim=0)` goes along the leading axis."""
+    dims = [each for each in (*args[1:], kwargs.get("dim")) if isinstance(each, int)]
+    return not dims or dims[0] in {0, -args[0].ndim}
+
+
 PICKING: dict[Any, Callable[[Any, Any], bool]] = {
     Tensor.__getitem__: _some_rows,
     **dict.fromkeys((torch.masked_select, Tensor.masked_select), lambda args, kwargs: True),
     **dict.fromkeys((torch.index_select, Tensor.index_select), lambda args, kwargs: True),
+    **dict.fromkeys((torch.gather, Tensor.gather), _entries_along_rows),
+    **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _entries_along_rows),
     **dict.fromkeys((torch.split, Tensor.split, torch.chunk, Tensor.chunk), _along_rows),
 }
 """Functions that may take some rows, or tokens of some, and when they do."""
@@ -69,3 +78,26 @@ def name_of(func: Any) -> str:
     """The function's name, or that of the attribute it reads."""
     name = str(getattr(func, "__name__", func))
     return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
+
+
+def random_state(like: Tensor) -> Tensor:
+    """The state of the random numbers on the tensor's device."""
+    if like.is_cuda:
+        return torch.cuda.get_rng_state(like.device)
+    return torch.random.get_rng_state()
+
+
+def autocast(like: Tensor) -> Callable[[], AbstractContextManager[Any]]:
+    """The autocast of now, to be entered again."""
+    kind = like.device.type
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled)
+
+
+def flat(values: Iterable[Any]) -> Iterator[Any]:
+    """What lists and tuples hold, however deep (`torch.cat` takes a list)."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from flat(value)
+        else:
+            yield value

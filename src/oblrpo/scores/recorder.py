@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.graphs import foreign_functions, foreign_hooks, why_nothing_was_recorded
-from oblrpo.scores.layout import Layout
+from oblrpo.scores.layout import Layout, rows_to_check
 from oblrpo.scores.operations import Operation, Source
 from oblrpo.scores.owners import Owner, SharedPrompt, Slot, owners_of_trainable_parameters, scopes, shared_prompts
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
@@ -315,7 +315,17 @@ class Recorder:
         sharded = any(map(wrapped_by_fsdp, self.model.modules()))
         if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
             return False
-        chosen_S = rows_to_check(len(logps_S), logps_S.device)
+        every = any(owner.by_operations for owner in self._owners.values())
+        for chosen_S in rows_to_check(len(logps_S), logps_S.device, every):
+            self._check_rows(logps_S, layout, chosen_S)
+        return True
+
+    def _check_rows(self, logps_S: Tensor, layout: Layout, chosen_S: Tensor) -> None:
+        """Run the backward of these entries of logps_S.
+
+        Raises:
+            UnsupportedModelError: other rows matter.
+        """
         self.receiver.expect_rows(layout, chosen_S)
         try:
             with torch.autocast(logps_S.device.type, enabled=False):
@@ -328,14 +338,7 @@ class Recorder:
                 f"{mixes}: entries of logps_S depend on other rows of this layer than their own; they are in another "
                 "order than the rows, the layer runs time-first, or sequences mix."
             )
-        return True
 
     def why_nothing(self, logps_S: Tensor) -> str:
         """What hid every layer from the tape, in a sentence."""
         return why_nothing_was_recorded(logps_S, self._ran_without_gradients)
-
-
-def rows_to_check(sequences: int, device: torch.device) -> Tensor:
-    """About half of the rows, (S,), such that in another order they are hardly ever the same rows."""
-    golden = 0.6180339887
-    return (torch.arange(sequences, device=device, dtype=torch.float64) * golden) % 1 >= 0.5

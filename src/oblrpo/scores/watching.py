@@ -13,8 +13,9 @@ picked from several rows (by an expert) are refused, as any number of them might
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from oblrpo.scores.contributions import Contribution, Outer
-from oblrpo.scores.functions import PICKING, alias, is_pure, name_of, out_of_place
+from oblrpo.scores.functions import PICKING, alias, autocast, flat, is_pure, name_of, out_of_place, random_state
 from oblrpo.scores.operations import Derived, Operation, Source
 from oblrpo.scores.owners import Owner
 from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, product
@@ -108,7 +109,7 @@ class Operations(TorchFunctionMode):
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        known, given = self._derived, list(_flat([*args, *kwargs.values()]))
+        known, given = self._derived, list(flat([*args, *kwargs.values()]))
         if not any(id(each) in known for each in given):
             result = func(*args, **kwargs)
             if self._picked or func in PICKING:
@@ -121,12 +122,21 @@ class Operations(TorchFunctionMode):
             raise RuntimeError("refused by the score tape") from error
 
     def _with_parameters(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function that has a parameter, or what was made of one, among its arguments."""
+        """Run a function that has a parameter, or what was made of one, among its arguments.
+
+        Raises:
+            UnsupportedModelError: what was made of one was changed through a view, or `_in_rows` or `_meet` refuses.
+        """
         known, apart = self._derived, out_of_place(func)
         if apart is not None and args[0].requires_grad and id(args[0]) not in known:
             return args[0].copy_(self.__torch_function__(apart, types, (args[0].clone(), *args[1:]), kwargs))
         leaves, spec = tree_flatten((args, kwargs))
         derived = {place: known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in known}
+        for each in derived.values():
+            if each.tensor._version != each.version:  # through a view, which may have brought in other parameters
+                raise UnsupportedModelError(
+                    f"{each.sources[0].path}: what was made of it was changed in place through a view."
+                )
         operation, output, alone = self._in_rows(func, leaves, spec, derived)
         if operation is None:
             return self._follow(func, args, kwargs, derived)
@@ -141,7 +151,7 @@ class Operations(TorchFunctionMode):
         picks = (
             func in PICKING and isinstance(args[0], Tensor) and args[0].requires_grad and PICKING[func](args, kwargs)
         )
-        for each in _flat([result]):
+        for each in flat([result]):
             if isinstance(each, Tensor) and each.ndim and (picks or each.shape[0] in lengths):
                 self._picked[id(each)] = each
 
@@ -181,20 +191,40 @@ class Operations(TorchFunctionMode):
         output: Any = None
         for chosen in (in_rows, followed) if followed else (in_rows,):
             constants = [p for p in others if p not in chosen]
-            operation = Operation(func, leaves, spec, derived, chosen, rows, _autocast(leaves[chosen[0]]), constants)
+            operation = Operation(func, leaves, spec, derived, chosen, rows, autocast(leaves[chosen[0]]), constants)
             if output is None:
+                before = random_state(leaves[chosen[0]])
                 output = operation.call({place: each.constant for place, each in derived.items()})
+                if not torch.equal(before, random_state(leaves[chosen[0]])):
+                    raise UnsupportedModelError(
+                        f"{_path(derived)}: {name_of(func)} is random (dropout?), and cannot be made again by rows."
+                    )
             alone = operation.last_row() if rows > 1 else None
             if rows == 1 or chosen == followed or _fits(alone, output, rows):
+                if rows > 1 and followed and chosen != followed and isinstance(output, Tensor):
+                    self._refuse_ambiguous(operation, followed, output)
                 return operation, output, alone
         return None, None, None
+
+    def _refuse_ambiguous(self, operation: Operation, followed: list[int], output: Tensor) -> None:
+        """Refuse constants with as many entries as rows, such as a table of T = S positions, that may be no rows.
+
+        Raises:
+            UnsupportedModelError: the function takes one row with the whole of them as well.
+        """
+        constants = [*operation.constants, *(p for p in operation.in_rows if p not in followed)]
+        if _fits(replace(operation, in_rows=followed, constants=constants).last_row(), output, operation.rows):
+            raise UnsupportedModelError(
+                f"{_path(operation.derived)}: {name_of(operation.function)} takes a constant with as many entries as "
+                f"the batch's {operation.rows} rows, which may be rows or not; try another number of rows."
+            )
 
     def _follow(self, func: Any, args: Any, kwargs: Any, derived: dict[int, Derived]) -> Any:
         """Run a function of derived tensors and constants alone, and remember what it gives."""
         result = func(*args, **kwargs)
         sources = tuple({source.path: source for each in derived.values() for source in each.sources}.values())
         written = [args[0]] if result is None and args else []
-        for each in _flat([result, *written]):
+        for each in flat([result, *written]):
             if isinstance(each, Tensor) and each.requires_grad:
                 transposed = alias(func, each, list(derived.values()))
                 self._derived[id(each)] = Derived(each, sources, transposed, each._version)
@@ -207,7 +237,7 @@ class Operations(TorchFunctionMode):
             UnsupportedModelError: it is of a kind that cannot be taken by rows, or a parameter is too large.
         """
         func, derived = operation.function, operation.derived
-        if not any(isinstance(each, Tensor) for each in _flat([output])) and output is not None:
+        if not any(isinstance(each, Tensor) for each in flat([output])) and output is not None:
             return output  # a shape, a type
         single = isinstance(output, Tensor) and is_pure(func)
         if single and not output.is_floating_point() and not output.is_complex():
@@ -255,9 +285,9 @@ class Operations(TorchFunctionMode):
             return None
         input, weight, bias = args[0], self._derived.get(id(args[1])), [*args[2:], *kwargs.values(), None][0]
         names = dict[str, Source]()
-        flat = input.ndim == 2 and input.shape[0] == operation.rows * (self._record.tokens() or 0)
+        tokens_lead = input.ndim == 2 and input.shape[0] == operation.rows * (self._record.tokens() or 0)
         whole = weight is not None and weight.transposed is not None and weight.tensor.ndim == 2
-        if weight is None or not whole or not (input.shape[0] == operation.rows or flat):
+        if weight is None or not whole or not (input.shape[0] == operation.rows or tokens_lead):
             return None
         names["transposed" if weight.transposed is (func is linear) else "weight"] = weight.sources[0]
         known_bias = self._derived.get(id(bias))
@@ -301,13 +331,6 @@ def _tokens(activation: Tensor) -> Tensor:
     return activation.reshape(activation.shape[0], -1, activation.shape[-1])
 
 
-def _autocast(like: Tensor) -> Callable[[], AbstractContextManager[Any]]:
-    """The autocast of now, to be entered again."""
-    kind = like.device.type
-    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-    return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled)
-
-
 def _fits(alone: Tensor | None, output: Any, rows: int) -> bool:
     """Whether the last row alone has the shape of the last row of the output; other outputs than tensors have none."""
     if not isinstance(output, Tensor):
@@ -323,12 +346,3 @@ def _path(derived: dict[int, Derived]) -> str:
 
 def _kind(derived: dict[int, Derived]) -> str:
     return type(next(iter(derived.values())).sources[0].owner.module).__name__
-
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    """What lists and tuples hold, however deep (`torch.cat` takes a list)."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value
