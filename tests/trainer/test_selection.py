@@ -11,6 +11,7 @@ from oblrpo.config import AlgorithmConfig, ScoresConfig
 from oblrpo.errors import InputError
 from oblrpo.rollout import TransformersSampler
 from oblrpo.rollout.vllm import features_of_logps
+from oblrpo.scores import ScoreTape
 from oblrpo.trainer import selection
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.results import Step
@@ -173,6 +174,16 @@ def test_the_ledger_measures_the_variance_that_leaving_out_adds(tiny_policy, rol
     assert update.further["added_variance/measured"] == pytest.approx(added / alone, rel=1e-3)
     assert update.further["added_variance/of_gradient"] == pytest.approx(added / variance, rel=1e-3)
     assert "added_variance/measured" not in learner.learn(rollouts, rewards_PG, valid_PG, step=4)[0].further
+
+
+def test_a_step_tells_nothing_of_the_ledger_of_a_skipped_one(tiny_policy, rollouts, rewards_PG, monkeypatch):
+    scores = ScoresConfig(score_norms="logit", ledger="exact", ledger_steps=3)
+    learner = learner_for(tiny_policy, "oblrpo_shrunk", scores, train_on="0.4")
+    with monkeypatch.context() as patched:
+        patched.setattr(ScoreTape, "accumulate", lambda *_: torch.full((P,), torch.inf))
+        assert learner.learn(rollouts, rewards_PG, step=3) == []
+    (update,) = learner.learn(rollouts, rewards_PG, step=4)
+    assert not [name for name in update.further if name.startswith("added_variance/")]
 
 
 def test_one_seed_one_selection(tiny_policy, rollouts, rewards_PG):

@@ -46,6 +46,7 @@ class VarianceLedger:
 
     def metrics(self, batch: Batch, prior: Prior, step: int) -> dict[str, float]:
         """The ledger of a step as metrics, in steps that take one; else nothing."""
+        self._taken = None  # an earlier step's, where that step made no update
         if not self.every or step < 1 or (step != 1 and step % self.every):
             return {}
         ledger = self.take(batch, prior, step)
