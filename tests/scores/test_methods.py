@@ -89,7 +89,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes, method):
     folds = {"basis_SK": torch.ones(6, 1).double(), "group_size": 3} if method == "folds" else {}
     with tape:
         tape.record(logps(model, *batch(6, 3, 2)), **folds)
-    with pytest.raises(ValueError, match="do not fit 6|taken for groups of 3"):
+    with pytest.raises(ValueError, match=r"do not fit 6|taken for groups of 3"):
         tape.accumulate(torch.ones(6).double(), sizes)
 
 
