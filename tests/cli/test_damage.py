@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from oblrpo.runs.checksums import SUMS, damage
+from oblrpo.checksums import SUMS, damage
 from tests.cli.conftest import complained, metrics_of, weights_of
 
 pytestmark = pytest.mark.usefixtures("no_page")

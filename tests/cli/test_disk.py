@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from oblrpo.checksums import write_sums
 from oblrpo.runs import RunFolder
-from oblrpo.runs.checksums import write_sums
 from tests.cli.conftest import DENSE_REWARD, SMALL, complained, metrics_of
 
 FLAGS = [str(x) for pair in SMALL.items() for x in pair]

@@ -5,10 +5,10 @@ from importlib.util import find_spec
 
 import pytest
 
+from oblrpo.checksums import SUMS, damage
 from oblrpo.compare.spec import read_spec
 from oblrpo.errors import InputError
 from oblrpo.runs import RunFolder
-from oblrpo.runs.checksums import SUMS, damage
 from tests.cli.conftest import complained
 
 pytestmark = pytest.mark.usefixtures("dense_reward", "no_page")

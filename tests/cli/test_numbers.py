@@ -88,6 +88,24 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(small_run, oblrpo, tmp_pa
     assert [row["step"] for row in metrics_of(run)] == list(range(6))
 
 
+@pytest.mark.usefixtures("accuracies")
+def test_a_best_checkpoint_that_is_damaged_is_set_aside(small_run, oblrpo, tmp_path):
+    run = tmp_path / "run"
+    assert small_run(eval_steps=1, save_total_limit=1)[0] == 0
+    weights = run / "checkpoints" / "step_1" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    complained(
+        oblrpo("train", "--model", weights.parent, "--warm-start-steps", 0, "--output", tmp_path / "other"),
+        "step_1 is damaged (model.safetensors is not what was written)",
+    )
+    complained(oblrpo("evaluate", weights.parent), "step_1 is damaged")
+    code, out, err = oblrpo("train", "--resume", "--output", run, "--steps", 5)
+    assert code == 0, err
+    assert "the checkpoint of step 1 is damaged" in " ".join((out + err).split())
+    assert checkpoints(run) == {"damaged_step_1", "step_5"}  # which measured more than step 4
+
+
 def test_a_collapse_ends_the_run_if_asked_to(small_run, oblrpo, tmp_path, monkeypatch):
     """Rewards fall from about 1 to 0 after twelve steps of twelve completions (and ten before them)."""
     calls = iter(range(10_000))

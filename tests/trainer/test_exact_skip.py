@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
+from oblrpo.config import ScoresConfig
 from oblrpo.estimators import BASELINES
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import TransformersSampler
@@ -146,9 +147,31 @@ def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
     batch = learner_of(tiny_policy, "rloo").batch(rollouts, rewards_PG)
     chosen_PG = torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]]).bool()
     parts = list(batch.parts(MicroBatches(prompts=2), chosen_PG))
-    assert [part.index_P.tolist() for part in parts] == [[0, 3], [4], [1]]
-    assert [part.shape for part in parts] == [(2, 3), (1, 3), (1, 1)]
-    assert parts[2].index_S.tolist() == [4]
-    assert parts[2].rewards_PG.tolist() == [[0.0]]
-    assert torch.equal(parts[2].sequences.completion_SC, batch.sequences.at(torch.tensor([4])).completion_SC)
-    assert parts[2].share_of_mean().item() == pytest.approx(-1 / P / G)
+    assert [part.index_P.tolist() for part in parts] == [[0, 1], [3, 4]]
+    assert [part.shape for part in parts] == [(4, 1), (2, 3)]
+    assert [part.groups for part in parts] == [[3, 1], 3]
+    assert parts[0].index_S.tolist() == [0, 1, 2, 4]
+    assert parts[0].rewards_PG.flatten().tolist() == rewards_PG.flatten()[[0, 1, 2, 4]].tolist()
+    ids_SC = batch.sequences.at(torch.tensor([0, 1, 2, 4])).completion_SC
+    assert torch.equal(parts[0].sequences.completion_SC, ids_SC)
+    assert parts[0].share_of_mean().flatten().tolist() == pytest.approx([-1 / P / G] * 4)
+    (whole,) = batch.parts(MicroBatches(prompts=4), chosen_PG)
+    assert whole.index_P.tolist() == [0, 3, 4, 1]  # those with more outputs first
+    assert whole.groups == [3, 3, 3, 1]
+    assert not list(batch.parts(MicroBatches(), chosen_PG & False))
+
+
+@pytest.mark.parametrize("method", ["auto", "two_pass", "folds"])
+def test_outputs_that_earned_nothing_are_skipped_by_every_method(tiny_policy, rollouts, rewards_PG, method):
+    """Without a baseline the outputs that earned nothing are, which leaves prompts of different sizes."""
+    found = {}
+    for train_on in ("all", "exact"):
+        scores = ScoresConfig(score_method=method, ledger="off")
+        learner = learner_of(tiny_policy, "reinforce", scores=scores, train_on=train_on)
+        gradient, parts = learner.gradient(learner.batch(rollouts, rewards_PG), 1)
+        grads = [p.grad.clone() for p in tiny_policy.parameters]
+        found[train_on] = [*grads, gradient.group_norm2_P, torch.tensor([gradient.moments.signal2, gradient.norm2])]
+        assert len(parts) == 1
+    assert gradient.trained < 1
+    for one, other in zip(found["all"], found["exact"], strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6 * float(one.abs().max()))

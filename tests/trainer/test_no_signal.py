@@ -9,7 +9,10 @@ from oblrpo.algorithms import ALGORITHMS
 from oblrpo.config import OptimConfig
 from oblrpo.estimators import RULES, Prior
 from oblrpo.rollout import sample
+from oblrpo.trainer.metrics import step_metrics
+from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.optimizers import make_optimizer
+from oblrpo.trainer.results import Step
 from tests.trainer.learners import learner_of
 
 P, G, LONGEST = 2, 2, 3
@@ -56,6 +59,27 @@ def test_two_hundred_steps_leave_the_weights_and_the_rate_as_they_were(tiny_poli
     learned = learner.learn(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     assert learned[0].learning_rate == pytest.approx(1e-3)
     assert not torch.equal(weights(tiny_policy), first)
+
+
+@pytest.mark.parametrize("schedule", ["off", "auto"])
+@pytest.mark.parametrize("ratio", ["gspo", "dppo"])
+def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first(
+    tiny_policy, rollouts, ratio, schedule
+):
+    row = dataclasses.replace(ALGORITHMS["rloo"], ratio=ratio, schedule=schedule)
+    settings = {"num_iterations": 3, "ratio": ratio, "epsilon": 1e-9, "epsilon_high": 1e-9, "lr": 1e-2}
+    learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, **settings)
+    rewards_PG, valid_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.ones(P, G, dtype=torch.bool)
+    updates = learner.learn(rollouts, rewards_PG)
+    assert [update.gradient.norm2 > 0 for update in updates] == [True, False, False]
+    found = step_metrics(1, Step(rollouts, rewards_PG, valid_PG, updates), 0)
+    assert found["learning_rate"] == updates[0].learning_rate > 0
+    assert found["lr_factor"] == updates[0].factor > 0
+    assert found.get("step_kl") == updates[0].kl
+    monitors = Monitors(schedule=schedule)
+    assert not any(monitors.observe(found | {"step": step}) for step in range(1, 40))
+    nothing = Step(rollouts, torch.zeros(P, G), valid_PG, learner.learn(rollouts, torch.zeros(P, G)))
+    assert step_metrics(2, nothing, 0)["learning_rate"] == 0
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop"])

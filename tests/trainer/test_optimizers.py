@@ -1,5 +1,6 @@
 """Optimizers by name, and the weights that a schedule-free one hands out."""
 
+import math
 import sys
 
 import pytest
@@ -57,3 +58,26 @@ def test_a_package_that_is_missing_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "prodigyopt", None)
     with pytest.raises(InputError, match=r"Prodigy needs prodigyopt: pip install 'oblrpo\[optimizers\]'"):
         make_optimizer(OptimConfig(optimizer="Prodigy"), [torch.nn.Parameter(torch.zeros(1))])
+
+
+TORCH = [
+    name for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    and name not in {"Optimizer", "LBFGS", "SparseAdam"}
+]  # fmt: skip
+LARGEST = math.sqrt(torch.finfo(torch.float32).max / 8) * 0.999
+"""The largest entry of a gradient of eight equal ones whose squared norm is a float32, as the learner asks for."""
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1.0])
+@pytest.mark.parametrize("name", TORCH)
+def test_a_gradient_that_passes_the_check_leaves_weights_finite(name, rate):
+    """So that no update has to be taken back: docs/metrics.md, "When an update is skipped"."""
+    usual, smallest = [0.01, -0.02] * 5, [1e-45, 0.0, 1e-30, -1e-20] * 3
+    for sequence in ([*usual, LARGEST, *usual], [LARGEST, -LARGEST] * 10, smallest, [*smallest, LARGEST, *smallest]):
+        weight = torch.nn.Parameter(torch.ones(2, 4))
+        optimizer = make_optimizer(OptimConfig(optimizer=name, learning_rate=rate), [weight])
+        for value in sequence:
+            weight.grad = torch.full((2, 4), value)
+            optimizer.step()
+        assert weight.isfinite().all()

@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from oblrpo.checksums import SUMS, damage
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX
@@ -100,12 +101,18 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
     """Return a causal LM and its tokenizer from a folder, a GGUF file or, by name, the hub; adapters with their model.
 
     Raises:
-        InputError: transformers cannot load it, or its tokenizer has neither padding nor end token.
+        InputError: transformers cannot load it, its tokenizer has neither padding nor end token, or it is a checkpoint
+            whose files are not what was written.
     """
     if train:
         check_policy(config)
     device, base = _device(config.device), base_of(name)
     check_is_there(base or name)
+    if (Path(name) / SUMS).is_file() and (wrong := damage(Path(name))):
+        raise InputError(
+            f"the checkpoint {name} is damaged ({wrong}): take another. If you changed it yourself, remove its "
+            f"{SUMS} first."
+        )
     try:
         tokenizer = _tokenizer(name, config)
         model = _model(_whole(base or name), config, device)

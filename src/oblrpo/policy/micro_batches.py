@@ -15,7 +15,7 @@ class MicroBatches:
     """Whole groups at a time: so many prompts, so many tokens, or all.
 
     Args:
-        prompts: most prompts of a micro-batch; 0: any number.
+        prompts: most prompts of a micro-batch, with all their completions; 0: any number.
         tokens: most tokens of a micro-batch, padding included; 0: any number. Groups are then taken in the order of
             their longest rows, so that little is padded; one that is too large by itself goes alone.
     """
@@ -28,19 +28,32 @@ class MicroBatches:
         """Whether there may be several."""
         return bool(self.prompts or self.tokens)
 
-    def of(self, sequences: Sequences, group_size: int) -> list[Tensor]:
-        """The indices of each micro-batch's groups; row p G + j of the sequences is output j of group p."""
-        longest_P = sequences.mask_ST.sum(1).view(-1, group_size).amax(1)
-        if not self.tokens:
-            return list(torch.arange(len(longest_P), device=longest_P.device).split(self.prompts or len(longest_P)))
-        order_P = longest_P.argsort(descending=True, stable=True)
-        result, start = [], 0
-        while start < len(order_P):
-            longest = int(longest_P[order_P[start]])
-            room = max(1, self.tokens // (longest * group_size))
-            result.append(order_P[start : start + min(room, self.prompts or room)])
-            start += len(result[-1])
-        return result
+    def of(self, sequences: Sequences, group_size: int, count_P: Tensor | None = None) -> list[Tensor]:
+        """The indices of each micro-batch's groups.
+
+        Args:
+            sequences: the rows of all groups, one group after the other.
+            group_size: how many rows a whole group has.
+            count_P: how many rows of each group are left, at least one; all if None. Groups with fewer rows leave room
+                for more groups.
+        """
+        lengths_S = sequences.mask_ST.sum(1)
+        if count_P is None:
+            count_P = torch.full((len(lengths_S) // group_size,), group_size, device=lengths_S.device)
+        owner_S = torch.arange(len(count_P), device=lengths_S.device).repeat_interleave(count_P)
+        longest_P = lengths_S.new_zeros(len(count_P)).scatter_reduce(0, owner_S, lengths_S, "amax")
+        counts, longest = count_P.tolist(), longest_P.tolist()
+        order = longest_P.argsort(descending=True, stable=True).tolist() if self.tokens else range(len(counts))
+        blocks: list[list[int]] = []
+        width = rows = 0
+        for group in order:
+            rows += counts[group]
+            full = (self.tokens and rows * width > self.tokens) or (self.prompts and rows > self.prompts * group_size)
+            if full or not blocks:
+                width, rows = longest[group], counts[group]
+                blocks.append([])
+            blocks[-1].append(group)
+        return [torch.tensor(block, device=lengths_S.device) for block in blocks]
 
 
 def rows_of(index_P: Tensor, group_size: int) -> Tensor:

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from oblrpo.checksums import damage, is_as_marked, marked, write_sums
 from oblrpo.config import TrainConfig
 from oblrpo.constraints import may_change_on_resume
 from oblrpo.errors import InputError
 from oblrpo.runs import atomic
-from oblrpo.runs.checksums import damage, is_as_marked, marked, write_sums
 from oblrpo.settings import flatten, with_settings
 from oblrpo.yaml_files import read_yaml_file, yaml_text
 
@@ -235,6 +235,12 @@ class RunFolder:
             told = "; ".join(f"step_{step}: {wrong}" for step, wrong in damaged.items())
             raise InputError(f"every checkpoint in {self.checkpoints} is damaged ({told}); start anew elsewhere.")
         return None, damaged
+
+    def damaged_best(self, accuracy: Mapping[int, float]) -> dict[int, str]:
+        """The step of the checkpoint of highest accuracy, with what is wrong with it; empty if nothing is."""
+        best = self.best_step(accuracy)
+        wrong = "" if best is None else damage(self.checkpoint(best))
+        return {best: wrong} if best is not None and wrong else {}
 
     def set_aside(self, step: int) -> Path:
         """Rename a damaged checkpoint, so that it is neither resumed from nor counted among those that are kept."""

@@ -9,11 +9,13 @@ cross terms count.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from oblrpo.scores.groups import Groups, runs
 
 CHUNK_ELEMENTS = 1 << 22
 """How many elements a temporary product may have; it is made for as many sequences or groups at a time as fit."""
@@ -90,6 +92,15 @@ class Recomputed(_Matrix):
         """The outer products of some of the sequences."""
         return Outer(self.left_of(rows), self.right[rows], self.rows)
 
+    def later(self, rows: slice) -> Recomputed:
+        """The share of some of the sequences, not made yet."""
+        start = rows.start
+
+        def left_of(some: slice) -> Tensor:
+            return self.left_of(slice(start + some.start, start + some.stop))
+
+        return replace(self, left_of=left_of, right=self.right[rows])
+
 
 @dataclass(frozen=True)
 class Vector:
@@ -102,9 +113,20 @@ class Vector:
         """Number of sequences, S."""
         return self.value_SC.shape[0]
 
+    def of(self, rows: slice) -> Vector:
+        """The gradients of some of the sequences."""
+        return Vector(self.value_SC[rows])
+
 
 Matrix: TypeAlias = Outer | Recomputed
 Contribution: TypeAlias = Matrix | Vector
+
+
+def some(parts: list[Contribution], rows: slice) -> list[Contribution]:
+    """The shares of some of the sequences."""
+    if rows == slice(0, parts[0].sequences):
+        return parts
+    return [part.later(rows) if isinstance(part, Recomputed) else part.of(rows) for part in parts]
 
 
 def multiply_out(parts: list[Contribution], rows: slice, out: Tensor | None = None) -> Tensor:
@@ -129,14 +151,25 @@ def elements(parts: list[Contribution]) -> int:
 
 
 def group_sums(
-    parts: list[Contribution], coef_S: Tensor | None, group_size: int, grad: Tensor, scale: Tensor | None = None
+    parts: list[Contribution], coef_S: Tensor | None, groups: Groups, grad: Tensor, scale: Tensor | None = None
 ) -> Tensor:
-    """Add sum_s coef_s G_s to `grad`; return the squared norm of each group's sum, shape (S / group_size,).
+    """Add sum_s coef_s G_s to `grad`; return the squared norm of each group's sum, (P,).
 
     Group gradients are multiplied out a few at a time: as many multiplications as the one product for the whole
     batch, so the group norms cost one pass over what was computed anyway. No coefficients means ones. With a `scale`,
     of the shape of `grad`, the norms are those of scale * sum.
     """
+    norms = [
+        _equal_group_sums(some(parts, rows), None if coef_S is None else coef_S[rows], size, grad, scale)
+        for rows, size in runs(groups, parts[0].sequences)
+    ]
+    return norms[0] if len(norms) == 1 else torch.cat(norms)
+
+
+def _equal_group_sums(
+    parts: list[Contribution], coef_S: Tensor | None, group_size: int, grad: Tensor, scale: Tensor | None
+) -> Tensor:
+    """The same as `group_sums` for groups of one size."""
     outers = matrices(parts)
     groups = parts[0].sequences // group_size
     if not outers:
@@ -165,8 +198,8 @@ def _group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, gr
     """Gradients of whole groups, (groups, R, C), from as few sequences at once as a single group needs."""
     pieces = [rows]
     if rows.stop - rows.start == group_size:
-        some = chunks(group_size, max(part.room for part in parts))
-        pieces = [slice(rows.start + piece.start, rows.start + piece.stop) for piece in some]
+        inside = chunks(group_size, max(part.room for part in parts))
+        pieces = [slice(rows.start + piece.start, rows.start + piece.stop) for piece in inside]
     total: Tensor | None = None
     for piece in pieces:
         coef = None if coef_S is None else coef_S[piece]
@@ -188,9 +221,9 @@ def sketch(parts: list[Contribution], directions_RK: Tensor) -> Tensor:
 def _sketch_one(part: Matrix, directions_RK: Tensor) -> Tensor:
     sketches = []
     for rows in chunks(part.sequences, part.tokens * (1 if part.is_lookup else part.rows)):
-        some = part.of(rows)
-        left_STK = directions_RK[some.left] if some.is_lookup else wide(some.left) @ directions_RK
-        sketches.append(left_STK.mT @ wide(some.right))
+        piece = part.of(rows)
+        left_STK = directions_RK[piece.left] if piece.is_lookup else wide(piece.left) @ directions_RK
+        sketches.append(left_STK.mT @ wide(piece.right))
     return torch.cat(sketches)
 
 

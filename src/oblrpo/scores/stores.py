@@ -21,6 +21,7 @@ from torch import Tensor
 
 from oblrpo.scores import contributions, gram, norms
 from oblrpo.scores.contributions import Contribution
+from oblrpo.scores.groups import Groups, runs
 
 
 class Sink(Protocol):
@@ -45,9 +46,9 @@ class Factors:
         """Squared norm of each sequence's gradient, (S,)."""
         return norms.norm2(self.parts, self.multiply)
 
-    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm (of scale * sum), (S / group_size,)."""
-        return contributions.group_sums(self.parts, coef_S, group_size, grad, scale)
+    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Add sum_s coef_s G_s to `grad`; return each group's squared norm (of scale * sum), (P,)."""
+        return contributions.group_sums(self.parts, coef_S, groups, grad, scale)
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of sequences' gradients, (S, S)."""
@@ -85,9 +86,11 @@ class PerSequence:
         """Squared norm of each sequence's gradient, (S,)."""
         return self._norm2_S
 
-    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm (of scale * sum), (S / group_size,)."""
-        return _combine(self._gradient_S.flatten(1), coef_S, group_size, grad, scale)
+    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Add sum_s coef_s G_s to `grad`; return each group's squared norm (of scale * sum), (P,)."""
+        flat_SN = self._gradient_S.flatten(1)
+        norms = [_combine(flat_SN[rows], coef_S[rows], size, grad, scale) for rows, size in runs(groups, len(flat_SN))]
+        return norms[0] if len(norms) == 1 else torch.cat(norms)
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of sequences' gradients, (S, S)."""
@@ -149,12 +152,12 @@ class Folds:
             norm2_S[start : start + len(part_S)] = part_S
         return norm2_S
 
-    def group_sums(self, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None = None) -> Tensor:
+    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor, scale: Tensor | None = None) -> Tensor:
         """Add up the sums, with `coef_S` holding the coefficients of each group's columns, (P, K)."""
         norm2_P = coef_S.new_zeros(len(coef_S))
         for first, sums_PKN in self._sums.items():
-            groups = slice(first, first + len(sums_PKN))
-            norm2_P[groups] = _combine(sums_PKN.flatten(0, 1), coef_S[groups].flatten(), coef_S.shape[1], grad, scale)
+            those = slice(first, first + len(sums_PKN))
+            norm2_P[those] = _combine(sums_PKN.flatten(0, 1), coef_S[those].flatten(), coef_S.shape[1], grad, scale)
         return norm2_P
 
 
@@ -174,15 +177,15 @@ class Sums:
     """Adds up shares that carry their coefficients already, in the second pass of two, and lets them go."""
 
     def __init__(
-        self, wide_grad: Callable[[], AbstractContextManager[Tensor]], group_size: int, scale: Tensor | None
+        self, wide_grad: Callable[[], AbstractContextManager[Tensor]], groups: Groups, scale: Tensor | None
     ) -> None:
-        self._wide_grad, self._group_size, self._scale = wide_grad, group_size, scale
+        self._wide_grad, self._groups, self._scale = wide_grad, groups, scale
         self.norm2_P: Tensor | None = None
 
     def take(self, parts: list[Contribution]) -> None:
         """Take in the parameter's shares."""
         with self._wide_grad() as grad:
-            self.norm2_P = contributions.group_sums(parts, None, self._group_size, grad, self._scale)
+            self.norm2_P = contributions.group_sums(parts, None, self._groups, grad, self._scale)
 
 
 class Projected(Factors):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from oblrpo.scores import methods
 from oblrpo.scores.contributions import sum_in_widest
 from oblrpo.scores.gram import Sketch, Sketcher
+from oblrpo.scores.groups import Groups, fit
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Slot
 from oblrpo.scores.recorder import Recorder
@@ -232,21 +233,21 @@ class ScoreTape:
 
     @torch.no_grad()
     def accumulate(
-        self, coef_S: Tensor, group_size: int = 1, metric: Mapping[nn.Parameter, Tensor] | None = None
+        self, coef_S: Tensor, group_size: Groups = 1, metric: Mapping[nn.Parameter, Tensor] | None = None
     ) -> Tensor:
         """Add sum_s coef_S[s] grad_theta logps_S[s] to every trainable parameter's `.grad`.
 
         Args:
             coef_S: (S,) coefficients, taken as constants: any, or under "folds" any in the span of the basis.
-            group_size: G; sequences [p G, (p + 1) G) are group p.
+            group_size: G; sequences [p G, (p + 1) G) are group p. Not under "folds": the size of each group in turn.
             metric: positive numbers m of every parameter's shape; the norms returned are then sum_i m_i g_i^2
                 (`estimators.inverse_preconditioner`).
 
         Returns:
-            (S / G,) squared norm of each group's own contribution, || sum_{s in p} coef_s grad logps_s ||^2.
+            (P,) squared norm of each group's own contribution, || sum_{s in p} coef_s grad logps_s ||^2.
 
         Raises:
-            ValueError: coef_S is not of shape (S,), S is no multiple of group_size, the coefficients are not in the
+            ValueError: coef_S is not of shape (S,), the groups are not of S sequences, the coefficients are not in the
                 span of the basis ("folds"), the graph was used up ("two_pass"), nothing is held ("streamed"), or the
                 parameters are sharded.
         """
@@ -255,14 +256,13 @@ class ScoreTape:
             raise ValueError(
                 'no gradient can be had from "streamed", nor of sharded parameters: take another backward.'
             )
-        S = self._sequences
-        if coef_S.shape != (S,) or group_size < 1 or S % group_size:
+        if coef_S.shape != ((S := self._sequences),) or not fit(group_size, S):
             raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
         coef_S = coef_S.detach()
         if self.method == "two_pass":
             return self._second_pass(coef_S, group_size, metric)
         if self.method == "folds":
-            if group_size != self._fold_size:
+            if not isinstance(group_size, int) or group_size != self._fold_size:
                 raise ValueError(f"the sums were taken for groups of {self._fold_size}, not {group_size}.")
             coef_S = methods.in_basis(coef_S, torch.cat(self._basis), group_size)
         norms = []
@@ -323,7 +323,7 @@ class ScoreTape:
             raise ValueError(f'"{self.method}" keeps no gradients to take inner products of; use "auto".')
         return stores
 
-    def _second_pass(self, coef_S: Tensor, group_size: int, metric: Mapping[nn.Parameter, Tensor] | None) -> Tensor:
+    def _second_pass(self, coef_S: Tensor, group_size: Groups, metric: Mapping[nn.Parameter, Tensor] | None) -> Tensor:
         """Run the backward again, with coefficients, adding up the gradient layer by layer.
 
         Raises:

@@ -39,6 +39,7 @@ class StepBaseline:
     def __init__(self, name: str, config: AlgorithmConfig, scores: ScoresConfig, by_length: bool = False) -> None:
         self.name, self.entry = name, BASELINES[name]
         self.score_norms = ScoreNorms(scores, "norm2_PG" in self.entry.needs)
+        self._whole_groups = scores.score_method == "folds"  # whose sums are of groups of one size
         strength = config.prior_strength if config.prior_strength >= 0 else None
         self.prior = estimators.Prior(strength, config.prior_memory, past_only=by_length)
         """The prior, which holds what earlier steps say."""
@@ -185,7 +186,8 @@ class UnweightedBaseline(StepBaseline):
         if baseline_PG is None or self.score_norms.needs_norms(step) or self.needs_features(step):
             return super().pulling(batch, step)
         advantages_PG = torch.where(batch.valid_PG, batch.rewards_PG - baseline_PG, 0)
-        return advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()
+        pulling_PG = advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()
+        return pulling_PG.any(1, keepdim=True).expand_as(pulling_PG) if self._whole_groups else pulling_PG
 
     def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
         """The baseline b of every output, (P, G)."""

@@ -75,6 +75,8 @@ class Batch:
     """The prompts of `whole` that are in this part; None where it is the whole."""
     index_S: Tensor | None = None
     """The outputs of `whole` that are in this part, which may be some of a prompt's; None where it is the whole."""
+    count_P: Tensor | None = None
+    """How many outputs of each prompt are in this part, where they differ: it is S x 1 then, a row for each output."""
 
     @classmethod
     def of(
@@ -175,9 +177,11 @@ class Batch:
         """The factor of each output's F - b in the gradient of -J, (P, G): -rho weight / divisor / (P' G_i)."""
         coef_PG = -self.rho_PG * (self.weight_PG / self.divisor_PG)  # minus: optimizers descend
         coef_PG = coef_PG if self.keep_PG is None else coef_PG * self.keep_PG
-        counted_PG = self.valid_PG if self.whole is None else self.whole.valid_PG[self.index_P]
-        outputs_P1 = counted_PG.sum(1, keepdim=True).clamp(min=1)
-        return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / outputs_P1, 0)
+        counted_PG = (self.whole or self).valid_PG
+        outputs_PG = counted_PG.sum(1, keepdim=True).clamp(min=1).expand_as(counted_PG)
+        if self.index_S is not None:
+            outputs_PG = outputs_PG.flatten()[self.index_S].view(self.shape)
+        return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / outputs_PG, 0)
 
     @property
     def kept_PG(self) -> Tensor:
@@ -185,18 +189,31 @@ class Batch:
         return torch.ones_like(self.valid_PG) if self.keep_PG is None else self.keep_PG > 0
 
     def parts(self, micro_batches: MicroBatches, chosen_PG: Tensor | None = None) -> Iterator[Batch]:
-        """The outputs that are kept, or that a mask chooses, in micro-batches of prompts with equally many of them."""
-        chosen_PG = self.kept_PG if chosen_PG is None else chosen_PG
-        G, chosen_P = self.shape[1], chosen_PG.sum(1)
-        for count in sorted(set(chosen_P.tolist()) - {0}, reverse=True):
-            index_P = (chosen_P == count).nonzero().flatten()
-            index_S = rows_of(index_P, G)[chosen_PG[index_P].flatten()]
-            for place in micro_batches.of(self.sequences.at(index_S), count):
-                yield self._part(index_P[place], index_S[rows_of(place, count)])
+        """The outputs that are kept, or that a mask chooses, in micro-batches; of a prompt all of them in one.
 
-    def _part(self, index_P: Tensor, index_S: Tensor) -> Batch:
+        In each of them prompts with more outputs come first.
+        """
+        chosen_PG = self.kept_PG if chosen_PG is None else chosen_PG
+        index_S, index_P = chosen_PG.flatten().nonzero().flatten(), chosen_PG.any(1).nonzero().flatten()
+        if not len(index_P):
+            return
+        count_P = chosen_PG.sum(1)
+        for place in micro_batches.of(self.sequences.at(index_S), self.shape[1], count_P[index_P]):
+            part_P = index_P[place]
+            part_P = part_P[count_P[part_P].argsort(descending=True, stable=True)]
+            rows_S = rows_of(part_P, self.shape[1])
+            yield self._part(part_P, rows_S[chosen_PG.flatten()[rows_S]], count_P[part_P])
+
+    @property
+    def groups(self) -> int | list[int]:
+        """How many outputs of each prompt are in this part: the number, or numbers where they differ."""
+        return self.shape[1] if self.count_P is None else [int(count) for count in self.count_P]
+
+    def _part(self, index_P: Tensor, index_S: Tensor, count_P: Tensor) -> Batch:
+        equal = bool((count_P == count_P[0]).all())
+
         def of(values_PG: Tensor) -> Tensor:
-            return values_PG.flatten()[index_S].view(len(index_P), -1)
+            return values_PG.flatten()[index_S].view(len(index_P) if equal else len(index_S), -1)
 
         return replace(
             self,
@@ -213,6 +230,7 @@ class Batch:
             whole=self,
             index_P=index_P,
             index_S=index_S,
+            count_P=None if equal else count_P,
         )
 
     def weighed(self, logps: Logps) -> Batch:

@@ -138,7 +138,7 @@ class Trainer:
             self.folder.write_merged(self.policy.save_merged)
 
     def _set_aside(self) -> Iterator[str]:
-        for step, wrong in self.damaged.items():
+        for step, wrong in (self.damaged | self.folder.damaged_best(self.accuracy)).items():
             aside = self.folder.set_aside(step)
             yield f"the checkpoint of step {step} is damaged ({wrong}) and now in {aside}: going on from {self.done}."
 

@@ -16,9 +16,10 @@ from oblrpo.trainer.results import Gradient, Step, Update
 def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
     """Return one line of metrics.jsonl.
 
-    Statistics of the batch are those of the first update, on-policy; the rate is the last update's. `snr`, `n_snr` and
-    `critical_batch_size` come from the averaged moments, as the schedule sees them; `signal2` and `trace_cov` are this
-    batch's own. Without an update the rate is 0, and metrics of the gradient are NaN.
+    Statistics of the batch are those of the first update, on-policy; the rate is that of the last update that was
+    made, as later ones may have no gradient left that is not clipped. `snr`, `n_snr` and `critical_batch_size` come
+    from the averaged moments, as the schedule sees them; `signal2` and `trace_cov` are this batch's own. Without an
+    update the rate is 0, and metrics of the gradient are NaN.
 
     Args:
         number: the number of the step.
@@ -39,7 +40,7 @@ def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
         **({} if step.kl_PG is None else {"kl": (step.kl_PG.sum() / sequences.lengths_S.sum()).item()}),
         **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
-        **(_update_metrics(step.updates[0], step.updates[-1]) if step.updates else NO_UPDATE),
+        **(_update_metrics(step.updates[0], _last_made(step.updates)) if step.updates else NO_UPDATE),
         **({"frac_prompts_masked": math.nan} if step.skipped and not step.updates else {}),
         "skipped": float(bool(step.skipped)),
         "num_tokens": tokens,
@@ -51,6 +52,11 @@ NO_UPDATE = dict.fromkeys(
      "baseline/mean", "baseline/spread"), math.nan
 ) | {"learning_rate": 0.0, "lr_factor": 0.0, "frac_prompts_masked": 1.0,
      "completions/trained_ratio": 0.0}  # fmt: skip
+
+
+def _last_made(updates: list[Update]) -> Update:
+    """The last update that had a gradient; the first where none had."""
+    return next((update for update in reversed(updates) if update.gradient.norm2), updates[0])
 
 
 def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
