@@ -68,6 +68,10 @@ def moments(
     are unbiased. A signal below float32 rounding (1e-6 of the mean squared norm) counts as 0: where one prompt alone
     has a gradient, the exact estimate is 0.
 
+    Prompts are taken for independent. Baselines that look at other prompts couple them: the signal is then too high,
+    under `oblr_shrunk` by less than 0.001 of the noise once its prior is full of earlier steps, and by more in the
+    first steps of few prompts.
+
     Outputs that `draw_outputs` has kept couple the prompts: E <g_i, g_k> is 1 - nothing times what it is without
     drawing. The signal is divided by that, and tr H is N (||g||^2 - signal): unbiased, the noise of drawing included.
 
