@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import prior_coupling
 from benchmarks.real_scores import Drawn, Source, exponent, proxies
 
 import oblrpo as oblrpo_package
 from oblrpo.config import PolicyConfig, TrainConfig
+from oblrpo.estimators import Prior, baseline
 from oblrpo.estimators.rules import mean_kl
 from oblrpo.policy import make_policy
 from oblrpo.scores import Features
@@ -68,6 +70,26 @@ def test_statistics_of_one_policy(name, sizes, said, model, monkeypatch, capsys)
     printed = printed_by(name, [model, *sizes], monkeypatch, capsys)
     assert said in printed
     assert not [line for line in printed.splitlines() if " nan" in line]
+
+
+def test_the_coupling_of_prompts_by_the_prior(monkeypatch, capsys):
+    printed = printed_by("prior_coupling", ["--sizes", 2, 3, "--runs", 6, "--steps", 3], monkeypatch, capsys)
+    assert {row[: len("| 2 | later |")] for row in printed.splitlines()} >= {"| 2 | first |", "| 3 | later |"}
+    assert "nan" not in printed
+
+
+@pytest.mark.parametrize("past_only", [False, True])
+def test_the_priors_of_many_runs_are_those_of_each(past_only):
+    many, one = prior_coupling.Priors(2, past_only), Prior(past_only=past_only)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        rewards_RPG = torch.rand(2, 3, 4, generator=generator, dtype=torch.float64)
+        norm2_RPG = torch.rand(2, 3, 4, generator=generator, dtype=torch.float64)
+        expected_PG = baseline("oblr_shrunk", rewards_RPG[1], norm2_PG=norm2_RPG[1], prior=one)
+        torch.testing.assert_close(many.baselines(rewards_RPG, norm2_RPG, past_only)[1], expected_PG)
+        many.next_step(rewards_RPG, norm2_RPG)
+        one.observe(rewards_RPG[1], norm2_RPG[1])
+        one.next_step()
 
 
 def test_score_norms_of_a_recipe(model, monkeypatch, capsys):

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from oblrpo import estimators
-from oblrpo.estimators import Moments
+from oblrpo.estimators import Moments, Prior, baseline
+from tests.estimators.bandits import bandit
+from tests.estimators.test_unbiased import remembering
 
 
 def test_by_hand():
@@ -30,6 +32,25 @@ def test_unbiased_by_exact_enumeration():
         found = [estimators.moments(population[d].square().sum(1), population[d].mean(0).square().sum()) for d in draws]
         assert sum(m.signal2 for m in found) / len(found) == pytest.approx(signal2, rel=1e-12)
         assert sum(m.trace_cov for m in found) / len(found) == pytest.approx(trace_cov, rel=1e-12)
+
+
+@pytest.mark.parametrize(("seed", "first", "later"), [(0, 1.19, 1.01), (1, 1.24, 0.97), (2, 1.45, 1.10)])
+def test_the_signal_under_a_prior_of_the_batch_itself_is_too_high_and_hardly_so_later(seed, first, later):
+    """As docs/baselines.md says, by listing every batch of two prompts; the plain baseline has no such error."""
+    policy = bandit(2, 3, seed=seed)
+    mean_PD = ((policy.probability_PA * policy.reward_PA)[..., None] * policy.score_PATD.sum(2)).sum(1)
+    true = float(mean_PD[0] @ mean_PD[1])
+    wanted = {"oblr": (None, 1), "oblr_shrunk": (Prior(8.0), first), "of later": (remembering(8.0), later)}
+    for name, (prior, ratio) in wanted.items():
+        found = 0.0
+        for index_PG, probability in policy.batches(2):
+            rewards_PG, inputs = policy.outputs(index_PG)
+            b_PG = baseline("oblr" if name == "oblr" else "oblr_shrunk", rewards_PG, prior=prior, **inputs)
+            score_PGD = policy.score_PATD.sum(2)[torch.arange(2)[:, None], index_PG]
+            group_PD = ((rewards_PG - b_PG)[..., None] * score_PGD).mean(1)
+            moments = estimators.moments(group_PD.square().sum(1), group_PD.mean(0).square().sum())
+            found += float(probability) * moments.signal2
+        assert found / true == pytest.approx(ratio, abs=1e-5 if name == "oblr" else 6e-3)
 
 
 def test_blocks_of_prompts_estimate_the_same_by_exact_enumeration():

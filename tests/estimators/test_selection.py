@@ -12,6 +12,7 @@ from oblrpo.estimators import (
     chances_for_share,
     chances_for_tolerance,
     chances_of_least_work,
+    draw_outputs,
     systematic,
 )
 from tests.estimators.bandits import bandit
@@ -21,6 +22,8 @@ RULES = {
     "tolerance": lambda *inputs: chances_for_tolerance(*inputs, tolerance=0.5),
     "least work": lambda *inputs: chances_of_least_work(*inputs, sampling=1.0),
 }
+SMALL = {"small share": lambda *inputs: chances_for_share(*inputs, share=0.05)}
+"""One draw of which often keeps nothing."""
 
 
 def draws(P=5, G=4, seed=0):
@@ -31,8 +34,13 @@ def draws(P=5, G=4, seed=0):
     return coef_PG, *(torch.rand(P, G, generator=generator, dtype=torch.float64) + 0.1 for _ in range(2))
 
 
+def final(chance_PG):
+    """The chances once something is kept."""
+    return chance_PG / (1 - (1 - chance_PG.sum(1)).clamp(min=0).prod())
+
+
 def added(chance_PG, coef_PG, norm2_PG):
-    pulls = coef_PG != 0
+    chance_PG, pulls = final(chance_PG), coef_PG != 0
     square = coef_PG.square() * norm2_PG
     return float(((1 / chance_PG - 1) * square)[pulls].sum() / square.sum())
 
@@ -42,7 +50,7 @@ def test_no_other_chances_of_the_same_cost_add_less(rule):
     coef_PG, norm2_PG, cost_PG = draws()
     found = RULES[rule](coef_PG, norm2_PG, cost_PG)
     assert found.added == pytest.approx(added(found.chance_PG, coef_PG, norm2_PG))
-    assert found.cost == pytest.approx(float((found.chance_PG * cost_PG).sum() / cost_PG.sum()))
+    assert found.cost == pytest.approx(float((final(found.chance_PG) * cost_PG).sum() / cost_PG.sum()))
     assert 0.05 < found.added < 2
     assert (found.chance_PG[coef_PG == 0] == 0).all()
     assert (found.chance_PG[coef_PG != 0] >= 0.05).all()
@@ -128,8 +136,41 @@ def selections(chance_PG):
         rows.append([((low + high) / 2, high - low) for low, high in itertools.pairwise(edges) if high - low > 1e-12])
     for draw in itertools.product(*rows):
         uniform_P1 = torch.tensor([[u] for u, _ in draw], dtype=torch.float64)
-        probability = torch.tensor([length for _, length in draw]).prod()
+        probability = torch.tensor([length for _, length in draw], dtype=torch.float64).prod()
         yield systematic(chance_PG, uniform_P1), probability
+
+
+def counts(chance_PG, monkeypatch):
+    """Every outcome of `draw_outputs`, how many times each output counts, with its probability."""
+    found = [(kept_PG, probability) for kept_PG, probability in selections(chance_PG) if kept_PG.any()]
+    some = sum(float(probability) for _, probability in found)
+    for kept_PG, probability in found:
+        with monkeypatch.context() as patched:
+            patched.setattr("oblrpo.estimators.selection.systematic", lambda *_, kept_PG=kept_PG: kept_PG)
+            yield draw_outputs(chance_PG), float(probability) / some
+    if not found:
+        yield draw_outputs(chance_PG), 1.0
+
+
+@pytest.mark.parametrize(("P", "share", "least"), [(2, 0.05, 0.5), (2, 0.1, 0.2), (4, 0.1, 0.02), (2, 0.4, 0)])
+def test_an_output_counts_once_on_average_however_seldom_one_is_kept(P, share, least, monkeypatch):
+    found = chances_for_share(*draws(P=P, G=4), share=share)
+    assert (found.nothing > least) == (least > 0)
+    mean_PG, cost = 0.0, 0.0
+    for count_PG, probability in counts(found.chance_PG, monkeypatch):
+        assert (count_PG > 0).any()
+        mean_PG, cost = mean_PG + probability * count_PG, cost + probability * (count_PG > 0).double()
+    torch.testing.assert_close(mean_PG, (found.chance_PG > 0).double())
+    torch.testing.assert_close(cost, final(found.chance_PG))
+
+
+def test_a_draw_that_keeps_nothing_is_made_again_and_one_of_nothing_is_not(monkeypatch):
+    chance_PG, numbers = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), [0.0, 0.5, 0.75]
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.full((2, 1), numbers.pop(0), dtype=torch.float64))
+    kept = draw_outputs(chance_PG)
+    torch.testing.assert_close(kept, torch.tensor([[0.44 / 0.3, 0.0], [0.0, 0.0]]))
+    assert not numbers
+    assert not draw_outputs(chance_PG * 0).any()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -146,31 +187,33 @@ def test_each_output_is_kept_with_its_chance_and_their_number_hardly_varies(seed
     torch.testing.assert_close(mean_PG, chance_PG, atol=1e-6, rtol=1e-6)
 
 
-def test_the_variance_that_a_draw_adds_is_that_over_all_its_outcomes():
+@pytest.mark.parametrize("share", [0.4, 0.05])
+def test_the_variance_that_a_draw_adds_is_that_over_all_its_outcomes(share, monkeypatch):
     coef_PG, norm2_PG, cost_PG = draws(P=3, G=4)
     score_PGD = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    chance_PG = chances_for_share(coef_PG, norm2_PG, cost_PG, share=0.4).chance_PG
+    chance_PG = chances_for_share(coef_PG, norm2_PG, cost_PG, share=share).chance_PG
     expected = 0.0
-    for kept_PG, probability in selections(chance_PG):
-        off_PG = torch.where(kept_PG, 1 / chance_PG, 0) - 1
-        expected += float(probability * (off_PG * coef_PG).flatten().matmul(score_PGD.flatten(0, 1)).square().sum())
-    gram_PGG = score_PGD @ score_PGD.mT
-    assert added_variance(chance_PG, coef_PG, gram_PGG) == pytest.approx(expected)
-    alone_PG = gram_PGG.diagonal(dim1=1, dim2=2)
+    for count_PG, probability in counts(chance_PG, monkeypatch):
+        off_PG = (count_PG - 1) * coef_PG
+        expected += probability * float(off_PG.flatten().matmul(score_PGD.flatten(0, 1)).square().sum())
+    gram_SS = score_PGD.flatten(0, 1) @ score_PGD.flatten(0, 1).mT
+    assert added_variance(chance_PG, coef_PG, gram_SS) == pytest.approx(expected)
+    alone_PG = gram_SS.diagonal().view(3, 4)
     assert expected != pytest.approx(added(chance_PG, coef_PG, alone_PG) * float((coef_PG.square() * alone_PG).sum()))
-    assert added_variance((coef_PG != 0).double(), coef_PG, gram_PGG) == 0
+    assert added_variance((coef_PG != 0).double(), coef_PG, gram_SS) == 0
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES | SMALL)
 @pytest.mark.parametrize("name", ["rloo", "oblr"])
-def test_gradient_and_moments_are_unbiased_over_sampling_and_selection(rule, name):
+def test_gradient_and_moments_are_unbiased_over_sampling_and_selection(rule, name, monkeypatch):
     """Every batch of two prompts drawn from two, every two outputs of three, every outcome of the selection.
 
     Weights are a poor proxy of squared norms, and chances depend on all rewards of the batch.
     """
     N, G, policy = 2, 2, bandit(prompts=2, outputs=3, seed=5)
     proxy_PA = policy.norm2_PA.sqrt() + 0.3
-    mean_D, second, moments_2, least = torch.zeros(4, dtype=torch.float64), 0.0, torch.zeros(2).double(), 1.0
+    mean_D, second, moments_2 = torch.zeros(4, dtype=torch.float64), 0.0, torch.zeros(2).double()
+    least, most = 1.0, 0.0
     for prompts in itertools.product(range(2), repeat=N):
         index_N = torch.tensor(prompts)
         for draw in itertools.product(range(3), repeat=N * G):
@@ -183,20 +226,23 @@ def test_gradient_and_moments_are_unbiased_over_sampling_and_selection(rule, nam
             proxy_PG = proxy_PA[index_N[:, None], index_PG]
             needs = {"norm2_PG": proxy_PG} if name == "oblr" else {}
             coef_PG = rewards_PG - baseline(name, rewards_PG, **needs)
-            found = RULES[rule](coef_PG, proxy_PG, 1 + index_PG.double())
+            found = (RULES | SMALL)[rule](coef_PG, proxy_PG, 1 + index_PG.double())
             least = min(least, float(found.chance_PG[coef_PG != 0].min()) if coef_PG.any() else 1.0)
-            for kept_PG, probability in selections(found.chance_PG):
-                keep_PG = torch.where(kept_PG, 1 / found.chance_PG, 0)
+            most = max(most, found.nothing)
+            for keep_PG, probability in counts(found.chance_PG, monkeypatch):
                 group_PD = ((coef_PG * keep_PG)[..., None] * score_PGD).mean(1)
                 gradient_D = group_PD.mean(0)
-                weight = chance * float(probability)
+                weight = chance * probability
                 mean_D += weight * gradient_D
                 second += weight * float(gradient_D.square().sum())
-                found_moments = estimators.moments(group_PD.square().sum(1), gradient_D.square().sum())
+                found_moments = estimators.moments(
+                    group_PD.square().sum(1), gradient_D.square().sum(), nothing=found.nothing
+                )
                 moments_2 += weight * torch.tensor([found_moments.signal2, found_moments.trace_cov])
     true_D = policy.true_gradient()
     signal2 = float(true_D.square().sum())
     torch.testing.assert_close(mean_D, true_D)
     assert least < 0.9  # something was left out
+    assert (most > 0.8) == (rule in SMALL)
     assert moments_2[0] == pytest.approx(signal2, rel=1e-6)
     assert moments_2[1] == pytest.approx(N * (second - signal2), rel=1e-6)

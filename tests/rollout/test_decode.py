@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from itertools import combinations, pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from transformers.cache_utils import DynamicLayer
 from oblrpo.errors import DivergedError
 from oblrpo.rollout import sample
 from oblrpo.rollout import transformers as rollout
-from oblrpo.rollout.cache import BLOCK, Room
+from oblrpo.rollout.cache import BLOCK, Room, cache_name
 from oblrpo.rollout.decode import applies, decode
 from oblrpo.rollout.draw import Draw
 from tests.scores.models import VOCABULARY
@@ -106,13 +107,34 @@ def test_greedy_completions_are_those_of_generate(family):
     assert torch.equal(wanted_SC, found_SC)
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_the_cache_goes_by_the_name_that_the_model_knows(name, monkeypatch):
+    """As transformers calls it up to 5.23, and from then on, where the old name warns."""
+    model, plain = build("qwen3-tied"), type(build("qwen3-tied")).forward
+    expected = greedy(model, {VOCABULARY})[1]
+    inner = cache_name(plain)
+
+    def old(self, input_ids, attention_mask, position_ids, past_key_values, **more):
+        output = plain(self, input_ids, attention_mask, position_ids, **{inner: past_key_values}, **more)
+        return SimpleNamespace(logits=output.logits, past_key_values=output[1])
+
+    def new(self, input_ids, attention_mask, position_ids, cache, **more):
+        output = plain(self, input_ids, attention_mask, position_ids, **{inner: cache}, **more)
+        return SimpleNamespace(logits=output.logits, cache=output[1])
+
+    monkeypatch.setattr(type(model), "forward", old if name == "past_key_values" else new)
+    found = decode(model, *padded_prompts(), G, LONGEST, {VOCABULARY}, PAD, Draw(0.0))
+    assert torch.equal(found.token_S, expected)
+
+
 def spying(model):
     """The rows of every forward, and where each layer's keys then lie."""
     rows, places = [], []
 
     def after(module, inputs, keywords, output):
         rows.append(len(keywords["input_ids"]))
-        places.append([layer.keys.data_ptr() for layer in output.past_key_values.layers])
+        places.append([layer.keys.data_ptr() for layer in getattr(output, cache_name(module.forward)).layers])
 
     model.register_forward_hook(after, with_kwargs=True)
     return rows, places

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from oblrpo.rollout.transformers import _read_once
+from oblrpo.rollout.transformers import CACHE, _read_once
 from tests.scores.zoo import FAMILIES, build_family
 
 G, Q, LONGEST = 3, 6, 4
@@ -26,6 +26,6 @@ def test_greedy_outputs_of_padded_prompts(family):
     assert cache is not None or "window" in family or family.startswith("gemma")  # those have sliding windows
     if cache is not None:
         plain = model.generate(**inputs, generation_config=settings)
-        shared = model.generate(**inputs, generation_config=settings, past_key_values=cache)
+        shared = model.generate(**inputs, generation_config=settings, **{CACHE: cache})
         assert torch.equal(plain.sequences, shared.sequences)
         torch.testing.assert_close(torch.stack(plain.logits), torch.stack(shared.logits), rtol=1e-4, atol=1e-5)

@@ -1,14 +1,16 @@
 """The gradient of later updates under every ratio, against loop autograd of the published losses in float64."""
 
+import dataclasses
+import itertools
 import math
 
 import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS, Algorithm, ratio_of, resolve
-from oblrpo.config import AlgorithmConfig, OptimConfig, TrainConfig
+from oblrpo.config import AlgorithmConfig, OptimConfig, ScoresConfig, TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.estimators import RATIOS, moments
+from oblrpo.estimators import NORMALISATIONS, RATIOS, WEIGHTINGS, baseline, baseline_inputs, moments
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.trainer.results import clip_metrics
@@ -105,6 +107,55 @@ def test_the_gradient_and_its_moments_are_those_of_the_published_loss(tiny_polic
     clipped = clip_metrics(parts)
     assert all(0 < value < 1 for key, value in clipped.items() if key.endswith("mean") or key.startswith("cispo"))
     assert bool(clipped) == (name not in {"none", "sequence"})
+
+
+def pairs():
+    """Every algorithm with every ratio that is not refused beside it."""
+    for algorithm, name in itertools.product(ALGORITHMS, RATIOS):
+        try:
+            check(TrainConfig(algorithm=AlgorithmConfig(algorithm=algorithm, ratio=name, num_iterations=2)))
+        except InputError:
+            continue
+        yield algorithm, name
+
+
+@pytest.mark.parametrize(("algorithm", "name"), [*pairs()])
+def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_policy, batch, algorithm, name):
+    """With an output without a reward, and a prompt that is left with one; all norms and weights taken by hand."""
+    rollouts, rewards_PG, old_SC = batch
+    row, valid_PG = dataclasses.replace(ALGORITHMS[algorithm], ratio=name), torch.ones(P, G, dtype=torch.bool)
+    valid_PG[1, 1] = valid_PG[2, :2] = False
+    learner = learner_of(tiny_policy, row, scores=ScoresConfig(ledger="off"), **bounds_of(name))
+    given = learner.batch(rollouts, rewards_PG, valid_PG)
+    learner.gradient(given.aged(old_SC, first_PG := learner.gradient(given)[0].baseline_PG))
+    ours = grads(tiny_policy)
+    tiny_policy.model.zero_grad()
+    own_SC, bounds, ratio = rollouts.sequences.own_SC, learner.ratio.bounds, learner.ratio
+    out = tiny_policy.logps(rollouts.sequences, features=True)
+    seen_PG = valid_PG & (valid_PG.sum(1, keepdim=True) >= row.smallest_group)
+    if ratio.by_sign:
+        baseline_PG = first_PG
+    else:
+        weights = ratio(out.logp_SC, old_SC, own_SC, torch.zeros(P * G))
+        weight_SC = weights.weight if ratio.by_token else torch.ones_like(out.logp_SC)
+        norm2_S = oracle.norm2(tiny_policy.model, (out.logp_SC * weight_SC * own_SC).sum(1))
+        inputs = baseline_inputs(own_SC.view(P, G, -1), norm2_S.view(P, G), out.logit_norm2_SC.view(P, G, -1))
+        rho = {} if ratio.by_token else {"rho_PG": weights.weight.view(P, G)}
+        baseline_PG = baseline(row.baseline, rewards_PG, valid_PG=seen_PG, **inputs, **rho)
+    lengths_PG = own_SC.sum(1).view(P, G).double()
+    coef_PG = WEIGHTINGS[row.weighting](lengths_PG, LONGEST, seen_PG) / seen_PG.sum(1, keepdim=True).clamp(min=1)
+    coef_PG = coef_PG / NORMALISATIONS[row.normalisation](rewards_PG, seen_PG) / seen_PG.any(1).sum()
+    by_token = baseline_PG.ndim == 3
+    advantages = (rewards_PG[..., None] - baseline_PG).flatten(0, 1) if by_token else rewards_PG - baseline_PG
+    A_SC = advantages if by_token else advantages.flatten()[:, None]
+    if by_token and name == "sequence":  # one weight, but an advantage for each token
+        loss_S = -((A_SC * out.logp_SC * own_SC).sum(1) * ((out.logp_SC - old_SC) * own_SC).sum(1).exp().detach())
+    else:
+        loss_S = published(name, out.logp_SC, old_SC, own_SC, A_SC, bounds.low, bounds.high)
+    (torch.where(seen_PG, coef_PG, 0).flatten() * torch.where(seen_PG.flatten(), loss_S, 0)).sum().backward()
+    expected = grads(tiny_policy)
+    assert float(expected.norm()) > 1e-3
+    assert float((ours - expected).norm()) < 1e-9 * float(expected.norm())
 
 
 @pytest.mark.parametrize(("name", "algorithm"), [*((name, "oblrpo") for name in RATIOS), ("cispo", "otb")])

@@ -9,6 +9,7 @@ import torch
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.config import AlgorithmConfig, ScoresConfig
 from oblrpo.errors import InputError
+from oblrpo.estimators import systematic
 from oblrpo.rollout import TransformersSampler
 from oblrpo.rollout.vllm import features_of_logps
 from oblrpo.scores import ScoreTape
@@ -69,7 +70,7 @@ def every_draw(learner, batch, drawn_at):
         return seen[-1]
 
     Selection._chances = noted
-    drawn_at(torch.zeros(P, 1, dtype=torch.float64))
+    drawn_at(torch.full((P, 1), 1 - 1e-6, dtype=torch.float64))  # keeps something
     try:
         learner.gradient(batch, 1)
     finally:
@@ -80,7 +81,9 @@ def every_draw(learner, batch, drawn_at):
         rows.append([((low + high) / 2, high - low) for low, high in itertools.pairwise(edges) if high - low > 1e-9])
     for draw in itertools.product(*rows):
         probability = torch.tensor([length for _, length in draw], dtype=torch.float64).prod()
-        yield torch.tensor([[u] for u, _ in draw], dtype=torch.float64), float(probability)
+        uniform_P1 = torch.tensor([[u] for u, _ in draw], dtype=torch.float64)
+        if systematic(seen[0].chance_PG, uniform_P1).any():  # else it is drawn again
+            yield uniform_P1, float(probability) / (1 - seen[0].nothing)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def every_draw(learner, batch, drawn_at):
         ("reinforce", {}),
     ],
 )
-@pytest.mark.parametrize("train_on", ["0.4", "tolerance", "compute-optimal"])
+@pytest.mark.parametrize("train_on", ["0.4", "0.05", "tolerance", "compute-optimal"])
 def test_the_mean_over_all_draws_is_the_gradient_of_all(
     tiny_policy, rollouts, rewards_PG, drawn_at, algorithm, settings, train_on
 ):
@@ -103,21 +106,24 @@ def test_the_mean_over_all_draws_is_the_gradient_of_all(
     whole = learner_for(tiny_policy, algorithm, **settings, train_on="all")
     if "tokens_per_micro_batch" in settings:  # whose prior would be of earlier steps alone
         whole = learner_for(tiny_policy, algorithm, train_on="all")
-    whole.gradient(whole.batch(rollouts, rewards_PG, valid_PG), 1)
+    moments = whole.gradient(whole.batch(rollouts, rewards_PG, valid_PG), 1)[0].moments
     expected = flat(tiny_policy)
     learner = learner_for(tiny_policy, algorithm, **settings, train_on=train_on, train_on_tolerance=0.5)
     batch = learner.batch(rollouts, rewards_PG, valid_PG)
-    mean, total, shares = torch.zeros_like(expected), 0.0, set()
+    mean, total, shares, signal2 = torch.zeros_like(expected), 0.0, set(), 0.0
     for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
         drawn_at(uniform_P1)
         gradient, _ = learner.gradient(batch, 1)
         mean += probability * flat(tiny_policy)
         total += probability
         shares.add(round(gradient.trained, 6))
+        signal2 += probability * gradient.moments.signal2
         torch.testing.assert_close(gradient.baseline_PG.isfinite(), torch.ones(P, G, dtype=torch.bool))
     assert total == pytest.approx(1)
     torch.testing.assert_close(mean, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
     assert min(shares) < 1
+    assert signal2 == pytest.approx(moments.signal2, rel=1e-3, abs=1e-4 * moments.trace_cov)  # given the outputs
+    assert bool(gradient.batch.draw.nothing > 0.01) == (train_on == "0.05")
 
 
 def test_with_log_probabilities_alone_and_their_correction_the_mean_stays(tiny_policy, rollouts, rewards_PG, drawn_at):
@@ -150,15 +156,18 @@ def test_a_step_says_what_it_trained_on_and_what_that_added(tiny_policy, rollout
     assert metrics["entropy"] == pytest.approx(float(everything.sum() / rollouts.sequences.own_SC.sum()), abs=0.05)
 
 
+@pytest.mark.parametrize("share", ["0.4", "0.05"])
 @pytest.mark.parametrize("algorithm", ["oblrpo_shrunk", "grpo"])
-def test_the_ledger_measures_the_variance_that_leaving_out_adds(tiny_policy, rollouts, rewards_PG, drawn_at, algorithm):
+def test_the_ledger_measures_the_variance_that_leaving_out_adds(
+    tiny_policy, rollouts, rewards_PG, drawn_at, algorithm, share
+):
     scores = ScoresConfig(score_norms="logit", ledger="exact", ledger_steps=3)
     valid_PG = torch.ones(P, G, dtype=torch.bool)
     valid_PG[1, 1] = False
     whole = learner_for(tiny_policy, algorithm, train_on="all")
     whole.gradient(whole.batch(rollouts, rewards_PG, valid_PG), 1)
     expected = flat(tiny_policy)
-    learner = learner_for(tiny_policy, algorithm, scores, train_on="0.4")
+    learner = learner_for(tiny_policy, algorithm, scores, train_on=share)
     batch = learner.batch(rollouts, rewards_PG, valid_PG)
     added = 0.0
     for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):

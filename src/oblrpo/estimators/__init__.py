@@ -16,6 +16,7 @@ from oblrpo.estimators.selection import (
     chances_for_share,
     chances_for_tolerance,
     chances_of_least_work,
+    draw_outputs,
     systematic,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "chances_for_tolerance",
     "chances_of_least_work",
     "depends_on_own_output",
+    "draw_outputs",
     "fold_basis",
     "group_norm2",
     "inverse_preconditioner",

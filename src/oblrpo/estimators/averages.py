@@ -71,7 +71,7 @@ class MomentAverage:
         moments = self.moments
         noise = moments.trace_cov / moments.n
         signal2 = max(moments.signal2 if debiased else moments.signal2 + noise, 0.0)
-        return signal2 / (signal2 + noise) if signal2 > 0 else 0.0
+        return _share(signal2, noise)
 
     @property
     def expected_share(self) -> float:
@@ -89,7 +89,7 @@ class MomentAverage:
             signal2 = moments.signal2 + error * math.exp(-a * a / 2) / (math.sqrt(2 * math.pi) * below)
         else:  # its limit as a falls
             signal2 = error / -a
-        return signal2 / (signal2 + noise) if signal2 > 0 else 0.0
+        return _share(signal2, noise)
 
     @property
     def signal2_error(self) -> float:
@@ -117,3 +117,8 @@ class MomentAverage:
         """Take up where `state_dict` left off."""
         for key in self._STATE:
             setattr(self, f"_{key}", state[key])
+
+
+def _share(signal2: float, noise: float) -> float:
+    """The part S / (S + noise) in [0, 1]; 1 where the noise is negative by chance."""
+    return signal2 / (signal2 + max(noise, 0.0)) if signal2 > 0 else 0.0

@@ -99,8 +99,8 @@ def oblr_shrunk(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor, prior: P
     """The baseline `oblr` shrunk towards what other prompts and earlier steps say (`Prior`). It is unbiased.
 
     The formula is b_j = (sum_{i != j} w_i F_i + c w_bar b_bar) / (sum_{i != j} w_i + c w_bar). A lone output gets
-    b_bar. It helps where the leave-one-out sums are noisy: with few outputs a prompt, or weights of wide spread. It was
-    derived for this project; there is no paper.
+    b_bar. It helps where the leave-one-out sums are noisy (few outputs a prompt, weights of wide spread). Derived here.
+    It couples the prompts of a batch, and `moments` finds the signal too high in the first steps of few prompts.
     """
     return shrunk(
         rewards_PG, valid_PG, norm2_PG, *prior.of_others(rewards_PG, valid_PG, norm2_PG), prior.current_strength

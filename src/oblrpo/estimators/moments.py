@@ -22,7 +22,8 @@ class Moments:
     signal2: float
     """An unbiased estimate of || grad J ||^2; negative by chance where noise drowns the signal."""
     trace_cov: float
-    """An unbiased estimate of tr H, the total variance of one prompt's gradient."""
+    """An unbiased estimate of tr H, the total variance of one prompt's gradient; negative by chance at the most where
+    outputs are drawn so seldom that a draw may keep none."""
     n: int
     """The number N of prompts in the batch."""
     metric: str = "euclidean"
@@ -58,6 +59,7 @@ def moments(
     prompts_per_group: int = 1,
     metric: str = "euclidean",
     estimated: bool = False,
+    nothing: float = 0.0,
 ) -> Moments:
     """Unbiased moments from N = m k prompts in m independent blocks of k (k = 1: every prompt is its own block).
 
@@ -66,12 +68,20 @@ def moments(
     are unbiased. A signal below float32 rounding (1e-6 of the mean squared norm) counts as 0: where one prompt alone
     has a gradient, the exact estimate is 0.
 
+    Prompts are taken for independent. Baselines that look at other prompts couple them: the signal is then too high,
+    under `oblr_shrunk` by less than 0.001 of the noise once its prior is full of earlier steps, and by more in the
+    first steps of few prompts.
+
+    Outputs that `draw_outputs` has kept couple the prompts: E <g_i, g_k> is 1 - nothing times what it is without
+    drawing. The signal is divided by that, and tr H is N (||g||^2 - signal): unbiased, the noise of drawing included.
+
     Args:
         group_norm2_P: the squared norms ||g_i||^2, (m,).
         mean_norm2: the squared norm ||g||^2 before any clipping.
         prompts_per_group: the number k of prompts in a block.
         metric: the name of the squared norms' metric, as in `Moments`.
         estimated: whether group_norm2_P are unbiased estimates, of which some may be negative by chance.
+        nothing: the chance that one draw of outputs keeps nothing (`Chances.nothing`); 0 where all are kept.
 
     Raises:
         ValueError: fewer than two blocks, or a norm that is negative, NaN or infinite.
@@ -93,12 +103,12 @@ def moments(
         raise ValueError("a squared gradient norm is negative.")
     n = blocks * prompts_per_group
     signal2 = (blocks * norm_of_mean - mean_of_norms) / (blocks - 1)
-    return Moments(
-        signal2=signal2 if abs(signal2) > 1e-6 * mean_of_norms else 0.0,
-        trace_cov=max(0.0, n / (blocks - 1) * (mean_of_norms - norm_of_mean)),  # rounding can put 0 below 0
-        n=n,
-        metric=metric,
-    )
+    signal2 = signal2 if abs(signal2) > 1e-6 * mean_of_norms else 0.0
+    trace_cov = max(0.0, n / (blocks - 1) * (mean_of_norms - norm_of_mean))  # rounding can put 0 below 0
+    if nothing:
+        drawn2 = signal2 / (1 - nothing)
+        signal2, trace_cov = drawn2, trace_cov - n * (drawn2 - signal2)
+    return Moments(signal2=signal2, trace_cov=trace_cov, n=n, metric=metric)
 
 
 def group_norm2(gram_PGG: Tensor, coef_PG: Tensor) -> Tensor:

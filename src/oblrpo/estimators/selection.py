@@ -5,6 +5,10 @@ through the model. If output j is kept with probability p_j and then counts 1/p_
 whatever p_j depends on, and gains the variance sum_j (1/p_j - 1) a_j^2 w_j. Of all p with the same expected cost
 sum_j p_j c_j that is least at p_j = min(1, kappa |a_j| sqrt(w_j / c_j)) (Neyman 1934). An output with a_j = 0 has
 p_j = 0, and nothing is lost. Derived for this project; a poor estimate of w_j costs variance, never bias.
+
+Prompts draw independently (`systematic`), and a batch of which nothing is kept is drawn again (`draw_outputs`). With
+the chance N = prod_i max(0, 1 - sum_j p_ij) of that, output j is kept with chance p_j / (1 - N) and counts (1 - N) /
+p_j times.
 """
 
 from __future__ import annotations
@@ -28,15 +32,19 @@ class Chances:
     """The chances p of being kept, and what they cost and save in expectation."""
 
     chance_PG: Tensor
-    """p_j; 0 where the coefficient is 0."""
+    """p_j of one draw; 0 where the coefficient is 0. `draw_outputs` keeps with the chances p_j / (1 - nothing)."""
+    nothing: float
+    """The chance N that one draw keeps nothing, and is made again; 0 where nothing pulls."""
     added: float
-    """The variance that leaving out adds, over sum_j a_j^2 w_j."""
+    """The variance that leaving out adds, over sum_j a_j^2 w_j, once something is kept."""
     cost: float
-    """The expected cost over that of all outputs."""
+    """The expected cost over that of all outputs, once something is kept: at least one output's."""
 
 
 def chances_for_share(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, share: float) -> Chances:
     """The p of least variance whose expected cost is this share of all outputs'; all that pull, if they cost less.
+
+    The share is exceeded where it is less than one output, or where p_j would fall below `LEAST_CHANCE`.
 
     Args:
         coef_PG: what multiplies each score in the gradient, a_j.
@@ -94,6 +102,7 @@ def chances_of_least_work(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, sa
     # All of them at once, because this is done in every step; as `_at`, of which the best makes the result.
     pull_N, square_N = coef_N.abs() * (norm2_N / cost_N).sqrt(), coef_N.square() * norm2_N
     chance_KN = torch.where(coef_N != 0, (kappa_K[:, None] * pull_N).clamp(LEAST_CHANCE, 1), 0)
+    chance_KN = chance_KN / (1 - nothing_kept(chance_KN.view(-1, *coef_PG.shape)))[:, None].clamp(min=LEAST_CHANCE)
     added_K = ((1 / chance_KN.clamp(min=LEAST_CHANCE) - 1) @ square_N) / square_N.sum().clamp(min=1e-300)
     best = int(((1 + added_K) * (sampling + chance_KN @ cost_N)).argmin())
     return _at(float(kappa_K[best]), *checked)
@@ -113,18 +122,46 @@ def systematic(chance_PG: Tensor, uniform_P1: Tensor) -> Tensor:
     return ((ends_PG.floor() > starts_PG.floor()) | (chance_PG >= 1)) & (chance_PG > 0)
 
 
-def added_variance(chance_PG: Tensor, coef_PG: Tensor, gram_PGG: Tensor) -> float:
-    """The variance that drawing by `systematic` adds to the gradient sum_j a_j s_j, exactly.
+def nothing_kept(chance_PG: Tensor) -> Tensor:
+    """The chance N = prod_i max(0, 1 - sum_j p_ij) that `systematic` keeps nothing, (...) for chances (..., P, G)."""
+    return (1 - chance_PG.double().sum(-1)).clamp(min=0).prod(-1)
 
-    A draw's gradient is off by d = sum_j (n_j - 1) a_j s_j, where n_j is 1 / p_j or 0. Prompts draw independently and
-    the mean of d is 0, so that this is the sum over prompts of E ||d||^2, over the few draws that u can lead to.
+
+def draw_outputs(chance_PG: Tensor) -> Tensor:
+    """Draw by `systematic` until something is kept; how many times each output counts, (P, G): 0 or (1 - N) / p_j.
+
+    The mean of that over all draws is 1 wherever p_j > 0, so that sum_j n_j a_j s_j keeps its mean. The numbers come
+    from torch's global random state. Where all p are 0 nothing is drawn.
+
+    Two outputs of different prompts both count, on average, 1 - N times and not once: `moments` has to know N.
 
     Args:
-        chance_PG: the chances p.
-        coef_PG: the coefficients a_j; 0 where p_j is 0.
-        gram_PGG: the inner products <s_j, s_k> of each prompt's scores, or unbiased estimates of them.
+        chance_PG: the chances p of one draw.
     """
-    chance_PG, coef_PG, gram_PGG = chance_PG.double(), coef_PG.double(), gram_PGG.double()
+    nothing = float(nothing_kept(chance_PG))
+    kept_PG = torch.zeros_like(chance_PG, dtype=torch.bool)
+    while nothing < 1 and not kept_PG.any():
+        kept_PG = systematic(chance_PG, torch.rand(len(chance_PG), 1, dtype=torch.float64, device=chance_PG.device))
+    return torch.where(kept_PG, (1 - nothing) / chance_PG.clamp(min=1e-9), 0)
+
+
+def added_variance(chance_PG: Tensor, coef_PG: Tensor, gram_SS: Tensor, nothing: float | None = None) -> float:
+    """The variance that `draw_outputs` adds to the gradient g = sum_j a_j s_j, exactly.
+
+    A single draw's gradient is off by d = sum_j (n_j - 1) a_j s_j, where n_j is 1 / p_j or 0. Prompts draw
+    independently and the mean of d is 0, so that E ||d||^2 is a sum over prompts, over the few draws that u can lead
+    to. Given that something is kept, which has the chance 1 - N, that becomes (1 - N) E ||d||^2 - N ||g||^2.
+
+    Args:
+        chance_PG: the chances p of one draw.
+        coef_PG: the coefficients a_j; 0 where p_j is 0.
+        gram_SS: the inner products <s_j, s_k> of all scores, S = P G, outputs of a prompt together, or unbiased
+            estimates of them.
+        nothing: the chance N, where these are some prompts of a batch; that of these if None.
+    """
+    P, G = chance_PG.shape
+    chance_PG, coef_PG, gram_SS = chance_PG.double(), coef_PG.double(), gram_SS.double()
+    gram_PGG = gram_SS.view(P, G, P, G)[range(P), :, range(P)]
     edges_PN = torch.cat([-chance_PG.cumsum(1) % 1, torch.zeros_like(chance_PG[:, :1])], 1).sort(1).values
     edges_PN = torch.cat([edges_PN, torch.ones_like(edges_PN[:, :1])], 1)  # between two of them u leads to one draw
     total = 0.0
@@ -132,7 +169,9 @@ def added_variance(chance_PG: Tensor, coef_PG: Tensor, gram_PGG: Tensor) -> floa
         kept_PG = systematic(chance_PG, (low_P + high_P)[:, None] / 2)
         off_PG = (kept_PG / chance_PG.clamp(min=1e-9) - 1) * coef_PG
         total += float((high_P - low_P) @ torch.einsum("pj,pjk,pk->p", off_PG, gram_PGG, off_PG))
-    return total
+    nothing = float(nothing_kept(chance_PG)) if nothing is None else nothing
+    whole = float(coef_PG.flatten() @ gram_SS @ coef_PG.flatten())
+    return (1 - nothing) * total - nothing * whole
 
 
 def _checked(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,11 +187,13 @@ def _at(kappa: float, coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> Cha
     pulls_PG, pull_PG = coef_PG != 0, coef_PG.abs() * (norm2_PG / cost_PG).sqrt()
     chance_PG = (pull_PG * kappa).clamp(LEAST_CHANCE, 1) if kappa < math.inf else torch.ones_like(pull_PG)
     chance_PG = torch.where(pulls_PG, chance_PG, 0)
+    nothing = float(nothing_kept(chance_PG)) if pulls_PG.any() else 0.0
+    final_PG = chance_PG / (1 - nothing)
     square_PG = coef_PG.square() * norm2_PG
-    added_PG = torch.where(pulls_PG, (1 / chance_PG.clamp(min=LEAST_CHANCE) - 1) * square_PG, 0)
+    added_PG = torch.where(pulls_PG, (1 / final_PG.clamp(min=LEAST_CHANCE) - 1) * square_PG, 0)
     whole = float(square_PG.sum())
     added = float(added_PG.sum()) / whole if whole else 0.0
-    return Chances(chance_PG, added, float((chance_PG * cost_PG).sum() / cost_PG.sum()))
+    return Chances(chance_PG, nothing, added, float((final_PG * cost_PG).sum() / cost_PG.sum()))
 
 
 def _range(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> tuple[float, float]:

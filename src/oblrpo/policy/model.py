@@ -89,6 +89,20 @@ class Policy:
         """
         return self.format.tokens(self.tokenizer, prompts)
 
+    def answers(self, prompts: Sequence[Prompt], completions: list[str]) -> list[list[int]]:
+        """Return the token ids of completions to learn, each with the token that ends it, one on which sampling stops.
+
+        It is the first such token of those that the chat template puts behind an answer; where there is none, as after
+        text, the tokenizer's own end, or else (sampling would not stop there) the first of the model's.
+        """
+        ends = self.end_tokens
+        own = self.tokenizer.eos_token_id if self.tokenizer.eos_token_id in ends else ends[0]
+        ids = self.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
+        chats = [prompt for prompt in prompts if not self.format.is_text(prompt)]
+        turn = self.format.turn_ends(self.tokenizer, chats[0]) if chats else []
+        chat = next((token for token in turn if token in ends), own)
+        return [[*row, own if self.format.is_text(prompt) else chat] for prompt, row in zip(prompts, ids, strict=True)]
+
     def encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
         """Return the token ids of prompts, each of which leaves `room` tokens of the model's context.
 
@@ -110,11 +124,8 @@ class Policy:
         return pad(rows, self.tokenizer.pad_token_id, left=True, device=self.device)
 
     def sequences(self, prompts: Sequence[Prompt], completions: list[str]) -> Sequences:
-        """Return given prompts and completions as tokens, with an end token after each completion."""
-        answers = [
-            [*row, self.end_tokens[0]]
-            for row in self.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
-        ]
+        """Return given prompts and completions as tokens, with an end token after each completion (`answers`)."""
+        answers = self.answers(prompts, completions)
         prompt_SQ, prompt_mask_SQ = self.pad_prompts(self.encode(prompts, room=max(map(len, answers))))
         return Sequences.of(
             prompt_SQ,

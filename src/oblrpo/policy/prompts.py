@@ -10,6 +10,8 @@ from oblrpo.errors import InputError
 
 Prompt = str | Sequence[Mapping[str, str]]
 """A prompt is text, or messages with a role and a content."""
+ANSWER, PROBE = "An-answer-0", "a"
+"""An answer whose end is looked for in a chat template, and a text to see what a tokenizer appends."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,35 @@ class PromptFormat:
         Raises:
             InputError: a prompt is empty, or the chat template is missing or refuses the messages.
         """
-        plain = [row for row, prompt in enumerate(prompts) if isinstance(prompt, str) and not self.chat]
+        plain = [row for row, prompt in enumerate(prompts) if self.is_text(prompt)]
         rows: list[list[int]] = [[] for _ in prompts]
         if plain:
-            # As the tokenizer does by itself, with the tokens that begin a text, if it has any.
-            for row, ids in zip(
-                plain, tokenizer([prompts[row] for row in plain], padding=False).input_ids, strict=True
-            ):
-                rows[row] = ids
+            # As the tokenizer does by itself, with the tokens that begin a text, if it has any; without those that end
+            # one, because the policy goes on from here.
+            texts, ending = tokenizer([prompts[row] for row in plain], padding=False).input_ids, _appended(tokenizer)
+            for row, ids in zip(plain, texts, strict=True):
+                rows[row] = ids[: len(ids) - ending]
         for row in set(range(len(prompts))) - set(plain):
             rows[row] = tokenizer(self.text(tokenizer, prompts[row]), add_special_tokens=False).input_ids
         if not all(rows):
             raise InputError("a prompt is empty: it has no token for the policy to go on from.")
         return rows
+
+    def is_text(self, prompt: Prompt) -> bool:
+        """Whether the model reads the prompt as it is, and not in the chat template."""
+        return isinstance(prompt, str) and not self.chat
+
+    def turn_ends(self, tokenizer: Any, prompt: Prompt) -> list[int]:
+        """Return the tokens that the chat template puts behind an answer to this prompt; none of a text, or unknown."""
+        if self.is_text(prompt):
+            return []
+        answered = [*self._messages(prompt), {"role": "assistant", "content": ANSWER}]
+        try:
+            shown = tokenizer.apply_chat_template(answered, tokenize=False, **self.template_args)
+        except Exception:  # a template may refuse one more turn
+            return []
+        ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
+        return ids if ANSWER in shown else []
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads.
@@ -49,21 +67,31 @@ class PromptFormat:
         Raises:
             InputError: the chat template is missing or refuses the messages.
         """
-        if isinstance(prompt, str) and not self.chat:
+        if isinstance(prompt, str) and self.is_text(prompt):
             return prompt
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt]
-        if self.system_prompt and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
         if tokenizer.chat_template is None:
             raise InputError(
                 "the prompts are messages, but the model's tokenizer has no chat template; use plain text."
             )
         try:
             shown: str = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.template_args
+                self._messages(prompt), tokenize=False, add_generation_prompt=True, **self.template_args
             )
         except Exception as error:  # a template may raise whatever it likes
             raise InputError(
                 f"the model's chat template refuses a prompt: {' '.join(str(error).split())[:200]}."
             ) from None
         return shown
+
+    def _messages(self, prompt: Prompt) -> list[dict[str, str]]:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt]
+        if self.system_prompt and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        return messages
+
+
+def _appended(tokenizer: Any) -> int:
+    """How many tokens the tokenizer puts behind every text by itself."""
+    bare, whole = (tokenizer(PROBE, add_special_tokens=on).input_ids for on in (False, True))
+    before = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole) - len(bare))
+    return len(whole) - len(bare) - before

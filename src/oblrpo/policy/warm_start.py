@@ -94,8 +94,7 @@ def tokens_of(
         InputError: a prompt is empty, the chat template refuses it, or a demonstration is longer than the context.
     """
     asked = policy.tokens(prompts)
-    ids = policy.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
-    answers = [[*row, policy.end_tokens[0]] for row in ids]
+    answers = policy.answers(prompts, completions)
     for index, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
         if len(prompt) + len(answer) > policy.longest:
             place = places[index] if places else f"the demonstration {completions[index][:40]!r}..."

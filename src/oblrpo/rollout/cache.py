@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -68,6 +70,14 @@ def _moved(used: Tensor, columns: int) -> Tensor:
     room = used.new_empty(rows, heads, columns, width)
     room[:, :, :length] = used
     return room
+
+
+def cache_name(function: Callable[..., Any]) -> str:
+    """Return what a model's function calls the keys and values it takes, and its results those they give.
+
+    From transformers 5.24 on that is `cache`, and `past_key_values` warns.
+    """
+    return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
 
 
 def keeps_all(config: Any, columns: int) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationMixin
 
 from oblrpo.errors import DivergedError
-from oblrpo.rollout.cache import Room, is_plain, keeps_all
+from oblrpo.rollout.cache import Room, cache_name, is_plain, keeps_all
 from oblrpo.rollout.draw import Draw, Drawn
 
 OWN_STEPS = (
@@ -99,6 +99,7 @@ class _Step:
 
     model: Any
     takes_positions: bool
+    cache_name: str
     further: dict[str, Any]
 
     @classmethod
@@ -108,13 +109,13 @@ class _Step:
         further = {"use_cache": True, "return_dict": True} | (
             {"logits_to_keep": 1} if "logits_to_keep" in names else {}
         )
-        return cls(inner, "position_ids" in names, further)
+        return cls(inner, "position_ids" in names, cache_name(inner.forward), further)
 
     def __call__(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Read tokens and return the logits of what follows the last, and the cache."""
-        placed = {"position_ids": positions} if self.takes_positions else {}
-        output = self.model(input_ids=ids, attention_mask=mask, past_key_values=cache, **placed, **self.further)
-        return output.logits[:, -1], output.past_key_values
+        given = {self.cache_name: cache} | ({"position_ids": positions} if self.takes_positions else {})
+        output = self.model(input_ids=ids, attention_mask=mask, **given, **self.further)
+        return output.logits[:, -1], getattr(output, self.cache_name)
 
 
 @dataclass

@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
-from oblrpo.rollout.cache import is_plain, keeps_all
+from oblrpo.rollout.cache import cache_name, is_plain, keeps_all
 from oblrpo.rollout.decode import applies, decode
 from oblrpo.rollout.draw import Draw, Drawn
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 from oblrpo.scores import Features
+
+CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
+"""The same of `generate`, whose own signature does not tell."""
 
 
 class TransformersSampler:
@@ -122,9 +125,7 @@ def _by_generate(
     further: dict[str, Any] = {"logits_processor": LogitsProcessorList([record])} if logps else {}
     with _own_settings_only(policy.model), policy.arithmetic():
         if num_generations > 1:
-            further["past_key_values"] = _read_once(
-                policy.model, prompt_PQ, mask_PQ, num_generations, settings.pad_token_id
-            )
+            further[CACHE] = _read_once(policy.model, prompt_PQ, mask_PQ, num_generations, settings.pad_token_id)
         try:
             ids_ST = policy.model.generate(
                 input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings, **further
@@ -147,7 +148,7 @@ def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: 
     settings = GenerationConfig(
         max_new_tokens=1, eos_token_id=None, pad_token_id=pad, return_dict_in_generate=True
     )  # it knows best what the model wants beside the tokens; the token it adds is thrown away
-    cache = model.generate(input_ids=prompt_PQ, attention_mask=mask_PQ, generation_config=settings).past_key_values
+    cache = getattr(model.generate(input_ids=prompt_PQ, attention_mask=mask_PQ, generation_config=settings), CACHE)
     if not is_plain(cache):
         return None
     cache.crop(-1)  # the last token is read with the first draw

@@ -216,7 +216,8 @@ class Learner:
         )  # optimizers square it in float32, and keep the squares
         in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
         name = "optimizer" if metric else "euclidean"
-        moments = estimators.moments(group_norm2_P, in_metric, metric=name)
+        nothing = 0.0 if batch.draw is None else batch.draw.nothing
+        moments = estimators.moments(group_norm2_P, in_metric, metric=name, nothing=nothing)
         known_PG = self.baseline.known(batch) if self.baseline.fixed_PG is None else self.baseline.fixed_PG
         return Gradient.of(batch, parts, moments, norm2, group_norm2_P, known_PG, self._entropy(batch)), parts
 

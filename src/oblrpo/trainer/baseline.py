@@ -23,6 +23,8 @@ from oblrpo.trainer.score_norms import ScoreNorms, join
 
 ROUNDING = 1e-6
 """An advantage below this share of the largest reward is what float32 leaves of 0."""
+COUPLED = 4
+"""Up to so many prompts a prior of their own batch alone has been seen to make the signal 5 % or more too high."""
 
 
 class StepBaseline:
@@ -47,6 +49,15 @@ class StepBaseline:
         self.fixed_PG: Tensor | None = None
         """The baselines of the whole batch, where they were taken before the forward."""
         self._held = False  # fixed_PG is that of the first update on the batch: norms have no further use
+
+    def notes(self, prompts: int) -> list[str]:
+        """What a user should know of steps of so many prompts, a line each."""
+        if "prior" not in self.entry.needs or self.prior.memory or prompts > COUPLED or self.prior.past_only:
+            return []
+        return [
+            f"with prior_memory 0 the {prompts} prompts of a step lean on each other alone, so that signal and snr "
+            f"come out too high under {self.name}; give it a memory, or take more than {COUPLED} prompts"
+        ]
 
     def known(self, batch: Batch) -> Tensor | None:
         """The baseline of every output, (P, G), where rewards and lengths alone tell it; else None."""

@@ -21,7 +21,9 @@ class Draw:
     """The draw of the outputs that go through the model, for whoever asks what it cost."""
 
     chance_PG: Tensor
-    """The chances that outputs were kept with."""
+    """The chances that outputs were kept with in one draw."""
+    nothing: float
+    """The chance that one draw keeps nothing, and is made again."""
     coef_PG: Tensor
     """What would have multiplied each score in the gradient if all had been kept, a_j."""
     added: float

@@ -124,7 +124,8 @@ class Trainer:
         for row in rows:
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
-        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *lost, *self._set_aside()):
+        notes = self.learner.baseline.notes(self.config.rollout.prompts_per_step)
+        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *notes, *lost, *self._set_aside()):
             progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(

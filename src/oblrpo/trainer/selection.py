@@ -72,10 +72,8 @@ class Selection:
         coef_PG = (batch.rewards_PG - baseline_PG) * batch.share_of_mean()
         coef_PG = torch.where(coef_PG.abs() > 1e-6 * coef_PG.abs().max(), coef_PG, 0)
         found = self._chances(coef_PG, norm2_PG, batch)
-        uniform_P1 = torch.rand(batch.shape[0], 1, dtype=torch.float64, device=coef_PG.device)
-        kept_PG = estimators.systematic(found.chance_PG, uniform_P1)
-        keep_PG = torch.where(kept_PG, 1 / found.chance_PG.clamp(min=1e-9), 0).to(batch.rewards_PG)
-        draw = Draw(found.chance_PG, coef_PG, found.added)
+        keep_PG = estimators.draw_outputs(found.chance_PG).to(batch.rewards_PG)
+        draw = Draw(found.chance_PG, found.nothing, coef_PG, found.added)
         return replace(batch, keep_PG=_at_least_one(keep_PG, batch.valid_PG), draw=draw)
 
     def _chances(self, coef_PG: Tensor, norm2_PG: Tensor, batch: Batch) -> Chances:

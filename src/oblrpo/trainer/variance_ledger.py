@@ -64,11 +64,10 @@ class VarianceLedger:
         chosen_P, gram = taken
         chance_PG, coef_PG = batch.draw.chance_PG[chosen_P], batch.draw.coef_PG[chosen_P]
         valid_PG = batch.valid_PG[chosen_P]
-        P, G = valid_PG.shape
-        blocks_PGG = gram.expand(2, -1, -1).mean(0).view(P, G, P, G)[range(P), :, range(P)]
-        added = estimators.added_variance(chance_PG, coef_PG, blocks_PGG)
-        alone = float((coef_PG.double().square() * blocks_PGG.diagonal(dim1=1, dim2=2)).sum())
-        advantages = {"drawn": coef_PG * P * valid_PG.sum(1, keepdim=True)}
+        gram_SS = gram.expand(2, -1, -1).mean(0)
+        added = estimators.added_variance(chance_PG, coef_PG, gram_SS, batch.draw.nothing)
+        alone = float(coef_PG.double().square().flatten() @ gram_SS.diagonal().double())
+        advantages = {"drawn": coef_PG * len(chosen_P) * valid_PG.sum(1, keepdim=True)}
         whole = estimators.ledger(gram, advantages, batch.rewards_PG[chosen_P], {"drawn": False}, valid_PG=valid_PG)
         found = {"measured": alone, "of_gradient": whole.entries["drawn"].variance}
         return {f"added_variance/{name}": added / over for name, over in found.items() if over > 0}

@@ -1,0 +1,98 @@
+"""Where completions end and where prompts do not: targets of supervised learning, and tokenizers that append an end."""
+
+import dataclasses
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from oblrpo.config import PolicyConfig
+from oblrpo.policy import PromptFormat, load_policy, make_policy, sequences_of, tokens_of
+from oblrpo.rollout import sample
+
+TURN = "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}<|eot|>{% endfor %}"
+ENDS = (256, 258, 259)  # <|end|>, <|eom|> and <|eot|>
+
+
+def llama3(end="<|eot|>", template=TURN):
+    """A tokenizer of bytes with Llama 3's kinds of special tokens, of which several end something."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>", "<|start|>", "<|eom|>", "<|eot|>"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<|end|>", eos_token=end, padding_side="left", chat_template=template
+    )
+
+
+@pytest.fixture
+def chatty(tmp_path):
+    """Returns a policy loaded from a folder as Llama 3's are, whose generation config names three end tokens."""
+
+    def made(tokenizer, ends=ENDS):
+        torch.manual_seed(0)
+        built = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, device="cpu"))
+        built.model.resize_token_embeddings(len(tokenizer))
+        built.model.generation_config = GenerationConfig(eos_token_id=list(ends), pad_token_id=256)
+        built.model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        return load_policy(str(tmp_path), PolicyConfig(device="cpu"))
+
+    return made
+
+
+USER = [{"role": "user", "content": "2+2"}]
+
+
+@pytest.mark.parametrize(
+    ("end", "template", "ends", "text", "chat"),
+    [
+        ("<|eot|>", TURN, ENDS, "<|eot|>", "<|eot|>"),
+        ("<|end|>", TURN, ENDS, "<|end|>", "<|eot|>"),  # as of a base model with a template
+        ("<|eot|>", TURN.replace("<|eot|>", "\n<|eom|>\n"), ENDS, "<|eot|>", "<|eom|>"),
+        ("<|eot|>", TURN, (256,), "<|end|>", "<|end|>"),  # sampling goes on past what the tokenizer ends with
+        ("<|eom|>", TURN.replace("<|eot|>", ""), (256, 258), "<|eom|>", "<|eom|>"),
+        ("<|eom|>", TURN.replace("m.content", "m.content | upper"), ENDS, "<|eom|>", "<|eom|>"),
+        ("<|eom|>", "{{ raise_exception('no') if messages | length > 1 }}" + TURN, (258, 259), "<|eom|>", "<|eom|>"),
+    ],
+    ids=["instruct", "base", "other turns", "tokenizer's is no end", "no end of turns", "another text", "refused"],
+)
+def test_what_is_learned_ends_as_the_tokenizer_or_the_chat_template_ends_it(chatty, end, template, ends, text, chat):
+    policy = chatty(llama3(end, template), ends)
+    _, answers = tokens_of(policy, ["2+2=", USER], ["4", "four"])
+    assert policy.tokenizer.batch_decode(answers) == ["4" + text, "four" + chat]
+    assert {row[-1] for row in answers} <= set(policy.end_tokens)
+    as_chat = dataclasses.replace(policy, format=PromptFormat(chat=True))
+    batch = sequences_of(as_chat, ["2+2="], ["4"])
+    assert policy.tokenizer.decode(batch.completion_SC[0]) == "4" + chat
+    assert policy.tokenizer.decode(policy.sequences(["2+2="], ["4"]).completion_SC[0]) == "4" + text
+
+
+def appending(how):
+    """A tokenizer that begins each text with a token and puts its end behind it."""
+    tokenizer = llama3()
+    if how == "post-processor":
+        both = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<|start|>", "<|eot|>")]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<|start|> $A <|eot|>", special_tokens=both)
+        return tokenizer
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, pad_token="<|end|>", bos_token="<|start|>", eos_token="<|eot|>",
+        add_bos_token=True, add_eos_token=True, padding_side="left", chat_template=TURN,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["add_eos_token", "post-processor"])
+def test_an_end_that_the_tokenizer_appends_is_in_no_prompt_and_once_in_a_target(chatty, how):
+    policy = chatty(appending(how))
+    assert policy.tokenizer.decode(policy.tokenizer("2+2").input_ids) == "<|start|>2+2<|eot|>"
+    texts = ["2+2", "", "so<|eot|>", USER]
+    rows = policy.tokenizer.batch_decode(policy.encode(texts, 4))
+    assert rows == ["<|start|>2+2", "<|start|>", "<|start|>so<|eot|>", "<|start|>user:2+2<|eot|>"]
+    torch.manual_seed(0)
+    drawn = sample(policy, ["2+2", "33"], 2, 4, 1.0).sequences
+    assert not torch.isin(drawn.prompt_SQ[:2], policy.end_tokens[-1]).any()
+    asked, answers = tokens_of(policy, ["2+2"], ["4"])
+    assert policy.tokenizer.batch_decode(asked + answers) == ["<|start|>2+2", "4<|eot|>"]
