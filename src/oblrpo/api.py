@@ -95,6 +95,7 @@ def train(
     sft_data: Any = None,
     reward: Any = None,
     resume: bool = False,
+    accept_changed: bool = False,
     progress: bool = True,
     **settings: Unpack[TrainKeywords],
 ) -> Run:
@@ -115,6 +116,7 @@ def train(
         reward: `f(prompts, completions, **columns) -> list of numbers` as in TRL, a name as on the command line, or a
             list of both, which are summed.
         resume: go on with the run in `output` from its latest checkpoint; give the same objects again.
+        accept_changed: with `resume`: go on although data or the source of rewards are not what the run began with.
         progress: show a bar and figures; False: say nothing.
         settings: every setting of `oblrpo train`, by the same name: `steps=100, output="runs/mine"`.
 
@@ -128,6 +130,8 @@ def train(
     words, objects = take(model, tokenizer, data, eval_data, _one(reward, settings), sft_data)
     said = words | _plain(settings)
     objects.refuse_idle(said)
+    if accept_changed and not resume:
+        raise InputError("accept_changed would change nothing without resume; leave it out.")
     config, base = _resolve(recipe, said, resume)
     if objects.model is not None:
         config = with_settings(config, _of_loaded(objects.model), "the model")
@@ -141,7 +145,7 @@ def train(
     console, threads = _console(progress), torch.get_num_threads()
     with _quiet_transformers():
         try:
-            trainer = Trainer(config, resume, objects)
+            trainer = Trainer(config, resume, objects, accept_changed)
             for note in objects.notes(trainer.policy.end_tokens):
                 console.print(note, highlight=False)
             report = carry_out(trainer, Progress(console))
