@@ -19,7 +19,7 @@ from rich.text import Text
 
 from oblrpo.commands import carry_out, check_asked, check_settings, evaluate_rows
 from oblrpo.config import TrainConfig
-from oblrpo.errors import InputError, did_you_mean
+from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run, check_sampling, run_of
 from oblrpo.objects import Objects, take
 from oblrpo.runs import RunFolder
@@ -127,6 +127,7 @@ def train(
         InputError: what the user can mend, in one sentence, as on the command line.
         KeyboardInterrupt: stopped, after the step in progress and its checkpoint; `resume` goes on.
     """
+    check_current_folder()
     words, objects = take(model, tokenizer, data, eval_data, _one(reward, settings), sft_data)
     said = words | _plain(settings)
     objects.refuse_idle(said)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from oblrpo.checksums import marked
+from oblrpo.checksums import marked, write_sums
 from tests.cli.conftest import complained, metrics_of
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -60,29 +60,28 @@ def test_what_a_run_learns_from_stands_in_its_settings_by_digests(begun, place):
     assert all(len(digest) == 64 for digest in known.values())
 
 
-@pytest.mark.parametrize("file", NAMES)
-def test_a_change_is_told_by_name_and_refused_unless_it_is_accepted(begun, place, oblrpo, file):
-    text = (place / file).read_text()
-    added = json.dumps({"prompt": "7 + 7", "answer": "14", "completion": "14"}) + "\n"
-    (place / file).write_text(text + (added if file.endswith("jsonl") else "# otherwise\n"))
-    before = metrics_of(begun)
-    go_on = ["train", "--resume", "--output", begun, "--steps", 3]
-    complained(oblrpo(*go_on), f"{NAMES[file].format(place)} changed since", "--accept-changed")
+def test_a_change_is_told_by_name_and_refused_unless_it_is_accepted(begun, place, oblrpo):
+    before, go_on = metrics_of(begun), ["train", "--resume", "--output", begun, "--steps", 3]
+    texts = {file: (place / file).read_text() for file in NAMES}
+    added = {
+        file: json.dumps({"prompt": "7 + 7", "answer": "14", "completion": "14"}) + "\n"
+        if file.endswith("jsonl") else "# otherwise\n"
+        for file in NAMES
+    }  # fmt: skip
+    for file, name in NAMES.items():
+        (place / file).write_text(texts[file] + added[file])
+        complained(oblrpo(*go_on), f": {name.format(place)} changed since", "--accept-changed")
+        (place / file).write_text(texts[file])
     assert metrics_of(begun) == before
-    (place / file).write_text(text)
-    assert oblrpo(*go_on)[0] == 0
-    (place / file).write_text(text + (added if file.endswith("jsonl") else "# otherwise\n"))
-    go_on[-1] = 4
+    for file in ("data.jsonl", "reward.py"):
+        (place / file).write_text(texts[file] + added[file])
     code, out, err = oblrpo(*go_on, "--accept-changed")
     assert code == 0, err
-    assert f"accepted: {NAMES[file].format(place)}." in " ".join((out + err).split())
+    told = f"accepted: data {place}/data.jsonl, rewards {place}/reward.py:f."
+    assert told in " ".join((out + err).split())
+    (place / "more.jsonl").touch()
+    assert oblrpo(*go_on[:-1], 4)[0] == 0, "what was accepted is what the run has from here on"
     assert [row["step"] for row in metrics_of(begun)] == [0, 1, 2, 3, 4]
-    assert oblrpo(*go_on)[0] == 0  # what was accepted is what the run has from here on
-
-
-def test_the_same_files_elsewhere_are_not_a_change_of_what_is_in_them(begun, place, oblrpo):
-    (place / "reward.py").touch()
-    assert oblrpo("train", "--resume", "--output", begun, "--steps", 3)[0] == 0
 
 
 def test_the_flag_belongs_to_a_run_that_is_gone_on_with(small_run, tmp_path):
@@ -97,10 +96,6 @@ def test_a_run_of_an_earlier_version_goes_on_and_says_once_what_it_cannot_know(b
     word = settings.pop("identity")["run"]
     for file in begun.glob("checkpoints/*/oblrpo_state.json"):
         file.write_text(file.read_text().replace(f'["run", "{word}"], ', ""))
-        sums = file.with_name("SHA256SUMS")
-        from oblrpo.checksums import write_sums
-
-        sums.unlink()
         write_sums(file.parent)
     config.write_text(marked(yaml.safe_dump(settings, sort_keys=False)))
     told = "an earlier version began the run and kept no digests"

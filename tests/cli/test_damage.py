@@ -189,16 +189,6 @@ def test_lines_that_lack_something_or_come_twice_are_set_aside_and_counted(run, 
         (run / "metrics.damaged").unlink()
 
 
-@pytest.mark.parametrize("harm", ["doubled", "text", "1e999"])
-def test_a_report_names_the_line_that_is_damaged(run, oblrpo, harm):
-    metrics = run / "metrics.jsonl"
-    lines = metrics.read_text().splitlines(keepends=True)
-    spoiled = {"doubled": lines[1], "text": re.sub('"reward": [^,]*', '"reward": "x"', lines[2])}
-    lines[2] = spoiled.get(harm, re.sub('"reward": [^,]*', '"reward": 1e999', lines[2]))
-    metrics.write_text("".join(lines))
-    complained(oblrpo("report", run), f"{metrics} line 3 is damaged", "remove that line")
-
-
 @pytest.mark.parametrize("lost", [5, 2])
 def test_history_that_is_gone_is_told(run, oblrpo, lost):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)

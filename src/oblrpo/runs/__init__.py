@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oblrpo.runs.atomic import check_writable, from_the_root, write_atomically
+from oblrpo.runs.atomic import check_writable, write_atomically
 from oblrpo.runs.folder import RunFolder
 from oblrpo.runs.held import held
 from oblrpo.runs.identity import Identity
@@ -18,7 +18,6 @@ __all__ = [
     "Metrics",
     "RunFolder",
     "check_writable",
-    "from_the_root",
     "held",
     "heldout_accuracy_of",
     "load_state",

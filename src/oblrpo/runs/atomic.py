@@ -43,20 +43,6 @@ def check_writable(path: Path) -> None:
         ) from None
 
 
-def from_the_root(path: Path) -> Path:
-    """Return the absolute path, which stays the same wherever the process goes.
-
-    Raises:
-        InputError: it is relative to a current folder that is gone.
-    """
-    try:
-        return path.absolute()
-    except FileNotFoundError:
-        raise InputError(
-            "the current folder is gone: somebody removed or renamed it; go to one that is there."
-        ) from None
-
-
 def sync_folder(folder: Path) -> None:
     """Put the folder's files, and those below it, on the disk before it is renamed into place."""
     for path in [*folder.rglob("*"), folder]:

@@ -310,6 +310,8 @@ class Learner:
                 if (each := getattr(self, part)) is not None:
                     each.load_state_dict(state[part])
             training(self.optimizer)
+            if lost := self.optimizer.defaults.keys() - self.optimizer.param_groups[0].keys():
+                raise ValueError(f"its optimizer has no {min(lost)}")
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{run} was written by another version ({error}); resume it with that one, or start anew from its "

@@ -25,7 +25,7 @@ from oblrpo.evaluation import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy, warm_start
 from oblrpo.rewards import Rewards
-from oblrpo.runs import Identity, RunFolder, from_the_root, held, heldout_accuracy_of, load_state
+from oblrpo.runs import Identity, RunFolder, held, heldout_accuracy_of, load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
 from oblrpo.settings import flatten
@@ -68,7 +68,7 @@ class Trainer:
             config.task.reward_seconds,
             self.objects.functions,
         )
-        self.folder = RunFolder(from_the_root(Path(config.run.output)))
+        self.folder = RunFolder(Path(config.run.output).absolute())  # a reward in this process may go elsewhere
         self.resume, self.notes = resume, list[str]()  # what a user should know of a run that is gone on with
         self.identity = self._identity(sources_of(config, self.task, rows, self.rewards), accept_changed)
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
@@ -231,7 +231,8 @@ class Trainer:
         if changed and not accept_changed:
             raise InputError(
                 f"{self.folder.path} was started with something else than is there now: {changed} changed since. Put "
-                "it back as it was, or go on with what is there now by --accept-changed (accept_changed=True)."
+                "it back as it was, or go on with what is there now: oblrpo train --resume --accept-changed --output "
+                f"{self.config.run.output} (from Python accept_changed=True)."
             )
         if changed:
             self.notes.append(f"changed since the run was started, and accepted: {changed}.")
