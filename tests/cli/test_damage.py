@@ -7,6 +7,9 @@ import shutil
 import pytest
 
 from oblrpo.checksums import SUMS, damage, write_sums
+from oblrpo.runs.rows import sorted_out
+from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.progress import summary
 from tests.cli.conftest import complained, metrics_of, weights_of
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -187,6 +190,23 @@ def test_lines_that_lack_something_or_come_twice_are_set_aside_and_counted(run, 
         assert steps == sorted(set(steps)), name
         assert len((run / "metrics.damaged").read_bytes().splitlines()) == count, name
         (run / "metrics.damaged").unlink()
+
+
+@pytest.mark.parametrize("schedule", ["debiased", "auto", "kl"])
+def test_whatever_is_kept_can_be_read_again(run, schedule):
+    """Of every row that is not set aside, whatever it lacks or holds, monitors and summary make something."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    mismatch = {"sequence_logp_difference/mean": 2.0, "sampling_logp_difference/mean": 0.1, "truncated_ratio": 0.5}
+    full = rows[4] | {f"sampling/{key}": value for key, value in mismatch.items()} | {"step_kl": 0.1, "skipped": 1.0}
+    for key in full.keys() - {"step"}:
+        less = {name: value for name, value in full.items() if name != key}
+        for row in (less, full | {key: None}, full | {key: 0}, full | {key: "x"}, full | {key: -(10**300)}):
+            kept, damaged = sorted_out([json.dumps(each).encode() for each in [*rows[:4], row]], 4)
+            assert len(kept) + len(damaged) == 5
+            monitors = Monitors(schedule=schedule)
+            for each in [*kept, *[each | {"step": 5} for each in kept[4:] * 12]]:
+                monitors.observe(each)
+            assert "everything is in" in summary(kept, "run", 4)
 
 
 @pytest.mark.parametrize("lost", [5, 2])
