@@ -229,7 +229,7 @@ def _evaluate(
             policy = adopt_policy(objects.model, objects.tokenizer, config, train=False)
         else:
             policy = load_policy(config.model, config, train=False)
-        folder, data = Path(said.get("output", nowhere)), said.get("data", ())
+        folder, data = Path(said.get("output", nowhere)).absolute(), said.get("data", ())
         with console.status("evaluating") if console.is_terminal else nullcontext() as status:
 
             def tell(done: int, total: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -50,8 +49,8 @@ def damage(folder: Path, needed: Sequence[str] = ()) -> str:
 
 def _names(folder: Path) -> set[str]:
     """The files of a folder and below it, by their path in it, without those that are hidden and the checksums."""
-    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names if not name.startswith("."))
-    return {path.relative_to(folder).as_posix() for path in found} - {SUMS}
+    found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)} - {SUMS}
 
 
 def _is_inside(name: str) -> bool:

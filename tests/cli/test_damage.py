@@ -117,6 +117,8 @@ def test_checksums_cover_what_lies_deeper_and_pass_over_hidden_files(tmp_path):
     (tmp_path / "deeper" / "file").write_text("as it was")
     write_sums(tmp_path)
     (tmp_path / ".DS_Store").write_text("of the system")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "file").write_text("of the hub")
     assert not damage(tmp_path)
     assert damage(tmp_path, ["*model*.safetensors"]) == "*model*.safetensors is missing"
     (tmp_path / "deeper" / "file").write_text("another")

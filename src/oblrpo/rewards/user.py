@@ -115,7 +115,8 @@ def as_said(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:
 
 def _sum_of_files(files: list[Any]) -> str:
     try:
-        return sum_of_texts(sum_of(Path(file)) for file in dict.fromkeys(files)) if files else ""
+        whole = files and all(Path(file).is_file() for file in files)  # no device, of which there is no end
+        return sum_of_texts(sum_of(Path(file)) for file in dict.fromkeys(files)) if whole else ""
     except (OSError, TypeError, ValueError):
         return ""
 
