@@ -19,7 +19,7 @@ from rich.text import Text
 
 from oblrpo.commands import carry_out, check_asked, check_settings, evaluate_rows
 from oblrpo.config import TrainConfig
-from oblrpo.errors import InputError, did_you_mean
+from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run, check_sampling, run_of
 from oblrpo.objects import Objects, take
 from oblrpo.runs import RunFolder
@@ -95,6 +95,7 @@ def train(
     sft_data: Any = None,
     reward: Any = None,
     resume: bool = False,
+    accept_changed: bool = False,
     progress: bool = True,
     **settings: Unpack[TrainKeywords],
 ) -> Run:
@@ -115,6 +116,7 @@ def train(
         reward: `f(prompts, completions, **columns) -> list of numbers` as in TRL, a name as on the command line, or a
             list of both, which are summed.
         resume: go on with the run in `output` from its latest checkpoint; give the same objects again.
+        accept_changed: with `resume`: go on although data or the source of rewards are not what the run began with.
         progress: show a bar and figures; False: say nothing.
         settings: every setting of `oblrpo train`, by the same name: `steps=100, output="runs/mine"`.
 
@@ -125,9 +127,12 @@ def train(
         InputError: what the user can mend, in one sentence, as on the command line.
         KeyboardInterrupt: stopped, after the step in progress and its checkpoint; `resume` goes on.
     """
+    check_current_folder()
     words, objects = take(model, tokenizer, data, eval_data, _one(reward, settings), sft_data)
     said = words | _plain(settings)
     objects.refuse_idle(said)
+    if accept_changed and not resume:
+        raise InputError("accept_changed would change nothing without resume; leave it out.")
     config, base = _resolve(recipe, said, resume)
     if objects.model is not None:
         config = with_settings(config, _of_loaded(objects.model), "the model")
@@ -141,7 +146,7 @@ def train(
     console, threads = _console(progress), torch.get_num_threads()
     with _quiet_transformers():
         try:
-            trainer = Trainer(config, resume, objects)
+            trainer = Trainer(config, resume, objects, accept_changed)
             for note in objects.notes(trainer.policy.end_tokens):
                 console.print(note, highlight=False)
             report = carry_out(trainer, Progress(console))
@@ -224,7 +229,7 @@ def _evaluate(
             policy = adopt_policy(objects.model, objects.tokenizer, config, train=False)
         else:
             policy = load_policy(config.model, config, train=False)
-        folder, data = Path(said.get("output", nowhere)), said.get("data", ())
+        folder, data = Path(said.get("output", nowhere)).absolute(), said.get("data", ())
         with console.status("evaluating") if console.is_terminal else nullcontext() as status:
 
             def tell(done: int, total: int) -> None:

@@ -1,40 +1,62 @@
-"""Checksums of what a run has written, so that damage is noticed before it is trained on."""
+"""Checksums of what a run has written or reads, so that damage and changes are noticed before they are trained on."""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 
 SUMS = "SHA256SUMS"
 """The file of a folder's checksums, in the format of `sha256sum`."""
 
 
 def write_sums(folder: Path) -> None:
-    """Write the checksums of all files of a folder into it."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != SUMS)
-    lines = (f"{_sum(folder / name)}  {name}\n" for name in names)
+    """Write the checksums of all files of a folder, and of those below it, into it."""
+    lines = (f"{sum_of(folder / name)}  {name}\n" for name in sorted(_names(folder)))
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def damage(folder: Path) -> str:
-    """What is wrong with a folder whose checksums were written, in words; empty if every file is what it was."""
+def damage(folder: Path, needed: Sequence[str] = ()) -> str:
+    """What is wrong with a folder whose checksums were written, in words; empty if every file is what it was.
+
+    Args:
+        folder: all of its files have to be listed, those apart whose names begin with a dot.
+        needed: patterns of names, of each of which one has to be listed.
+    """
     try:
         lines = (folder / SUMS).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return f"{SUMS} is missing or cannot be read"
-    for line in lines:
-        known, _, name = line.partition("  ")
-        if not name or Path(name).name != name:
-            return f"{SUMS} is damaged"
+    pairs = [line.partition("  ") for line in lines]
+    if not all(name and _is_inside(name) for *_, name in pairs):
+        return f"{SUMS} is damaged"
+    listed = {name: known for known, _, name in pairs}
+    if unlisted := min(_names(folder) - listed.keys(), default=""):
+        return f"{unlisted} is not in {SUMS}"
+    for name, known in listed.items():
         if not (folder / name).is_file():
             return f"{name} is missing"
         try:
-            same = _sum(folder / name) == known
+            same = sum_of(folder / name) == known
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
         if not same:
             return f"{name} is not what was written"
-    return "" if lines else f"{SUMS} is empty"
+    absent = [pattern for pattern in needed if not any(fnmatchcase(name, pattern) for name in listed)]
+    return f"{absent[0]} is missing" if absent else ""
+
+
+def _names(folder: Path) -> set[str]:
+    """The files of a folder and below it, by their path in it, without those that are hidden and the checksums."""
+    found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)} - {SUMS}
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name in the list cannot lead out of the folder."""
+    path = PurePosixPath(name)
+    return str(path) == name and bool(path.parts) and not {"..", "/"} & {*path.parts} and not Path(name).is_absolute()
 
 
 MARK = "# SHA-256 of the settings below: "
@@ -46,16 +68,23 @@ def marked(text: str) -> str:
 
 
 def is_as_marked(text: str) -> bool:
-    """Whether a text that `marked` wrote is still the same; one without a checksum is if it says anything."""
-    if not text.startswith(MARK):
-        return bool(text.strip())
+    """Whether a text is what `marked` wrote; one without its checksum is not."""
     first, _, rest = text.partition("\n")
-    return first.removeprefix(MARK) == hashlib.sha256(rest.encode()).hexdigest()
+    return first == MARK + hashlib.sha256(rest.encode()).hexdigest()
 
 
-def _sum(path: Path) -> str:
+def sum_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, read in blocks."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             found.update(block)
+    return found.hexdigest()
+
+
+def sum_of_texts(texts: Iterable[str]) -> str:
+    """SHA-256 of texts, a line each."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(text.encode("utf-8", "surrogatepass") + b"\n")
     return found.hexdigest()

@@ -62,6 +62,18 @@ def disk_trouble(error: Exception) -> str:
     )
 
 
+def check_current_folder() -> None:
+    """Refuse to work in a folder that is gone: libraries fail there when they load.
+
+    Raises:
+        InputError: somebody removed it.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the current folder is gone: somebody has removed it; go to one that is there.") from None
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the closest known word, or nothing if none is close."""
     close = difflib.get_close_matches(str(word)[:100], [str(each)[:100] for each in known], n=1)

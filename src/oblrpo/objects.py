@@ -5,7 +5,6 @@ In the settings a word stands for each object, such as `python:my_reward`, so th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from oblrpo.checksums import sum_of_texts
 from oblrpo.constraints import refuse_named
 from oblrpo.errors import InputError
 
@@ -172,22 +172,20 @@ def _names(given: Any) -> tuple[str, ...]:
 
 def _word(rows: Rows) -> str:
     """Return what stands for rows in the settings: their number and a digest of what they hold."""
-    digest = hashlib.sha256()
-    for _, row in rows:
-        digest.update(json.dumps(_lasting(row), sort_keys=True).encode() + b"\n")
-    return f"{PREFIX}{len(rows)} rows, sha256 {digest.hexdigest()[:8]}"
+    digest = sum_of_texts(json.dumps(lasting(row), sort_keys=True) for _, row in rows)
+    return f"{PREFIX}{len(rows)} rows, sha256 {digest[:8]}"
 
 
-def _lasting(value: Any) -> Any:
+def lasting(value: Any) -> Any:
     """Return a value as JSON knows it, equal in every process: sets are sorted, and addresses in memory left out."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _lasting(each) for key, each in value.items()}
+        return {str(key): lasting(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_lasting(each) for each in value]
+        return [lasting(each) for each in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(_lasting(each), sort_keys=True) for each in value)
+        return sorted(json.dumps(lasting(each), sort_keys=True) for each in value)
     return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import numbers
 import typing
 from collections.abc import Mapping
+from importlib.abc import Traversable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,6 +17,9 @@ from oblrpo.errors import InputError
 from oblrpo.yaml_files import read_yaml_file
 
 RECIPES = files("oblrpo") / "recipes"
+
+IDENTITY = "identity"
+"""The key of a run's `config.yaml` under which stands what is no setting: see `runs.Identity`."""
 
 Section = TypeVar("Section")
 
@@ -88,7 +92,16 @@ def recipe_settings(name: str) -> dict[str, Any]:
     path = RECIPES / f"{name}.yaml" if name in built_in else Path(name)
     if not path.is_file():
         raise InputError(f"no recipe or file {name!r}; the built-in recipes are: {', '.join(built_in)}.")
-    return read_yaml_file(path)
+    return settings_in(path)
+
+
+def settings_in(path: Path | Traversable) -> dict[str, Any]:
+    """What a YAML file says, which may be the `config.yaml` of a run.
+
+    Raises:
+        InputError: it cannot be read, or is no YAML mapping.
+    """
+    return {key: value for key, value in read_yaml_file(path).items() if key != IDENTITY}
 
 
 def _typed(key: str, value: Any, hint: Any, source: str) -> Any:

@@ -62,7 +62,9 @@ class Worker:
         self._code = f"from {module} import {function}; {function}()"
         self._main, self._talkative, self._environment = main, talkative, dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
-        self._mark = ""
+        self._mark = self._folder = ""
+        with suppress(OSError):  # where it starts, however often: this process may go elsewhere, or that may be gone
+            self._folder = os.getcwd()
 
     def ask(self, message: Any, seconds: float) -> Any:
         """Return the answer to a message; both are anything that JSON can hold.
@@ -112,6 +114,7 @@ class Worker:
             text=True,
             encoding="utf-8",
             env=os.environ | found | self._environment,
+            cwd=self._folder if os.path.isdir(self._folder) else None,
             start_new_session=True,  # a group of its own, for `end_tree`
         )
         try:

@@ -41,8 +41,9 @@ def metrics_of(run):
 
 
 def config_of(folder):
-    """The lines of config.yaml that name objects."""
-    return [line.strip(" -") for line in (folder / "config.yaml").read_text().splitlines() if "python:" in line]
+    """The lines of config.yaml that name objects in a setting."""
+    settings = (folder / "config.yaml").read_text().partition("identity:")[0]
+    return [line.strip(" -") for line in settings.splitlines() if "python:" in line]
 
 
 def write_rows(path, rows=ROWS):

@@ -188,6 +188,23 @@ def test_other_rows_are_not_resumed_with(tmp_path, train):
         train()
 
 
+def test_a_reward_that_is_written_otherwise_is_not_resumed_with_unless_that_is_accepted(train):
+    def score(completions, **columns):
+        return [len(text) % 3 for text in completions]
+
+    train(reward=[score, lambda completions, **columns: [0.0] * len(completions)], steps=1)
+
+    def score(completions, **columns):
+        return [len(text) % 4 for text in completions]
+
+    other = [score, lambda completions, **columns: [1.0] * len(completions)]  # a lambda's own source cannot be had
+    with pytest.raises(InputError, match=r": rewards python:score changed since.*accept_changed=True"):
+        train(reward=other, resume=True, steps=2)
+    assert len(train(reward=other, resume=True, accept_changed=True, steps=2).metrics) == 3
+    with pytest.raises(InputError, match="accept_changed would change nothing without resume"):
+        train(accept_changed=True)
+
+
 def test_the_command_line_reports_and_does_not_resume_objects(tmp_path, train, command_line):
     train(steps=1)
     code, _, err = command_line("train", "--resume", "--output", tmp_path / "run")

@@ -203,6 +203,21 @@ def test_damaged_files_are_named(whole):
         write_report(whole)
 
 
+@pytest.mark.parametrize(
+    "line", ['{"step": 1, "reward": "x"}', '{"step": 1, "reward": 1e999}', '{"step": 0}', '{"step": 1, "warnings": 3}']
+)
+def test_a_line_that_is_damaged_is_named(whole, line):
+    lines = (whole / "metrics.jsonl").read_text().splitlines()
+    (whole / "metrics.jsonl").write_text("\n".join([*lines[:1], line, *lines[1:]]) + "\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl line 2 is damaged .*; remove that line"):
+        write_report(whole)
+
+
+def test_a_reason_to_fail_that_is_no_text_is_shown_as_far_as_it_is(whole):
+    (whole / "failure.txt").write_bytes(b"the disk \xff\xfe refused")
+    assert "the disk \ufffd\ufffd refused" in write_report(whole).read_text()
+
+
 def test_a_page_needs_no_torch(whole):
     code = (
         "import sys, pathlib; from oblrpo.report import write_report; "

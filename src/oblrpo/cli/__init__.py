@@ -10,7 +10,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from oblrpo import __version__
-from oblrpo.errors import InputError, did_you_mean, disk_trouble
+from oblrpo.errors import InputError, check_current_folder, did_you_mean, disk_trouble
 
 COMMANDS = ("train", "compare", "evaluate", "report", "bench", "theory", "probe")
 
@@ -88,6 +88,7 @@ def dispatch(argv: list[str]) -> None:
     elif argv[0] == "--version":
         print(__version__)
     elif argv[0] in COMMANDS:
+        check_current_folder()
         import_module(f"oblrpo.cli.{argv[0]}").run(argv[1:])
     else:
         raise InputError(

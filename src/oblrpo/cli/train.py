@@ -28,6 +28,8 @@ class TrainCommand:
     config: TrainConfig
     resume: bool = False
     """Go on with the run in `--output` from its latest checkpoint, under the settings it was started with."""
+    accept_changed: bool = False
+    """With --resume: go on although data or the source of rewards are not what the run was started with."""
     dry_run: bool = False
     """Print the resolved settings, the parameter count, the batch sizes and the memory of a step; write nothing."""
 
@@ -36,7 +38,8 @@ def run(argv: list[str]) -> None:
     """`oblrpo train`.
 
     Raises:
-        Exception: whatever ended it, most of all what the user can mend; a run that had begun has its page.
+        InputError: what the user can mend.
+        Exception: whatever else ended it; a run that had begun has its page.
     """
     if {"-h", "--help"} & set(argv):
         print_help(TrainConfig(), Console(markup=False, highlight=False))
@@ -53,6 +56,8 @@ def run(argv: list[str]) -> None:
         output = command.config.run.output
         saved = RunFolder(Path(output)).saved_config()
         command = _parse(argv, with_settings(saved, {"output": output}, "--output"))
+    elif command.accept_changed:
+        raise InputError("--accept-changed would change nothing without --resume; leave it out.")
     from transformers.utils import logging as transformers_logging
 
     check_settings(command.config, flags_in(argv), recipe)
@@ -64,7 +69,7 @@ def run(argv: list[str]) -> None:
 
     transformers_logging.disable_progress_bar()
     libraries = resident_bytes()
-    trainer = Trainer(command.config, command.resume)
+    trainer = Trainer(command.config, command.resume, accept_changed=command.accept_changed)
     if command.dry_run:
         print(yaml_text(flatten(command.config)) + "\n" + trainer.describe())
         peak = peak_memory(trainer.learner, command.config, trainer.longest_prompt, libraries)
@@ -88,6 +93,6 @@ def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:
     )
     if unknown:
         name = unknown[0].split("=")[0].removeprefix("--").replace("-", "_")
-        likely = hint(name, [*flatten(base), "resume", "dry_run"], "--")
+        likely = hint(name, [*flatten(base), "resume", "accept_changed", "dry_run"], "--")
         raise InputError(f"unknown argument {unknown[0]!r}; see `oblrpo train --help-all`.{likely}")
     return command

@@ -57,6 +57,7 @@ def print_help(base: config.TrainConfig, console: Console) -> None:
     rows = [(f"--{name.replace('_', '-')}", f"{told[name]}{_default(now[name])}") for name in COMMON]
     rows += [
         ("--resume", "Go on with the run in --output from its latest checkpoint, under its own settings."),
+        ("--accept-changed", "With --resume: go on although data or rewards are not what the run was started with."),
         ("--dry-run", "Print all settings, parameter count, batch sizes and memory; write nothing."),
         ("--help-all", f"Print all {len(now) - 1} settings."),
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from oblrpo.compare.spec import Spec, Variant
 from oblrpo.config import RolloutConfig, RunConfig, TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.runs import Metrics, RunFolder, write_atomically
+from oblrpo.runs import Metrics, RunFolder, parsed, write_atomically
 from oblrpo.workers import cores
 
 NEWEST = 2**17
@@ -60,7 +60,8 @@ class Run:
             start = metrics.seek(max(0, file.stat().st_size - NEWEST))
             lines = metrics.read().split(b"\n")
         whole = lines[1:-1] if start else lines[:-1]
-        return dict(json.loads(whole[-1])) if whole else None
+        row = parsed(whole[-1]) if whole else None
+        return row if row and isinstance(row.get("step"), int) else None
 
     def finished(self) -> bool:
         """Whether the last step's metrics are there; of a run of no steps, whether the policy is."""
@@ -75,7 +76,7 @@ class Run:
         file = self._failed
         if not file.is_file():
             return None
-        kind, _, message = file.read_text("utf-8").partition(": ")
+        kind, _, message = file.read_text("utf-8", "replace").partition(": ")
         return kind, message.strip()
 
     def note_failure(self, kind: str, message: str) -> None:

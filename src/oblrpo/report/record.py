@@ -10,7 +10,7 @@ from typing import Any
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.errors import InputError
 from oblrpo.runs import Metrics, RunFolder
-from oblrpo.yaml_files import read_yaml_file
+from oblrpo.settings import settings_in
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,4 @@ def read_run(run: Path) -> Record | None:
         raise InputError(f"{folder.metrics_file} cannot be read ({error.strerror}).") from None
     if not rows:
         return None
-    if bad := next((number for number, row in enumerate(rows, start=1) if not isinstance(row.get("step"), int)), 0):
-        raise InputError(f"{folder.metrics_file} line {bad} has no step; remove that line.")
-    return Record(folder, read_yaml_file(folder.config_file), rows, failure)
+    return Record(folder, settings_in(folder.config_file), rows, failure)

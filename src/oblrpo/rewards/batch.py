@@ -55,6 +55,11 @@ class Rewards:
         """Count of failed calls so far, and of values that were no rewards."""
         return self._set.errors.total
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the source of each reward that is the user's, by name, where it can be had."""
+        return self._set.digests
+
     def close(self) -> None:
         """End what runs in other processes."""
         self._set.close()

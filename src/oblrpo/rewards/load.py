@@ -44,6 +44,14 @@ def load_reward(path: str) -> Reward:
     return found
 
 
+def files_of(path: str, reward: Reward) -> list[str]:
+    """Return the files that a loaded reward is written in: the one that its path names, and where it is defined."""
+    file, colon, _ = path.rpartition(":")
+    named = file if colon else getattr(sys.modules.get(path.rpartition(".")[0]), "__file__", None)
+    defined = getattr(sys.modules.get(getattr(reward, "__module__", None) or ""), "__file__", None)
+    return [str(Path(each).resolve()) for each in (named, defined) if each]
+
+
 def _run_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise InputError(f"reward file {file} does not exist; check the path.")

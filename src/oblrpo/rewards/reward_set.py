@@ -76,6 +76,12 @@ class RewardSet:
             self.close()
             raise
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the source of each reward that is the user's, by name, where it can be had."""
+        found = {name: getattr(reward, "digest", "") for name, (reward, _) in self._rewards.items()}
+        return {name: digest for name, digest in found.items() if digest}
+
     def close(self) -> None:
         """End the processes; they start again when they are needed."""
         for reward, _ in self._rewards.values():

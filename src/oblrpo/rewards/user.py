@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from oblrpo.checksums import sum_of, sum_of_texts
 from oblrpo.errors import InputError
 from oblrpo.workers import START, Worker, WorkerDied, WorkerLied
 
@@ -45,6 +48,9 @@ class WorkerReward:
         if refused:
             self._worker.stop()
             raise InputError(refused)
+        files = reply.get("files")
+        self.digest = _sum_of_files(files if isinstance(files, list) else [])
+        """SHA-256 of the files that the function is written in; empty if they cannot be read."""
 
     def __call__(self, /, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
         """Return the function's values.
@@ -85,6 +91,8 @@ class PythonReward:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
+        self.digest = _sum_of_source(function)
+        """SHA-256 of the function's source; empty if it cannot be had, as that of a lambda."""
 
     def __call__(self, /, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
         """Return the function's values; it gets lists of its own, so that what it does to them harms nobody.
@@ -103,6 +111,26 @@ def as_said(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, completions, strict=True)
     ]
+
+
+def _sum_of_files(files: list[Any]) -> str:
+    try:
+        whole = files and all(Path(file).is_file() for file in files)  # no device, of which there is no end
+        return sum_of_texts(sum_of(Path(file)) for file in dict.fromkeys(files)) if whole else ""
+    except (OSError, TypeError, ValueError):
+        return ""
+
+
+def _sum_of_source(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    written = inspect.unwrap(function) if hasattr(function, "__name__") else type(function)
+    if getattr(written, "__name__", "") == "<lambda>":  # its source is the whole statement that it stands in
+        return ""
+    try:
+        return sum_of_texts([inspect.getsource(written)])
+    except (OSError, TypeError):
+        return ""
 
 
 def call_reward(

@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oblrpo.runs.atomic import check_writable, write_atomically
-from oblrpo.runs.folder import Metrics, RunFolder, heldout_accuracy_of, read_rows
+from oblrpo.runs.folder import RunFolder
 from oblrpo.runs.held import held
+from oblrpo.runs.identity import Identity
+from oblrpo.runs.rows import Metrics, heldout_accuracy_of, parsed, read_rows
 
 if TYPE_CHECKING:
     from oblrpo.runs.state_files import load_state
 
 __all__ = [
+    "Identity",
     "Metrics",
     "RunFolder",
     "check_writable",
     "held",
     "heldout_accuracy_of",
     "load_state",
+    "parsed",
     "read_rows",
     "write_atomically",
 ]

@@ -44,8 +44,8 @@ def check_writable(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the folder's files on the disk before it is renamed into place."""
-    for path in [*folder.iterdir(), folder]:
+    """Put the folder's files, and those below it, on the disk before it is renamed into place."""
+    for path in [*folder.rglob("*"), folder]:
         sync(path)
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,10 +17,10 @@ from oblrpo.config import TrainConfig
 from oblrpo.constraints import may_change_on_resume
 from oblrpo.errors import InputError
 from oblrpo.runs import atomic
-from oblrpo.settings import flatten, with_settings
+from oblrpo.runs.identity import Identity
+from oblrpo.runs.rows import Metrics, read_rows, read_steps, sorted_out
+from oblrpo.settings import IDENTITY, flatten, settings_in, with_settings
 from oblrpo.yaml_files import read_yaml_file, yaml_text
-
-Metrics = dict[str, Any]
 
 
 class RunFolder:
@@ -37,14 +37,14 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.failure_file = path / "failure.txt"
 
-    def create(self, config: TrainConfig) -> None:
+    def create(self, config: TrainConfig, identity: Identity | None = None) -> None:
         """Start a new run, also in what one leaves that was killed before it had written its settings.
 
         Raises:
             InputError: the folder already holds something.
         """
         self.make()
-        self.write_config(config)
+        self.write_config(config, identity or Identity())
 
     def make(self) -> None:
         """Make the folders of a new run.
@@ -72,9 +72,18 @@ class RunFolder:
             for each in self.path.iterdir()
         )
 
-    def write_config(self, config: TrainConfig) -> None:
-        """Write the settings to `config.yaml`, under their checksum."""
-        atomic.write_atomically(self.config_file, marked(yaml_text(flatten(config))))
+    def write_config(self, config: TrainConfig, identity: Identity) -> None:
+        """Write the settings to `config.yaml`, and what else tells the run from others, under their checksum."""
+        text = yaml_text(flatten(config) | {IDENTITY: identity.plain()})
+        atomic.write_atomically(self.config_file, marked(text))
+
+    def identity(self) -> Identity:
+        """What tells the run from others that may have the same settings.
+
+        Raises:
+            InputError: the settings cannot be read.
+        """
+        return Identity.read(read_yaml_file(self.config_file).get(IDENTITY), str(self.config_file))
 
     def saved_config(self) -> TrainConfig:
         """Return the config that the run was started with.
@@ -84,7 +93,7 @@ class RunFolder:
         """
         if not self.config_file.is_file():
             raise InputError(f"{self.path} holds no run to resume (no config.yaml); leave out --resume to start one.")
-        return with_settings(TrainConfig(), read_yaml_file(self.config_file), str(self.config_file))
+        return with_settings(TrainConfig(), settings_in(self.config_file), str(self.config_file))
 
     def check_resumable(self, config: TrainConfig) -> None:
         """Refuse to resume under settings that would make it another run.
@@ -94,8 +103,8 @@ class RunFolder:
         """
         if not is_as_marked(self.config_file.read_text("utf-8", errors="replace")):
             raise InputError(
-                f"{self.config_file} is not what the run wrote: put the settings back as they were, or start anew from "
-                "a checkpoint with --model."
+                f"{self.config_file} is not what the run wrote, or lacks its checksum: put it back as it was, or start "
+                "anew from a checkpoint with --model."
             )
         if differences := self.differences(config):
             raise InputError(
@@ -130,7 +139,7 @@ class RunFolder:
         Raises:
             InputError: names the line that is damaged.
         """
-        return read_rows(self.metrics_file, _is_of_a_step) if self.metrics_file.is_file() else []
+        return read_steps(self.metrics_file) if self.metrics_file.is_file() else []
 
     def write_failure(self, message: str) -> None:
         """Note what ended the run before its last step; an empty text says that it goes on."""
@@ -141,7 +150,7 @@ class RunFolder:
 
     def failure(self) -> str:
         """What ended the run before its last step; empty if nothing did, or it was stopped or killed."""
-        return self.failure_file.read_text("utf-8").strip() if self.failure_file.is_file() else ""
+        return self.failure_file.read_text("utf-8", "replace").strip() if self.failure_file.is_file() else ""
 
     def read_completions(self, step: int) -> list[dict[str, Any]]:
         """The completions of a step, none if they are not there."""
@@ -154,9 +163,7 @@ class RunFolder:
         Lines that are damaged are appended to `metrics.damaged`, as they are.
         """
         lines = self.metrics_file.read_bytes().split(b"\n")[:-1] if self.metrics_file.is_file() else []
-        rows = [(line, _parsed(line)) for line in lines]
-        damaged = [line for line, row in rows if row is None or not _is_of_a_step(row)]
-        kept = [row for _, row in rows if row is not None and _is_of_a_step(row) and row["step"] <= step]
+        kept, damaged = sorted_out(lines, step)
         lost = []
         if damaged:
             aside = self.path / "metrics.damaged"
@@ -166,7 +173,7 @@ class RunFolder:
                 os.fsync(file.fileno())
             lost.append(f"{len(damaged)} lines of {self.metrics_file} are damaged, and now in {aside}.")
         atomic.write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
-        if missing := step + 1 - len({row["step"] for row in kept}):
+        if missing := step + 1 - len(kept):
             lost.append(f"{self.metrics_file} has nothing of {missing} of the {step + 1} steps before.")
         return lost
 
@@ -220,14 +227,14 @@ class RunFolder:
         _replace(partial, self.path / "merged")
 
     def newest_whole(self) -> tuple[Path | None, dict[int, str]]:
-        """The newest checkpoint whose files are what was written, if any, and what is wrong with newer ones, by step.
+        """The newest checkpoint that is what the run wrote, if any, and what is wrong with newer ones, by step.
 
         Raises:
-            InputError: there are checkpoints, and all are damaged.
+            InputError: there are checkpoints, and something is wrong with all; or the settings cannot be read.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self.checkpoint_steps()):
-            wrong = damage(self.checkpoint(step))
+            wrong = self.wrong_with(step)
             if not wrong:
                 return self.checkpoint(step), damaged
             damaged[step] = wrong
@@ -236,10 +243,26 @@ class RunFolder:
             raise InputError(f"every checkpoint in {self.checkpoints} is damaged ({told}); start anew elsewhere.")
         return None, damaged
 
+    def wrong_with(self, step: int) -> str:
+        """What is wrong with a checkpoint, in words: it is damaged, or is not what this run wrote after this step.
+
+        Raises:
+            InputError: its state cannot be read although it is what was written, or the settings cannot be.
+        """
+        from oblrpo.runs.state_files import STATE, TENSORS, origin
+
+        place = self.checkpoint(step)
+        if wrong := damage(place, (STATE, TENSORS, "*model*.safetensors")):
+            return wrong
+        run, reached = origin(place)
+        if run != self.identity().run:
+            return "another run wrote it"
+        return "" if reached == step else f"it is of step {reached}"
+
     def damaged_best(self, accuracy: Mapping[int, float]) -> dict[int, str]:
         """The step of the checkpoint of highest accuracy, with what is wrong with it; empty if nothing is."""
         best = self.best_step(accuracy)
-        wrong = "" if best is None else damage(self.checkpoint(best))
+        wrong = "" if best is None else self.wrong_with(best)
         return {best: wrong} if best is not None and wrong else {}
 
     def set_aside(self, step: int) -> Path:
@@ -278,12 +301,6 @@ class RunFolder:
             _remove(partial)
 
 
-def heldout_accuracy_of(rows: Iterable[Metrics]) -> dict[int, float]:
-    """Held-out accuracy by step, where it was measured and any completion had a reward."""
-    measured = ((row["step"], row.get("eval/accuracy")) for row in rows)
-    return {step: value for step, value in measured if value is not None and math.isfinite(value)}
-
-
 def _remove(path: Path) -> None:
     """Remove a folder or a file, if it is there."""
     if path.is_dir() and not path.is_symlink():
@@ -298,37 +315,6 @@ def _replace(partial: Path, target: Path) -> None:
     _remove(target)
     os.replace(partial, target)
     atomic.sync(target.parent)
-
-
-def read_rows(path: Path, is_row: Callable[[Metrics], bool] = lambda row: True) -> list[Metrics]:
-    """Return the complete lines of a JSONL file; what follows the last newline is unfinished.
-
-    Raises:
-        InputError: names the line that is no JSON object, or not such a row.
-    """
-    rows = []
-    # split, not splitlines: completions may hold characters that splitlines takes for line ends
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        row = _parsed(line)
-        if row is None or not is_row(row):
-            what = "no JSON object" if row is None else "no row of a step"
-            raise InputError(f"{path} line {number} is damaged ({what}); remove that line.")
-        rows.append(row)
-    return rows
-
-
-def _parsed(line: bytes) -> Metrics | None:
-    """The JSON object of a line, None if it is none."""
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _is_of_a_step(row: Metrics) -> bool:
-    step = row.get("step")
-    return isinstance(step, int) and not isinstance(step, bool) and step >= 0
 
 
 def _is_plain(value: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,30 @@ def load_state(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file is missing, truncated or not what it should be.
     """
-    try:
+    with _told(folder):
         tensors = load_file(folder / TENSORS)
-        tree = json.loads((folder / STATE).read_text("utf-8"))
-        return {key: _put_tensors(entry, tensors) for key, entry in tree["__dict__"]}
+        return {key: _put_tensors(entry, tensors) for key, entry in _tree(folder)}
+
+
+def origin(folder: Path) -> tuple[str, int]:
+    """Return which run wrote a state, and after which step; "" stands for a run of a version that did not say.
+
+    Raises:
+        InputError: as `load_state` raises.
+    """
+    with _told(folder):
+        top = dict(_tree(folder))
+        return str(top.get("run", "")), int(top["step"])
+
+
+def _tree(folder: Path) -> list[Any]:
+    return list(json.loads((folder / STATE).read_text("utf-8"))["__dict__"])
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError(
             f"the checkpoint {folder} cannot be read ({' '.join(str(error).split())[:200]}); "

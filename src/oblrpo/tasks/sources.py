@@ -38,7 +38,7 @@ def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | No
     if len(names) == 1 and is_hub_name(names[0]):
         path, _, configuration = names[0].partition(":")
         return read_hub(path, configuration, split)
-    return [row for name in names for row in _read_file(_path(name))]
+    return [row for name in names for row in _read_file(path_of(name))]
 
 
 def is_hub_name(name: str) -> bool:
@@ -84,8 +84,8 @@ def keep_rows(rows: Rows, where: Mapping[str, Any]) -> Rows:
     return kept
 
 
-def _path(name: str) -> Path:
-    """Return the path of a file.
+def path_of(name: str) -> Path:
+    """Return the path of a file, which may be one that comes with the package.
 
     Raises:
         InputError: no such file comes with the package.

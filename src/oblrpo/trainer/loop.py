@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from oblrpo.evaluation import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy, warm_start
 from oblrpo.rewards import Rewards
-from oblrpo.runs import RunFolder, held, heldout_accuracy_of, load_state
+from oblrpo.runs import Identity, RunFolder, held, heldout_accuracy_of, load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
 from oblrpo.settings import flatten
@@ -36,6 +37,7 @@ from oblrpo.trainer.optimizers import averaged, hand_out
 from oblrpo.trainer.progress import Progress
 from oblrpo.trainer.prompts import prompts_of
 from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
+from oblrpo.trainer.sources import sources_of
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
 
 
@@ -46,7 +48,13 @@ class Trainer:
         InputError: anything the user can mend, before the output folder is touched where that is possible.
     """
 
-    def __init__(self, config: TrainConfig, resume: bool = False, objects: Objects | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        resume: bool = False,
+        objects: Objects | None = None,
+        accept_changed: bool = False,
+    ) -> None:
         check(config)
         self.config, self.objects = config, objects or Objects()
         self.objects.check(config.policy.model)
@@ -60,8 +68,9 @@ class Trainer:
             config.task.reward_seconds,
             self.objects.functions,
         )
-        self.folder = RunFolder(Path(config.run.output))
-        self.resume = resume
+        self.folder = RunFolder(Path(config.run.output).absolute())  # a reward in this process may go elsewhere
+        self.resume, self.notes = resume, list[str]()  # what a user should know of a run that is gone on with
+        self.identity = self._identity(sources_of(config, self.task, rows, self.rewards), accept_changed)
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
         self.accuracy: dict[int, float] = {}  # held out, by step
@@ -72,8 +81,7 @@ class Trainer:
             config.run.stop_on_collapse,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)
-        self.damaged: dict[int, str] = {}  # what is wrong with checkpoints, by step
-        checkpoint = self._checkpoint() if resume else None
+        checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
         if self.objects.model is not None:
             self.policy = adopt_policy(self.objects.model, self.objects.tokenizer, config.policy, checkpoint)
         else:
@@ -103,19 +111,28 @@ class Trainer:
         with held(self.folder.path):
             if self.resume:
                 self.folder.clean_up()
-                self.folder.write_config(self.config)
+                self.folder.write_config(self.config, self.identity)
                 self.folder.write_failure("")
             else:
-                self.folder.create(self.config)
+                self.folder.create(self.config, self.identity)
             try:
                 self._run(progress)
             except Exception as error:
-                refused = disk_trouble(error)
+                refused = self._gone() or disk_trouble(error)
                 with suppress(OSError):  # a full disk may be what ended it
                     self.folder.write_failure(refused or str(error) or type(error).__name__)
                 if refused:
                     raise InputError(refused) from error
                 raise
+
+    def _gone(self) -> str:
+        """What has become of the run's folder, in a sentence; empty if it is there."""
+        if self.folder.config_file.is_file():
+            return ""
+        return (
+            f"{self.folder.path} is gone: somebody removed or renamed it while the run went on; go on with --resume "
+            "where it lies now, or start anew."
+        )
 
     def _run(self, progress: Progress) -> None:
         lost = self.folder.drop_metrics_after(-1 if self.done is None else self.done)
@@ -124,8 +141,9 @@ class Trainer:
         for row in rows:
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
-        notes = self.learner.baseline.notes(self.config.rollout.prompts_per_step)
-        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *notes, *lost, *self._set_aside()):
+        of_data = (*getattr(self.task, "notes", ()), *self.demonstrations.notes)
+        of_baseline = self.learner.baseline.notes(self.config.rollout.prompts_per_step)
+        for note in (*of_data, *of_baseline, *self.notes, *lost, *self._set_aside()):
             progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(
@@ -195,10 +213,31 @@ class Trainer:
         weights = "4-bit weights" if policy.load_in_4bit else str(self.policy.model.dtype).removeprefix("torch.")
         return f"{weights} with bfloat16 arithmetic" if policy.bf16 else weights
 
-    def _checkpoint(self) -> Path | None:
+    def _identity(self, sources: dict[str, str], accept_changed: bool) -> Identity:
+        """Return what tells the run from others, with what it learns from as it is now.
+
+        Raises:
+            InputError: the run was started with other settings, or with other data or rewards that are not accepted.
+        """
+        if not self.resume:
+            return Identity(sources=sources)
         self.folder.check_resumable(self.config)
-        checkpoint, self.damaged = self.folder.newest_whole()
-        return checkpoint
+        begun = self.folder.identity()
+        changed = ", ".join(begun.changed(sources))
+        if changed and not accept_changed:
+            raise InputError(
+                f"{self.folder.path} was started with something else than is there now: {changed} changed since. Put "
+                "it back as it was, or go on with what is there now: oblrpo train --resume --accept-changed --output "
+                f"{self.config.run.output} (from Python accept_changed=True)."
+            )
+        if changed:
+            self.notes.append(f"changed since the run was started, and accepted: {changed}.")
+        if sources and not (begun.run or begun.sources):
+            self.notes.append(
+                "an earlier version began the run and kept no digests of its data and rewards: whether they have "
+                "changed since cannot be told. They are kept from now on."
+            )
+        return replace(begun, sources=sources)
 
     def _restore(self, state: dict[str, Any]) -> None:
         if state["step"] > self.config.run.steps:
@@ -263,7 +302,8 @@ class Trainer:
         if self.saved == self.done or self.done is None:
             return
         with averaged(self.learner.optimizer):
-            state = {"step": self.done, "tokens": self.tokens, "prompts": self.prompts.state_dict()}
+            state = {"run": self.identity.run, "step": self.done, "tokens": self.tokens}
+            state |= {"prompts": self.prompts.state_dict()}
             state |= self.learner.state_dict()
             keep = self.config.run.save_total_limit
             self.folder.save_checkpoint(self.done, self.policy.save, state, keep, self.accuracy)

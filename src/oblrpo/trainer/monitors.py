@@ -121,7 +121,8 @@ class Monitors:
         return (
             f"the last {self._skipped} steps were skipped{_not_finite(what)}: the policy is as it was before. If "
             f"rewards in completions/step_{metrics['step']}.jsonl are outliers, mend the reward and go on with "
-            f"--resume. Else lower learning_rate ({self._rule.to_shorten}), and start anew or from an older one."
+            f"--resume --accept-changed. Else lower learning_rate ({self._rule.to_shorten}), and start anew or "
+            "from an older one."
         )
 
     def _collapsing(self, told: str) -> str:

@@ -1,0 +1,117 @@
+"""Lines of JSON that a run has written: which are whole, and which are of a step."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from oblrpo.errors import InputError
+
+Metrics = dict[str, Any]
+
+NUMBERS = ("learning_rate", "lr_factor", "step_time", "completions/masked_ratio")
+"""Metrics of a step of RL that are always numbers."""
+
+THERE = (
+    "reward", "reward_stderr", "frac_reward_zero_std", "n_snr", "critical_batch_size", "baseline/spread", "grad_norm",
+)  # fmt: skip
+"""Metrics of a step of RL that are always there; null where they have no value."""
+
+MISMATCH = (
+    "sampling/sequence_logp_difference/mean", "sampling/sampling_logp_difference/mean", "sampling/truncated_ratio",
+)  # fmt: skip
+"""Metrics of which there are all or none."""
+
+
+def read_rows(path: Path, is_row: Callable[[Metrics], bool] = lambda row: True) -> list[Metrics]:
+    """Return the complete lines of a JSONL file; what follows the last newline is unfinished.
+
+    Raises:
+        InputError: names the line that is no JSON object, or not such a row.
+    """
+    rows = []
+    # split, not splitlines: completions may hold characters that splitlines takes for line ends
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        row = parsed(line)
+        if row is None or not is_row(row):
+            what = "no JSON object" if row is None else "no row of a step"
+            raise InputError(f"{path} line {number} is damaged ({what}); remove that line.")
+        rows.append(row)
+    return rows
+
+
+def read_steps(path: Path) -> list[Metrics]:
+    """Return the metrics of all steps in a file, whose numbers increase.
+
+    Raises:
+        InputError: names the line that is damaged.
+    """
+    rows = read_rows(path, is_of_a_step)
+    for number, (before, row) in enumerate(pairwise(rows), start=2):
+        if row["step"] <= before["step"]:
+            raise InputError(
+                f"{path} line {number} is damaged (step {row['step']} after step {before['step']}); remove that line."
+            )
+    return rows
+
+
+def sorted_out(lines: Iterable[bytes], last: int) -> tuple[list[Metrics], list[bytes]]:
+    """Return the rows of steps up to the last, and the lines that are damaged.
+
+    A step that is there already, or comes before one that is, is damage; later steps than the last are forgotten.
+    """
+    kept: list[Metrics] = []
+    damaged = []
+    for line in lines:
+        row = parsed(line)
+        if row is None or not (is_of_a_step(row) and _has_all(row)):
+            damaged.append(line)
+        elif row["step"] <= last:
+            if kept and row["step"] <= kept[-1]["step"]:
+                damaged.append(line)
+            else:
+                kept.append(row)
+    return kept, damaged
+
+
+def parsed(line: bytes) -> Metrics | None:
+    """The JSON object of a line, None if it is none."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def is_of_a_step(row: Metrics) -> bool:
+    """Whether a row has the number of its step, and no other values than finite numbers, nulls and warnings."""
+    step, warnings = row.get("step"), row.get("warnings", [])
+    told = isinstance(warnings, list) and all(isinstance(each, str) for each in warnings)
+    values = (value for key, value in row.items() if key != "warnings")
+    return told and isinstance(step, int) and step >= 0 and all(each is None or _is_number(each) for each in values)
+
+
+def _has_all(row: Metrics) -> bool:
+    """Whether a row of a step of RL has what a run needs to go on from there; step 0 holds an accuracy alone."""
+    if row["step"] == 0 and "reward" not in row:
+        return True
+    numbers = [key for key in MISMATCH if row.get(MISMATCH[0]) is not None]
+    if row.get("frac_prompts_masked") != 1:
+        numbers.append("reward")  # null where all completions were masked
+    return all(_is_number(row.get(key)) for key in (*NUMBERS, *numbers)) and all(key in row for key in THERE)
+
+
+def _is_number(value: object) -> bool:
+    most = sys.float_info.max
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -most <= value <= most
+
+
+def heldout_accuracy_of(rows: Iterable[Metrics]) -> dict[int, float]:
+    """Held-out accuracy by step, where it was measured and any completion had a reward."""
+    measured = ((row["step"], row.get("eval/accuracy")) for row in rows)
+    return {step: value for step, value in measured if value is not None and math.isfinite(value)}

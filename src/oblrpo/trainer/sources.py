@@ -1,0 +1,52 @@
+"""Digests of what a run learns from, by which a change is noticed before the run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from oblrpo.checksums import sum_of, sum_of_texts
+from oblrpo.config import TrainConfig
+from oblrpo.objects import PREFIX, lasting
+from oblrpo.rewards import Rewards
+from oblrpo.tasks import BENCHMARKS, DataTask, Task
+from oblrpo.tasks.sources import is_hub_name, path_of
+from oblrpo.trainer.demonstrations import Row
+
+
+def sources_of(config: TrainConfig, task: Task, rows: Sequence[Row], rewards: Rewards) -> dict[str, str]:
+    """Return the SHA-256 of all data and rewards that the settings name, by setting and name.
+
+    Of a file it is that of its bytes, of a data set of the hub that of the problems and rows made of it, of a reward
+    that of the file it is written in. Rows of a Python program have theirs in the settings, in their word.
+
+    Args:
+        config: the settings.
+        task: the problems.
+        rows: those of `sft_data`.
+        rewards: the rewards.
+    """
+    parts: dict[str, Sequence[Any]] = {"sft_data": rows}
+    names = {"data": config.task.data, "eval_data": config.task.eval_data, "sft_data": config.warm_start.sft_data}
+    if isinstance(task, DataTask):
+        held_out = task.problems[len(task.training) :]
+        own_test = config.task.eval_data or (config.task.task in BENCHMARKS and not config.task.data)
+        parts |= {"data": task.training if own_test else task.problems, "eval_data": held_out}
+        if config.task.task in BENCHMARKS:  # what is not named is the benchmark's own, from the hub
+            names |= {name: names[name] or (config.task.task,) for name in ("data", "eval_data") if own_test}
+    found: dict[str, str] = {}
+    files: dict[str, str] = {}
+    for setting, given in names.items():
+        for name in given:
+            if name.startswith(PREFIX):
+                continue
+            if name in BENCHMARKS or (len(given) == 1 and is_hub_name(name)):
+                found[f"{setting} {name}"] = _sum(parts[setting])
+            else:
+                found[f"{setting} {name}"] = files[name] = files.get(name) or sum_of(path_of(name))
+    return found | {f"rewards {name}": known for name, known in rewards.digests.items()}
+
+
+def _sum(parts: Iterable[Any]) -> str:
+    return sum_of_texts(json.dumps(lasting(vars(part)), sort_keys=True) for part in parts)
