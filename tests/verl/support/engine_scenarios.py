@@ -33,7 +33,8 @@ FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"
 BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
-PLUGIN = Settings(schedule="plugin")  # whose factor is not 0 whatever the batch
+EXACT = Settings(score_norms="exact")
+PLUGIN = replace(EXACT, schedule="plugin")  # whose factor is not 0 whatever the batch
 
 
 def make_engine(path, settings, packed=False, checkpointing=False, precision=FLOAT32, adapter=None, **engine_config):
@@ -327,7 +328,7 @@ def main(folder):
     sketched = replace(PLUGIN, inner_products="sketched", sketch_dimensions=1 << 15, sketch_directions=64)
     scenarios = {
         "padded": {},
-        "debiased": {"settings": Settings(schedule="debiased")},
+        "debiased": {"settings": replace(EXACT, schedule="debiased")},
         "packed": {"packed": True},
         "packed, filled up": {"packed": True, "pad_to_length": True, "pad_to_length_bucket": 16},
         "checkpointed": {"checkpointing": True},
@@ -340,17 +341,12 @@ def main(folder):
         began = time.time()
         results[name] = check(folder, **scenario) | {"seconds": time.time() - began}
         print(os.environ["RANK"], name, results[name], flush=True)
-    results["auto"] = follow(folder, Settings(kl_every=2))
-    results["auto, confined"] = follow(folder, Settings(kl_every=2, kl=1e-6))
-    results["auto, not felt"] = follow(folder, Settings(kl_every=2), rate=1e-12)
-    results["calibrated"] = calibrated(
-        folder, Settings(schedule="debiased", score_norms="calibrated", calibration_share=0.5)
-    )
-    results["calibrated, packed, sketched"] = calibrated(
-        folder,
-        Settings("debiased", score_norms="calibrated", calibration_share=0.5, inner_products="sketched"),
-        packed=True,
-    )
+    results["auto"] = follow(folder, replace(EXACT, kl_every=2))
+    results["auto, confined"] = follow(folder, replace(EXACT, kl_every=2, kl=1e-6))
+    results["auto, not felt"] = follow(folder, replace(EXACT, kl_every=2), rate=1e-12)
+    half = Settings(schedule="debiased", calibration_share=0.5)  # of the default, calibrated norms
+    results["calibrated"] = calibrated(folder, half)
+    results["calibrated, packed, sketched"] = calibrated(folder, replace(half, inner_products="sketched"), packed=True)
     for name in list(results)[-5:]:
         print(os.environ["RANK"], name, results[name], flush=True)
     answer(folder, results)
