@@ -14,7 +14,7 @@ EXACT = {"qwen3_moe": 1e-5, "qwen3_moe, packed": 1e-5, "qwen3_next": 1e-3, "falc
 def ranks(request, tmp_path_factory):
     """What every rank found."""
     folder = save(tmp_path_factory.mktemp("families"))
-    return run_on_ranks("tests.verl.support.family_scenarios", folder, request.param, timeout=800)
+    return run_on_ranks("tests.verl.support.family_scenarios", folder, request.param)
 
 
 def are_exact(ranks, scenario, most):

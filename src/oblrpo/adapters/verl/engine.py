@@ -15,9 +15,9 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from oblrpo import estimators
+from oblrpo.adapters.verl import rehearsal
 from oblrpo.adapters.verl.checks import check_dropout
 from oblrpo.adapters.verl.movement import Movement
-from oblrpo.adapters.verl.rehearsal import rehearse
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
@@ -54,7 +54,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             ceiling=settings.ceiling,
             kl=settings.kl,
         )
-        rehearse(self, settings.exact_pairs)
+        rehearsal.rehearse(self, settings.exact_pairs)
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
         """Do as verl does; where the trainer asks for scores, they come with the log-probabilities.
