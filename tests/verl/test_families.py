@@ -14,7 +14,9 @@ EXACT = {"qwen3_moe": 1e-5, "qwen3_moe, packed": 1e-5, "qwen3_next": 1e-3, "falc
 def ranks(request, tmp_path_factory):
     """What every rank found."""
     folder = save(tmp_path_factory.mktemp("families"))
-    return run_on_ranks("tests.verl.support.family_scenarios", folder, request.param)
+    found = run_on_ranks("tests.verl.support.family_scenarios", folder, request.param)
+    print("", *(f"{name}: {found[0][name]}" for name in found[0]), sep="\n")
+    return found
 
 
 def are_exact(ranks, scenario, most):
