@@ -33,6 +33,7 @@ exec "${PYTHON:-python3}" -m verl.trainer.main_ppo \
   $actor.optim.lr="$RATE" \
   $actor.optim.weight_decay=0 \
   +oblrpo.schedule=debiased \
+  +oblrpo.score_norms=exact \
   +oblrpo.inner_products=sketched \
   +oblrpo.ledger_steps=20 \
   data.train_files="$TRAIN" \

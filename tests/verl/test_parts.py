@@ -1,5 +1,6 @@
 """Parts of the adapter, each by itself: grouping, placing, settings, refusals, estimators, loading."""
 
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -27,6 +28,7 @@ from oblrpo.scores import CalibratedProxy
 from tests.verl.support.batches import nested
 from tests.verl.support.launch import ROOT, environment
 
+EXACT = Settings(score_norms="exact")
 UIDS = ["b", "pad1", "a", "b", "a", "c", "pad1", "a"]
 
 
@@ -108,6 +110,7 @@ def test_wrong_settings_are_refused_by_name(given, message):
 
 def test_right_settings_are_read():
     assert read_settings(None) == Settings()
+    assert Settings().score_norms == "calibrated"
     assert read_settings({"ema": 0, "schedule": "plugin", "ledger_steps": 5}) == Settings("plugin", 0.0, ledger_steps=5)
 
 
@@ -122,6 +125,7 @@ def config():
                 "trainer.v1.trainer_mode=oblr_po",
                 "data.train_batch_size=128",
                 "actor_rollout_ref.rollout.name=vllm",
+                "actor_rollout_ref.rollout.n=8",
                 "actor_rollout_ref.actor.strategy=fsdp2",
                 "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
                 "actor_rollout_ref.actor.policy_loss.loss_mode=gpg",
@@ -151,6 +155,7 @@ WRONG = {
     "actor_rollout_ref.rollout.temperature": 0.0,
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2,
     "actor_rollout_ref.model.use_fused_kernels": True,
+    "actor_rollout_ref.model.use_liger": True,
     "actor_rollout_ref.actor.use_prefix_grouper": True,
     "actor_rollout_ref.model.mtp.enable": True,
     "actor_rollout_ref.actor.fsdp_config.qat.enable": True,
@@ -199,7 +204,8 @@ def test_choices_that_cannot_work_with_the_rest_are_refused(config):
     changed = config.copy()
     changed.actor_rollout_ref.rollout.n = 1
     with pytest.raises(InputError, match=r"rollout\.n to at least 2"):
-        check_choice(changed, Settings(score_norms="calibrated"))
+        check_choice(changed, Settings())
+    check_choice(changed, EXACT)
     changed.data.train_batch_size = 1
     with pytest.raises(InputError, match="train_batch_size"):
         check_choice(changed, Settings())
@@ -253,7 +259,7 @@ def test_the_estimators_refuse_a_trainer_that_takes_no_norms():
         get_adv_estimator_fn("oblr_po")(rewards, mask, index=uids, config=None)
 
 
-CALIBRATED = Settings(score_norms="calibrated", calibration_steps=5, calibration_share=0.5)
+CALIBRATED = Settings(calibration_steps=5, calibration_share=0.5)
 
 
 def features(mask, seed):
@@ -299,7 +305,7 @@ def test_prompts_that_were_not_scored_are_taken_for_the_mean_of_those_that_were(
     advantages = nested([(1.0 + row % 3) * mask for row, mask in enumerate(masks.unbind())])
     data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
     got = made.group_norm2(data, 1 / 12)
-    whole, *_ = products(Settings(), 5)
+    whole, *_ = products(EXACT, 5)
     every = whole.group_norm2(data, 1 / 12)
     names = [uids[rows[0]] for rows in made.groups.rows_of]
     known = {name: norm2 for name, norm2 in zip(names, every, strict=True) if name in {"0", "1"}}
@@ -333,7 +339,7 @@ def products(settings, step, seed=0):
 
 @pytest.mark.parametrize("inner_products", ["exact", "sketched"])
 def test_gradient_norms_of_prompts(inner_products):
-    made, score_SN, masks, uids = products(Settings(inner_products=inner_products), 3)
+    made, score_SN, masks, uids = products(replace(EXACT, inner_products=inner_products), 3)
     advantage_S = torch.randn(14, generator=torch.Generator().manual_seed(5)).double()
     advantages = nested([value * row for value, row in zip(advantage_S, masks.unbind(), strict=True)])
     data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
@@ -345,7 +351,7 @@ def test_gradient_norms_of_prompts(inner_products):
 
 
 def test_advantages_by_token_are_refused():
-    made, _, masks, _ = products(Settings(), 3)
+    made, _, masks, _ = products(EXACT, 3)
     advantages = nested([torch.arange(len(row)) * row for row in masks.unbind()])
     data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
     with pytest.raises(InputError, match="adv_estimator"):
@@ -353,7 +359,7 @@ def test_advantages_by_token_are_refused():
 
 
 def test_the_ledger_is_taken_when_it_is_due_and_is_that_of_the_exact_inner_products():
-    settings = Settings(ledger_steps=5)
+    settings = replace(EXACT, ledger_steps=5)
     assert [step for step in range(1, 12) if BatchScores(settings, step, 4).takes_ledger] == [1, 5, 10]
     assert not BatchScores(Settings(), 1, 4).takes_ledger
     made, score_SN, masks, uids = products(settings, 5)
@@ -435,3 +441,14 @@ def test_the_page_names_every_refusal_and_every_setting():
         assert f"`{rule.key.removeprefix('actor_rollout_ref.')}`" in page, rule.key
     for each in fields(Settings):
         assert f"`{each.name}`" in page, each.name
+
+
+def test_the_cost_command_runs_as_the_page_says(tmp_path):
+    """On a CPU, with what the page sets before it."""
+    page = (ROOT / "docs" / "verl.md").read_text()
+    block = next(each for each in page.split("```") if "\npython -m tests.verl.support.cost" in each)
+    command = block.replace("python -m", f"{sys.executable} -m").replace("FOLDER 64 auto ", f"{tmp_path / 'cost'} 2 ")
+    env = {key: value for key, value in environment(tmp_path).items() if not key.startswith("VERL_")}
+    done = subprocess.run(["bash", "-ec", command], env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"auto, calibrated: \d\.\d\d times verl's two passes", done.stdout)

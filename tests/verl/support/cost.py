@@ -7,6 +7,7 @@ alternation, and peak memory beyond what is there before, on random completions.
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -89,12 +90,13 @@ def main(folder, tokens, names):
 
     # `old` is each setting's pass for log-probabilities in most steps, `due` that in a step with exact norms of a
     # quarter of the prompts; the update is verl's own plus, with auto, the measurement.
+    exact = Settings(score_norms="exact")
     settings = {
-        "norms alone": Settings(schedule="off"),
-        "debiased": Settings(schedule="debiased"),
-        "debiased, sketched": Settings(schedule="debiased", inner_products="sketched"),
-        "auto": Settings(),
-        "auto, calibrated": Settings(score_norms="calibrated", calibration_share=1 / PROMPTS),
+        "norms alone": replace(exact, schedule="off"),
+        "debiased": replace(exact, schedule="debiased"),
+        "debiased, sketched": replace(exact, schedule="debiased", inner_products="sketched"),
+        "auto": exact,
+        "auto, calibrated": Settings(),
     }
     settings = {name: settings[name] for name in names or settings}
     uids = [row["uid"] for row in rows]

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import verl  # noqa: F401 - loads the plugins
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
@@ -32,15 +33,18 @@ FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"
 BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
-PLUGIN = Settings(schedule="plugin")  # whose factor is not 0 whatever the batch
+EXACT = Settings(score_norms="exact")
+PLUGIN = replace(EXACT, schedule="plugin")  # whose factor is not 0 whatever the batch
 
 
-def make_engine(path, settings, packed=False, checkpointing=False, precision=FLOAT32, **engine_config):
+def make_engine(path, settings, packed=False, checkpointing=False, precision=FLOAT32, adapter=None, **engine_config):
+    lora = {"lora_rank": 4, "lora_adapter_path": adapter} if adapter else {}
     model = HFModelConfig(
         path=path,
         use_remove_padding=packed,
         enable_gradient_checkpointing=checkpointing,
         override_config={"attn_implementation": "sdpa"},
+        **lora,
     )
     config = FSDPEngineConfig(
         strategy="fsdp2", mixed_precision=precision, use_torch_compile=False, wrap_policy={}, **engine_config
@@ -50,6 +54,13 @@ def make_engine(path, settings, packed=False, checkpointing=False, precision=FLO
     engine.initialize()
     engine.configure(settings)
     return engine
+
+
+def truth_of(path, adapter=None):
+    """The model in float64, which grouped_mm does not know."""
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, **eager).eval()
+    return PeftModel.from_pretrained(model, adapter, is_trainable=True).double().eval() if adapter else model
 
 
 def gathered(value):
@@ -87,12 +98,12 @@ def relative(got, expected):
     return ((got - expected).abs().max() / expected.abs().max()).item()
 
 
-def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings=None, **engine_config):
+def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings=None, adapter=None, **engine_config):
     """Errors of one scenario, relative."""
     settings = settings or PLUGIN
     path = f"{folder}/model"
-    engine = make_engine(path, settings, packed, checkpointing, precision, **engine_config)
-    truth = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
+    engine = make_engine(path, settings, packed, checkpointing, precision, adapter, **engine_config)
+    truth = truth_of(path, adapter)
     rows = make_rows(PROMPTS, OUTPUTS, PADDING, truth.config.vocab_size, seed=7)
     rows = [rows[row] for row in place_on_ranks([row["uid"] for row in rows], [1.0] * len(rows), dist.get_world_size())]
     products, log_probs = scored(engine, settings, rows, packed)
@@ -195,7 +206,7 @@ def token_logps(model, row):
 
 def plain_model(engine, path):
     """The engine's weights as they are, in float64 in one piece."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
+    model = truth_of(path)
     state = {name: value.full_tensor() for name, value in engine.module.state_dict().items()}
     model.load_state_dict(state)
     model.tie_weights()
@@ -267,7 +278,7 @@ def calibrated(folder, settings, packed=False):
     """Errors of features of every row, and of norms of the prompts that were asked for."""
     path = f"{folder}/model"
     engine = make_engine(path, settings, packed)
-    truth = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
+    truth = truth_of(path)
     rows = batch_on_ranks(truth.config.vocab_size)
     products, _ = scored(engine, settings, rows, packed)
     true_logps_S = logps(truth, rows)
@@ -317,7 +328,7 @@ def main(folder):
     sketched = replace(PLUGIN, inner_products="sketched", sketch_dimensions=1 << 15, sketch_directions=64)
     scenarios = {
         "padded": {},
-        "debiased": {"settings": Settings(schedule="debiased")},
+        "debiased": {"settings": replace(EXACT, schedule="debiased")},
         "packed": {"packed": True},
         "packed, filled up": {"packed": True, "pad_to_length": True, "pad_to_length_bucket": 16},
         "checkpointed": {"checkpointing": True},
@@ -330,17 +341,12 @@ def main(folder):
         began = time.time()
         results[name] = check(folder, **scenario) | {"seconds": time.time() - began}
         print(os.environ["RANK"], name, results[name], flush=True)
-    results["auto"] = follow(folder, Settings(kl_every=2))
-    results["auto, confined"] = follow(folder, Settings(kl_every=2, kl=1e-6))
-    results["auto, not felt"] = follow(folder, Settings(kl_every=2), rate=1e-12)
-    results["calibrated"] = calibrated(
-        folder, Settings(schedule="debiased", score_norms="calibrated", calibration_share=0.5)
-    )
-    results["calibrated, packed, sketched"] = calibrated(
-        folder,
-        Settings("debiased", score_norms="calibrated", calibration_share=0.5, inner_products="sketched"),
-        packed=True,
-    )
+    results["auto"] = follow(folder, replace(EXACT, kl_every=2))
+    results["auto, confined"] = follow(folder, replace(EXACT, kl_every=2, kl=1e-6))
+    results["auto, not felt"] = follow(folder, replace(EXACT, kl_every=2), rate=1e-12)
+    half = Settings(schedule="debiased", calibration_share=0.5)  # of the default, calibrated norms
+    results["calibrated"] = calibrated(folder, half)
+    results["calibrated, packed, sketched"] = calibrated(folder, replace(half, inner_products="sketched"), packed=True)
     for name in list(results)[-5:]:
         print(os.environ["RANK"], name, results[name], flush=True)
     answer(folder, results)

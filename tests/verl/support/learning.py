@@ -18,7 +18,7 @@ SHRUNK = OURS | {"algorithm.adv_estimator": "oblr_po_shrunk"}
 RUNS = {
     "oblr_po": OURS,
     "oblr_po_shrunk": SHRUNK,
-    "oblr_po_shrunk-calibrated": SHRUNK | {"+oblrpo.score_norms": "calibrated"},
+    "oblr_po_shrunk-exact": SHRUNK | {"+oblrpo.score_norms": "exact"},
     "oblr_po_shrunk-debiased": SHRUNK | {"+oblrpo.schedule": "debiased"},
     "oblr_po_shrunk-fixed": SHRUNK | {"+oblrpo.schedule": "off"},
     "grpo": {},

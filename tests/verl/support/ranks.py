@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.verl.support.launch import ROOT, environment
 
 
-def run_on_ranks(module: str, folder: Path, ranks: int, timeout: float = 400) -> list[dict]:
+def run_on_ranks(module: str, folder: Path, ranks: int, timeout: float = 1200) -> list[dict]:
     """What `module` writes on every rank to FOLDER/RANKS_RANK.json."""
     folder = folder.resolve()
     with socket.socket() as free:

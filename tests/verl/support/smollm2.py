@@ -59,7 +59,6 @@ def main(folder: Path, steps: int, model: Path) -> None:
     make_sums(folder, 4 * steps)
     (folder / "metrics.jsonl").unlink(missing_ok=True)
     changes = SHRUNK | {
-        "+oblrpo.score_norms": "calibrated",
         "+oblrpo.calibration_steps": 4,
         "+oblrpo.calibration_share": 0.5,
         "+oblrpo.kl_every": 4,
@@ -75,7 +74,7 @@ def main(folder: Path, steps: int, model: Path) -> None:
         "reward.custom_reward_function.path": Path(__file__).resolve(),
     }
     began = time.time()
-    code, printed = launch.run(folder, 1, steps, timeout=1200, **changes)
+    code, printed = launch.run(folder, 1, steps, timeout=3600, **changes)
     print(f"exit code {code} after {time.time() - began:.0f} s")
     if code:
         print(printed[-3000:])

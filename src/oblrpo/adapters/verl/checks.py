@@ -84,6 +84,12 @@ RULES = (
         "the fused head hides its weight's use from the score",
         f"{MODEL}.use_fused_kernels=False",
     ),
+    Rule(
+        f"{MODEL}.use_liger",
+        off,
+        "its layers write over the gradients that scores are made of",
+        f"{MODEL}.use_liger=False",
+    ),
     Rule(f"{ACTOR}.use_prefix_grouper", off, "it mixes the outputs of a prompt", f"{ACTOR}.use_prefix_grouper=False"),
     Rule(f"{MODEL}.mtp.enable", off, "its loss adds another gradient", f"{MODEL}.mtp.enable=False"),
     Rule(
@@ -153,7 +159,10 @@ def check_choice(config: Any, settings: Settings) -> None:
     if settings.needs_moments and config.data.train_batch_size < 2:
         raise InputError("data.train_batch_size must be at least 2: one prompt's gradient has no measurable noise.")
     if settings.calibrated and config.actor_rollout_ref.rollout.n < 2:
-        raise InputError(f"+oblrpo.score_norms=calibrated compares a prompt's outputs; set {ROLLOUT}.n to at least 2.")
+        raise InputError(
+            f"+oblrpo.score_norms=calibrated compares a prompt's outputs; set {ROLLOUT}.n to at least 2, or "
+            "+oblrpo.score_norms=exact."
+        )
     optim = config.actor_rollout_ref.actor.optim
     if refusal := RATE_RULES[settings.schedule].refusal(optim.optimizer, optim.lr):
         raise InputError(f"{ACTOR}.optim and +oblrpo.schedule={settings.schedule}: {refusal}")

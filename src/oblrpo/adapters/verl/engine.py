@@ -15,6 +15,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from oblrpo import estimators
+from oblrpo.adapters.verl import rehearsal
 from oblrpo.adapters.verl.checks import check_dropout
 from oblrpo.adapters.verl.movement import Movement
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
@@ -37,11 +38,10 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     _group_norm2_P: torch.Tensor | None = None
 
     def configure(self, settings: Settings) -> None:
-        """Prepare tape and schedule; to be called once the optimizer is there.
+        """Prepare tape and schedule, and try the tape; to be called once the optimizer is there, on every rank.
 
         Raises:
-            InputError: the model has dropout.
-            UnsupportedModelError: a layer has no rule.
+            InputError: the model has dropout, or its scores cannot be taken (`rehearsal`).
         """
         check_dropout(self.module)
         self._settings = settings
@@ -54,6 +54,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             ceiling=settings.ceiling,
             kl=settings.kl,
         )
+        rehearsal.rehearse(self, settings.exact_pairs)
 
     def infer_batch(self, data: TensorDict, loss_function: Any = None) -> Any:
         """Do as verl does; where the trainer asks for scores, they come with the log-probabilities.
@@ -62,17 +63,17 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """
         scores = tu.get_non_tensor_data(data, "oblrpo_score", False)
         if not tu.get_non_tensor_data(data, "oblrpo_features", False):
-            return self._score(data) if scores else super().infer_batch(data, loss_function)
+            return self.score(data) if scores else super().infer_batch(data, loss_function)
         tu.assign_non_tensor(data, calculate_sum_pi_squared=True)
         output = super().infer_batch(data, loss_function)
         columns = output["model_output"]
         columns[FEATURES] = forward_features(columns, data)
         del columns[SUM_PI2]
         if scores:
-            output["model_output"] = self._score(data)["model_output"] | columns
+            output["model_output"] = self.score(data)["model_output"] | columns
         return output
 
-    def _score(self, data: TensorDict) -> dict[str, Any]:
+    def score(self, data: TensorDict) -> dict[str, Any]:
         """Take scores of these rows, and log-probabilities and entropy with them."""
         maybe_fix_3d_position_ids(data)
         self._scoring = True

@@ -37,9 +37,9 @@ class Settings:
     """Nats an output with which all steps of auto scale."""
     kl_every: int = 8
     """With auto, an update is measured on one output of so many of a rank."""
-    score_norms: str = "exact"
-    """Weights of rewards in the baseline: exact squared score norms in every step, or calibrated, a proxy from the
-    forward alone that learns from exact norms of some prompts every calibration_steps steps."""
+    score_norms: str = "calibrated"
+    """Weights of rewards in the baseline: calibrated, a proxy from the forward alone that learns from exact norms of
+    some prompts every calibration_steps steps; or exact squared score norms in every step."""
     calibration_steps: int = 10
     """With calibrated norms, steps between two with exact norms; signal and noise are measured in those alone."""
     calibration_share: float = 0.25

@@ -1,0 +1,94 @@
+"""A pass over two short rows before anything is sampled: what the tape cannot take is refused then, with its cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+
+from oblrpo.adapters.verl.checks import MODEL
+from oblrpo.errors import InputError
+from oblrpo.scores import UnsupportedModelError
+
+PROMPT, RESPONSE = 3, 5
+"""Tokens of each row's parts."""
+
+MIXES = {torch.float32: 1e-3}
+"""Nats by which a token's log-probability may change with another row's tokens, by the type of the arithmetic."""
+
+MIXES_SHORT = 0.5
+"""The same for shorter types, in which experts that get other tokens may round a token in another way."""
+
+UNPACK = f"set {MODEL}.use_remove_padding=False."
+
+
+def rehearse(engine: Any, exact_pairs: bool) -> None:
+    """Take scores of two short rows, as a step would; the model stays what it is. Every rank must call it.
+
+    Args:
+        engine: an `engine.OBLREngine` that is configured.
+        exact_pairs: whether exact inner products are taken.
+
+    Raises:
+        InputError: the tape cannot take the model's scores, or packed rows mix in it.
+    """
+    packed = engine.use_remove_padding
+    try:
+        logp_C = _log_probs(engine, 0, packed, exact_pairs)
+    except UnsupportedModelError as error:
+        raise InputError(f"oblr_po cannot take this model's scores: {error}{_cure(str(error), packed)}") from None
+    if not packed:
+        return
+    change = float((_log_probs(engine, 1, packed, exact_pairs) - logp_C).abs().max())
+    if not change <= MIXES.get(engine._autocast_dtype, MIXES_SHORT):
+        raise InputError(
+            f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: a token's log-probability "
+            f"changes with the row before it, by {change:.2g} nats, as in linear attention, Mamba and convolutions "
+            f"that run on from row to row; {UNPACK}"
+        )
+
+
+def _cure(error: str, packed: bool) -> str:
+    if "lora_" in error:
+        return f" Adapters of linear layers are taken: set {MODEL}.target_modules=[q_proj,k_proj,v_proj,o_proj]."
+    if packed:
+        return f" Hybrids (linear attention, Mamba, convolutions) are taken where rows are not packed: {UNPACK}"
+    return ""
+
+
+def _log_probs(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> Tensor:
+    """Log-probabilities of the second row's response, after a first row of tokens that are `shift` others."""
+    with engine.eval_mode():
+        columns = engine.score(_rows(engine, shift, packed, exact_pairs))["model_output"]
+    log_probs: Tensor = columns["log_probs"].unbind()[1]
+    return log_probs[PROMPT - 1 : PROMPT - 1 + RESPONSE]
+
+
+def _rows(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> TensorDict:
+    """Two outputs of one prompt, as a step hands them to the engine."""
+    vocabulary = engine.module.config.get_text_config().vocab_size
+    whole = [torch.arange(PROMPT + RESPONSE) * 7 + 5 + shift, torch.arange(PROMPT + RESPONSE) * 11 + 3]
+    whole = [ids % vocabulary for ids in whole]
+    tensors = {
+        "input_ids": whole,
+        "position_ids": [torch.arange(len(ids)) for ids in whole],
+        "prompts": [ids[:PROMPT] for ids in whole],
+        "responses": [ids[PROMPT:] for ids in whole],
+        "response_mask": [torch.ones_like(ids[PROMPT:]) for ids in whole],
+    }
+    nested = {key: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for key, rows in tensors.items()}
+    data = tu.get_tensordict({**nested, "uid": ["rehearsal"] * len(whole)}, {})
+    tu.assign_non_tensor(
+        data,
+        use_remove_padding=packed,
+        use_dynamic_bsz=False,
+        use_fused_kernels=False,
+        micro_batch_size_per_gpu=len(whole),
+        temperature=1.0,
+        calculate_entropy=True,
+        oblrpo_group_size=len(whole) if exact_pairs else 0,
+    )
+    return data
