@@ -87,7 +87,7 @@ def load_adapter_weights(model: Any, folder: Path) -> None:
 
 
 def _expected(model: Any) -> set[str]:
-    """The names of the adapters' weights in a file, but for embeddings, which are saved only where they were trained."""
+    """The names of the adapters' weights in a file, but for embeddings: those are there only where they are trained."""
     return set(require_peft().get_peft_model_state_dict(model, save_embedding_layers=False))
 
 

@@ -109,6 +109,9 @@ class Trainer:
                 self.folder.create(self.config)
             try:
                 self._run(progress)
+            except KeyboardInterrupt as stop:
+                where = "the warm start" if self.done is None else f"step {self.done + 1}"
+                raise KeyboardInterrupt(str(stop) or f"stopped in {where}; go on with --resume.") from None
             except Exception as error:
                 refused = disk_trouble(error)
                 with suppress(OSError):  # a full disk may be what ended it
@@ -276,7 +279,8 @@ def _stop_between_steps() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, frame: object) -> None:
         caught.append(number)
-        print("stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+        with suppress(OSError, RuntimeError, ValueError):  # nobody reads, or what was interrupted was printing itself
+            print("stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
         for each in before:
             signal.signal(each, before[each])
 
@@ -290,4 +294,5 @@ def _stop_between_steps() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(caught)
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)
