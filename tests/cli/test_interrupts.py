@@ -62,7 +62,7 @@ def test_a_run_says_so_and_goes_on(place, times, tmp_path, oblrpo):
         assert not run.exists()
         return
     if times == 1:
-        at = {"warm": "in the warm start", "step": "after step 1", "save": "in the warm start"}
+        at = {"warm": "in the warm start", "step": "after step 1", "save": "after step 0"}
         assert said == f"oblrpo: stopped {at[place]}; go on with --resume."
     code, _, err = oblrpo("train", "--resume", "--output", run)
     assert code == 0, err

@@ -29,8 +29,10 @@ def caught() -> bool:
 def tell(why: str) -> None:
     """Say what is left of the command; from now on a Ctrl-C needs no word."""
     with suppress(ValueError):
-        signal.signal(signal.SIGINT, _silent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else one that comes now would end it untold
     print(f"oblrpo: {why or 'interrupted.'}", file=sys.stderr, flush=True)
+    with suppress(ValueError):
+        signal.signal(signal.SIGINT, _silent)
 
 
 def _first(number: int, frame: FrameType | None) -> None:

@@ -146,11 +146,12 @@ class Trainer:
             yield f"the checkpoint of step {step} is damaged ({wrong}) and now in {aside}: going on from {self.done}."
 
     def _steps(self, progress: Progress) -> None:
-        if self.done is None:
-            learned = self._warm_start(progress)
-            self._finish_step(0, {"step": 0} | learned | self._accuracy(0), progress)
-        assert self.done is not None
+        begun = self.done is not None
+        learned = {} if begun else self._warm_start(progress)
         with _stop_between_steps() as stopped:
+            if not begun:
+                self._finish_step(0, {"step": 0} | learned | self._accuracy(0), progress)
+            assert self.done is not None
             while self.done < self.config.run.steps and not stopped():
                 self._finish_step(self.done + 1, self._step(self.done + 1), progress)
         self.rewards.close()
