@@ -1,4 +1,4 @@
-"""Post-training of language models with OBLR-PO: the variance-optimal baseline and the SNR learning rate."""
+"""RL of language models with the exact variance-optimal baseline (OBLR-PO) and a measured learning rate."""
 
 from __future__ import annotations
 

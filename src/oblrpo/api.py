@@ -24,6 +24,7 @@ from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run,
 from oblrpo.objects import Objects, take
 from oblrpo.runs import RunFolder
 from oblrpo.settings import load_recipe, with_fields, with_settings
+from oblrpo.streams import PLAIN
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -155,6 +156,7 @@ def train(
     run = Run(trainer, report)
     best = trainer.folder.best_step(trainer.accuracy)
     told = summary(run.metrics, config.run.output, config.rollout.prompts_per_step, best)
+    told = told.encode(console.encoding, PLAIN).decode(console.encoding)
     console.print(Text.from_ansi(told), highlight=False)
     return run
 
@@ -275,6 +277,14 @@ def _of_loaded(model: Any) -> dict[str, Any]:
     return {"dtype": dtype, "load_in_4bit": False}
 
 
+class _LastingConsole(Console):
+    """A console whose reader may leave (`| head`): rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more."""
+        self.quiet = True
+
+
 class _NotebookConsole(Console):
     """A console of a notebook, which has no cursor to move."""
 
@@ -286,7 +296,7 @@ def _console(progress: bool) -> Console:
     """Return where progress is told: a bar in a terminal, and in a notebook that has ipywidgets; else plain lines."""
     if not progress:
         return Console(quiet=True, force_terminal=False)
-    console = Console(soft_wrap=True, markup=False)
+    console = _LastingConsole(soft_wrap=True, markup=False)
     if not console.is_jupyter:
         return console
     if importlib.util.find_spec("ipywidgets"):

@@ -18,6 +18,7 @@ from typing import Any
 
 from oblrpo.errors import InputError
 from oblrpo.processes import MARK, end_tree
+from oblrpo.streams import steady
 
 START = 120.0
 """Seconds that a worker may take to start: it imports its libraries, perhaps on a busy machine."""
@@ -181,6 +182,7 @@ def serve(answer: Callable[[Any], Any], memory: int | None = None) -> None:
     Whatever `answer` prints goes to standard error, and it has nothing to read. `memory` is the address space that the
     process may use, in bytes. What it has started ends with it. A fork of it that comes back from `answer` ends there.
     """
+    steady()  # before anything is opened: its parent's standard error may be closed, or nobody may read it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to answer: its step in progress ends first
     requests, replies = os.fdopen(_far(0), encoding="utf-8"), os.fdopen(_far(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing a library prints may come between the replies

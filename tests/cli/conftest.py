@@ -31,6 +31,7 @@ def oblrpo(monkeypatch, capsys):
     """Call with arguments; returns (exit code, stdout, stderr)."""
 
     def call(*arguments):
+        monkeypatch.setattr("oblrpo.cli.interrupts.catch", lambda: None)  # Ctrl-C is pytest's
         monkeypatch.setattr(sys, "argv", ["oblrpo", *map(str, arguments)])
         try:
             cli.main()
@@ -51,13 +52,13 @@ def dense_reward(monkeypatch):
     exec(DENSE_REWARD, {})
 
 
-def start(output, stderr=subprocess.DEVNULL, **settings):
-    """The small run with `DENSE_REWARD`, in a process of its own."""
+def start(output, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, before="", **settings):
+    """The small run with `DENSE_REWARD`, and the code `before`, in a process of its own."""
     flags = [str(x) for pair in (SMALL | settings).items() for x in pair]
-    code = DENSE_REWARD + "from oblrpo.cli import main; main()"
+    code = DENSE_REWARD + before + "from oblrpo.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, "train", *flags, "--output", str(output)],
-        stdout=subprocess.DEVNULL, stderr=stderr, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdout=stdout, stderr=stderr, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"mamba-of-mine.*its architecture one that transformers reads"):
         policy_of(tmp_path / "other.gguf")
     write_gguf(tmp_path / "partly.gguf", without=("blk.1.attn_q", "blk.1.ffn_up"))
-    with pytest.raises(InputError, match=r"the file lacks 2 weights, as model.layers.1"):
+    with pytest.raises(InputError, match=r"files lack 2 weights, as model.layers.1"):
         policy_of(tmp_path / "partly.gguf")
     with pytest.raises(InputError, match=r"cannot load the model '.*none.gguf': there is no such file"):
         policy_of(tmp_path / "none.gguf")

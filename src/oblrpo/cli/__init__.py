@@ -7,15 +7,15 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
-from rich.console import Console
-
 from oblrpo import __version__
+from oblrpo.cli import interrupts
 from oblrpo.errors import InputError, check_current_folder, did_you_mean, disk_trouble
+from oblrpo.streams import steady
 
 COMMANDS = ("train", "compare", "evaluate", "report", "bench", "theory", "probe")
 
 USAGE = """\
-oblrpo: post-training of language models with the variance-optimal baseline and a signal-to-noise learning rate
+oblrpo: RL of language models with the exact variance-optimal baseline and a learning rate that is measured, not set
 
   oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` lists recipes, settings
   oblrpo compare [NAME|FILE] [--set YAML ...]            variants x learning rates x seeds side by side, on one page
@@ -29,6 +29,10 @@ oblrpo: post-training of language models with the variance-optimal baseline and 
 Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
 
 
+LASTING = {"train", "compare", "evaluate"}
+"""Commands that go on when nobody reads what they print (`| head`), for they leave files."""
+
+
 def main() -> None:
     """Entry point of `oblrpo`.
 
@@ -36,20 +40,27 @@ def main() -> None:
         SystemExit: 2 after one sentence about what the user can mend, 130 when interrupted, 1 when nobody reads.
         Exception: a fault of ours, or of a library.
     """
+    interrupts.catch()
     try:
-        dispatch(sys.argv[1:])
-    except InputError as error:
-        _complain(str(error))
-    except BrokenPipeError:  # `oblrpo train --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+        steady(lasting=bool(LASTING & set(sys.argv[1:2])))
+        _carry_out(sys.argv[1:])
     except KeyboardInterrupt as stop:
-        print(f"oblrpo: {stop or 'interrupted.'}", file=sys.stderr)
-        raise SystemExit(130) from None
-    except Exception as error:  # a fault of ours, or of a library
-        if refused := disk_trouble(error):
+        interrupts.tell(str(stop))
+        raise SystemExit(interrupts.STOPPED) from None
+
+
+def _carry_out(argv: list[str]) -> None:
+    try:
+        dispatch(argv)
+    except Exception as error:
+        if interrupts.caught():  # a library has made something else of it
+            raise KeyboardInterrupt from None
+        if isinstance(error, BrokenPipeError):  # `oblrpo train --help | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(1) from None
+        if refused := str(error) if isinstance(error, InputError) else disk_trouble(error):
             _complain(refused)
-        if not _out_of_memory(error):
+        if not _out_of_memory(error):  # a fault of ours, or of a library
             raise
         what = (str(error).splitlines() or ["no memory for Python's own objects"])[0][:200]
         print(
@@ -66,6 +77,8 @@ def _complain(what: str) -> NoReturn:
     Raises:
         SystemExit: always.
     """
+    from rich.console import Console
+
     what = what.encode("utf-8", "backslashreplace").decode()
     Console(stderr=True, soft_wrap=True).print(f"oblrpo: {what}", style="bold red", markup=False, highlight=False)
     raise SystemExit(2) from None

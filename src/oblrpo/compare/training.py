@@ -22,6 +22,7 @@ from typing import Any
 from oblrpo.compare.plan import Run
 from oblrpo.config import PolicyConfig, TrainConfig
 from oblrpo.errors import DivergedError, InputError
+from oblrpo.streams import steady
 
 STOPPED = 130
 """The exit code of a process that was told to stop and has saved what there is."""
@@ -91,6 +92,7 @@ def _print_to_log(run: Run) -> None:
     with run.log.open("a", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    steady()  # a character that the locale does not have must not end a run
 
 
 def check(runs: list[Run], whole: list[Run]) -> None:

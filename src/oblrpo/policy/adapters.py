@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
+from oblrpo.policy.whole import check_whole
 
 ADAPTER = "adapter_config.json"
 
@@ -58,23 +60,35 @@ def load_adapter(model: Any, folder: str) -> Any:
     """Return the model with the adapters of a folder, ready to be trained on.
 
     Raises:
-        InputError: PEFT is not installed, or the adapters do not fit the model.
+        InputError: PEFT is not installed, the adapters do not fit the model, or a weight of them is missing.
     """
     peft = require_peft()
     try:
-        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused below
+            loaded = peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
+        known = peft.load_peft_weights(folder, device="cpu")
     except Exception as error:  # PEFT raises many kinds
         raise InputError(f"cannot load the adapters in {folder}: {' '.join(str(error).split())[:300]}") from error
+    check_whole(folder, _expected(loaded) - known.keys())
+    return loaded
 
 
 def load_adapter_weights(model: Any, folder: Path) -> None:
     """Give a PEFT model the weights of the adapters in a folder.
 
     Raises:
-        InputError: PEFT is not installed.
+        InputError: PEFT is not installed, or a weight is missing.
     """
     peft = require_peft()
-    peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(folder), device="cpu"))
+    known = peft.load_peft_weights(str(folder), device="cpu")
+    check_whole(str(folder), _expected(model) - known.keys())
+    peft.set_peft_model_state_dict(model, known)
+
+
+def _expected(model: Any) -> set[str]:
+    """The names of the adapters' weights in a file, but for embeddings: those are there only where they are trained."""
+    return set(require_peft().get_peft_model_state_dict(model, save_embedding_layers=False))
 
 
 def require_peft() -> Any:

@@ -14,6 +14,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblrpo.errors import InputError
+from oblrpo.policy.whole import check_whole
 
 NEEDED = ("gguf", "accelerate")
 
@@ -43,8 +44,7 @@ def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:
     """
     plainly = {"quantization_config": config(dequantize=True)} if (config := _dequantising()) else {}
     read, report = _reading(name, AutoModelForCausalLM, dtype=dtype, output_loading_info=True, **plainly)
-    if missing := sorted(report["missing_keys"]):
-        raise InputError(f"cannot load the model {name!r}: the file lacks {len(missing)} weights, as {missing[0]}.")
+    check_whole(name, report["missing_keys"])
     if hasattr(read.config, "quantization_config"):
         del read.config.quantization_config
     options = {"attn_implementation": attention} if attention else {}

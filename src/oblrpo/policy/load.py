@@ -28,9 +28,12 @@ from oblrpo.policy.gguf import is_gguf, read_gguf_model, read_gguf_tokenizer
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
 from oblrpo.policy.tokenizer import byte_tokenizer
+from oblrpo.policy.whole import check_whole
 
 # How names begin that none on the hub has, and the folder that the recipes of SmolLM2 name.
 LOCAL = ("/", "./", "../", "~", "models/", "runs/")
+VOCABULARIES = ("tokenizer.json", "vocab*", "merges*", "*.model*", "*.tiktoken", "tekken.json")
+"""The files that tokenizers keep their words in; transformers makes one that knows none where there is none of them."""
 SMOLLM, FETCH = "smollm2-135m-instruct", "python -m oblrpo.fetch_smollm (in a checkout: make smollm2)"
 
 
@@ -171,14 +174,7 @@ def adopt_policy(
             "(bf16=True gives arithmetic in bfloat16), or train adapters beside it (lora_r)."
         )
     name = str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__
-    policy = _policy(model, tokenizer, config, name)
-    known = inner.get_input_embeddings().num_embeddings
-    if max(policy.end_tokens) >= known:
-        raise InputError(
-            f"the model ends completions with token {max(policy.end_tokens)}, but knows {known} tokens; give its "
-            "config eos_token_id=tokenizer.eos_token_id."
-        )
-    return policy
+    return _policy(model, tokenizer, config, name)
 
 
 def _load_weights(model: Any, folder: Path) -> None:
@@ -191,8 +187,10 @@ def _load_weights(model: Any, folder: Path) -> None:
         if getattr(model, "peft_config", None):
             load_adapter_weights(model, folder)
         else:
-            saved = type(model).from_pretrained(str(folder), dtype=model.dtype, use_safetensors=True)
+            saved = _read(type(model), str(folder), dtype=model.dtype, use_safetensors=True)
             model.load_state_dict(saved.state_dict())
+    except InputError:
+        raise
     except Exception as error:  # transformers and PEFT raise many kinds
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise InputError(f"cannot load {folder} into the model that was given: {reason}.") from error
@@ -251,13 +249,29 @@ def check_is_there(name: str) -> None:
 def _tokenizer(name: str, config: PolicyConfig) -> Any:
     if is_gguf(name):
         return read_gguf_tokenizer(name)
+    if Path(name).is_dir() and not config.trust_remote_code and not any(map(any, map(Path(name).glob, VOCABULARIES))):
+        raise InputError(
+            f"cannot load the model {name!r}: the folder holds no tokenizer (tokenizer.json); copy it there from where "
+            "the model comes from."
+        )
     return AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code, padding_side="left")
 
 
 def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
     if is_gguf(name):
         return read_gguf_model(name, getattr(torch, config.dtype), config.attn_implementation)
-    return AutoModelForCausalLM.from_pretrained(name, **_options(config, device))
+    return _read(AutoModelForCausalLM, name, **_options(config, device))
+
+
+def _read(kind: Any, name: str, **options: Any) -> Any:
+    """Return what transformers reads, if all of it was there.
+
+    Raises:
+        InputError: a weight is missing, or has another shape.
+    """
+    model, report = kind.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    check_whole(name, report["missing_keys"], report["mismatched_keys"])
+    return model
 
 
 def _options(config: PolicyConfig, device: torch.device) -> dict[str, Any]:
@@ -284,7 +298,7 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
         # transformers 5.x renames it
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    return Policy(
+    policy = Policy(
         model.eval(),
         tokenizer,
         PromptFormat(config.chat, config.system_prompt, config.chat_template_args),
@@ -292,6 +306,18 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
         config.gradient_checkpointing,
         name,
     )
+    which = f"the model {name!r}" if name else "the model"
+    if max(policy.end_tokens) >= policy.vocabulary:
+        raise InputError(
+            f"{which} ends completions with token {max(policy.end_tokens)}, but knows {policy.vocabulary} tokens; "
+            "give its config eos_token_id=tokenizer.eos_token_id."
+        )
+    if tokenizer.pad_token_id >= policy.vocabulary:
+        raise InputError(
+            f"{which} knows {policy.vocabulary} tokens, but its tokenizer pads with {tokenizer.pad_token!r}, token "
+            f"{tokenizer.pad_token_id}; is its tokenizer_config.json missing? Copy it there, or set another pad_token."
+        )
+    return policy
 
 
 def _whole(name: str) -> str:

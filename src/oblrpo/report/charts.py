@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from oblrpo.intervals import GeometricMean, Mean
-from oblrpo.report.html import text
+from oblrpo.report.html import seen, text
 
 INK = "#123456"
 """A colour that stands for the page's text colour until the SVG is written, so that light and dark both work."""
@@ -88,6 +88,7 @@ def drawing(
     """Draw what `draw` puts on the axes, 5 inches wide, as a <figure> with its title and a note."""
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style: dict[Any, Any] = dict.fromkeys(inked, INK) | {"svg.fonttype": "none", "svg.hashsalt": "oblrpo"}
+    style["text.parse_math"] = False  # a name with two $ is a name
     style |= {"font.size": 11, "axes.labelsize": 11, "xtick.labelsize": 10, "ytick.labelsize": 10}
     with mpl.rc_context(style):
         figure = Figure(figsize=(5, height), layout="constrained")
@@ -103,7 +104,7 @@ def drawing(
         figure.savefig(
             buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
-    svg = buffer.getvalue()
+    svg = seen(buffer.getvalue())
     svg = re.sub(INK, "currentColor", svg[svg.index("<svg") :])
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # a page has many charts, and an id must be one element's
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{text(title)}"', 1)
@@ -146,7 +147,9 @@ def draw_line(axes: Axes, line: Line, number: int) -> None:
     """Draw a curve, its interval as a band, and its dots."""
     color, dashes = look(number)
     y = _floats(line.y)
-    axes.plot(line.x, y, dashes, color=color, label=line.label, linewidth=1.6, marker="." if len(y) < 30 else None)
+    axes.plot(
+        line.x, y, dashes, color=color, label=seen(line.label), linewidth=1.6, marker="." if len(y) < 30 else None
+    )
     if line.dots is not None:
         axes.plot(line.x, _floats(line.dots), ".", color=color, alpha=0.35, markersize=3)
     if line.low is not None and line.high is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from unicodedata import category
@@ -43,10 +44,19 @@ _MEANT = "\t\n\r\u200c\u200d"
 """Unseen characters that texts need: lines, and what joins letters and emoji."""
 
 
+def seen(plain: str) -> str:
+    """Return text in which characters that would do something unseen to the page are written by their number."""
+    return re.sub(r"[^\t\n\r -~]", lambda found: _written(found[0]), plain)
+
+
+def _written(character: str) -> str:
+    unseen = category(character) in _UNSEEN and character not in _MEANT
+    return f"\\u{ord(character):04x}" if unseen else character
+
+
 def text(plain: str) -> str:
-    """Return text as HTML; characters that would do something unseen to the page are written by their number."""
-    seen = (f"\\u{ord(c):04x}" if category(c) in _UNSEEN and c not in _MEANT else c for c in plain)
-    return escape("".join(seen))
+    """Return text as HTML, with what `seen` does."""
+    return escape(seen(plain))
 
 
 PAGE = """<!doctype html>

@@ -9,6 +9,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from oblrpo.intervals import GeometricMean, geometric_mean
 from oblrpo.report.charts import INK, Level, Line, chart, drawing, error_bar, look, short
+from oblrpo.report.html import seen
 from oblrpo.report.record import Record
 from oblrpo.runs import Metrics
 
@@ -52,7 +53,7 @@ def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: floa
             axes.errorbar([ratio.value], [-place], xerr=error_bar(ratio), color=color, marker="o", markersize=6,
                           capsize=2, markerfacecolor=color if unbiased else "none")  # fmt: skip
             axes.text(1.02, -place, short(ratio.value), transform=axes.get_yaxis_transform(), va="center")
-        axes.set_yticks([-place for place in range(len(order))], order)
+        axes.set_yticks([-place for place in range(len(order))], [seen(name) for name in order])
         for tick, name in zip(axes.get_yticklabels(), order, strict=True):
             tick.set_fontweight("bold" if name == used else "normal")
         axes.set_ylim(-len(order) + 0.4, 0.9)

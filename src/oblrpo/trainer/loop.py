@@ -117,6 +117,9 @@ class Trainer:
                 self.folder.create(self.config, self.identity)
             try:
                 self._run(progress)
+            except KeyboardInterrupt as stop:
+                where = "the warm start" if self.done is None else f"step {self.done + 1}"
+                raise KeyboardInterrupt(str(stop) or f"stopped in {where}; go on with --resume.") from None
             except Exception as error:
                 refused = self._gone() or disk_trouble(error)
                 with suppress(OSError):  # a full disk may be what ended it
@@ -162,11 +165,12 @@ class Trainer:
             yield f"the checkpoint of step {step} is damaged ({wrong}) and now in {aside}: going on from {self.done}."
 
     def _steps(self, progress: Progress) -> None:
-        if self.done is None:
-            learned = self._warm_start(progress)
-            self._finish_step(0, {"step": 0} | learned | self._accuracy(0), progress)
-        assert self.done is not None
+        begun = self.done is not None
+        learned = {} if begun else self._warm_start(progress)
         with _stop_between_steps() as stopped:
+            if not begun:
+                self._finish_step(0, {"step": 0} | learned | self._accuracy(0), progress)
+            assert self.done is not None
             while self.done < self.config.run.steps and not stopped():
                 self._finish_step(self.done + 1, self._step(self.done + 1), progress)
         self.rewards.close()
@@ -317,7 +321,8 @@ def _stop_between_steps() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, frame: object) -> None:
         caught.append(number)
-        print("stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+        with suppress(OSError, RuntimeError, ValueError):  # nobody reads, or what was interrupted was printing itself
+            print("stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
         for each in before:
             signal.signal(each, before[each])
 
@@ -331,4 +336,5 @@ def _stop_between_steps() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(caught)
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import TracebackType
 from typing import Any, TypeGuard
 
@@ -152,6 +153,7 @@ def _curve(steps: list[dict[str, Any]]) -> str:
     step, reward = [row["step"] for row in steps], [row["reward"] for row in steps]
     figure = plotille.Figure()
     figure.width, figure.height = 64, 10
+    figure.with_colors = sys.stdout is not None  # it asks whether that is a terminal
     figure.x_label, figure.y_label = "step", "reward"
     figure.x_ticks_fkt = lambda value, _: f"{value:.3g}"
     figure.y_ticks_fkt = lambda value, _: f"{value:.3g}"

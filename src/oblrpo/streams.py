@@ -1,0 +1,95 @@
+"""Standard output and error that end no run: where they are closed, read by nobody, or know few characters."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import os
+import sys
+from typing import Any
+
+PLAIN = "oblrpo-plain"
+"""The name of the error handler by which `encode` writes plainly what an encoding does not have."""
+
+_GONE = {errno.EPIPE, errno.EIO}
+"""What writing fails with where nobody reads any more: the other end of a pipe, a terminal that was closed."""
+
+_SHOWN = {"±": "+-", "…": "...", "·": "-", "—": "-", "→": "->", "²": "^2"}
+
+
+def _letters(error: UnicodeError) -> tuple[str, int]:
+    """Return for each character the nearest in ASCII: of a plot of dots its upper and lower halves, else an escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_letter, error.object[error.start : error.end])), error.end
+
+
+def _letter(character: str) -> str:
+    dots = ord(character) - 0x2800  # braille: bits 0, 1, 3, 4 are the four dots above, 2, 5, 6, 7 those below
+    if 0 <= dots < 256:
+        return " '.:"[bool(dots & 0b00011011) + 2 * bool(dots & 0b11100100)]
+    return _SHOWN.get(character) or character.encode("ascii", "backslashreplace").decode()
+
+
+codecs.register_error(PLAIN, _letters)
+
+
+class _Steady(io.TextIOWrapper):
+    """A stream that writes every character, plainly where it must, and if `lasting` goes on when nobody reads."""
+
+    lasting = True
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._go_on(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._go_on(error)
+
+    def _go_on(self, error: OSError) -> None:
+        """Write what comes to nowhere from now on.
+
+        Raises:
+            OSError: it is something else that is wrong, or nobody needs what is printed but its reader.
+        """
+        if not self.lasting or error.errno not in _GONE:
+            raise error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+
+
+def steady(lasting: bool = True) -> None:
+    """Put such streams in the place of this process's; what somebody else has put there stays.
+
+    A descriptor 0, 1 or 2 that is closed leads to nowhere from now on. Else the next file that is opened would get its
+    number, and what libraries and other processes print would go into that file.
+
+    Args:
+        lasting: whether the process goes on when nobody reads its output; its errors never end it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        before: Any = getattr(sys, name)
+        if before is getattr(sys, f"__{name}__"):
+            raw = open(number, "wb", closefd=False) if before is None else before.buffer  # noqa: SIM115
+            stream = _Steady(
+                raw,
+                encoding=getattr(before, "encoding", "utf-8"),
+                errors=PLAIN,
+                line_buffering=name == "stderr" or getattr(before, "line_buffering", False),
+                write_through=getattr(before, "write_through", False),
+            )
+            stream.lasting = lasting or name == "stderr"
+            setattr(sys, name, stream)

@@ -1,0 +1,110 @@
+"""Ctrl-C at any moment, once or twice 20 ms apart: one sentence, exit code 130, at most the step in progress lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.conftest import metrics_of, start
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+
+ENDED = {130, -signal.SIGINT}
+"""A second one may come when Python has put its own answer back: the shell then says 130 as well."""
+
+# Says when a place is reached, on standard output, and stays there long enough to be interrupted.
+STAY = """
+import sys, time
+def stays(place, call):
+    def staying(*arguments, **named):
+        print("at", place, flush=True)
+        time.sleep(0.3)
+        return call(*arguments, **named)
+    return staying
+import oblrpo.trainer.loop as loop, oblrpo.runs.folder as folder, oblrpo.trainer.algorithm1 as algorithm1
+"""
+PLACES = {
+    "model": "loop.make_policy = stays('model', loop.make_policy)\n",
+    "warm": "loop.Trainer._warm_start = stays('warm', loop.Trainer._warm_start)\n",
+    "step": "algorithm1.Learner.step = stays('step', algorithm1.Learner.step)\n",
+    "save": "folder.write_sums = stays('save', folder.write_sums)\n",
+}
+
+
+def interrupted(process, place, times):
+    """Interrupt a process when it is at a place; returns what it said to standard error."""
+    for line in process.stdout:
+        if line == f"at {place}\n":
+            break
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode in ENDED, err
+    assert "Traceback" not in err
+    assert err.count("oblrpo: ") == 1, err
+    return err.replace("stopping after this step; once more to stop at once\n", "").strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_says_so_and_goes_on(place, times, tmp_path, oblrpo):
+    run = tmp_path / "run"
+    said = interrupted(
+        start(run, subprocess.PIPE, subprocess.PIPE, STAY + PLACES[place], **{"--warm-start-steps": 2}), place, times
+    )
+    if place == "model":
+        assert said == "oblrpo: interrupted."
+        assert not run.exists()
+        return
+    if times == 1:
+        at = {"warm": "in the warm start", "step": "after step 1", "save": "after step 0"}
+        assert said == f"oblrpo: stopped {at[place]}; go on with --resume."
+    code, _, err = oblrpo("train", "--resume", "--output", run)
+    assert code == 0, err
+    assert [row["step"] for row in metrics_of(run)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    "swallowed", ["", "try:\n    {0}\nexcept BaseException: raise ImportError('no part') from None"]
+)
+def test_while_libraries_load(swallowed, times, tmp_path):
+    wait = "print('at import', flush=True); import time; time.sleep(60)"
+    (tmp_path / "torch.py").write_text(swallowed.format(wait) or wait)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from oblrpo.cli import main; main()"
+    command = [sys.executable, "-c", code, "train", "demo", "--output", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert interrupted(process, "import", times) == "oblrpo: interrupted."
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "wait()",
+        "exec('try: wait()\\nexcept KeyboardInterrupt: raise ValueError(1) from None')",  # a library's
+        "Swallows()",  # Python cannot raise it there
+    ],
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_while_it_works(work, times):
+    code = (
+        "import time; from oblrpo import cli\n"
+        "def wait(): print('at work', flush=True); time.sleep(60)\n"
+        "class Swallows:\n    def __del__(self): wait()\n"
+        f"cli.dispatch = lambda argv: ({work}, time.sleep(60))\ncli.main()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert interrupted(process, "work", times) == "oblrpo: interrupted."
+
+
+def test_who_was_told_to_ignore_it_does():
+    code = (
+        "import os, signal; from oblrpo import cli; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "cli.dispatch = lambda argv: os.kill(os.getpid(), signal.SIGINT); cli.main()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
