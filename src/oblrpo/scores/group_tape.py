@@ -37,8 +37,7 @@ class GroupTape:
 
     Args:
         model: as `ScoreTape` takes it, with the same limits.
-        check_rows: whether the first `accumulate` checks that rows do not mix (`ScoreTape.record`). Make one tape and
-            enter it for every batch.
+        check_rows: whether `accumulate` checks that rows do not mix, as `ScoreTape.record` does.
 
     Raises:
         UnsupportedModelError: as `ScoreTape` raises.
@@ -46,7 +45,7 @@ class GroupTape:
 
     def __init__(self, model: nn.Module, *, check_rows: bool = True) -> None:
         self.model = model
-        self._check_rows, self._rows_checked, self._used = check_rows, False, False
+        self._check_rows, self._used = check_rows, False
         self._recorder = Recorder(model)
 
     def __enter__(self) -> GroupTape:
@@ -94,7 +93,7 @@ class GroupTape:
         self._used = True
         layout = Layout(S, self._recorder.tokens, sequence_ids)
         if self._check_rows and S > 1:
-            self._rows_checked = self._recorder.check_rows(logps_S, layout, self._rows_checked)
+            self._recorder.check_rows(logps_S, layout)
         norms = add_sums(self._recorder, self._recorder.slots, logps_S, coef_S.detach(), layout, group_size, metric)
         if not norms:
             raise ValueError("nothing to accumulate: logps_S does not depend on any recorded module.")

@@ -33,6 +33,7 @@ from oblrpo.scores.owners import (
     while_running,
 )
 from oblrpo.scores.param_wrappers import Part
+from oblrpo.scores.row_check import KEPT_APART, way_of
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
 from oblrpo.scores.taps import Receiver, Tap, Use
@@ -58,6 +59,7 @@ class Recorder:
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.batch_rows: int | None = None
         self.tokens: int | None = None
+        self._given: tuple[str, ...] = ()
         self._scopes: list[Owner] = []
         record = Record(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation)
         self._operations = Operations(record, sum(p.numel() for p in model.parameters()))
@@ -86,6 +88,7 @@ class Recorder:
             raise RuntimeError("this tape is already recording; use one `with` at a time.")
         self._owners = owners_of_trainable_parameters(self.model)
         self.batch_rows = self.tokens = None
+        self._given = ()
         self._gathered = {}
         self._ran_without_gradients = self._foreign_hooks = False
         self._operations.forget()
@@ -168,6 +171,7 @@ class Recorder:
         shapes = [x.shape for x in (*first, *args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim >= 2]
         if shapes and torch.is_grad_enabled() and self.tokens is None:
             self.batch_rows, self.tokens = shapes[0][:2]
+            self._given = tuple(sorted(name for name, value in kwargs.items() if value is not None))
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         owner = self._owners[module]
@@ -294,31 +298,27 @@ class Recorder:
         finally:
             self.receiver.forget()
 
-    def check_rows(self, logps_S: Tensor, layout: Layout, known: bool) -> bool:
+    def check_rows(self, logps_S: Tensor, layout: Layout) -> None:
         """Run the backward of some entries of logps_S, which must leave every layer's other rows without a gradient.
 
-        Args:
-            logps_S: (S,), as in `backward`.
-            layout: of the rows.
-            known: whether that was seen in an earlier record, and so is to be looked at again only if a function that
-                may bring rows together by what they hold ran around parameters without a rule.
-
-        Returns:
-            Whether it is known now. It is not done with sharded models, where all ranks would have to, and not where
-            the graph holds functions or hooks of other libraries, which may not stand a second backward.
+        It is done once for each way of running the model (`row_check`), and again only where a function that may bring
+        rows together by what they hold ran around parameters without a rule. It is left out for sharded models, where
+        all ranks would have to, and where the graph holds functions or hooks of other libraries, which may not stand a
+        second backward.
 
         Raises:
             UnsupportedModelError: other rows matter, or may, and cannot be looked at.
             RuntimeError: autograd's own.
         """
         self._operations.check()
-        unsteady = self._operations.unsteady
-        if known and unsteady is None:
-            return True
+        unsteady, known = self._operations.unsteady, KEPT_APART.setdefault(self.model, set())
+        way = way_of(self.model, logps_S, layout, self._given)
+        if way in known and unsteady is None:
+            return
         sharded = any(map(wrapped_by_fsdp, self.model.modules()))
         if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
             if unsteady is None:
-                return False
+                return
             why = "parameters are sharded" if sharded else "functions or hooks of other libraries are in the graph"
             raise UnsupportedModelError(
                 f"{unsteady} may bring rows of the batch together around parameters without a rule, which cannot be "
@@ -327,7 +327,7 @@ class Recorder:
         every = any(owner.by_operations for owner in self._owners.values())
         for chosen_S in rows_to_check(len(logps_S), logps_S.device, every):
             self.receiver.refuse_mixed(logps_S, self.root, layout, chosen_S)
-        return True
+        known.add(way)
 
     def why_nothing(self, logps_S: Tensor) -> str:
         """What hid every layer from the tape, in a sentence."""

@@ -56,7 +56,7 @@ class ScoreTape:
         memory_budget: bytes that "auto" may use on top, to keep more of the multiplied-out gradients.
         directions: K of "projected".
         generator: of the projections, on the CPU; torch's own if None.
-        check_rows: whether `record` checks that rows do not mix. Make one tape and enter it for every batch.
+        check_rows: whether `record` checks that rows do not mix.
 
     Limits: sequences must not mix (no BatchNorm, no attention across packed sequences), and dropout must be off. Every
     activation must lead with batch rows, or with batch rows times tokens. `record` says what of this is checked.
@@ -86,7 +86,7 @@ class ScoreTape:
             raise ValueError(f"directions must be at least 2, to know their standard error, got {directions}.")
         self.model, self.method = model, method
         self.memory_budget, self.directions = memory_budget, directions
-        self._generator, self._check_rows, self._rows_checked = generator, check_rows, False
+        self._generator, self._check_rows = generator, check_rows
         self._recorder, self._recorded_here = Recorder(model), False
         self.forget()
 
@@ -124,11 +124,13 @@ class ScoreTape:
     ) -> None:
         """Run the backward for activations of sum_s logps_S[s]; no parameter's `.grad` changes.
 
-        A tape's first record of several sequences takes one more backward, of about half of the entries, and refuses a
-        model whose other rows matter to them: entries in another order than the rows, a layer that runs time-first,
-        attention across packed sequences. Later records do so only of models with parameters without a rule, and where
-        a function that is not known to keep rows apart runs around these. The check is left out, or there refused,
-        for sharded parameters, and where functions or saved-tensor hooks of other libraries are in the graph.
+        A model's first record of several sequences, by whichever tape, takes one more backward, of about half of the
+        entries, and refuses it if other rows matter to them: entries in another order than the rows, a layer that runs
+        time-first, attention across packed sequences. It is checked again when the model's modules, their modes, what
+        is trained, its arguments or the functions that make logps_S are others (`row_check`), and in every record where
+        a function that is not known to keep rows apart runs around parameters without a rule. The check is left out, or
+        there refused, for sharded parameters, and where functions or saved-tensor hooks of other libraries are in the
+        graph.
 
         Args:
             logps_S: (S,) log-probabilities in the order of the batch's rows; entry s depends on sequence s only.
@@ -153,7 +155,7 @@ class ScoreTape:
             streamed = self.method == "streamed"
             stores = self._streamed(S, gram, sketches) if streamed else self._stores_for(S, basis_SK, group_size)
             if self._check_rows and S > 1:
-                self._rows_checked = self._recorder.check_rows(logps_S, layout, self._rows_checked)
+                self._recorder.check_rows(logps_S, layout)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
         except BaseException:
             self.forget()  # a refused record leaves nothing to read

@@ -193,17 +193,19 @@ class Tap(torch.autograd.Function):
         use: Use = ctx.use
         if grad is None:
             return None, None, None, *(None for _ in ctx.needs_input_grad[3:])
-        if not use.receiver.only_checks(use, grad):
-            try:
-                saved = [each.detach() for each in ctx.saved_tensors]  # one with its graph would keep the tape alive
-            except RuntimeError as error:
-                if "inplace" in str(error):
-                    raise UnsupportedModelError(
-                        f"{use.owner.name}: its input or output was changed in place after the call."
-                    ) from None
-                raise
-            if use.operation is not None:
-                use.receiver.receive_operation(use, use.operation, saved, grad)
-            else:
-                use.receiver.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
+        try:
+            # Unpacked in a check of rows, too: what checkpointing has made again for the tap is let go only then.
+            saved = [each.detach() for each in ctx.saved_tensors]  # one with its graph would keep the tape alive
+        except RuntimeError as error:
+            if "inplace" in str(error):
+                raise UnsupportedModelError(
+                    f"{use.owner.name}: its input or output was changed in place after the call."
+                ) from None
+            raise
+        if use.receiver.only_checks(use, grad):
+            pass
+        elif use.operation is not None:
+            use.receiver.receive_operation(use, use.operation, saved, grad)
+        else:
+            use.receiver.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
         return grad, None, None, *(None for _ in ctx.needs_input_grad[3:])
