@@ -66,6 +66,15 @@ def test_adapters_of_bare_parameters_are_exact(family, settings):
     assert_exact(model)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3", "qwen3_next"])
+def test_adapters_of_all_that_is_linear_are_exact(family):
+    """PEFT's "all-linear" reaches experts, and with them routers, as bare parameters."""
+    model = adapt(family, target_modules="all-linear")
+    adapted = {key.split(".mlp.")[1].split(".lora_")[0] for key in trainable(model) if ".mlp." in key}
+    assert {"experts", "experts.base_layer", "gate"} <= adapted
+    assert_exact(model)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,18 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        return peft.get_peft_model(model, lora)
+        with _own_patterns():
+            return peft.get_peft_model(model, lora)
     except (ValueError, TypeError, ImportError) as error:
         raise InputError(f"PEFT refuses the adapter: {' '.join(str(error).split())[:300]}") from None
+
+
+@contextmanager
+def _own_patterns() -> Iterator[None]:
+    """Leave out PEFT's warning that patterns fit no module: of experts it writes such patterns itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The following .*_pattern keys", category=RuntimeWarning)
+        yield
 
 
 def base_of(folder: str) -> str | None:
@@ -62,7 +74,8 @@ def load_adapter(model: Any, folder: str) -> Any:
     """
     peft = require_peft()
     try:
-        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
+        with _own_patterns():
+            return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
     except Exception as error:  # PEFT raises many kinds
         raise InputError(f"cannot load the adapters in {folder}: {' '.join(str(error).split())[:300]}") from error
 
