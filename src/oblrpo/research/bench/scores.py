@@ -47,7 +47,7 @@ class Row:
 
     method: str
     time: float
-    """Median over rounds of its time over the plain step's in the same round."""
+    """Median over rounds of its time (`_seconds`) over the plain step's in the same round."""
     low: float
     high: float
     """The same ratio's 10th and 90th percentile over rounds."""
@@ -131,10 +131,16 @@ def _time(method: Rival, workload: Workload) -> float:
     _fresh(workload)
     with method.prepared(workload) as run:
         _wait(workload)
-        start = time.perf_counter()
+        start = _seconds(workload)
         run()
         _wait(workload)
-        return time.perf_counter() - start
+        return _seconds(workload) - start
+
+
+def _seconds(workload: Workload) -> float:
+    """CPU seconds of this process, which others on the machine hardly lengthen; on a GPU or in several threads, time."""
+    alone = torch.get_num_threads() == 1 and not workload.ids_ST.is_cuda
+    return time.process_time() if alone else time.perf_counter()
 
 
 def _wait(workload: Workload) -> None:
