@@ -90,6 +90,14 @@ def test_passes_of_an_update(monkeypatch, capsys):
         torch.testing.assert_close(grad, found["autograd"], rtol=1e-4, atol=1e-5)
 
 
+def test_what_hybrids_cost(monkeypatch, capsys):
+    from benchmarks import hybrids
+
+    monkeypatch.setattr(hybrids, "WIDER", {})
+    printed = printed_by("hybrids", ["lfm2", "--rounds", 1, "--shapes", "4x8"], monkeypatch, capsys)
+    assert re.search(r"\| lfm2 \| 0\.0 M \| Conv1d \| [\d.]+ \([\d.]+ to [\d.]+\) \|", printed)
+
+
 def test_score_norms_of_a_recipe(model, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.real_scores.Rewards", ByFirst)
     arguments = [model, "--recipe", "demo", "--batches", 3, "--prompts", 6]

@@ -1,7 +1,7 @@
 """The tiny hybrids of `benchmarks.families` hold every kind of layer, and are exact with all of them."""
 
 import pytest
-from benchmarks.families import EXACT, batches, build, compare
+from benchmarks.families import EXACT, batches, build, compare, judge
 from benchmarks.tiny import KINDS, config_for, kinds_of, names
 from transformers import AutoConfig
 
@@ -26,6 +26,11 @@ def test_hybrids_are_exact_with_every_kind_of_layer(family):
     model = build(family, "eager")
     assert set(HYBRIDS[family].split()) <= {type(module).__name__ for module in model.modules()}
     assert compare(model, batches()["padded"]) <= EXACT
+
+
+def test_families_are_judged_with_positions_where_they_take_them():
+    assert judge("qwen3", "sdpa", position_ids=True).verdict == "exact"
+    assert judge("bloom", "sdpa", position_ids=True).verdict == "takes no position_ids"
 
 
 def test_tiny_configurations_list_every_kind_of_layer_that_the_default_does():
