@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import load, load_policy, make_policy
+from oblrpo.scores import watching
 from tests.cli.conftest import metrics_of
 from tests.cli.test_families import folder_of
 
@@ -129,3 +130,35 @@ def test_adapters_of_the_hub_are_refused_and_new_ones_on_top_of_old_ones(base, t
     monkeypatch.setattr(load, "base_of", lambda name: None)
     with pytest.raises(InputError, match="fetch them and give their folder"):
         make_policy(PolicyConfig(model=str(folder), device="cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys")  # where transformers loads what was saved
+@pytest.mark.usefixtures("dense_reward")
+def test_adapters_of_all_that_is_linear_train_experts_and_routers(small_run, tmp_path):
+    """PEFT adapts both as bare parameters (`target_parameters`)."""
+    base = folder_of("qwen3-moe-normalised", tmp_path / "model")
+    code, _, err = small_run("--merge", model=base, lora_r=2, steps=2, eval_steps=0)
+    assert code == 0, err
+    before, after = (
+        load_file(tmp_path / "run" / "checkpoints" / f"step_{step}" / "adapter_model.safetensors") for step in (0, 2)
+    )
+    moved = {name.split(".mlp.")[1] for name in after if "mlp" in name and not torch.equal(after[name], before[name])}
+    assert {"experts.lora_B.weight", "experts.base_layer.lora_B.weight", "gate.lora_B.weight"} <= moved
+    adapted = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_2").eval()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged").eval()
+    torch.testing.assert_close(logits_of(adapted), logits_of(merged), rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_that_cannot_be_taken_are_refused_before_anything_is_sampled(small_run, tmp_path, monkeypatch):
+    """What only the model's own run shows, such as the size of what is made of a router's adapter."""
+    monkeypatch.setattr(watching, "SMALL_NUMBERS", 10)
+    monkeypatch.setattr(watching, "SMALL_SHARE", 0.0)
+    base = folder_of("qwen3-moe-normalised", tmp_path / "model")
+    code, _, err = small_run(model=base, lora_r=2, steps=1, eval_steps=0)
+    assert code == 2
+    told = " ".join(err.split())
+    assert "mlp.gate.lora_A.default.weight" in told
+    assert "set lora_target_modules to q_proj, k_proj, v_proj, o_proj" in told
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    code, _, err = small_run("--lora-target-modules", "q_proj", "v_proj", model=base, lora_r=2, steps=1, eval_steps=0)
+    assert code == 0, err

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from peft import LoraConfig, get_peft_model
 from torch.distributed.fsdp import fully_shard
 
 from oblrpo import estimators
 from oblrpo.scores import ScoreTape, Sketch, UnsupportedModelError, oracle
 from tests.scores.models import batch, build, logps
+from tests.scores.test_methods import moe
 
 SKETCH = Sketch(seed=3, directions=8, dimensions=512)
 
@@ -94,6 +96,22 @@ def refusal():
     return "accepted"
 
 
+def adapters_of_experts():
+    """The norms' worst error with adapters of experts and routers, which have no call of their own."""
+    model = get_peft_model(moe(), LoraConfig(task_type="CAUSAL_LM", r=3, target_modules="all-linear")).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.3 * torch.randn_like(parameter)
+    whole, data = copy.deepcopy(model), batch(4)
+    for layer in model.base_model.model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    with ScoreTape(model, "streamed") as tape:
+        tape.record(logps(model, *data))
+    return worst(tape.norm2(), oracle.norm2(whole, logps(whole, *data)))
+
+
 def main(folder, rank, ranks):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet_{ranks}", rank=rank, world_size=ranks)
@@ -102,7 +120,8 @@ def main(folder, rank, ranks):
         for name in ("qwen3-tied-gqa", "qwen3-untied-bias")
         for checkpointing in (False, True)
     }
-    Path(folder, f"{ranks}_{rank}.json").write_text(json.dumps({"models": results, "refusal": refusal()}))
+    found = {"models": results, "refusal": refusal(), "adapters of experts": adapters_of_experts()}
+    Path(folder, f"{ranks}_{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 

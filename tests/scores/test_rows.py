@@ -1,4 +1,6 @@
-"""Log-probabilities that depend on other rows than their own: seen by one more backward at a tape's first record."""
+"""Log-probabilities that depend on other rows than their own: seen by one more backward at a model's first record."""
+
+import copy
 
 import pytest
 import torch
@@ -6,7 +8,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oblrpo.scores import ScoreTape, UnsupportedModelError, chunked_logps, oracle
+from oblrpo.memory import peak_bytes
+from oblrpo.scores import GroupTape, ScoreTape, UnsupportedModelError, chunked_logps, oracle
 from oblrpo.scores.layout import rows_to_check
 from tests.scores.models import VOCABULARY, batch, build, gradients, logps
 from tests.scores.test_methods import EXACT, G, coefficients, moe, packed
@@ -100,16 +103,92 @@ def backwards(tape, logps_S):
     return mode.count
 
 
-def test_the_check_is_made_once_a_tape_and_where_there_is_something_to_check():
+def test_the_check_is_made_once_a_model_and_where_there_is_something_to_check():
     torch.manual_seed(4)
     model, data = build("qwen2-tied", torch.float32), batch()
-    tape, counts = ScoreTape(model), []
+    counts = []
     for rows in (slice(0, 1), slice(0, 6), slice(0, 6)):
-        with tape:
+        with ScoreTape(model) as tape:
             counts.append(backwards(tape, logps(model, data[0][rows], data[1][rows], data[2])))
-    assert counts == [1, 2, 1]
-    with ScoreTape(model, check_rows=False) as tape:
-        assert backwards(tape, logps(model, *data)) == 1
+    with GroupTape(model) as tape, Backwards() as mode:
+        tape.accumulate(logps(model, *data), torch.ones(6))
+    assert [*counts, mode.count] == [1, 2, 1, 1]
+    with ScoreTape(copy.deepcopy(model), check_rows=False) as tape:
+        assert backwards(tape, logps(tape.model, *data)) == 1
+
+
+def test_a_refused_model_is_checked_again():
+    torch.manual_seed(4)
+    model, data = build("qwen2-tied", torch.float32), batch()
+    for _ in range(2):
+        with ScoreTape(model) as tape, pytest.raises(UnsupportedModelError, match="another order than the rows"):
+            tape.record(logps(model, *data)[torch.arange(6).flip(0)])
+
+
+CHANGES = {
+    "another mode": lambda model: model.model.layers[0].train(),
+    "another layer": lambda model: model.model.layers.__setitem__(0, copy.deepcopy(model.model.layers[0])),
+    "a forward that was replaced": lambda model: setattr(
+        model.model.layers[0].mlp.act_fn, "forward", model.model.layers[0].mlp.act_fn.forward
+    ),
+    "a frozen parameter": lambda model: model.lm_head.weight.requires_grad_(False),
+    "another attention": lambda model: model.set_attn_implementation("eager"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_check_is_made_again_once_the_model_is_another(change):
+    torch.manual_seed(4)
+    model, data, tape = build("qwen3-untied-bias", torch.float32), batch(), None
+    counts = []
+    for turn in range(4):
+        if turn == 2:
+            change(model)
+        with ScoreTape(model) as tape:
+            counts.append(backwards(tape, logps(model, *data)))
+    assert counts == [2, 1, 2, 1]
+
+
+def test_the_check_is_made_again_where_log_probabilities_come_about_in_another_way():
+    """Other arguments, packed rows, as many rows as tokens, or other functions after the model's."""
+    torch.manual_seed(4)
+    model, data = build("qwen2-tied"), batch()
+    square = batch(6, 3, 3)
+    sequence_BL, packed_logps = packed()
+    ways = [
+        (lambda: logps(model, *data), {}),
+        (lambda: logps(model, *data, positions=False), {}),
+        (lambda: logps(model, *square), {}),
+        (lambda: logps(model, *data)[torch.arange(6)], {}),
+        (lambda: packed_logps(model), {"sequence_ids": sequence_BL}),
+    ]
+    counts = []
+    for way, settings in (*ways, *ways):
+        with ScoreTape(model) as tape, Backwards() as mode:
+            tape.record(way(), **settings)
+        counts.append(mode.count)
+    assert counts == [2] * len(ways) + [1] * len(ways)
+    with ScoreTape(model) as tape, pytest.raises(UnsupportedModelError, match="another order than the rows"):
+        tape.record(logps(model, *data).flip(0))
+
+
+def test_the_check_takes_no_memory_under_activation_checkpointing():
+    """What is made again for a tap is let go of in the check, which needs none of it."""
+    torch.manual_seed(4)
+    ids_ST = torch.randint(VOCABULARY, (8, 64))
+    peaks = []
+    for check_rows in (True, False):
+        model = build("qwen3-untied-bias", torch.float32)
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        model.train()
+
+        def step(model=model, check_rows=check_rows):
+            with ScoreTape(model, "two_pass", check_rows=check_rows) as tape:
+                tape.record(logps(model, ids_ST, torch.ones_like(ids_ST), 4))
+            tape.accumulate(torch.ones(8))
+
+        peaks.append(peak_bytes(step, "cpu"))
+    assert peaks[0] <= 1.02 * peaks[1]
 
 
 class OnceOnly(torch.autograd.Function):

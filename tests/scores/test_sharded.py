@@ -51,3 +51,8 @@ def test_no_gradient_is_put_into_sharded_parameters(found):
 def test_a_gathered_weight_used_around_its_module_is_refused(found):
     for rank in found:
         assert "head.weight is used other than by calling its module" in rank["refusal"]
+
+
+def test_adapters_of_experts_are_exact(found):
+    for rank in found:
+        assert rank["adapters of experts"] <= 1e-8

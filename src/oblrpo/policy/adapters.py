@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,18 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        return peft.get_peft_model(model, lora)
+        with _own_patterns():
+            return peft.get_peft_model(model, lora)
     except (ValueError, TypeError, ImportError) as error:
         raise InputError(f"PEFT refuses the adapter: {' '.join(str(error).split())[:300]}") from None
+
+
+@contextmanager
+def _own_patterns() -> Iterator[None]:
+    """Leave out PEFT's warning that patterns fit no module: of experts it writes such patterns itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The following .*_pattern keys", category=RuntimeWarning)
+        yield
 
 
 def base_of(folder: str) -> str | None:
@@ -64,7 +75,7 @@ def load_adapter(model: Any, folder: str) -> Any:
     """
     peft = require_peft()
     try:
-        with warnings.catch_warnings():
+        with _own_patterns():
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused below
             loaded = peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
         known = peft.load_peft_weights(folder, device="cpu")

@@ -18,6 +18,7 @@ class Layout:
 
     def __init__(self, sequences: int, tokens: int | None, sequence_ids_BL: Tensor | None = None) -> None:
         self.sequences, self.tokens = sequences, tokens
+        self.packed = sequence_ids_BL is not None
         self._packed = None if sequence_ids_BL is None else tuple(sequence_ids_BL.shape)
         self._sequence_N = None if sequence_ids_BL is None else sequence_ids_BL.flatten()
         self._index_ST = None if sequence_ids_BL is None else _rows_of(sequence_ids_BL.flatten(), sequences)

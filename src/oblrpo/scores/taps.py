@@ -34,6 +34,25 @@ class Receiver:
         self.forget()
         self._layout, self._stores = layout, stores
 
+    def refuse_mixed(self, logps_S: Tensor, root: Tensor, layout: Layout, chosen_S: Tensor) -> None:
+        """Run the backward of the chosen entries of logps_S, in which other rows may not matter to any layer.
+
+        Raises:
+            UnsupportedModelError: they do.
+        """
+        self.expect_rows(layout, chosen_S)
+        try:
+            with torch.autocast(logps_S.device.type, enabled=False):
+                torch.autograd.grad(logps_S, root, chosen_S.to(logps_S), retain_graph=True, allow_unused=True)
+            mixes = self.first_that_mixes()
+        finally:
+            self.forget()
+        if mixes is not None:
+            raise UnsupportedModelError(
+                f"{mixes}: entries of logps_S depend on other rows of this layer than their own; they are in another "
+                "order than the rows, the layer runs time-first, or sequences mix."
+            )
+
     def expect_rows(self, layout: Layout, chosen_S: Tensor) -> None:
         """Begin a backward of the chosen sequences' log-probabilities, which only checks that no other row matters."""
         self.forget()
@@ -174,17 +193,19 @@ class Tap(torch.autograd.Function):
         use: Use = ctx.use
         if grad is None:
             return None, None, None, *(None for _ in ctx.needs_input_grad[3:])
-        if not use.receiver.only_checks(use, grad):
-            try:
-                saved = [each.detach() for each in ctx.saved_tensors]  # one with its graph would keep the tape alive
-            except RuntimeError as error:
-                if "inplace" in str(error):
-                    raise UnsupportedModelError(
-                        f"{use.owner.name}: its input or output was changed in place after the call."
-                    ) from None
-                raise
-            if use.operation is not None:
-                use.receiver.receive_operation(use, use.operation, saved, grad)
-            else:
-                use.receiver.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
+        try:
+            # Unpacked in a check of rows, too: what checkpointing has made again for the tap is let go only then.
+            saved = [each.detach() for each in ctx.saved_tensors]  # one with its graph would keep the tape alive
+        except RuntimeError as error:
+            if "inplace" in str(error):
+                raise UnsupportedModelError(
+                    f"{use.owner.name}: its input or output was changed in place after the call."
+                ) from None
+            raise
+        if use.receiver.only_checks(use, grad):
+            pass
+        elif use.operation is not None:
+            use.receiver.receive_operation(use, use.operation, saved, grad)
+        else:
+            use.receiver.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
         return grad, None, None, *(None for _ in ctx.needs_input_grad[3:])

@@ -15,6 +15,7 @@ from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.memory import keep_freed
 from oblrpo.policy import Policy, check_policy, load_policy
 from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.policy.rehearsal import rehearse
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
@@ -247,15 +248,15 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
     """Return the learner of a config and a policy, with all its parts; a sampler that is given is not made again.
 
     Raises:
-        InputError: the optimizer or the schedule refuses its settings, the model has a layer without a rule, or the
+        InputError: the optimizer or the schedule refuses its settings, the model's scores cannot be taken, or the
             sampler cannot be had.
     """
+    rehearse(policy, "set lora_target_modules to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)
     iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
     optimizer = make_optimizer(optim, policy.parameters)
     try:
-        # The tape refuses a model with a layer that has no rule, before anything is sampled.
         tape = ScoreTape(policy.model, scores.score_method, memory_budget=scores.score_memory_mb * 10**6)
         schedule = SNRSchedule(
             optimizer,

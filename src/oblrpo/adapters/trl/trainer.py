@@ -15,11 +15,12 @@ from trl.trainer.utils import split_tensor_dict
 from oblrpo import estimators
 from oblrpo.adapters.trl.checks import check_trainer
 from oblrpo.adapters.trl.config import OBLRPOConfig
-from oblrpo.adapters.trl.gradient import Batch, BatchGradient, policy_of
+from oblrpo.adapters.trl.gradient import Batch, BatchGradient, in_eval_mode, policy_of
 from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import RULES, SNRSchedule
 from oblrpo.estimators.schedule import Mode
+from oblrpo.policy.rehearsal import rehearse
 from oblrpo.runs.atomic import write_atomically
 from oblrpo.scores import UnsupportedModelError
 
@@ -51,6 +52,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         super().__init__(model, reward_funcs, args, *others, **named)
         check_trainer(self)
         self._policy = policy_of(self)
+        with in_eval_mode(self.model):
+            rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
         try:
             self._gradient = BatchGradient(self._policy, args, self.accelerator)
         except (UnsupportedModelError, ValueError) as error:

@@ -14,12 +14,15 @@ from oblrpo.research.bench.workload import Workload
 from oblrpo.scores import ScoreTape
 
 
-def _method(method: str = "auto", memory_budget: int = 0, norms: bool = True) -> Rival:
+def _method(method: str = "auto", memory_budget: int = 0, norms: bool = True, kept: bool = True) -> Rival:
+    """The row of a method, by one tape that is kept or by a new one in each step."""
+
     @contextmanager
     def prepared(workload: Workload) -> Iterator[Run]:
-        tape = ScoreTape(workload.model, method, memory_budget=memory_budget, check_rows=False)  # a tape checks once
+        one_tape = ScoreTape(workload.model, method, memory_budget=memory_budget)
 
         def run() -> Tensor | None:
+            tape = one_tape if kept else ScoreTape(workload.model, method, memory_budget=memory_budget)
             with tape:
                 logps_S = workload.logps()
                 tape.record(logps_S, **_basis(tape, workload))
@@ -42,6 +45,7 @@ def _basis(tape: ScoreTape, workload: Workload) -> dict[str, Any]:
 
 OURS: dict[str, Rival] = {
     "exact (auto)": _method(),
+    "exact, a new tape each step": _method(kept=False),
     "exact, Gram": _method("gram"),
     "exact, instantiate": _method("instantiate"),
     "exact, gradients kept": _method(memory_budget=1 << 60),

@@ -47,7 +47,7 @@ class Row:
 
     method: str
     time: float
-    """Median over rounds of its time over the plain step's in the same round."""
+    """Median over rounds of its time (`_seconds`) over the plain step's in the same round."""
     low: float
     high: float
     """The same ratio's 10th and 90th percentile over rounds."""
@@ -73,7 +73,7 @@ def measure(
     """Time, count and compare the named methods on one workload.
 
     Methods take turns within a round, so that a drift of the machine's speed hits all; ratios are taken in each round.
-    In the first round a method's operations, memory and errors are measured before its time, which warms it up.
+    In the first round a method's errors, operations and memory are measured before its time, which warms it up.
 
     Args:
         workload: model and batch.
@@ -98,8 +98,8 @@ def measure(
             elif turn == 1 or taken[-1] <= TOO_SLOW * seconds["plain"][-1]:
                 if turn == 1:
                     tell(f"round 1 of {rounds}: {name} ...")
+                    errors[name] = _errors(METHODS[name], workload, *reference)  # a model's first tape checks its rows
                     counted[name] = _count(METHODS[name], workload)
-                    errors[name] = _errors(METHODS[name], workload, *reference)
                 taken.append(_time(METHODS[name], workload))
                 ratio = taken[-1] / seconds["plain"][len(taken) - 1]
                 tell(f"round {turn} of {rounds}: {name} took {taken[-1]:.3g} s, {ratio:.2f} times a plain step")
@@ -131,10 +131,16 @@ def _time(method: Rival, workload: Workload) -> float:
     _fresh(workload)
     with method.prepared(workload) as run:
         _wait(workload)
-        start = time.perf_counter()
+        start = _seconds(workload)
         run()
         _wait(workload)
-        return time.perf_counter() - start
+        return _seconds(workload) - start
+
+
+def _seconds(workload: Workload) -> float:
+    """CPU seconds of this process, which others on the machine hardly lengthen; on a GPU or in several threads, time."""
+    alone = torch.get_num_threads() == 1 and not workload.ids_ST.is_cuda
+    return time.process_time() if alone else time.perf_counter()
 
 
 def _wait(workload: Workload) -> None:
