@@ -23,6 +23,7 @@ WRONG = {
     "use_adaptive_entropy": True, "router_aux_loss_coef": 0.1, "top_entropy_quantile": 0.5,
     "off_policy_mask_threshold": 0.5, "mask_truncated_completions": True, "disable_dropout": False,
     "vllm_importance_sampling_correction": True, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
+    "vllm_structured_outputs_regex": "[0-9]+",
     "temperature": 0.0, "generation_kwargs": {"do_sample": False}, "cast_lm_head_to_fp32": True,
     "optim": OptimizerNames.LOMO,
     "use_liger_kernel": True, "torch_compile": True, "neftune_noise_alpha": 5.0, "fp16": True, "fsdp": "full_shard",

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import trl
 from trl import GRPOConfig
 
 from oblrpo.adapters.trl.checks import check_config
+
+if trl.__version__.split(".")[:2] != ["1", "16"]:
+    raise ImportError(
+        f"OBLRPOTrainer overrides what is inside TRL 1.16, and this is TRL {trl.__version__}; install "
+        "'trl>=1.16,<1.17', or a version of oblrpo that knows this one."
+    )
 
 
 @dataclass
