@@ -8,10 +8,19 @@ import sys
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+)
 from trl import GRPOTrainer
 
 from oblrpo import estimators
 from oblrpo.adapters.trl.gradient import sequences_of
+from oblrpo.errors import InputError
+from oblrpo.policy import Policy
 from oblrpo.scores import CalibratedProxy, Features
 from tests.trl.support import Capture, flat, ours, scores, tiny_policy
 
@@ -79,6 +88,28 @@ def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
         assert log["signal2"] == pytest.approx(moments.signal2, rel=1e-3, abs=1e-6 * moments.trace_cov)
         if prior is not None:
             prior.next_step()
+
+
+def test_a_model_of_images_trains_on_text_with_its_tokenizer(tmp_path):
+    """Its processor is refused, and the message names the cure, which works: what only images pass stays as it is."""
+    policy = tiny_policy()
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = LlamaConfig(vocab_size=len(policy.tokenizer) + 1, eos_token_id=policy.tokenizer.eos_token_id, **small)
+    images = CLIPVisionConfig(image_size=8, patch_size=4, **small)
+    model = LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=images, text_config=text, image_token_id=len(policy.tokenizer))
+    )
+    with pytest.raises(InputError, match=r"processing_class=AutoTokenizer"):
+        ours(tmp_path, Policy(model, LlavaProcessor(tokenizer=policy.tokenizer, image_token="a")))
+    trainer, [update] = run(tmp_path, policy=Policy(model, policy.tokenizer), baseline="oblr")
+    used = [name for name, _ in model.named_parameters() if name in update["grads"]]
+    assert used
+    assert not any("vision" in name for name in used)
+    parts = zip(model.named_parameters(), expected(trainer, update, "oblr").mean(0).split(
+        [p.numel() for p in model.parameters()]), strict=True)  # fmt: skip
+    wanted = {name: part for (name, _), part in parts}
+    assert_close(-flat(update["grads"]), torch.cat([wanted.pop(name) for name in update["grads"]]))
+    assert not any(part.any() for part in wanted.values())
 
 
 def test_in_float64_the_gradient_is_exact(tmp_path):
