@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -61,18 +62,26 @@ GEMMA4 = FOUR | {
     "num_kv_shared_layers": 1,
 }
 HEAD = {"head_dim": 8}
+QWEN4 = HEAD | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 64,
+                "indexer_compress_ratio": 2}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "axk1": MLA, "axk2": MLA, "deepseek_v2": MLA, "deepseek_v3": MLA, "deepseek_v32": MLA, "glm4_moe_lite": MLA,
-    "glm_moe_dsa": MLA, "longcat_flash": MLA, "minicpm3": MLA, "youtu": MLA,
+    "glm_moe_dsa": MLA, "longcat_flash": MLA, "minicpm3": MLA, "youtu": MLA, "kimi_linear": MLA, "bailing_hybrid": MLA,
     "codegen": {"rotary_dim": 4}, "gptj": {"rotary_dim": 4},
-    "hunyuan_v1_dense": HEAD, "hunyuan_v1_moe": HEAD, "ministral": HEAD, "qwen4_exp_text": HEAD,
-    "qwen4_exp": {"text_config": HEAD},
+    "hunyuan_v1_dense": HEAD, "hunyuan_v1_moe": HEAD, "ministral": HEAD, "qwen4_exp_text": QWEN4,
+    "qwen4_exp": {"text_config": QWEN4},
     "gemma4_text": GEMMA4, "gemma4_unified_text": GEMMA4,
     "gemma4": {"text_config": GEMMA4}, "gemma4_unified": {"text_config": GEMMA4},
     "gemma3n_text": FOUR | {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
                      "layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_dropout": 0.0},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": FOUR | {"layer_types": ["conv", "full_attention"] * 2},
+    "jamba": FOUR | {"attn_layer_period": 2, "attn_layer_offset": 1,  # all four pairs of mixer and feed-forward
+                     "expert_layer_period": 3, "expert_layer_offset": 0},
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "mamba2": {"num_heads": 4, "head_dim": 16, "expand": 2},
     "zaya": {"num_experts_per_tok": 1},
     "mpt": {"attn_config": {"attn_pdrop": 0}},
@@ -98,11 +107,15 @@ def names() -> dict[str, str]:
 def config_for(family: str) -> PretrainedConfig:
     """A tiny config of the family."""
     kind = type(AutoConfig.for_model(family))
-    return shrunk(kind, FAMILIES.get(family, {}))
+    return shrunk(kind, copy.deepcopy(FAMILIES.get(family, {})))
+
+
+KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
+"""Lists of what kind each layer is."""
 
 
 def shrunk(kind: type[PretrainedConfig], further: dict[str, Any]) -> PretrainedConfig:
-    """The class' default config with the sizes of `SIZES`, its parts' configs too."""
+    """The class' default config with the sizes of `SIZES`, and every kind of layer; its parts' configs too."""
     default, settings = kind(), dict[str, Any]()
     known = set(inspect.signature(kind.__init__).parameters) | set(default.to_dict()) | set(kind.attribute_map)
     for name in known:
@@ -111,10 +124,21 @@ def shrunk(kind: type[PretrainedConfig], further: dict[str, Any]) -> PretrainedC
         except Exception:  # differs by layer, or leads to an attribute that is not there
             value = None
         if isinstance(value, PretrainedConfig):
-            settings[name] = shrunk(type(value), further.get(name, {}))
+            settings[name] = shrunk(type(value), further.pop(name, {}))
         elif name in SIZES and not (value is None and name in {"q_lora_rank", "sliding_window", "head_dim"}):
             settings[name] = SIZES[name]
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and any(off in name for off in OFF):
             settings[name] = type(value)(0)
-    settings = {name: value for name, value in settings.items() if name not in kind.attribute_map}
-    return kind(**settings | {k: v for k, v in further.items() if v is not ...})
+    settings = {name: value for name, value in settings.items() if name not in kind.attribute_map} | further
+    tiny = kind(**settings)
+    lists = {name: kinds_of(default, name) for name in KINDS if name in inspect.signature(kind.__init__).parameters}
+    if all(set(kinds) <= set(kinds_of(tiny, name)) for name, kinds in lists.items()):
+        return tiny
+    layers = max(2, *map(len, lists.values()))
+    every = {name: [kinds[i % len(kinds)] for i in range(layers)] for name, kinds in lists.items() if kinds}
+    return kind(**settings | {"num_hidden_layers": layers} | every | further)
+
+
+def kinds_of(config: PretrainedConfig, name: str) -> list[str]:
+    """The kinds of layers that a config lists under a name, each once."""
+    return list(dict.fromkeys(getattr(config, name, None) or []))

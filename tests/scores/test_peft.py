@@ -122,13 +122,6 @@ def test_adapters_that_act_operation_by_operation_are_exact(changes):
     assert_exact(model)
 
 
-@pytest.mark.parametrize("parameter", ["mlp.experts.gate_up_proj", "mlp.gate.weight"])
-def test_lora_on_a_bare_parameter_is_refused(parameter):
-    """PEFT multiplies A and B out and adds them to the weight; neither is called."""
-    model = adapt("qwen3-moe-normalised", target_modules=ATTENTION, target_parameters=[parameter])
-    assert "lora_A" in refusal(model)
-
-
 PROMPTS = {
     "prompt tuning": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
     "p-tuning": PromptEncoderConfig(

@@ -3,6 +3,7 @@
 from oblrpo.scores import oracle
 from oblrpo.scores.contributions import Outer, Vector
 from oblrpo.scores.gram import Sketch
+from oblrpo.scores.group_tape import GroupTape
 from oblrpo.scores.head import TokenLogps, chunked_logps, token_logps
 from oblrpo.scores.methods import METHODS
 from oblrpo.scores.owners import by_operations
@@ -16,6 +17,7 @@ __all__ = [
     "CalibratedProxy",
     "Call",
     "Features",
+    "GroupTape",
     "Outer",
     "ScoreTape",
     "Sketch",

@@ -42,12 +42,20 @@ def forward_for(path: str, module: nn.Module) -> Forward | None:
     Raises:
         UnsupportedModelError: a batched-experts layer of a form that is not known here.
     """
+    if not is_experts(module):
+        return None
+    return _all_experts if type(module).__name__ == "Llama4TextExperts" else experts_forward(path, module)
+
+
+def keeps_tokens_apart(module: nn.Module) -> bool:
+    """Whether the module is known to give every token what it gives that token alone, by whatever ways inside."""
+    return is_experts(module) or type(module).__name__ == "Llama4TextMoe"
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether the module is one of transformers' batched experts."""
     name = type(module).__name__
-    if name == "Llama4TextExperts":
-        return _all_experts
-    if name.endswith("Experts") and hasattr(module, "has_gate"):
-        return experts_forward(path, module)
-    return None
+    return name == "Llama4TextExperts" or (name.endswith("Experts") and hasattr(module, "has_gate"))
 
 
 def experts_forward(path: str, module: nn.Module) -> Forward:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oblrpo.scores.rules import UnsupportedModelError
+
 
 def foreign_functions(output: Tensor) -> Iterator[type]:
     """Autograd functions written in Python that the output was computed by, but for those of the score tape."""
@@ -51,3 +53,38 @@ def why_nothing_was_recorded(logps_S: Tensor, ran_without_gradients: bool) -> st
         "run the model inside the `with` block, with gradients enabled; it must be the model that the tape was given, "
         "and not its compiled twin (torch.compile)."
     )
+
+
+def backward(
+    logps_S: Tensor, coef_S: Tensor | None, root: Tensor, named: list[tuple[str, nn.Parameter]], keep_graph: bool
+) -> None:
+    """Run the backward of sum_s coef_s logps_s down to the root, which all taps reach.
+
+    The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they were
+    used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
+
+    Raises:
+        UnsupportedModelError: a parameter is used around its module, or checkpointing is reentrant.
+        RuntimeError: autograd's own.
+    """
+    try:
+        _, *grads = torch.autograd.grad(
+            logps_S,
+            [root, *(parameter for _, parameter in named)],
+            torch.ones_like(logps_S) if coef_S is None else coef_S,
+            allow_unused=True,
+            retain_graph=keep_graph,
+        )
+    except RuntimeError as error:
+        if "use_reentrant" in str(error):
+            raise UnsupportedModelError(
+                "reentrant activation checkpointing hides the layers from the tape; "
+                "checkpoint with use_reentrant=False."
+            ) from None
+        raise
+    for (name, _), grad in zip(named, grads, strict=True):
+        if grad is not None:
+            raise UnsupportedModelError(
+                f"{name} is used other than by calling its module (a fused or functional layer?); the score norms "
+                "would miss that use. Use the module's own forward, or scores.chunked_logps for a large head."
+            )

@@ -84,6 +84,26 @@ class Operation:
         """The parameters behind it, by path."""
         return {source.path: source for each in self.derived.values() for source in each.sources}
 
+    def refuse_large(self, limit: int) -> None:
+        """Refuse parameters, and what was made of them, of more numbers than may be held for each sequence.
+
+        Raises:
+            UnsupportedModelError: one has more.
+        """
+        for source in self.sources.values():
+            if source.in_place.numel() > limit:
+                raise UnsupportedModelError(
+                    f"{source.path}: no score-norm rule for {type(source.owner.module).__name__}, and with "
+                    f"{source.in_place.numel()} numbers it is too large to hold a gradient a sequence; freeze it or "
+                    "add a rule with oblrpo.scores.register_rule."
+                )
+        for each in self.derived.values():
+            if (numbers := each.tensor[each.shared(self.rows)].numel() if each.tensor.ndim else 1) > limit:
+                raise UnsupportedModelError(
+                    f"{each.sources[0].path}: what is made of it has {numbers} numbers, too many to hold a gradient a "
+                    "sequence, and there is no rule for it; freeze it, or adapt the module and not its parameter."
+                )
+
     def last_row(self) -> Tensor | None:
         """The output of the last row alone, or None if the function does not take it alone."""
         changed: dict[int, Any] = {

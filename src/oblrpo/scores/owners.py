@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Forward, forward_for
 from oblrpo.scores.graphs import is_compiled
-from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, rule_for
+from oblrpo.scores.param_wrappers import Adapter, Part, adapters
+from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, rule_for, wrapped_by_fsdp
 
 
 class Slot:
     """A trainable parameter, or one expert's slice of it, and what the forward has shown of its use."""
 
-    def __init__(self, parameter: nn.Parameter, index: int | None) -> None:
+    def __init__(self, parameter: nn.Parameter, index: int | None, part: Part | None = None) -> None:
         self.parameter, self.index = parameter, index
+        self._part = part
         self.forget()
 
     def forget(self) -> None:
@@ -30,7 +33,15 @@ class Slot:
     @property
     def shape(self) -> torch.Size:
         """Shape of the parameter's gradient, or of its slice."""
+        if self._part is not None:
+            return self._part.shape
         return self.parameter.shape if self.index is None else self.parameter.shape[1:]
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The slot's part of a tensor of the parameter's shape, a view of it."""
+        if self._part is not None:
+            return whole[self._part.place]
+        return whole if self.index is None else whole[self.index]
 
     @contextmanager
     def wide_grad(self) -> Iterator[Tensor]:
@@ -38,7 +49,7 @@ class Slot:
         parameter = self.parameter
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        grad = parameter.grad if self.index is None else parameter.grad[self.index]
+        grad = self.of(parameter.grad)
         dtype = torch.promote_types(grad.dtype, torch.float32)
         as_it_is = grad.dtype == dtype and grad.is_contiguous()
         added = grad if as_it_is else torch.zeros(grad.shape, dtype=dtype, device=grad.device)
@@ -48,10 +59,7 @@ class Slot:
 
     def scale(self, metric: Mapping[nn.Parameter, Tensor] | None, like: Tensor) -> Tensor | None:
         """Square root of the metric, for this gradient and of the type of `like`, or None."""
-        if metric is None:
-            return None
-        whole = metric[self.parameter]
-        return (whole if self.index is None else whole[self.index]).to(like).sqrt()
+        return None if metric is None else self.of(metric[self.parameter]).to(like).sqrt()
 
 
 class Owner:
@@ -61,6 +69,8 @@ class Owner:
         self.name, self.module, self.parameters = name, module, parameters
         self.inside: Forward | None = None
         self.by_operations = False  # no rule: see `operations`
+        self.adapters: dict[str, list[Adapter]] = {}  # of its parameters, by name: see `param_wrappers`
+        self.user: nn.Module | None = None  # uses the parameters without a call: see `param_wrappers`
         self._replaced = False
         self._hidden: dict[str, nn.Parameter | None] = {}
 
@@ -151,7 +161,27 @@ def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
         owner.by_operations = owner.inside is None and not _is_known(owner)
     if not owners:
         raise UnsupportedModelError("the model has no trainable parameter.")
+    _take_adapters(model, owners)
     return owners
+
+
+def _take_adapters(model: nn.Module, owners: dict[nn.Module, Owner]) -> None:
+    """Give LoRA on bare parameters to the experts that use it, or to the operations of the wrapper.
+
+    Raises:
+        UnsupportedModelError: on experts of a form that is not known.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    for adapter in adapters(model):
+        for linear in (adapter.A, adapter.B):
+            if linear in owners:
+                owners[linear].user, owners[linear].by_operations = adapter.wrapper, not adapter.of_experts
+        if adapter.of_experts:
+            adapter.refuse_odd()
+            base, path = adapter.base, paths[adapter.base]
+            owner = owners.setdefault(base, Owner(path, base, {}))
+            owner.inside = forward_for(path, base)
+            owner.adapters.setdefault(adapter.parameter_name, []).append(adapter)
 
 
 def _is_known(owner: Owner) -> bool:
@@ -184,9 +214,27 @@ def scopes(model: nn.Module, owners: Iterable[Owner]) -> dict[nn.Module, tuple[O
         name = owner.name if owner.module is not model else ""
         module = owner.module
         table = isinstance(module, nn.Embedding) and "Position" in type(module).__name__  # one for all rows
-        if table or isinstance(module, USED_BY_PARENTS):
+        if table or owner.user is not None or isinstance(module, USED_BY_PARENTS):
             while name and (module is owner.module or isinstance(module, CONTAINERS)):
                 name = name.rpartition(".")[0]
                 module = modules[name]
         found.setdefault(module, (Owner(name or "the model itself", module, {}), []))[1].append(owner)
     return found
+
+
+def around(model: nn.Module, owners: Iterable[Owner]) -> dict[str, nn.Module]:
+    """The owners' modules and all modules that these are parts of, by path."""
+    found = dict[str, nn.Module]()
+    for owner in owners:
+        parts = owner.name.split(".") if owner.module is not model else []
+        for count in range(len(parts) + 1):
+            path = ".".join(parts[:count])
+            found[path or "the model itself"] = model.get_submodule(path)
+    return found
+
+
+def while_running(module: nn.Module, start: Callable[[], None], end: Callable[[], None]) -> Iterator[RemovableHandle]:
+    """Call these before and after the module's forward, whatever becomes of it."""
+    # FSDP gathers a module's parameters in a hook of its own, which must come first.
+    yield module.register_forward_pre_hook(lambda *_: start(), prepend=not wrapped_by_fsdp(module))
+    yield module.register_forward_hook(lambda *_: end(), always_call=True)

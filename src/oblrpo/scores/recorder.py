@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,10 +20,19 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Dispatch
-from oblrpo.scores.graphs import foreign_functions, foreign_hooks, why_nothing_was_recorded
+from oblrpo.scores.graphs import backward, foreign_functions, foreign_hooks, why_nothing_was_recorded
 from oblrpo.scores.layout import Layout, rows_to_check
 from oblrpo.scores.operations import Operation, Source
-from oblrpo.scores.owners import Owner, SharedPrompt, Slot, owners_of_trainable_parameters, scopes, shared_prompts
+from oblrpo.scores.owners import (
+    Owner,
+    SharedPrompt,
+    Slot,
+    owners_of_trainable_parameters,
+    scopes,
+    shared_prompts,
+    while_running,
+)
+from oblrpo.scores.param_wrappers import Part
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
 from oblrpo.scores.taps import Receiver, Tap, Use
@@ -99,6 +109,7 @@ class Recorder:
             scope.restore_forward()
         for prompt in self._prompts:
             prompt.restore()
+        self._operations.stop()
         if self in ACTIVE:
             ACTIVE.remove(self)
 
@@ -123,6 +134,7 @@ class Recorder:
             prompt.look_up_per_row()
         self._scopes = []
         general = [owner for owner in self._owners.values() if owner.by_operations]
+        self._handles += self._operations.hooks(self.model, general)
         for module, (scope, owners) in scopes(self.model, general).items():
             parts = [self._owners[part] for part in module.children() if part in self._owners]
             near = [part for part in parts if part.inside is None and part not in owners]  # it may use their weights
@@ -131,6 +143,9 @@ class Recorder:
         for owner in self._owners.values():
             module = owner.module
             if owner.by_operations:
+                continue
+            if owner.user is not None:
+                self._handles += while_running(owner.user, owner.hide_parameters, owner.show_parameters)
                 continue
             if owner.inside is not None:
                 owner.replace_forward(partial(owner.inside, module, partial(self.tap, owner)))
@@ -209,12 +224,21 @@ class Recorder:
         dispatch: Dispatch | None,
     ) -> Tensor:
         """Record a linear product inside a module, as `experts.Tap` says."""
-        names = {role: owner.parameters[name] for role, name in roles.items() if name in owner.parameters}
-        if not names or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return output
-        use = self.use(owner, product, names, input, output.shape, dispatch)
-        tapped: Tensor = Tap.apply(output, self.root, use, input)
-        return tapped
+        uses, shape = [], output.shape
+        names = {role: owner.parameters[name] for role, name in roles.items() if name in owner.parameters}
+        if names:
+            uses.append(self.use(owner, product, names, input, shape, dispatch))
+        for role, name in roles.items():
+            for each in owner.adapters.get(name, ()):
+                if each.active():
+                    assert dispatch is not None
+                    rule, parts = each.rule(dispatch.index, role), each.parts(dispatch.index)
+                    uses.append(self.use(owner, rule, each.trainable, input, shape, dispatch, parts=parts))
+        for use in uses:
+            output = Tap.apply(output, self.root, use, input)
+        return output
 
     def use(
         self,
@@ -225,6 +249,7 @@ class Recorder:
         output_shape: tuple[int, ...],
         dispatch: Dispatch | None = None,
         operation: Operation | None = None,
+        parts: Mapping[str, Part] = MappingProxyType({}),
     ) -> Use:
         """Note a call of a layer, for its tap."""
         slots, index = {}, None if dispatch is None else dispatch.index
@@ -233,7 +258,7 @@ class Recorder:
         if counting and len(output_shape) >= 3 and self.tokens is None:
             self.batch_rows, self.tokens = output_shape[:2]
         for name, parameter in names.items():
-            slot = self._slots.setdefault((id(parameter), index), Slot(parameter, index))
+            slot = self._slots.setdefault((id(parameter), index), Slot(parameter, index, parts.get(name)))
             slots[name] = slot
             if counting:
                 slot.calls += 1
@@ -260,84 +285,49 @@ class Recorder:
             RuntimeError: autograd's own.
         """
         self._operations.check()
+        named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
         self.receiver.expect(layout, stores)
         try:
             with torch.autocast(logps_S.device.type, enabled=False):  # ours are products of the types they are given
-                return self._backward(logps_S, coef_S, keep_graph)
+                backward(logps_S, coef_S, self.root, list(named.values()), keep_graph)
+                return self.receiver.complete()
         finally:
             self.receiver.forget()
 
-    def _backward(self, logps_S: Tensor, coef_S: Tensor | None, keep_graph: bool) -> list[Slot]:
-        """Run `backward` with its layout and stores in place.
-
-        Raises:
-            UnsupportedModelError: as `backward`.
-            RuntimeError: as `backward`.
-        """
-        named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
-        # The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they
-        # were used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
-        try:
-            _, *grads = torch.autograd.grad(
-                logps_S,
-                [self.root, *(parameter for _, parameter in named.values())],
-                torch.ones_like(logps_S) if coef_S is None else coef_S,
-                allow_unused=True,
-                retain_graph=keep_graph,
-            )
-        except RuntimeError as error:
-            if "use_reentrant" in str(error):
-                raise UnsupportedModelError(
-                    "reentrant activation checkpointing hides the layers from the tape; "
-                    "checkpoint with use_reentrant=False."
-                ) from None
-            raise
-        for (name, _), grad in zip(named.values(), grads, strict=True):
-            if grad is not None:
-                raise UnsupportedModelError(
-                    f"{name} is used other than by calling its module (a fused or functional layer?); the score norms "
-                    "would miss that use. Use the module's own forward, or scores.chunked_logps for a large head."
-                )
-        return self.receiver.complete()
-
-    def check_rows(self, logps_S: Tensor, layout: Layout) -> bool:
+    def check_rows(self, logps_S: Tensor, layout: Layout, known: bool) -> bool:
         """Run the backward of some entries of logps_S, which must leave every layer's other rows without a gradient.
 
+        Args:
+            logps_S: (S,), as in `backward`.
+            layout: of the rows.
+            known: whether that was seen in an earlier record, and so is to be looked at again only if a function that
+                may bring rows together by what they hold ran around parameters without a rule.
+
         Returns:
-            Whether it was done: not of sharded models, where all ranks would have to, and not where the graph holds
-            functions or hooks of other libraries, which may not stand a second backward.
+            Whether it is known now. It is not done with sharded models, where all ranks would have to, and not where
+            the graph holds functions or hooks of other libraries, which may not stand a second backward.
 
         Raises:
-            UnsupportedModelError: other rows matter.
+            UnsupportedModelError: other rows matter, or may, and cannot be looked at.
             RuntimeError: autograd's own.
         """
         self._operations.check()
+        unsteady = self._operations.unsteady
+        if known and unsteady is None:
+            return True
         sharded = any(map(wrapped_by_fsdp, self.model.modules()))
         if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
-            return False
+            if unsteady is None:
+                return False
+            why = "parameters are sharded" if sharded else "functions or hooks of other libraries are in the graph"
+            raise UnsupportedModelError(
+                f"{unsteady} may bring rows of the batch together around parameters without a rule, which cannot be "
+                f"looked at where {why}."
+            )
         every = any(owner.by_operations for owner in self._owners.values())
         for chosen_S in rows_to_check(len(logps_S), logps_S.device, every):
-            self._check_rows(logps_S, layout, chosen_S)
+            self.receiver.refuse_mixed(logps_S, self.root, layout, chosen_S)
         return True
-
-    def _check_rows(self, logps_S: Tensor, layout: Layout, chosen_S: Tensor) -> None:
-        """Run the backward of these entries of logps_S.
-
-        Raises:
-            UnsupportedModelError: other rows matter.
-        """
-        self.receiver.expect_rows(layout, chosen_S)
-        try:
-            with torch.autocast(logps_S.device.type, enabled=False):
-                torch.autograd.grad(logps_S, self.root, chosen_S.to(logps_S), retain_graph=True, allow_unused=True)
-            mixes = self.receiver.first_that_mixes()
-        finally:
-            self.receiver.forget()
-        if mixes is not None:
-            raise UnsupportedModelError(
-                f"{mixes}: entries of logps_S depend on other rows of this layer than their own; they are in another "
-                "order than the rows, the layer runs time-first, or sequences mix."
-            )
 
     def why_nothing(self, logps_S: Tensor) -> str:
         """What hid every layer from the tape, in a sentence."""

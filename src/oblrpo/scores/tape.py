@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from oblrpo.scores import methods
 from oblrpo.scores.contributions import sum_in_widest
 from oblrpo.scores.gram import Sketch, Sketcher
+from oblrpo.scores.group_tape import add_sums, check_logps
 from oblrpo.scores.groups import Groups, fit
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Slot
 from oblrpo.scores.recorder import Recorder
 from oblrpo.scores.rules import wrapped_by_fsdp
-from oblrpo.scores.stores import Factors, Folds, NormsOnly, PerSequence, Projected, Store, Streamed, Sums
+from oblrpo.scores.stores import Factors, Folds, NormsOnly, PerSequence, Projected, Store, Streamed
 
 
 class ScoreTape:
@@ -55,7 +56,7 @@ class ScoreTape:
         memory_budget: bytes that "auto" may use on top, to keep more of the multiplied-out gradients.
         directions: K of "projected".
         generator: of the projections, on the CPU; torch's own if None.
-        check_rows: whether the first `record` checks that rows do not mix. Make one tape and enter it for every batch.
+        check_rows: whether `record` checks that rows do not mix. Make one tape and enter it for every batch.
 
     Limits: sequences must not mix (no BatchNorm, no attention across packed sequences), and dropout must be off. Every
     activation must lead with batch rows, or with batch rows times tokens. `record` says what of this is checked.
@@ -85,8 +86,8 @@ class ScoreTape:
             raise ValueError(f"directions must be at least 2, to know their standard error, got {directions}.")
         self.model, self.method = model, method
         self.memory_budget, self.directions = memory_budget, directions
-        self._generator, self._rows_checked = generator, not check_rows
-        self._recorder = Recorder(model)
+        self._generator, self._check_rows, self._rows_checked = generator, check_rows, False
+        self._recorder, self._recorded_here = Recorder(model), False
         self.forget()
 
     def forget(self) -> None:
@@ -125,9 +126,9 @@ class ScoreTape:
 
         A tape's first record of several sequences takes one more backward, of about half of the entries, and refuses a
         model whose other rows matter to them: entries in another order than the rows, a layer that runs time-first,
-        attention across packed sequences. Not noticed are an order that happens to keep those entries, and what only
-        a later record does. The check is left out for sharded parameters, and where functions or saved-tensor hooks of
-        other libraries (fused losses, offloading), which may not stand a second backward, are in the graph.
+        attention across packed sequences. Later records do so only of models with parameters without a rule, and where
+        a function that is not known to keep rows apart runs around these. The check is left out, or there refused,
+        for sharded parameters, and where functions or saved-tensor hooks of other libraries are in the graph.
 
         Args:
             logps_S: (S,) log-probabilities in the order of the batch's rows; entry s depends on sequence s only.
@@ -151,8 +152,8 @@ class ScoreTape:
         try:
             streamed = self.method == "streamed"
             stores = self._streamed(S, gram, sketches) if streamed else self._stores_for(S, basis_SK, group_size)
-            if not self._rows_checked and S > 1:
-                self._rows_checked = self._recorder.check_rows(logps_S, layout)
+            if self._check_rows and S > 1:
+                self._rows_checked = self._recorder.check_rows(logps_S, layout, self._rows_checked)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
         except BaseException:
             self.forget()  # a refused record leaves nothing to read
@@ -189,16 +190,7 @@ class ScoreTape:
         return {slot: Streamed(gram, partial(sketch, slot)) for slot in self._recorder.slots}
 
     def _check_record(self, logps_S: Tensor, basis_SK: Tensor | None, group_size: int) -> None:
-        if logps_S.ndim != 1:
-            raise ValueError(f"record needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
-        if not self._recorder.active:
-            raise ValueError("record inside the `with` block.")
-        if not logps_S.requires_grad:
-            raise ValueError(f"record needs differentiable log-probabilities: {self._recorder.why_nothing(logps_S)}")
-        if self._recorded_here:
-            raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
-        if not self._recorder.slots:
-            raise ValueError(f"nothing to record: {self._recorder.why_nothing(logps_S)}")
+        check_logps(self._recorder, logps_S, self._recorded_here, "record")
         if (basis_SK is not None) != (self.method == "folds"):
             raise ValueError('basis_SK belongs to method="folds", which needs it.')
         if basis_SK is not None and self._fold_size not in {0, group_size}:
@@ -244,7 +236,7 @@ class ScoreTape:
                 (`estimators.inverse_preconditioner`).
 
         Returns:
-            (P,) squared norm of each group's own contribution, || sum_{s in p} coef_s grad logps_s ||^2.
+            (P,) squared norm of each group's own contribution, || sum of coef_s grad logps_s over s in p ||^2.
 
         Raises:
             ValueError: coef_S is not of shape (S,), the groups are not of S sequences, the coefficients are not in the
@@ -332,14 +324,8 @@ class ScoreTape:
         if self._graph is None:
             raise ValueError('"two_pass" frees its graph in accumulate; record again.')
         (logps_S, layout), self._graph = self._graph, None
-        wide = torch.promote_types(coef_S.dtype, torch.float32)
-        sums = {
-            slot: Sums(slot.wide_grad, group_size, slot.scale(metric, coef_S.new_empty(0, dtype=wide)))
-            for slot in self._stores
-        }
-        with self._recorder.resumed(), torch.enable_grad():
-            self._recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
-        return sum_in_widest([store.norm2_P for store in sums.values() if store.norm2_P is not None])
+        with self._recorder.resumed():
+            return sum_in_widest(add_sums(self._recorder, self._stores, logps_S, coef_S, layout, group_size, metric))
 
     def _no_autocast(self) -> torch.autocast:
         return torch.autocast(next(self.model.parameters()).device.type, enabled=False)

@@ -34,6 +34,25 @@ class Receiver:
         self.forget()
         self._layout, self._stores = layout, stores
 
+    def refuse_mixed(self, logps_S: Tensor, root: Tensor, layout: Layout, chosen_S: Tensor) -> None:
+        """Run the backward of the chosen entries of logps_S, in which other rows may not matter to any layer.
+
+        Raises:
+            UnsupportedModelError: they do.
+        """
+        self.expect_rows(layout, chosen_S)
+        try:
+            with torch.autocast(logps_S.device.type, enabled=False):
+                torch.autograd.grad(logps_S, root, chosen_S.to(logps_S), retain_graph=True, allow_unused=True)
+            mixes = self.first_that_mixes()
+        finally:
+            self.forget()
+        if mixes is not None:
+            raise UnsupportedModelError(
+                f"{mixes}: entries of logps_S depend on other rows of this layer than their own; they are in another "
+                "order than the rows, the layer runs time-first, or sequences mix."
+            )
+
     def expect_rows(self, layout: Layout, chosen_S: Tensor) -> None:
         """Begin a backward of the chosen sequences' log-probabilities, which only checks that no other row matters."""
         self.forget()

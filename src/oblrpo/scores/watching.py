@@ -8,7 +8,9 @@ and refuses.
 
 Which rows of the batch an activation holds is told from its leading axis: the rows themselves, or with their tokens
 flattened. That the last row alone gives what it gives in the batch is looked at in every operation; tokens that were
-picked from several rows (by an expert) are refused, as any number of them might look like rows.
+picked from several rows (by an expert) are refused, as any number of them might look like rows. In the whole forward
+around these modules, the first function that is not known to keep rows apart (`steady`) is noted: rows are then
+checked in this record, too, however often they were.
 """
 
 from __future__ import annotations
@@ -16,19 +18,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils.hooks import RemovableHandle
 
-from oblrpo.scores.contributions import Contribution, Outer
+from oblrpo.scores.experts import keeps_tokens_apart
+from oblrpo.scores.factors import factors_of
 from oblrpo.scores.functions import PICKING, alias, autocast, flat, is_pure, name_of, out_of_place, random_state
 from oblrpo.scores.operations import Derived, Operation, Source
-from oblrpo.scores.owners import Owner
-from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, product
+from oblrpo.scores.owners import Owner, around, while_running
+from oblrpo.scores.rules import Gradients, UnsupportedModelError, product
+from oblrpo.scores.steady import keeps_rows
 
 SMALL_SHARE, SMALL_NUMBERS = 0.01, 1 << 16
 """Per-sequence gradients are held of parameters of up to this share of the model's, or of so many numbers."""
@@ -54,11 +59,46 @@ class Operations(TorchFunctionMode):
         self._depth = 0
         self._doubts: list[tuple[str, Tensor]] = []
         self._refused: UnsupportedModelError | None = None
+        self._around: list[str] = []
+        self._trusted = 0
+        self.unsteady: str | None = None
+        """The first function that may bring rows together, and where, or None."""
 
     def forget(self) -> None:
         """Forget the last forward."""
         self._derived, self._picked, self._depth, self._doubts = {}, {}, 0, []
-        self._refused = None
+        self._refused = self.unsteady = None
+        self._trusted = 0
+
+    def hooks(self, model: nn.Module, owners: list[Owner]) -> Iterator[RemovableHandle]:
+        """Watch every module around these owners, and trust experts inside."""
+        for path, module in around(model, owners).items():
+            yield from while_running(module, partial(self._enter, path), self._leave)
+        for module in model.modules() if owners else ():
+            if keeps_tokens_apart(module):
+                yield from while_running(module, partial(self._trust, 1), partial(self._trust, -1))
+
+    def _enter(self, path: str) -> None:
+        """A module around parameters without a rule begins."""
+        self._around.append(path)
+        if len(self._around) == 1:
+            self.__enter__()
+
+    def _leave(self) -> None:
+        """It ends."""
+        if self._around:
+            self._around.pop()
+            if not self._around:
+                self.__exit__(None, None, None)
+
+    def _trust(self, more: int) -> None:
+        """A module that is known to keep rows apart begins (1) or ends (-1)."""
+        self._trusted = max(0, self._trusted + more)
+
+    def stop(self) -> None:
+        """Leave what a KeyboardInterrupt has not left."""
+        while self._around:
+            self._leave()
 
     @contextmanager
     def of(self, owners: list[Owner]) -> Iterator[None]:
@@ -76,7 +116,7 @@ class Operations(TorchFunctionMode):
                 self._derived[id(in_place)] = Derived(in_place, (source,), False, in_place._version)
         self._depth += 1
         try:
-            if self._depth == 1:
+            if self._depth == 1 and not self._around:
                 with self:
                     yield
             else:
@@ -110,13 +150,18 @@ class Operations(TorchFunctionMode):
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         known, given = self._derived, list(flat([*args, *kwargs.values()]))
+        activations = [each for each in given if isinstance(each, Tensor) and each.requires_grad]
         if not any(id(each) in known for each in given):
             result = func(*args, **kwargs)
-            if self._picked or func in PICKING:
+            if self._depth and (self._picked or func in PICKING):
                 self._note_picked(func, args, kwargs, given, result)
+            self._note_unsteady(func, args, kwargs, activations, result)
             return result
+        activations = [each for each in activations if id(each) not in known]
         try:
-            return self._with_parameters(func, types, args, kwargs)
+            result = self._with_parameters(func, types, args, kwargs)
+            self._note_unsteady(func, args, kwargs, activations, result)
+            return result
         except UnsupportedModelError as error:  # a TypeError, which Python takes for "try the operands the other way"
             self._refused = error
             raise RuntimeError("refused by the score tape") from error
@@ -154,6 +199,15 @@ class Operations(TorchFunctionMode):
         for each in flat([result]):
             if isinstance(each, Tensor) and each.ndim and (picks or each.shape[0] in lengths):
                 self._picked[id(each)] = each
+
+    def _note_unsteady(self, func: Any, args: Any, kwargs: Any, activations: list[Tensor], result: Any) -> None:
+        """Note the first function that may bring rows together."""
+        rows = self._record.rows() or next((each.shape[0] for each in activations if each.ndim > 2), 1)
+        if self._trusted or self.unsteady is not None or not activations or rows == 1:
+            return
+        if not keeps_rows(func, args, kwargs, args[0] if result is None else result, activations, rows):
+            where = self._around[-1] if self._around else "a module without a rule"
+            self.unsteady = f"{name_of(func)} in {where}"
 
     def _leads(self, activation: Tensor, rows: int) -> bool:
         """Whether the leading axis is the batch's rows, or these and their tokens, or these and heads before tokens."""
@@ -247,18 +301,13 @@ class Operations(TorchFunctionMode):
                 f"{_path(derived)}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or "
                 f"none with the batch's leading axis; there is no rule for {_kind(derived)}."
             )
-        factored = self._factors(operation, args, kwargs, output)
-        if factored is not None:
-            return factored
+        factors = factors_of(operation, args, kwargs, self._record.tokens() or 0)
+        if factors is not None:
+            owner = next(iter(factors.sources.values())).owner
+            return self._record.tap(owner, factors.gradients, factors.sources, output, [factors.input], None)
         if operation.rows > 1:
             self._doubt(f"{_path(derived)}: {name_of(func)}", operation.rows, output, alone)
-        for source in operation.sources.values():
-            if source.in_place.numel() > self._limit:
-                raise UnsupportedModelError(
-                    f"{source.path}: no score-norm rule for {type(source.owner.module).__name__}, and with "
-                    f"{source.in_place.numel()} numbers it is too large to hold a gradient a sequence; freeze it or "
-                    "add a rule with oblrpo.scores.register_rule."
-                )
+        operation.refuse_large(self._limit)
         saved = [operation.leaves[place] for place in (*operation.in_rows, *operation.constants)]
         owner = next(iter(derived.values())).sources[0].owner
         return self._record.tap(owner, product, operation.sources, output, saved, operation)
@@ -275,60 +324,6 @@ class Operations(TorchFunctionMode):
         scale = batch.nan_to_num(posinf=0.0, neginf=0.0).abs().amax() * torch.finfo(batch.dtype).eps ** 0.5
         same = (alone == batch) | ((alone - batch).abs() <= scale) | (alone.isnan() & batch.isnan())
         self._doubts.append((what, ~same.all()))
-
-    def _factors(self, operation: Operation, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
-        """Tap a product with a whole weight, or a lookup in one, so that its factors are kept; None if neither."""
-        func = operation.function
-        if func is embedding:
-            return self._lookup(operation, args, kwargs, output)
-        if func not in _PRODUCTS or set(kwargs) - {"bias"} or len(args) < 2:
-            return None
-        input, weight, bias = args[0], self._derived.get(id(args[1])), [*args[2:], *kwargs.values(), None][0]
-        names = dict[str, Source]()
-        tokens_lead = input.ndim == 2 and input.shape[0] == operation.rows * (self._record.tokens() or 0)
-        whole = weight is not None and weight.transposed is not None and weight.tensor.ndim == 2
-        if weight is None or not whole or not (input.shape[0] == operation.rows or tokens_lead):
-            return None
-        names["transposed" if weight.transposed is (func is linear) else "weight"] = weight.sources[0]
-        known_bias = self._derived.get(id(bias))
-        if known_bias is not None and known_bias.transposed is None:
-            return None
-        if known_bias is not None:
-            names["bias"] = known_bias.sources[0]
-        if len(operation.derived) != len(names) or input.ndim < 2:
-            return None
-        return self._record.tap(weight.sources[0].owner, product, names, output, [input], None)
-
-    def _lookup(self, operation: Operation, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
-        """Tap a lookup in a whole weight.
-
-        Raises:
-            UnsupportedModelError: the gradient of a row depends on other rows of the batch.
-        """
-        names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-        given = dict(zip(names, args, strict=False)) | kwargs
-        weight = self._derived.get(id(given["weight"]))
-        if weight is None or weight.transposed is not False or given["input"].shape[0] != operation.rows:
-            return None
-        source, padding = weight.sources[0], given.get("padding_idx")
-        if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
-            raise UnsupportedModelError(f"{source.path}: no gradient a sequence with max_norm or scale_grad_by_freq.")
-        vocabulary = len(source.in_place)
-
-        def rule(call: Call, grad: Tensor) -> dict[str, Contribution]:
-            index_ST, right = call.input.reshape(len(call.input), -1), _tokens(grad)
-            if padding is not None:
-                right = right.masked_fill((index_ST == padding % vocabulary)[..., None], 0)
-            return {"weight": Outer(index_ST, right, vocabulary)}
-
-        return self._record.tap(source.owner, rule, {"weight": source}, output, [given["input"]], None)
-
-
-_PRODUCTS = {linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
-
-
-def _tokens(activation: Tensor) -> Tensor:
-    return activation.reshape(activation.shape[0], -1, activation.shape[-1])
 
 
 def _fits(alone: Tensor | None, output: Any, rows: int) -> bool:

@@ -1,0 +1,140 @@
+"""The group tape: the gradient under coefficients that are known beforehand, and every group's own norm.
+
+Where coefficients do not wait for score norms, they go into the backward, as in any training step: what reaches a layer
+is a_s B_s, whose product with the inputs is the gradient. Products are taken group by group, which is as many
+multiplications as one for the whole batch, and a group's norm costs one more pass over its product. Nothing is kept
+of single outputs, and nothing beyond the layer that the backward has reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from oblrpo.scores.contributions import sum_in_widest
+from oblrpo.scores.groups import Groups, fit
+from oblrpo.scores.layout import Layout
+from oblrpo.scores.owners import Slot
+from oblrpo.scores.recorder import Recorder
+from oblrpo.scores.rules import wrapped_by_fsdp
+from oblrpo.scores.stores import Sums
+
+
+class GroupTape:
+    """sum_s a_s grad_theta log pi(o_s|q_s), and || sum_{s in p} a_s grad_theta log pi(o_s|q_s) ||^2 of each group p.
+
+    Use::
+
+        with GroupTape(model) as tape:
+            logps_S = ...                    # (S,), differentiable; entry s depends on sequence s only
+            coef_S = ...                     # from rewards and proxies, not from score norms
+            group_norm2_P = tape.accumulate(logps_S, coef_S, group_size=G)
+
+    Gradient and norms are those of `ScoreTape.accumulate`, for less: there is no score of a single sequence.
+
+    Args:
+        model: as `ScoreTape` takes it, with the same limits.
+        check_rows: whether the first `accumulate` checks that rows do not mix (`ScoreTape.record`). Make one tape and
+            enter it for every batch.
+
+    Raises:
+        UnsupportedModelError: as `ScoreTape` raises.
+    """
+
+    def __init__(self, model: nn.Module, *, check_rows: bool = True) -> None:
+        self.model = model
+        self._check_rows, self._rows_checked, self._used = check_rows, False, False
+        self._recorder = Recorder(model)
+
+    def __enter__(self) -> GroupTape:
+        self._recorder.start()
+        self._used = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder.stop()
+
+    def accumulate(
+        self,
+        logps_S: Tensor,
+        coef_S: Tensor,
+        group_size: Groups = 1,
+        metric: Mapping[nn.Parameter, Tensor] | None = None,
+        *,
+        sequence_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Run the backward of sum_s coef_S[s] logps_S[s], and add it to every trainable parameter's `.grad`.
+
+        Args:
+            logps_S: (S,) log-probabilities in the order of the batch's rows; entry s depends on sequence s only.
+            coef_S: (S,) coefficients, taken as constants and rounded to the type of logps_S.
+            group_size: G; sequences [p G, (p + 1) G) are group p. Or the size of each group in turn.
+            metric: as in `ScoreTape.accumulate`, of the norms that are returned.
+            sequence_ids: as in `ScoreTape.record`, for packed rows.
+
+        Returns:
+            (P,) squared norm of each group's own contribution.
+
+        Raises:
+            UnsupportedModelError: as `ScoreTape.record` raises. `.grad` may then hold a part of the sum.
+            ValueError: logps_S is not a differentiable vector, coef_S is not of its shape, the groups are not of S
+                sequences, nothing was run inside the `with`, or the parameters are sharded.
+        """
+        check_logps(self._recorder, logps_S, self._used, "accumulate")
+        S = len(logps_S)
+        if coef_S.shape != (S,) or not fit(group_size, S):
+            raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
+        if any(map(wrapped_by_fsdp, self.model.modules())):
+            raise ValueError("no gradient can be had of sharded parameters: take another backward.")
+        self._used = True
+        layout = Layout(S, self._recorder.tokens, sequence_ids)
+        if self._check_rows and S > 1:
+            self._rows_checked = self._recorder.check_rows(logps_S, layout, self._rows_checked)
+        norms = add_sums(self._recorder, self._recorder.slots, logps_S, coef_S.detach(), layout, group_size, metric)
+        if not norms:
+            raise ValueError("nothing to accumulate: logps_S does not depend on any recorded module.")
+        return sum_in_widest(norms)
+
+
+def check_logps(recorder: Recorder, logps_S: Tensor, used: bool, call: str) -> None:
+    """Check what both tapes need of the log-probabilities that they are given.
+
+    Raises:
+        ValueError: they are no differentiable vector, or nothing was run inside the `with`, or it was used already.
+    """
+    if logps_S.ndim != 1:
+        raise ValueError(f"{call} needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
+    if not recorder.active:
+        raise ValueError(f"{call} inside the `with` block.")
+    if not logps_S.requires_grad:
+        raise ValueError(f"{call} needs differentiable log-probabilities: {recorder.why_nothing(logps_S)}")
+    if used:
+        raise ValueError(f"{call} once in each `with`; enter the tape again for the next micro-batch.")
+    if not recorder.slots:
+        raise ValueError(f"nothing to {call}: {recorder.why_nothing(logps_S)}")
+
+
+def add_sums(
+    recorder: Recorder,
+    slots: Iterable[Slot],
+    logps_S: Tensor,
+    coef_S: Tensor,
+    layout: Layout,
+    groups: Groups,
+    metric: Mapping[nn.Parameter, Tensor] | None,
+) -> list[Tensor]:
+    """Run the backward with coefficients, adding up the gradient layer by layer; squared norms of groups, (P,) each.
+
+    Raises:
+        UnsupportedModelError: as `Recorder.backward` raises.
+    """
+    like = coef_S.new_empty(0, dtype=torch.promote_types(coef_S.dtype, torch.float32))
+    sums = {slot: Sums(slot.wide_grad, groups, slot.scale(metric, like)) for slot in slots}
+    with torch.enable_grad():
+        recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
+    return [store.norm2_P for store in sums.values() if store.norm2_P is not None]

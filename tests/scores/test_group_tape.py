@@ -1,0 +1,189 @@
+"""The gradient under known coefficients: the same as the ordinary tape's, and as autograd's, on every kind of model."""
+
+import pytest
+import torch
+from torch import nn
+
+from oblrpo.scores import GroupTape, ScoreTape, UnsupportedModelError, chunked_logps, oracle
+from oblrpo.scores import contributions as contributions_module
+from tests.scores.models import CONFIGURATIONS, VOCABULARY, batch, build, gradients, logps, relative
+from tests.scores.test_methods import G, moe, packed
+from tests.scores.zoo import FAMILIES, POSITIONS_BY_DEFAULT, build_family
+
+pytestmark = pytest.mark.usefixtures("stay_double")
+
+
+def worst(model, forward, groups=G, sequences=6, metric=None, **ids):
+    """Largest relative error of group norms and gradients, against the ordinary tape's."""
+    coef_S = torch.randn(sequences, dtype=torch.float64)
+    with ScoreTape(model) as tape:
+        tape.record(forward(), **ids)
+    expected_P = tape.accumulate(coef_S, groups, metric)
+    expected = gradients(model)
+    model.zero_grad()
+    with GroupTape(model) as tape:
+        found_P = tape.accumulate(forward(), coef_S, groups, metric, **ids)
+    found = gradients(model)
+    model.zero_grad()
+    assert found.keys() == expected.keys() != set()
+    assert found_P.shape == expected_P.shape
+    return max(relative(found_P, expected_P), *(relative(found[name], expected[name]) for name in expected))
+
+
+@pytest.mark.parametrize("chunk", [50, 1 << 22])
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_it_is_the_ordinary_tape_s(name, chunk, monkeypatch):
+    monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(0)
+    model, data = build(name), batch()
+    assert worst(model, lambda: logps(model, *data)) <= 1e-9
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_is_the_ordinary_tape_s_in_every_family(name):
+    torch.manual_seed(1)
+    model, data = build_family(name, attention="eager"), batch()
+    assert worst(model, lambda: logps(model, *data, name not in POSITIONS_BY_DEFAULT)) <= 1e-9
+
+
+def test_it_is_loop_autograd_s():
+    torch.manual_seed(2)
+    model, data, coef_S = build("qwen3-tied-gqa"), batch(), torch.randn(6, dtype=torch.float64)
+    with GroupTape(model) as tape:
+        found_P = tape.accumulate(logps(model, *data), coef_S, G)
+    found = gradients(model)
+    model.zero_grad()
+    assert relative(found_P, oracle.accumulate(model, logps(model, *data), coef_S, G)) <= 1e-9
+    assert max(relative(found[name], each) for name, each in gradients(model).items()) <= 1e-9
+
+
+def test_in_float32_it_is_as_exact_as_float32():
+    torch.manual_seed(3)
+    model, data, coef_S = build("qwen3-tied-gqa", torch.float32), batch(), torch.randn(6)
+    with GroupTape(model) as tape:
+        found_P = tape.accumulate(logps(model, *data), coef_S, G)
+    found = gradients(model)
+    model.zero_grad()
+    assert relative(found_P, oracle.accumulate(model, logps(model, *data), coef_S, G)) <= 1e-5
+    assert max(relative(found[name], each) for name, each in gradients(model).items()) <= 1e-5
+
+
+def test_groups_of_several_sizes_in_a_metric():
+    torch.manual_seed(4)
+    model, data = build("qwen3-tied-gqa"), batch(7, 3, 6)
+    metric = {p: torch.rand_like(p) + 0.1 for p in model.parameters()}
+    assert worst(model, lambda: logps(model, *data), [3, 1, 1, 2], 7, metric) <= 1e-9
+
+
+@pytest.mark.parametrize("kind", [lambda: build("qwen3-untied-bias"), moe], ids=["dense", "experts"])
+def test_activation_checkpointing(kind):
+    torch.manual_seed(5)
+    model, data = kind(), batch()
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    model.train()  # transformers checkpoints in training mode only; no dropout here
+    assert worst(model, lambda: logps(model, *data)) <= 1e-9
+
+
+def test_packed_rows():
+    torch.manual_seed(6)
+    model = build("qwen3-untied-bias")
+    sequence_BL, forward = packed()
+    assert worst(model, lambda: forward(model), sequence_ids=sequence_BL) <= 1e-9
+
+
+@pytest.mark.parametrize("configuration", ["qwen3-tied-gqa", "llama-untied-gqa"])
+def test_a_head_in_chunks(configuration):
+    torch.manual_seed(7)
+    model = build(configuration)
+    ids_ST, mask_ST, prompt = batch()
+
+    def forward():
+        hidden = model.model(input_ids=ids_ST, attention_mask=mask_ST, use_cache=False).last_hidden_state
+        logp_ST = chunked_logps(model.lm_head, hidden[:, prompt - 1 : -1], ids_ST[:, prompt:], temperature=0.7)
+        return (logp_ST * mask_ST[:, prompt:]).sum(1)
+
+    assert worst(model, forward) <= 1e-9
+
+
+def test_it_adds_up_over_micro_batches_and_to_what_was_there():
+    torch.manual_seed(8)
+    model = build("qwen2-tied")
+    ids_ST, mask_ST, prompt = batch(8)
+    coef_S, tape = torch.randn(8, dtype=torch.float64), GroupTape(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.5)
+    for start in range(0, 8, 4):
+        rows = slice(start, start + 4)
+        with tape:
+            tape.accumulate(logps(model, ids_ST[rows], mask_ST[rows], prompt), coef_S[rows], 2)
+    found = gradients(model)
+    model.zero_grad()
+    (logps(model, ids_ST, mask_ST, prompt) * coef_S).sum().backward()
+    for name, expected in gradients(model).items():
+        torch.testing.assert_close(found[name] - 0.5, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_frozen_parameters_stay_without_a_gradient():
+    torch.manual_seed(9)
+    model, data = build("qwen3-untied-bias"), batch()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("layers.1" in name)
+    assert worst(model, lambda: logps(model, *data)) <= 1e-9
+    with GroupTape(model) as tape:
+        tape.accumulate(logps(model, *data), torch.ones(6, dtype=torch.float64))
+    assert all((p.grad is None) != p.requires_grad for p in model.parameters())
+
+
+def test_what_is_refused():
+    torch.manual_seed(10)
+    model, data, ones_S = build("qwen2-tied"), batch(), torch.ones(6, dtype=torch.float64)
+    tape = GroupTape(model)
+    with pytest.raises(ValueError, match="accumulate inside the `with`"):
+        tape.accumulate(logps(model, *data), ones_S)
+    with tape:
+        logps_S = logps(model, *data)
+        with pytest.raises(ValueError, match="shape"):
+            tape.accumulate(logps_S.sum(), ones_S)
+        with pytest.raises(ValueError, match="differentiable"):
+            tape.accumulate(logps_S.detach(), ones_S)
+        for coef_S, groups in ((ones_S[:5], 1), (ones_S, 4), (ones_S, 0), (ones_S, [3, 2])):
+            with pytest.raises(ValueError, match="do not fit 6 sequences"):
+                tape.accumulate(logps_S, coef_S, groups)
+        assert all(p.grad is None for p in model.parameters())
+        tape.accumulate(logps_S, ones_S)
+        with pytest.raises(ValueError, match="accumulate once in each `with`"):
+            tape.accumulate(logps(model, *data), ones_S)
+    with tape, pytest.raises(ValueError, match="nothing to accumulate"):
+        tape.accumulate(torch.zeros(6, requires_grad=True), ones_S)
+
+
+def test_what_hides_a_gradient_is_refused():
+    torch.manual_seed(11)
+    model, data, ones_S = build("qwen2-tied"), batch(), torch.ones(6, dtype=torch.float64)
+    with pytest.raises(UnsupportedModelError, match="another order than the rows"), GroupTape(model) as tape:
+        tape.accumulate(logps(model, *data).flip(0), ones_S)
+
+    class AroundTheModule(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return nn.functional.linear(self.one(x), self.two.weight).sum(1) + self.two(x).sum(1)
+
+    around = AroundTheModule()
+    with pytest.raises(UnsupportedModelError, match=r"two\.weight is used other than by calling"):  # noqa: SIM117
+        with GroupTape(around) as tape:
+            tape.accumulate(around(torch.randn(4, 3)), torch.ones(4))
+
+
+def test_the_model_is_restored():
+    torch.manual_seed(12)
+    model, data = build("qwen2-tied"), batch()
+    before = {name: id(p) for name, p in model.named_parameters()}
+    with GroupTape(model) as tape:
+        tape.accumulate(logps(model, *data), torch.ones(6, dtype=torch.float64))
+    with pytest.raises(IndexError), GroupTape(model):
+        logps(model, data[0] + VOCABULARY, *data[1:])
+    assert {name: id(p) for name, p in model.named_parameters()} == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
