@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from transformers import (
+    CLIPImageProcessorPil,
     CLIPVisionConfig,
     LlamaConfig,
     LlavaConfig,
@@ -18,13 +19,14 @@ from transformers import (
 from trl import GRPOTrainer
 
 from oblrpo import estimators
-from oblrpo.adapters.trl.gradient import sequences_of
+from oblrpo.adapters.trl.rows import sequences_of
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.scores import CalibratedProxy, Features
 from tests.trl.support import Capture, flat, ours, scores, tiny_policy
 
 G = 4
+MASKED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "rewards")
 
 
 def run(tmp_path, steps=1, **given):
@@ -46,8 +48,10 @@ def policy_of(trainer, update):
 
 def expected(trainer, update, name, prior=None):
     """Advantages from exact norms by loop autograd, and the mean over sequences of A grad log pi, per prompt too."""
-    before, gradients = policy_of(trainer, update), []
-    for batch in update["batch"]:  # a prior sees one micro-batch after another
+    before, gradients, batches = policy_of(trainer, update), [], update["batch"]
+    if trainer._gradient.measures_ahead or len(batches[0]["rewards"]) < G:
+        batches = [{key: torch.cat([batch[key] for batch in batches]) for key in MASKED}]
+    for batch in batches:  # a prior sees one micro-batch after another, or all that was measured ahead
         prompts_PGQ = batch["prompt_ids"].unflatten(0, (-1, G))
         assert (prompts_PGQ == prompts_PGQ[:, :1]).all()
         scores_SN = scores(before, batch, trainer.temperature)
@@ -70,12 +74,20 @@ def assert_close(found, wanted, bound=1e-5):
         {"baseline": "oblr", "temperature": 0.7, "score_method": "gram"},
         {"baseline": "rloo", "schedule": "off"},
         {"gradient_checkpointing": True},
+        {"score_method": "two_pass"},
+        {"score_method": "two_pass", "baseline": "oblr", "gradient_checkpointing": True},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "baseline": "rloo"},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+         "peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")},
         {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16},
         {"peft_config": LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM")},
         {"peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"),
          "gradient_checkpointing": True},
     ],
-    ids=["accumulated", "gram", "rloo", "checkpointed", "at once", "lora", "lora checkpointed"],
+    ids=["accumulated", "gram", "rloo", "checkpointed", "two passes", "two checkpointed passes",
+         "halves of groups", "single outputs", "halves, rloo", "halves, lora", "at once", "lora", "lora checkpointed"],
 )  # fmt: skip
 def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
     trainer, updates = run(tmp_path, steps=2, **given)
@@ -100,7 +112,10 @@ def test_a_model_of_images_trains_on_text_with_its_tokenizer(tmp_path):
         LlavaConfig(vision_config=images, text_config=text, image_token_id=len(policy.tokenizer))
     )
     with pytest.raises(InputError, match=r"processing_class=AutoTokenizer"):
-        ours(tmp_path, Policy(model, LlavaProcessor(tokenizer=policy.tokenizer, image_token="a")))
+        ours(
+            tmp_path,
+            Policy(model, LlavaProcessor(CLIPImageProcessorPil(), tokenizer=policy.tokenizer, image_token="a")),
+        )
     trainer, [update] = run(tmp_path, policy=Policy(model, policy.tokenizer), baseline="oblr")
     used = [name for name, _ in model.named_parameters() if name in update["grads"]]
     assert used

@@ -28,7 +28,7 @@ WRONG = {
     "optim": OptimizerNames.LOMO,
     "use_liger_kernel": True, "torch_compile": True, "neftune_noise_alpha": 5.0, "fp16": True, "fsdp": "full_shard",
     "deepspeed": {"zero_optimization": {"stage": 3}}, "baseline": "grpo", "score_norms": "guessed",
-    "score_method": "two_pass", "calibration_steps": 0, "schedule": "linear", "schedule_kl_every": 0,
+    "score_method": "folds", "calibration_steps": 0, "schedule": "linear", "schedule_kl_every": 0,
 }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ RULES = (
          "no deepspeed; with sharded weights use oblrpo's verl adapter"),
     Rule("baseline", is_one_of(*UNBIASED), "there are, unbiased: " + ", ".join(UNBIASED), "one of those"),
     Rule("score_norms", is_one_of("exact", "calibrated"), "there is no such choice", "'exact' or 'calibrated'"),
-    Rule("score_method", is_one_of("auto", "gram", "instantiate"), "there is no such choice", "'auto'"),
+    Rule("score_method", is_one_of("auto", "gram", "instantiate", "two_pass"), "there is no such choice", "'auto'"),
     Rule("calibration_steps", lambda value: value >= 1, "it is a number of steps", "calibration_steps=10"),
     Rule("schedule", is_one_of(*SCHEDULE_MODES), "there is no such choice", "one of " + ", ".join(SCHEDULE_MODES)),
     Rule("schedule_kl_every", lambda value: value >= 1, "it is a number of completions", "schedule_kl_every=4"),
@@ -103,10 +103,18 @@ def check_config(args: Any) -> None:
             "leave out steps_per_generation and generation_batch_size."
         )
     size, G = args.per_device_train_batch_size, args.num_generations
-    if size % G:
+    rows = size * args.gradient_accumulation_steps
+    if size % G and (G % size or rows % G):
         raise InputError(
-            f"OBLRPOTrainer does not work with per_device_train_batch_size={size} and num_generations={G}: all "
-            f"completions of a prompt go through the model together; make it a multiple of {G}."
+            f"OBLRPOTrainer does not work with per_device_train_batch_size={size} and num_generations={G}: a "
+            f"micro-batch holds whole prompts or, of {G} completions, a number that divides them, and an update's "
+            f"{rows} are whole prompts; make it a multiple of {G}, or a divisor and gradient_accumulation_steps more."
+        )
+    if size < G and args.score_method not in {"auto", "two_pass"}:
+        raise InputError(
+            f"OBLRPOTrainer does not work with score_method={args.score_method!r} and "
+            f"per_device_train_batch_size={size}: one pass takes all {G} completions of a prompt together; set "
+            "score_method='auto'."
         )
     if args.generation_batch_size < 2 * G:
         raise InputError(

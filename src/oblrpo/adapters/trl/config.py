@@ -81,8 +81,9 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     score_method: str = field(
         default="auto",
         metadata={
-            "help": "How the one backward gives norms and gradient: `auto`, `gram` or `instantiate`; all are exact "
-            "and differ in memory."
+            "help": "How norms and gradient are taken: `gram` or `instantiate` in one backward, which differ in "
+            "memory; `two_pass` in a pass for norms (or calibrated weights) and one for the gradient, in the least; "
+            "`auto` is one backward, and `two_pass` where a micro-batch is smaller than a group. All are exact."
         },
     )
     schedule: str = field(

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from oblrpo import estimators
-from oblrpo.adapters.trl.gradient import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.metrics import finite
+from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import not_the_policy_s
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments
