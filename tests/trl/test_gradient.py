@@ -162,9 +162,15 @@ def test_rewards_that_are_missing_leave_the_mean_as_it_is(tmp_path):
     assert trainer.state.log_history[0]["completions/masked_ratio"] == 0.25
 
 
-def test_calibrated_weights_predict_before_they_learn(tmp_path):
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"score_method": "two_pass"}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}],
+    ids=["one pass", "two passes", "halves of groups"],
+)
+def test_calibrated_weights_predict_before_they_learn(tmp_path, given):
     """The first step weighs by length; the next one by what the first one's exact norms taught."""
-    trainer, updates = run(tmp_path, steps=2, score_norms="calibrated", calibration_steps=5, baseline="oblr")
+    words = {"score_norms": "calibrated", "calibration_steps": 5, "baseline": "oblr", **given}
+    trainer, updates = run(tmp_path, steps=2, **words)
     proxy, log = CalibratedProxy(), trainer.state.log_history
     for update in updates:
         before = policy_of(trainer, update)
@@ -180,6 +186,19 @@ def test_calibrated_weights_predict_before_they_learn(tmp_path):
             proxy.observe(features, scores_SN.square().sum(1), G)
     assert "score_norm2/mean" in log[0]
     assert "score_norm2/mean" not in log[1]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_one_completion_in_so_many_is_scored_after_the_update_in_micro_batches_of_any_size(tmp_path, rows):
+    """Those of the whole update that have the number 0, 4, 8 ..."""
+    words = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 12 // rows, "num_generations": 6}
+    trainer = ours(tmp_path, max_steps=1, schedule_kl_every=4, **words)
+    watch, seen = trainer._gradient.watch, []
+    trainer._gradient.watch = lambda: (change := watch(), seen.append(change()))[0]
+    trainer.train()
+    assert len(seen[0]) == 3
+    assert not seen[0].abs().max() > 1e-5  # before the update nothing has changed
+    assert trainer.state.log_history[0]["step_kl"] > 0
 
 
 def test_no_signal_no_step(tmp_path):

@@ -15,6 +15,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, TrlParser
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
 from oblrpo.adapters.trl.checks import RULES, UNBIASED
 from oblrpo.errors import InputError
+from oblrpo.report.trl import read_trl
 from tests.trl.support import PROMPTS, ours, reward, settings, theirs, tiny_policy
 
 WRONG = {
@@ -54,6 +55,10 @@ def test_what_would_change_the_gradient_is_refused_by_name(tmp_path, key):
         ({"scale_rewards": True}, "scale_rewards='group'"),
         ({"steps_per_generation": 4}, "steps_per_generation=4"),
         ({"per_device_train_batch_size": 6, "num_generations": 4}, "multiple of 4"),
+        (
+            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "score_method": "gram"},
+            "one pass takes",
+        ),
         ({"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}, "two prompts"),
         ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "reentrant"),
         ({"schedule_floor": 2.0}, "floor"),
@@ -159,7 +164,14 @@ class Seeded(TrainerCallback):
         torch.manual_seed(state.global_step)
 
 
-@pytest.mark.parametrize("given", [{}, {"score_norms": "calibrated", "calibration_steps": 2, "bf16": True}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"score_norms": "calibrated", "calibration_steps": 2, "bf16": True},
+        {"score_norms": "calibrated", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
+    ],
+)
 def test_a_resumed_run_goes_on_as_if_it_had_not_been_cut(tmp_path, given):
     words = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "shuffle_dataset": False, **given}
     whole = ours(tmp_path / "whole", callbacks=[Seeded()], **words)
@@ -307,6 +319,7 @@ def test_the_example_runs(tmp_path, words, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["trl_oblrpo", "--steps", "5", "--output", str(tmp_path), *words])
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "trl_oblrpo.py"), run_name="__main__")
     assert ("variance/oblr" if words else "baseline/mean") in capsys.readouterr().out
+    assert [row["step"] for row in read_trl(tmp_path).steps] == [5]
 
 
 def test_the_benchmark_prints_its_table(monkeypatch, capsys):
