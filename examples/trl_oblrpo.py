@@ -4,6 +4,7 @@
     python examples/trl_oblrpo.py                              # a small policy with random weights, a minute on a CPU
     python examples/trl_oblrpo.py --model Qwen/Qwen3-0.6B      # any causal language model
     python examples/trl_oblrpo.py --look                       # TRL's own GRPOTrainer, and what its gradient is like
+    oblrpo report runs/trl                                     # one page of either run
 
 Two names are all that changes from a script of TRL's; `--look` changes none, and adds a callback.
 """
@@ -69,6 +70,7 @@ def main():
     if arguments.look:
         trainer.add_callback(VarianceLedgerCallback(trainer, every=5))
     trainer.train()
+    trainer.save_state()  # trainer_state.json, which `oblrpo report` reads; checkpoints have one of their own
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     looked = theirs(folder, max_steps=1)
     ledger, mine = VarianceLedgerCallback(looked), []
     take = ledger._over_processes
-    ledger._over_processes = lambda found, n: (mine.append(found.entries["rloo"].variance), take(found, n))[1]
+    ledger._over_processes = lambda found, n: (mine.append(found["variance/rloo"]), take(found, n))[1]
     looked.add_callback(ledger)
     looked.train()
     left |= {"ledger": looked.state.log_history[0], "variance": mine[0]}

@@ -84,7 +84,8 @@ def scores(policy, batch, temperature=1.0):
         ids = torch.cat([real["prompt"], real["completion"]])
         logits = model(input_ids=ids[None]).logits[0, len(real["prompt"]) - 1 : -1] / temperature
         logp = logits.log_softmax(-1).gather(1, real["completion"][:, None]).sum()
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(logp, parameters)]))
+        found = torch.autograd.grad(logp, parameters, allow_unused=True, materialize_grads=True)
+        rows.append(torch.cat([g.flatten() for g in found]))
     return torch.stack(rows)
 
 

@@ -8,14 +8,25 @@ import sys
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+)
 from trl import GRPOTrainer
 
 from oblrpo import estimators
-from oblrpo.adapters.trl.gradient import sequences_of
+from oblrpo.adapters.trl.rows import sequences_of
+from oblrpo.errors import InputError
+from oblrpo.policy import Policy
 from oblrpo.scores import CalibratedProxy, Features
 from tests.trl.support import Capture, flat, ours, scores, tiny_policy
 
 G = 4
+MASKED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "rewards")
 
 
 def run(tmp_path, steps=1, **given):
@@ -37,8 +48,10 @@ def policy_of(trainer, update):
 
 def expected(trainer, update, name, prior=None):
     """Advantages from exact norms by loop autograd, and the mean over sequences of A grad log pi, per prompt too."""
-    before, gradients = policy_of(trainer, update), []
-    for batch in update["batch"]:  # a prior sees one micro-batch after another
+    before, gradients, batches = policy_of(trainer, update), [], update["batch"]
+    if trainer._gradient.measures_ahead or len(batches[0]["rewards"]) < G:
+        batches = [{key: torch.cat([batch[key] for batch in batches]) for key in MASKED}]
+    for batch in batches:  # a prior sees one micro-batch after another, or all that was measured ahead
         prompts_PGQ = batch["prompt_ids"].unflatten(0, (-1, G))
         assert (prompts_PGQ == prompts_PGQ[:, :1]).all()
         scores_SN = scores(before, batch, trainer.temperature)
@@ -61,12 +74,20 @@ def assert_close(found, wanted, bound=1e-5):
         {"baseline": "oblr", "temperature": 0.7, "score_method": "gram"},
         {"baseline": "rloo", "schedule": "off"},
         {"gradient_checkpointing": True},
+        {"score_method": "two_pass"},
+        {"score_method": "two_pass", "baseline": "oblr", "gradient_checkpointing": True},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "baseline": "rloo"},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+         "peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")},
         {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 16},
         {"peft_config": LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM")},
         {"peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"),
          "gradient_checkpointing": True},
     ],
-    ids=["accumulated", "gram", "rloo", "checkpointed", "at once", "lora", "lora checkpointed"],
+    ids=["accumulated", "gram", "rloo", "checkpointed", "two passes", "two checkpointed passes",
+         "halves of groups", "single outputs", "halves, rloo", "halves, lora", "at once", "lora", "lora checkpointed"],
 )  # fmt: skip
 def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
     trainer, updates = run(tmp_path, steps=2, **given)
@@ -79,6 +100,31 @@ def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
         assert log["signal2"] == pytest.approx(moments.signal2, rel=1e-3, abs=1e-6 * moments.trace_cov)
         if prior is not None:
             prior.next_step()
+
+
+def test_a_model_of_images_trains_on_text_with_its_tokenizer(tmp_path):
+    """Its processor is refused, and the message names the cure, which works: what only images pass stays as it is."""
+    policy = tiny_policy()
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = LlamaConfig(vocab_size=len(policy.tokenizer) + 1, eos_token_id=policy.tokenizer.eos_token_id, **small)
+    images = CLIPVisionConfig(image_size=8, patch_size=4, **small)
+    model = LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=images, text_config=text, image_token_id=len(policy.tokenizer))
+    )
+    with pytest.raises(InputError, match=r"processing_class=AutoTokenizer"):
+        ours(
+            tmp_path,
+            Policy(model, LlavaProcessor(CLIPImageProcessorPil(), tokenizer=policy.tokenizer, image_token="a")),
+        )
+    trainer, [update] = run(tmp_path, policy=Policy(model, policy.tokenizer), baseline="oblr")
+    used = [name for name, _ in model.named_parameters() if name in update["grads"]]
+    assert used
+    assert not any("vision" in name for name in used)
+    parts = zip(model.named_parameters(), expected(trainer, update, "oblr").mean(0).split(
+        [p.numel() for p in model.parameters()]), strict=True)  # fmt: skip
+    wanted = {name: part for (name, _), part in parts}
+    assert_close(-flat(update["grads"]), torch.cat([wanted.pop(name) for name in update["grads"]]))
+    assert not any(part.any() for part in wanted.values())
 
 
 def test_in_float64_the_gradient_is_exact(tmp_path):
@@ -116,9 +162,15 @@ def test_rewards_that_are_missing_leave_the_mean_as_it_is(tmp_path):
     assert trainer.state.log_history[0]["completions/masked_ratio"] == 0.25
 
 
-def test_calibrated_weights_predict_before_they_learn(tmp_path):
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"score_method": "two_pass"}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}],
+    ids=["one pass", "two passes", "halves of groups"],
+)
+def test_calibrated_weights_predict_before_they_learn(tmp_path, given):
     """The first step weighs by length; the next one by what the first one's exact norms taught."""
-    trainer, updates = run(tmp_path, steps=2, score_norms="calibrated", calibration_steps=5, baseline="oblr")
+    words = {"score_norms": "calibrated", "calibration_steps": 5, "baseline": "oblr", **given}
+    trainer, updates = run(tmp_path, steps=2, **words)
     proxy, log = CalibratedProxy(), trainer.state.log_history
     for update in updates:
         before = policy_of(trainer, update)
@@ -134,6 +186,19 @@ def test_calibrated_weights_predict_before_they_learn(tmp_path):
             proxy.observe(features, scores_SN.square().sum(1), G)
     assert "score_norm2/mean" in log[0]
     assert "score_norm2/mean" not in log[1]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_one_completion_in_so_many_is_scored_after_the_update_in_micro_batches_of_any_size(tmp_path, rows):
+    """Those of the whole update that have the number 0, 4, 8 ..."""
+    words = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 12 // rows, "num_generations": 6}
+    trainer = ours(tmp_path, max_steps=1, schedule_kl_every=4, **words)
+    watch, seen = trainer._gradient.watch, []
+    trainer._gradient.watch = lambda: (change := watch(), seen.append(change()))[0]
+    trainer.train()
+    assert len(seen[0]) == 3
+    assert not seen[0].abs().max() > 1e-5  # before the update nothing has changed
+    assert trainer.state.log_history[0]["step_kl"] > 0
 
 
 def test_no_signal_no_step(tmp_path):

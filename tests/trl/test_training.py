@@ -15,6 +15,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, TrlParser
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
 from oblrpo.adapters.trl.checks import RULES, UNBIASED
 from oblrpo.errors import InputError
+from oblrpo.report.trl import read_trl
 from tests.trl.support import PROMPTS, ours, reward, settings, theirs, tiny_policy
 
 WRONG = {
@@ -23,11 +24,12 @@ WRONG = {
     "use_adaptive_entropy": True, "router_aux_loss_coef": 0.1, "top_entropy_quantile": 0.5,
     "off_policy_mask_threshold": 0.5, "mask_truncated_completions": True, "disable_dropout": False,
     "vllm_importance_sampling_correction": True, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
+    "vllm_structured_outputs_regex": "[0-9]+",
     "temperature": 0.0, "generation_kwargs": {"do_sample": False}, "cast_lm_head_to_fp32": True,
     "optim": OptimizerNames.LOMO,
     "use_liger_kernel": True, "torch_compile": True, "neftune_noise_alpha": 5.0, "fp16": True, "fsdp": "full_shard",
     "deepspeed": {"zero_optimization": {"stage": 3}}, "baseline": "grpo", "score_norms": "guessed",
-    "score_method": "two_pass", "calibration_steps": 0, "schedule": "linear", "schedule_kl_every": 0,
+    "score_method": "folds", "calibration_steps": 0, "schedule": "linear", "schedule_kl_every": 0,
 }  # fmt: skip
 
 
@@ -53,6 +55,10 @@ def test_what_would_change_the_gradient_is_refused_by_name(tmp_path, key):
         ({"scale_rewards": True}, "scale_rewards='group'"),
         ({"steps_per_generation": 4}, "steps_per_generation=4"),
         ({"per_device_train_batch_size": 6, "num_generations": 4}, "multiple of 4"),
+        (
+            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "score_method": "gram"},
+            "one pass takes",
+        ),
         ({"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}, "two prompts"),
         ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "reentrant"),
         ({"schedule_floor": 2.0}, "floor"),
@@ -158,7 +164,14 @@ class Seeded(TrainerCallback):
         torch.manual_seed(state.global_step)
 
 
-@pytest.mark.parametrize("given", [{}, {"score_norms": "calibrated", "calibration_steps": 2, "bf16": True}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"score_norms": "calibrated", "calibration_steps": 2, "bf16": True},
+        {"score_norms": "calibrated", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
+    ],
+)
 def test_a_resumed_run_goes_on_as_if_it_had_not_been_cut(tmp_path, given):
     words = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "shuffle_dataset": False, **given}
     whole = ours(tmp_path / "whole", callbacks=[Seeded()], **words)
@@ -306,6 +319,7 @@ def test_the_example_runs(tmp_path, words, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["trl_oblrpo", "--steps", "5", "--output", str(tmp_path), *words])
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "trl_oblrpo.py"), run_name="__main__")
     assert ("variance/oblr" if words else "baseline/mean") in capsys.readouterr().out
+    assert [row["step"] for row in read_trl(tmp_path).steps] == [5]
 
 
 def test_the_benchmark_prints_its_table(monkeypatch, capsys):

@@ -1,21 +1,33 @@
 """OBLR-PO inside TRL: `OBLRPOTrainer` and `OBLRPOConfig` in place of `GRPOTrainer` and `GRPOConfig` (docs/trl.md).
 
-`VarianceLedgerCallback` looks at the gradient of TRL's own trainers and changes nothing.
+`VarianceLedgerCallback` looks at the gradient of TRL's own trainers, of any TRL from 1.0 on, and changes nothing.
 """
 
+from typing import TYPE_CHECKING, Any
+
 try:
-    import trl
+    import trl  # noqa: F401
 except ImportError as error:
     raise ImportError(f"the TRL adapter needs TRL ({error}): pip install 'oblrpo[trl]'.") from error
 
-if trl.__version__.split(".")[:2] != ["1", "16"]:
-    raise ImportError(
-        f"oblrpo's TRL adapter overrides what is inside TRL 1.16, and this is TRL {trl.__version__}; "
-        "install 'trl>=1.16,<1.17', or a version of oblrpo that knows this one."
-    )
-
-from oblrpo.adapters.trl.config import OBLRPOConfig
 from oblrpo.adapters.trl.ledger import VarianceLedgerCallback
-from oblrpo.adapters.trl.trainer import OBLRPOTrainer
+
+if TYPE_CHECKING:
+    from oblrpo.adapters.trl.config import OBLRPOConfig
+    from oblrpo.adapters.trl.trainer import OBLRPOTrainer
 
 __all__ = ["OBLRPOConfig", "OBLRPOTrainer", "VarianceLedgerCallback"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the trainer and its configuration when they are asked for; they need a TRL that they know.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from oblrpo.adapters.trl.config import OBLRPOConfig
+    from oblrpo.adapters.trl.trainer import OBLRPOTrainer
+
+    return {"OBLRPOConfig": OBLRPOConfig, "OBLRPOTrainer": OBLRPOTrainer}[name]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from oblrpo.adapters.conditions import Rule, is_one_of, off
+from oblrpo.adapters.trl import sampling
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, SCHEDULE_MODES
 
 UNBIASED = tuple(name for name, entry in BASELINES.items() if entry.unbiased)
 """The baselines that the adapter takes."""
 
-SAMPLES = "outputs are then not samples of the policy whose score is taken"
 ADDED = "it adds a gradient that is neither in the baseline nor in the signal"
 
 RULES = (
@@ -52,12 +54,8 @@ RULES = (
          "disable_dropout=True"),
     Rule("vllm_importance_sampling_correction", off, "truncated ratios make every baseline biased",
          "vllm_importance_sampling_correction=False"),
-    Rule("top_p", is_one_of(1), SAMPLES, "top_p=1.0"),
-    Rule("top_k", off, SAMPLES, "top_k=0"),
-    Rule("min_p", off, SAMPLES, "min_p=None"),
-    Rule("repetition_penalty", is_one_of(1), SAMPLES, "repetition_penalty=1.0"),
+    *sampling.RULES,
     Rule("temperature", lambda value: value > 0, "greedy outputs have no score", "temperature=1.0"),
-    Rule("generation_kwargs", off, "they may change how outputs are sampled", "generation_kwargs=None"),
     Rule("cast_lm_head_to_fp32", off, "the head's weight is then used around its module",
          "cast_lm_head_to_fp32=False; log-probabilities are taken in float32 anyway"),
     Rule(
@@ -76,7 +74,7 @@ RULES = (
          "no deepspeed; with sharded weights use oblrpo's verl adapter"),
     Rule("baseline", is_one_of(*UNBIASED), "there are, unbiased: " + ", ".join(UNBIASED), "one of those"),
     Rule("score_norms", is_one_of("exact", "calibrated"), "there is no such choice", "'exact' or 'calibrated'"),
-    Rule("score_method", is_one_of("auto", "gram", "instantiate"), "there is no such choice", "'auto'"),
+    Rule("score_method", is_one_of("auto", "gram", "instantiate", "two_pass"), "there is no such choice", "'auto'"),
     Rule("calibration_steps", lambda value: value >= 1, "it is a number of steps", "calibration_steps=10"),
     Rule("schedule", is_one_of(*SCHEDULE_MODES), "there is no such choice", "one of " + ", ".join(SCHEDULE_MODES)),
     Rule("schedule_kl_every", lambda value: value >= 1, "it is a number of completions", "schedule_kl_every=4"),
@@ -105,10 +103,18 @@ def check_config(args: Any) -> None:
             "leave out steps_per_generation and generation_batch_size."
         )
     size, G = args.per_device_train_batch_size, args.num_generations
-    if size % G:
+    rows = size * args.gradient_accumulation_steps
+    if size % G and (G % size or rows % G):
         raise InputError(
-            f"OBLRPOTrainer does not work with per_device_train_batch_size={size} and num_generations={G}: all "
-            f"completions of a prompt go through the model together; make it a multiple of {G}."
+            f"OBLRPOTrainer does not work with per_device_train_batch_size={size} and num_generations={G}: a "
+            f"micro-batch holds whole prompts or, of {G} completions, a number that divides them, and an update's "
+            f"{rows} are whole prompts; make it a multiple of {G}, or a divisor and gradient_accumulation_steps more."
+        )
+    if size < G and args.score_method not in {"auto", "two_pass"}:
+        raise InputError(
+            f"OBLRPOTrainer does not work with score_method={args.score_method!r} and "
+            f"per_device_train_batch_size={size}: one pass takes all {G} completions of a prompt together; set "
+            "score_method='auto'."
         )
     if args.generation_batch_size < 2 * G:
         raise InputError(
@@ -140,4 +146,28 @@ def check_trainer(trainer: Any) -> None:
             f"OBLRPOTrainer does not work with mixed precision {trainer.accelerator.mixed_precision}; set bf16=True."
         )
     if trainer._is_vlm:
-        raise InputError("OBLRPOTrainer does not work with models of images; use one of text.")
+        raise InputError(
+            "OBLRPOTrainer does not work with images, and the processor of this model handles them; for prompts of "
+            "text alone hand over its tokenizer: processing_class=AutoTokenizer.from_pretrained(...)."
+        )
+    _check_sampling(trainer)
+
+
+def _check_sampling(trainer: Any) -> None:
+    """Refuse what is not sampled from the whole policy, by the generation config that will really be used.
+
+    Raises:
+        InputError: there is such a thing.
+    """
+    for name, value in sampling.not_the_policy_s(trainer).items():
+        where, mend = f"the trainer's {name}", f"leave {name} out"
+        if name != "rollout_func" and getattr(trainer.generation_config, name) is None:
+            where = f"{name} of the model's own generation_config, with which TRL's is filled"
+            mend = f"load the model, set model.generation_config.{name} = None, and hand it over"
+        raise InputError(f"OBLRPOTrainer does not work with {where}, {value!r}: {sampling.SAMPLES}; {mend}.")
+    kinds = {parameter.dtype for parameter in trainer.model.parameters()}
+    if trainer.use_transformers_continuous_batching and trainer.args.bf16 and kinds != {torch.bfloat16}:
+        raise InputError(
+            "OBLRPOTrainer does not work with use_transformers_continuous_batching=True under bf16=True: TRL then "
+            "rounds the weights that are trained to bfloat16 for good; set bf16=False, or leave it out."
+        )

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import trl
 from trl import GRPOConfig
 
 from oblrpo.adapters.trl.checks import check_config
+
+if trl.__version__.split(".")[:2] != ["1", "16"]:
+    raise ImportError(
+        f"OBLRPOTrainer overrides what is inside TRL 1.16, and this is TRL {trl.__version__}; install "
+        "'trl>=1.16,<1.17', or a version of oblrpo that knows this one."
+    )
 
 
 @dataclass
@@ -74,8 +81,9 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     score_method: str = field(
         default="auto",
         metadata={
-            "help": "How the one backward gives norms and gradient: `auto`, `gram` or `instantiate`; all are exact "
-            "and differ in memory."
+            "help": "How norms and gradient are taken: `gram` or `instantiate` in one backward, which differ in "
+            "memory; `two_pass` in a pass for norms (or calibrated weights) and one for the gradient, in the least; "
+            "`auto` is one backward, and `two_pass` where a micro-batch is smaller than a group. All are exact."
         },
     )
     schedule: str = field(

@@ -1,15 +1,16 @@
-"""The gradient of one update, taken a micro-batch of whole groups at a time, and what the next update learns from it.
+"""The gradient of one update, taken a micro-batch at a time, and what the next update learns from it.
 
-One forward and one backward for activations (`scores.ScoreTape`) give the score norms, the gradient under advantages
-that depend on them, and each prompt's own gradient norm. TRL's own loss and backward are not run.
+One forward and one backward for activations (`scores.ScoreTape`) give the score norms of whole groups, the gradient
+under advantages that depend on them, and each prompt's own gradient norm. Where advantages depend on none, or on what
+was measured by a pass ahead, no score of a single output is kept (`scores.GroupTape`), and a micro-batch may be smaller
+than a group. TRL's own loss and backward are not run.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 
 from oblrpo import estimators
 from oblrpo.adapters.plain_state import from_json, to_json
+from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_logp, own_SC, sequences_of
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Logps, Policy, Sequences
-from oblrpo.scores import CalibratedProxy, Features, ScoreTape
+from oblrpo.scores import CalibratedProxy, Features, GroupTape, ScoreTape
 
 COLUMNS = (
     "reward", "valid", "baseline", "advantage", "weight", "norm2", "length", "logit_norm2", "logp", "entropy",
@@ -75,13 +77,70 @@ class BatchGradient:
         self.prior = estimators.Prior(args.prior_strength, args.prior_memory)
         self.proxy = CalibratedProxy()
         self.parts: list[Scored] = []
-        self._tape = ScoreTape(policy.model, args.score_method)
+        self.weighted = "norm2_PG" in self.entry.needs
+        part_of_group = args.per_device_train_batch_size < args.num_generations
+        ahead = args.score_method == "two_pass" or part_of_group
+        self.measures_ahead = self.weighted and ahead
+        self._tape = ScoreTape(policy.model, "streamed" if ahead else args.score_method)
+        self._group_tape = GroupTape(policy.model)
+        self._complete: list[Tensor | None] = []  # the gradient of the groups before one of which a part is in `.grad`
+
+    def measure(self, parts: list[dict[str, Tensor]], step: int) -> None:
+        """Tell every micro-batch of an update its weights and baselines, by a pass ahead of that for the gradient.
+
+        A forward of each gives calibrated weights; exact norms take a backward for activations, too.
+
+        Args:
+            parts: all of this process's micro-batches, as `add` gets them.
+            step: as for `add`.
+
+        Raises:
+            DivergedError: a log-probability or a score norm is NaN or infinite.
+            ValueError: a completion is empty.
+        """
+        for inputs in parts:
+            if not self._takes_norms(step):
+                with in_eval_mode(self.policy.model), torch.no_grad():
+                    self._weigh(inputs, self._logps(sequences_of(inputs), features=True))
+                continue
+            with in_eval_mode(self.policy.model), self._tape as tape:
+                self._weigh(inputs, self._logps(sequences_of(inputs), features=True), tape)
+            tape.forget()
+        names = ("rewards", "weight", *(name for name in MASKS if name in parts[0]))
+        whole = {name: torch.cat([inputs[name] for inputs in parts]) for name in names}
+        self.set_baselines(whole)
+        start = 0
+        for inputs in parts:
+            rows = slice(start, start := start + len(inputs["rewards"]))
+            inputs.update(valid=whole["valid"][rows], baseline=whole["baseline"][rows])
+
+    def set_baselines(self, inputs: dict[str, Tensor]) -> None:
+        """Set `valid`, which outputs count, and `baseline` of whole groups; without weights, of those of all processes.
+
+        Args:
+            inputs: `rewards`, and `weight` and the masks where the baseline needs them, (S,) and (S, C).
+        """
+        rewards_PG = inputs["rewards"].view(-1, self.args.num_generations)
+        valid_PG = ~rewards_PG.isnan()
+        valid_PG &= valid_PG.sum(1, keepdim=True) >= self.entry.smallest_group
+        given: dict[str, Any] = {}
+        if self.weighted:
+            if not self.parts:
+                self._seen = copy.deepcopy(self.prior)
+            weight_PG = inputs["weight"].view_as(rewards_PG)
+            given |= estimators.baseline_inputs(own_SC(inputs).view(*rewards_PG.shape, -1), weight_PG)
+            given["prior"] = self._seen
+        baseline_PG = estimators.baseline(self.args.baseline, rewards_PG, valid_PG=valid_PG, **given)
+        if self.weighted:
+            self._seen.observe(rewards_PG, weight_PG, valid_PG)
+        inputs.update(valid=valid_PG.flatten(), baseline=baseline_PG.flatten())
 
     def add(self, inputs: dict[str, Tensor], outputs: int, step: int) -> Tensor:
         """Add one micro-batch's share to the gradient; return the mean advantage of its outputs.
 
         Args:
-            inputs: the micro-batch as TRL has it, and `rewards`, NaN where there is none.
+            inputs: the micro-batch as TRL has it, and `rewards`, NaN where there is none; `valid` and `baseline` where
+                they are known.
             outputs: the number of outputs of this process in the whole update.
             step: the number of updates before this one.
 
@@ -89,58 +148,69 @@ class BatchGradient:
             DivergedError: a log-probability, a score norm or a gradient is NaN or infinite.
             ValueError: a completion is empty.
         """
-        if not self.parts:
-            self._seen = copy.deepcopy(self.prior)
-        G, calibrated = self.args.num_generations, self.args.score_norms == "calibrated"
-        weighted = "norm2_PG" in self.entry.needs
-        sequences = sequences_of(inputs)
-        with in_eval_mode(self.policy.model), self._tape as tape:
-            logps = self.policy.logps(sequences, self.args.temperature, features=weighted and calibrated)
-            check_finite("log-probability", logps.logps_S.detach())
-            tape.record(logps.logps_S)
-        norm2_S = None
-        if weighted and (not calibrated or step % self.args.calibration_steps == 0):
-            norm2_S = tape.norm2()
-            check_finite("score norm", norm2_S)
-        weight_S = norm2_S if logps.features is None else self.proxy.predict(logps.features)
-        rewards_PG = inputs["rewards"].view(-1, G)
-        valid_PG = ~rewards_PG.isnan()
-        valid_PG &= valid_PG.sum(1, keepdim=True) >= self.entry.smallest_group
-        baseline_PG = self._baseline(inputs, sequences, rewards_PG, valid_PG, weight_S)
-        advantage_PG = torch.where(valid_PG, rewards_PG - baseline_PG, 0)
-        group_norm2_P = tape.accumulate(-advantage_PG.flatten() / outputs, G)
-        check_finite("gradient of a prompt", group_norm2_P)
-        tape.forget()
-        known: dict[str, Tensor | None] = {
-            "reward": rewards_PG,
-            "valid": valid_PG,
-            "baseline": baseline_PG,
-            "advantage": advantage_PG,
-            "weight": weight_S,
-            "norm2": norm2_S,
+        known = "baseline" in inputs
+        sequences, exact = sequences_of(inputs), self._takes_norms(step) and not known
+        with in_eval_mode(self.policy.model), self._tape if exact else self._group_tape as tape:
+            logps = self._logps(sequences, features=not known)
+            if not known:
+                self._weigh(inputs, logps, tape)
+                self.set_baselines(inputs)
+            advantage_S = torch.where(inputs["valid"], inputs["rewards"] - inputs["baseline"], 0)
+            group_norm2_P = self._accumulate(tape, logps.logps_S, -advantage_S / outputs)
+        found = inputs | {
+            "reward": inputs["rewards"],
+            "advantage": advantage_S,
             "length": sequences.lengths_S,
-            "logit_norm2": None if logps.features is None else logps.features.logit_norm2_S,
             "logp": logps.logps_S,
             "entropy": (logps.entropy_SC * sequences.own_SC).sum(1),
         }
         unknown_S = torch.full_like(logps.logps_S, math.nan)
-        columns = [unknown_S if (found := known[name]) is None else found.flatten() for name in COLUMNS]
-        table_SK = torch.stack([column.detach().to(torch.float64) for column in columns], 1)
-        self.parts.append(Scored(sequences, own_logp(sequences, logps), table_SK, group_norm2_P))
-        return advantage_PG.mean()
+        columns = [found.get(name, unknown_S).detach().to(torch.float64) for name in COLUMNS]
+        self.parts.append(Scored(sequences, own_logp(sequences, logps), torch.stack(columns, 1), group_norm2_P))
+        return advantage_S.mean()
 
-    def _baseline(
-        self, inputs: dict[str, Tensor], sequences: Sequences, rewards_PG: Tensor, valid_PG: Tensor, weight_S: Any
-    ) -> Tensor:
-        """The baseline of every output, (P, G); one of rewards alone comes with the batch, of which this is a part."""
-        if weight_S is None:
-            return inputs["baseline"].view_as(rewards_PG)
-        weight_PG = weight_S.view_as(rewards_PG)
-        mask_PGT = sequences.own_SC.view(*rewards_PG.shape, -1)
-        given = estimators.baseline_inputs(mask_PGT, weight_PG)
-        baseline_PG = estimators.baseline(self.args.baseline, rewards_PG, valid_PG=valid_PG, prior=self._seen, **given)
-        self._seen.observe(rewards_PG, weight_PG, valid_PG)
-        return baseline_PG
+    def _takes_norms(self, step: int) -> bool:
+        """Whether this update measures score norms, to weigh by or to learn from."""
+        return self.weighted and (self.args.score_norms == "exact" or step % self.args.calibration_steps == 0)
+
+    def _logps(self, sequences: Sequences, features: bool) -> Logps:
+        features &= self.weighted and self.args.score_norms == "calibrated"
+        logps = self.policy.logps(sequences, self.args.temperature, features=features)
+        check_finite("log-probability", logps.logps_S.detach())
+        return logps
+
+    def _weigh(self, inputs: dict[str, Tensor], logps: Logps, tape: Any = None) -> None:
+        """Set the weights that the baseline takes, and what they come from: exact norms, features of the draws."""
+        if isinstance(tape, ScoreTape):
+            tape.record(logps.logps_S)
+            inputs["norm2"] = tape.norm2()
+            check_finite("score norm", inputs["norm2"])
+        if logps.features is None:
+            inputs["weight"] = inputs["norm2"]
+        else:
+            inputs["logit_norm2"] = logps.features.logit_norm2_S
+            inputs["weight"] = self.proxy.predict(logps.features)
+
+    def _accumulate(self, tape: ScoreTape | GroupTape, logps_S: Tensor, coef_S: Tensor) -> Tensor:
+        """Add to the gradient; return the squared norm of each group's share, as far as groups are complete."""
+        G, rows = self.args.num_generations, len(coef_S)
+        if isinstance(tape, ScoreTape):
+            norm2_P = tape.accumulate(coef_S, G)
+            tape.forget()
+        else:
+            norm2_P = tape.accumulate(logps_S, coef_S, min(G, rows))
+        check_finite("gradient of a prompt", norm2_P)
+        if rows >= G:
+            return norm2_P
+        if (len(self.parts) + 1) * rows % G:
+            return norm2_P[:0]
+        norm2 = estimators.squared_norm(self.policy.parameters)  # `.grad` holds nothing but this group
+        before = self._complete or [None] * len(self.policy.parameters)
+        self._complete = [
+            total(parameter.grad, grad) for parameter, grad in zip(self.policy.parameters, before, strict=True)
+        ]
+        self.policy.model.zero_grad(set_to_none=True)
+        return torch.tensor([norm2], dtype=torch.float64, device=norm2_P.device)
 
     def finish(self) -> Batch:
         """Average the gradient over processes, and measure it; every process gets the same."""
@@ -151,11 +221,16 @@ class BatchGradient:
                 torch.cat([part.group_norm2_P for part in self.parts]) * prompts**2,
             )
         )
+        if self._complete:
+            for parameter, grad in zip(self.policy.parameters, self._complete, strict=True):
+                parameter.grad = grad
+            self._complete = []
         if self.accelerator.num_processes > 1:
             average(self.policy.parameters, self.accelerator.num_processes)
         norm2 = estimators.squared_norm(self.policy.parameters)
         columns = dict(zip(COLUMNS, table_SK.unbind(1), strict=True))
-        agreement = self._learn(columns, len(self.parts[0].table_SK), G)
+        rows = len(self.parts[0].table_SK) * (len(self.parts) if self.measures_ahead else 1)
+        agreement = self._learn(columns, rows, G)
         return Batch(columns, G, estimators.moments(group_norm2_P, norm2), float(norm2), agreement)
 
     def _learn(self, columns: dict[str, Tensor], rows: int, group_size: int) -> float:
@@ -163,9 +238,7 @@ class BatchGradient:
         if bool(columns["weight"].isnan().any()):
             return math.nan  # a baseline without weights remembers nothing
         parts = [columns[name].view(-1, rows // group_size, group_size) for name in ("reward", "weight", "valid")]
-        for rewards_PG, weight_PG, valid_PG in zip(
-            *parts, strict=True
-        ):  # micro-batch by micro-batch, as they were seen
+        for rewards_PG, weight_PG, valid_PG in zip(*parts, strict=True):  # as many rows at a time as were seen at once
             self.prior.observe(rewards_PG, weight_PG, valid_PG)
         self.prior.next_step()
         if self.args.score_norms == "exact" or bool(columns["norm2"].isnan().any()):
@@ -175,14 +248,19 @@ class BatchGradient:
 
     def forget(self) -> None:
         """Let go of the batch."""
-        self.parts = []
+        self.parts, self._complete = [], []
 
     def watch(self) -> Callable[[], Tensor]:
         """Return a function that tells, after the update, by how much log pi of some outputs' tokens has changed."""
-        every = slice(None, None, self.args.schedule_kl_every)
-        chosen = [part.sequences.at(every) for part in self.parts]
+        every, start = self.args.schedule_kl_every, 0
+        chosen, before = [], []
+        for part in self.parts:
+            rows, start = slice(-start % every, None, every), start + len(part.logp_SC)
+            if len(part.logp_SC[rows]):
+                chosen.append(part.sequences.at(rows))
+                before.append(part.logp_SC[rows])
         # In bfloat16 another batch is rounded in another way, which is not to be taken for a movement of the policy.
-        before_SC = self._filled([part.logp_SC[every] for part in self.parts])
+        before_SC = self._filled(before)
         if self.policy.rounds:
             before_SC = self._logp_SC(chosen)
 
@@ -213,43 +291,11 @@ class BatchGradient:
         self.proxy.load_state_dict(from_json(state["proxy"]))
 
 
-def policy_of(trainer: Any) -> Policy:
-    """A trainer's model with its tokenizer; the head is looked at before accelerate wraps the model's forward."""
-    policy = Policy(
-        trainer.model,
-        trainer.processing_class,
-        bf16=trainer.accelerator.mixed_precision == "bf16",
-        checkpointing=trainer.args.gradient_checkpointing,
-    )
-    with in_eval_mode(trainer.model):
-        _ = policy.head
-    return policy
-
-
-def own_logp(sequences: Sequences, logps: Logps) -> Tensor:
-    """The log-probability of every token, (S, C); 0 where there is none of the policy's own."""
-    return torch.where(sequences.own_SC.bool(), logps.logp_SC.detach(), 0.0)
-
-
-def sequences_of(inputs: dict[str, Tensor]) -> Sequences:
-    """The rows of a batch of TRL's, without the padding that only other rows needed."""
-    mask_SC = inputs["completion_mask"]
-    own_SC = mask_SC * inputs["tool_mask"] if "tool_mask" in inputs else mask_SC
-    whole = Sequences.of(inputs["prompt_ids"], inputs["prompt_mask"], inputs["completion_ids"], mask_SC)
-    own_ST = torch.cat([torch.zeros_like(inputs["prompt_mask"]), own_SC], 1)
-    return Sequences(whole.ids_ST, whole.mask_ST, own_ST, whole.start).at(slice(None))
-
-
-@contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off for a while; every module gets back the mode that it had."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+def total(grad: Tensor | None, before: Tensor | None) -> Tensor | None:
+    """The sum of two gradients, written into the second."""
+    if before is None or grad is None:
+        return before if grad is None else grad
+    return before.add_(grad)
 
 
 def average(parameters: list[nn.Parameter], processes: int) -> None:

@@ -1,7 +1,11 @@
-"""A look at the gradient of TRL's own trainers, which changes nothing: noise, and what baselines would make of it."""
+"""A look at the gradient of TRL's own trainers, which changes nothing: noise, and what baselines would make of it.
+
+It needs no series of TRL that it knows: where another TRL, or anything else, makes a look fail, it says so and stops.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from typing import Any
 
@@ -10,12 +14,15 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from oblrpo import estimators
-from oblrpo.adapters.trl.gradient import in_eval_mode, policy_of, sequences_of
 from oblrpo.adapters.trl.metrics import finite
+from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
+from oblrpo.adapters.trl.sampling import not_the_policy_s
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.scores import ScoreTape, UnsupportedModelError
+
+LOGGER = logging.getLogger(__name__)
 
 DIRECTIONS, DIMENSIONS = 8, 2048
 """The size of each of the two independent sketches that inner products come from; see `ScoreTape.sketch`."""
@@ -31,13 +38,15 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
 
     In the first step and every `every` after it, the batch goes through the model once more just before the update: one
     forward and one backward for activations, which leaves weights, gradients, random numbers and modes as they are. It
-    reads the batch and the rewards from what two methods of this one trainer return.
+    reads the batch and the rewards from what two methods of this one trainer return. Where a look fails, on any of the
+    processes, it logs one warning that says why, and looks no more: the run goes on as it would have without it.
 
     The gradients compared are (1/S) sum_s A_s grad log pi(o_s|q_s) with the advantages of each baseline, divided by
     what its authors divide them by (`grpo`: the group's deviation), not with the trainer's own weighting of tokens.
     `variance/NAME` and `signal2/NAME` are this batch's; `snr`, `n_snr` and `critical_batch_size` (in prompts) are those
     with `baseline`, averaged over the steps that were looked at. Rewards are as the reward functions give them, with
-    the trainer's weights and without a KL penalty. The token-level baseline is left out.
+    the trainer's weights and without a KL penalty. The token-level baseline is left out. Scores are those of the whole
+    policy; where completions are not sampled from it (top-p and its kin), a warning says that figures are off.
 
     Args:
         trainer: a `GRPOTrainer`, an `RLOOTrainer` or a subclass that generates as they do.
@@ -45,8 +54,8 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         baseline: the name in `estimators.BASELINES` whose signal-to-noise ratio is logged.
 
     Raises:
-        InputError: `every` is below 1, the baseline is unknown, the processes do not hold whole groups, or the model or
-            the launcher does not let scores be taken.
+        InputError: `every` is below 1, the baseline is unknown, the processes do not hold whole groups, the trainer
+            does not generate, or the model or the launcher does not let scores be taken.
     """
 
     def __init__(self, trainer: Any, every: int = 20, baseline: str = "rloo") -> None:
@@ -69,48 +78,94 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             self._tape = ScoreTape(trainer.model)
         except UnsupportedModelError as error:
             raise InputError(f"the ledger cannot look at this model: {error}") from None
+        if (others := not_the_policy_s(trainer)) and trainer.accelerator.is_main_process:
+            given = ", ".join(f"{name}={value!r}" for name, value in others.items())
+            LOGGER.warning(
+                "VarianceLedgerCallback: completions are not sampled from the whole policy (%s), whose scores are "
+                "taken; its signal and variances are off by that.",
+                given,
+            )
         self._prior = estimators.Prior()
         self._average = MomentAverage(0.9)
         self._rewards: Tensor | None = None
         self._batch: dict[str, Tensor] | None = None
         self._next = 0  # the number of updates after which the next batch is looked at
+        self._stopped = False
         self._listen()
 
     def _listen(self) -> None:
-        """Read what the trainer's own methods return, and hand it on."""
+        """Read what the trainer's own methods return, and hand it on.
+
+        Raises:
+            InputError: it has no such methods.
+        """
         trainer = self._trainer
-        calculate, generate = trainer._calculate_rewards, trainer._generate_and_score_completions
+        try:
+            calculate, generate = trainer._calculate_rewards, trainer._generate_and_score_completions
+        except AttributeError as error:
+            raise InputError(f"the ledger needs a trainer that generates as GRPOTrainer does: {error}.") from None
 
         def calculate_rewards(*args: Any, **kwargs: Any) -> Tensor:
             self._rewards = found = calculate(*args, **kwargs)
             return found  # type: ignore[no-any-return]
 
-        def generate_and_score(inputs: Any) -> dict[str, Any]:
-            output: dict[str, Any] = generate(inputs)
-            if trainer.model.training and trainer.state.global_step >= self._next:
-                self._batch, self._next = dict(output), trainer.state.global_step + self.every
+        def generate_and_score(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            output: dict[str, Any] = generate(*args, **kwargs)
+            if not self._stopped and trainer.model.training and trainer.state.global_step >= self._next:
+                self._batch, self._next = {**output}, trainer.state.global_step + self.every
             return output
 
         trainer._calculate_rewards, trainer._generate_and_score_completions = calculate_rewards, generate_and_score
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the ledger of a batch that was just generated, with the weights that generated it.
-
-        Raises:
-            InputError: the model cannot be recorded.
-        """
+        """Take the ledger of a batch that was just generated, with the weights that generated it."""
         if self._batch is None:
             return
+        batch, self._batch = self._batch, None
         try:
-            found = self._metrics(self._batch, state.global_step + 1)
-        except (ValueError, UnsupportedModelError) as error:
-            raise InputError(f"the ledger cannot be taken: {error}") from None
-        self._batch = None
+            found = self._metrics(batch, state.global_step + 1)
+        except Exception as error:  # whatever it is, the run is the user's
+            self._stopped, self._rewards = True, None
+            self._tape.forget()
+            LOGGER.warning(
+                "VarianceLedgerCallback looks no more, and the run goes on without it: %s: %s",
+                type(error).__name__,
+                error,
+            )
+            return
         for key, value in found.items():
             self._trainer._metrics["train"][key].append(finite(value))
 
     def _metrics(self, batch: dict[str, Tensor], step: int) -> dict[str, float]:
+        """What is logged of a batch: nothing where too few prompts have rewards.
+
+        Raises:
+            RuntimeError: the look failed on another process.
+            Exception: it failed on this one.
+        """
+        mine, failure = (0, dict[str, float]()), None
+        try:
+            mine = self._mine(batch, step)
+        except Exception as error:
+            failure = error
+        accelerator = self._trainer.accelerator  # nobody waits for one that has failed
+        told = torch.tensor([[mine[0], failure is not None]], device=accelerator.device)
+        prompts, failed = accelerator.gather(told).unbind(1)
+        if failure is not None:
+            raise failure
+        if failed.any():
+            raise RuntimeError(f"it failed on {int(failed.sum())} other process(es), which say why")
+        return self._over_processes(mine[1], int(prompts.sum())) if int(prompts.min()) > 1 else {}
+
+    def _mine(self, batch: dict[str, Tensor], step: int) -> tuple[int, dict[str, float]]:
+        """This process's part: the number of its prompts that have rewards, and what is told of them.
+
+        Raises:
+            ValueError: the batch has images.
+        """
         trainer, G = self._trainer, self._trainer.num_generations
+        if "pixel_values" in batch:
+            raise ValueError("it does not look at images")
         assert self._rewards is not None
         rewards = (self._rewards * trainer.reward_weights.to(self._rewards.device)).nansum(1)
         rewards[self._rewards.isnan().all(1)] = torch.nan
@@ -120,9 +175,9 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         valid_PG = ~rewards_PG.isnan()
         valid_PG &= valid_PG.sum(1, keepdim=True) > 1
         keep_P = valid_PG.any(1)
+        if (prompts := int(keep_P.sum())) < 2:
+            return prompts, {}
         rows_S = keep_P.repeat_interleave(G)
-        if int(self._trainer.accelerator.gather(keep_P.sum()[None]).min()) < 2:
-            return {}  # too few prompts have rewards: there is nothing to tell
         inputs = estimators.baseline_inputs(mask_PGT[keep_P], norm2_PG[keep_P])
         rewards_PG, valid_PG = rewards_PG[keep_P], valid_PG[keep_P]
         every = estimators.under_every_baseline(rewards_PG, inputs, valid_PG=valid_PG, prior=self._prior)
@@ -135,7 +190,9 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             {name: BASELINES[name].unbiased for name in every},
             valid_PG=valid_PG,
         )
-        return self._over_processes(found, len(rewards_PG))
+        values = {f"variance/{name}": entry.variance for name, entry in found.entries.items()}
+        values |= {f"signal2/{name}": entry.signal2 for name, entry in found.entries.items()}
+        return prompts, values | {"variance_between_prompts": found.between}
 
     def _score(self, batch: dict[str, Tensor], step: int, G: int) -> tuple[Tensor, Tensor, Tensor]:
         """Two estimates of the scores' inner products, (2, S, S), exact squared norms (P, G), and the tokens' mask."""
@@ -156,18 +213,14 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         mask = batch["completion_mask"] * batch.get("tool_mask", 1)
         return gram_KSS, norm2_S.view(-1, G), mask.view(-1, G, mask.shape[1])
 
-    def _over_processes(self, found: estimators.Ledger, prompts: int) -> dict[str, float]:
-        """The ledger of the whole batch: the mean over processes, each of which has so many of its prompts."""
-        processes = self._trainer.accelerator.num_processes
-        values = {f"variance/{name}": entry.variance / processes for name, entry in found.entries.items()}
-        values |= {f"signal2/{name}": entry.signal2 for name, entry in found.entries.items()}
-        values["variance_between_prompts"] = found.between / processes
-        device = self._trainer.accelerator.device
-        mine = torch.tensor([list(values.values())], dtype=torch.float64, device=device)
-        values = dict(zip(values, self._trainer.accelerator.gather(mine).mean(0).tolist(), strict=True))
-        n = int(self._trainer.accelerator.gather(torch.tensor([prompts], device=device)).sum())
-        noise = max(0.0, n * values[f"variance/{self.baseline}"])
-        self._average.add(Moments(values[f"signal2/{self.baseline}"], noise, n))
+    def _over_processes(self, mine: dict[str, float], prompts: int) -> dict[str, float]:
+        """The ledger of the whole batch of so many prompts: the mean over processes, of which variances shrink."""
+        accelerator = self._trainer.accelerator
+        told = torch.tensor([list(mine.values())], dtype=torch.float64, device=accelerator.device)
+        values = dict(zip(mine, accelerator.gather(told).mean(0).tolist(), strict=True))
+        values |= {key: values[key] / accelerator.num_processes for key in values if key.startswith("variance")}
+        noise = max(0.0, prompts * values[f"variance/{self.baseline}"])
+        self._average.add(Moments(values[f"signal2/{self.baseline}"], noise, prompts))
         moments = self._average.moments
         ratios = {"snr": moments.snr, "n_snr": moments.n_snr, "critical_batch_size": moments.critical_batch_size}
         return values | ratios

@@ -12,11 +12,11 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
-from oblrpo import estimators
 from oblrpo.adapters.trl.checks import check_trainer
 from oblrpo.adapters.trl.config import OBLRPOConfig
-from oblrpo.adapters.trl.gradient import Batch, BatchGradient, in_eval_mode, policy_of
+from oblrpo.adapters.trl.gradient import Batch, BatchGradient
 from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
+from oblrpo.adapters.trl.rows import in_eval_mode, policy_of
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import RULES, SNRSchedule
 from oblrpo.estimators.schedule import Mode
@@ -86,10 +86,10 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rewards_S[found.isnan().all(1)] = math.nan
         mine = slice(self.accelerator.process_index * len(inputs), (self.accelerator.process_index + 1) * len(inputs))
         output["rewards"] = rewards_S[mine]
-        if "norm2_PG" not in self._gradient.entry.needs:
-            rewards_PG = rewards_S.view(-1, self.num_generations)
-            baseline_PG = estimators.baseline(self.args.baseline, rewards_PG, valid_PG=~rewards_PG.isnan())
-            output["baseline"] = baseline_PG.flatten()[mine]
+        if not self._gradient.weighted:
+            whole = {"rewards": rewards_S}
+            self._gradient.set_baselines(whole)
+            output |= {name: whole[name][mine] for name in ("valid", "baseline")}
         return output
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -144,6 +144,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         parts = self.current_gradient_accumulation_steps
         try:
             outputs = parts * len(inputs["rewards"])
+            if self._gradient.measures_ahead and not self._gradient.parts:
+                self._gradient.measure(self._buffered_inputs, self.state.global_step)
             advantage = self._gradient.add(inputs, outputs, self.state.global_step)
             if self.accelerator.sync_gradients:
                 self._set_rate(self._gradient.finish())

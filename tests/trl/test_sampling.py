@@ -1,0 +1,125 @@
+"""Completions are draws of the policy, or are refused by name: the config that generation really goes by."""
+
+import logging
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import GenerationConfig
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
+from oblrpo.adapters.trl.sampling import NEUTRAL, OF_NO_EFFECT, altered, in_effect
+from oblrpo.errors import InputError
+from tests.trl.support import PROMPTS, ours, reward, settings, theirs, tiny_policy
+
+CHANGES = {
+    "min_p": 0.1, "epsilon_cutoff": 0.01, "eta_cutoff": 0.01, "typical_p": 0.9, "top_h": 0.5, "suppress_tokens": [65],
+    "begin_suppress_tokens": [65], "no_repeat_ngram_size": 2, "min_new_tokens": 4, "min_length": 4,
+    "bad_words_ids": [[65]], "num_beams": 2, "forced_bos_token_id": 65, "forced_eos_token_id": 65,
+    "sequence_bias": [[[65], 2.0]], "guidance_scale": 2.0, "exponential_decay_length_penalty": (1, 1.5),
+    "remove_invalid_values": True, "encoder_repetition_penalty": 1.2, "stop_strings": ["a"], "max_time": 1.0,
+    "prompt_lookup_num_tokens": 2, "use_mtp": True, "cache_implementation": "quantized", "num_return_sequences": 2,
+    "watermarking_config": {"bias": 2.0}, "token_healing": True, "dola_layers": "low", "assistant_early_exit": 1,
+}  # fmt: skip
+"""Fields that no parameter of TRL's sets, as a model's generation_config.json may have them."""
+
+
+def with_own(**fields):
+    """A policy whose own generation config has these fields."""
+    policy = tiny_policy()
+    policy.model.generation_config = GenerationConfig(
+        **{"eos_token_id": policy.tokenizer.eos_token_id, "do_sample": True} | fields
+    )
+    return policy
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("peft", [None, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")])
+def test_what_the_model_s_own_config_changes_is_refused_by_name(tmp_path, name, peft):
+    """TRL fills from there what its own parameters leave unset."""
+    with pytest.raises(InputError, match=rf"{name} of the model's own.*set model.generation_config.{name} = None"):
+        ours(tmp_path, with_own(**{name: CHANGES[name]}), peft_config=peft)
+
+
+def test_a_model_s_own_config_that_trl_overrules_is_taken(tmp_path):
+    """What TRL sets itself, and fields whose value changes nothing; the cure of a refusal cures."""
+    own = {"top_p": 0.8, "top_k": 20, "temperature": 0.6, "repetition_penalty": 1.05, "do_sample": False}
+    policy = with_own(**own, min_length=0, bad_words_ids=None, max_length=5, length_penalty=2.0, chat_format="chatml")
+    policy.model.generation_config.min_p = 0.1
+    with pytest.raises(InputError, match="min_p"):
+        ours(tmp_path, policy)
+    policy.model.generation_config.min_p = None
+    config = in_effect(ours(tmp_path, policy, temperature=0.7))
+    assert (config.top_p, config.top_k, config.temperature, config.do_sample) == (1.0, 0, 0.7, True)
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_top_k_none_is_filled_and_so_refused(tmp_path, top_k):
+    """With the model's own, or with transformers' 50."""
+    with pytest.raises(InputError, match="top_k=None"):
+        ours(tmp_path, with_own(top_k=top_k), top_k=None)
+
+
+def test_every_field_that_transformers_knows_is_known_here():
+    """One that a later version adds is refused until somebody has read what it does."""
+    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    only_none = {
+        "max_time", "stop_strings", "top_h", "forced_bos_token_id", "forced_eos_token_id", "constraints", "dola_layers",
+        "exponential_decay_length_penalty", "watermarking_config", "prompt_lookup_num_tokens", "assistant_early_exit",
+        "force_words_ids", "temperature",
+    }  # fmt: skip
+    assert not set(NEUTRAL) & OF_NO_EFFECT
+    assert fields - set(NEUTRAL) - OF_NO_EFFECT == only_none
+    assert altered(GenerationConfig(do_sample=True, top_k=0, temperature=0.5), 1.0) == {"temperature": 0.5}
+
+
+def test_other_samplers_are_refused_where_they_are_not_the_policy_s(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    policy, data = tiny_policy(), Dataset.from_dict({"prompt": PROMPTS})
+    with pytest.raises(InputError, match="rollout_func"):
+        OBLRPOTrainer(
+            policy.model, reward, args=OBLRPOConfig(**settings(tmp_path)), train_dataset=data,
+            processing_class=policy.tokenizer, rollout_func=lambda prompts, trainer: {},
+        )  # fmt: skip
+    for name in ("use_transformers_continuous_batching", "use_transformers_paged"):
+        ours(tmp_path, **{name: True})
+        with pytest.raises(InputError, match="continuous_batching=True under bf16=True"):
+            ours(tmp_path, **{name: True}, bf16=True)
+        ours(tmp_path, tiny_policy(torch.bfloat16), **{name: True}, bf16=True)
+
+
+def test_continuous_batching_draws_from_the_policy(tmp_path):
+    """Its first tokens against the policy's probabilities, by chi-square; it takes nothing from the model's config."""
+    policy, rows = with_own(min_p=0.5), 1024
+    small = {"num_blocks": 64, "max_batch_tokens": 128, "seed": 0}
+    trainer = ours(
+        tmp_path, policy, use_transformers_continuous_batching=True, transformers_continuous_batching_config=small,
+        max_completion_length=1, temperature=0.3,
+    )  # fmt: skip
+    [prompt] = policy.tokenizer(text=["3="])["input_ids"]
+    drawn, _ = trainer._generate_single_turn([prompt] * rows, None, {}, 4)
+    with torch.no_grad():
+        p_V = (policy.model(torch.tensor([prompt])).logits[0, -1] / 0.3).softmax(-1).double()
+    found_V = torch.bincount(torch.tensor([row[0] for row in drawn]), minlength=len(p_V)).double()
+    often = rows * p_V > 5
+    found, wanted = (torch.cat([each[often], each[~often].sum()[None]]) for each in (found_V, rows * p_V))
+    freedom = len(found) - 1
+    assert freedom > 10
+    assert float(((found - wanted) ** 2 / wanted).sum()) < freedom + 4 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize(("kind", "config"), [(GRPOTrainer, GRPOConfig), (RLOOTrainer, RLOOConfig)])
+def test_the_ledger_says_where_completions_are_not_the_policy_s(tmp_path, caplog, kind, config):
+    words = {"kind": kind, "config": config, "beta": 0.0, "max_steps": 1}
+    with caplog.at_level(logging.WARNING, "oblrpo"):
+        VarianceLedgerCallback(theirs(tmp_path, with_own(top_p=0.8), **words))
+        assert "VarianceLedgerCallback" not in caplog.text
+        trainer = theirs(tmp_path, with_own(min_p=0.1), **words, generation_kwargs={"typical_p": 0.9})
+        trainer.add_callback(VarianceLedgerCallback(trainer))
+        [said] = [text for text in caplog.messages if text.startswith("VarianceLedgerCallback")]
+    assert "min_p=0.1" in said
+    assert "typical_p=0.9" in said
+    trainer.train()
+    assert "variance/rloo" in trainer.state.log_history[0]
