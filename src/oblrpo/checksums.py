@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from oblrpo.regular_files import regular
+
 SUMS = "SHA256SUMS"
 """The file of a folder's checksums, in the format of `sha256sum`."""
 
@@ -19,7 +21,7 @@ def write_sums(folder: Path) -> None:
 def damage(folder: Path) -> str:
     """What is wrong with a folder whose checksums were written, in words; empty if every file is what it was."""
     try:
-        lines = (folder / SUMS).read_text("utf-8").splitlines()
+        lines = regular(folder / SUMS).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return f"{SUMS} is missing or cannot be read"
     for line in lines:
