@@ -5,9 +5,10 @@
 
 A rule is `auto`, or another schedule without a number (`auto@1e-3` starts there and not at `--start`); a schedule with
 its rate (`off:1e-3`); `kl:0.02`, `auto:0.05`: a schedule that starts at `--start`, with its target in nats
-(`schedule_kl`); or `auto:ceiling=0`, the measured rate without its signal term. All begin, seed by seed, with the same warm-started policy, take prompts of 4 completions each and the
-shrunk baseline, and end after the same number of completions. Prints held-out accuracy after the last step, and each
-rule's over that of the best fixed rate of its point. Finished runs are not repeated.
+(`schedule_kl`); or `auto:ceiling=0`, the measured rate without its signal term. All begin, seed by seed, with the same
+warm-started policy, take prompts of 4 completions each and the shrunk baseline, and end after the same number of
+completions. Prints held-out accuracy after the last step, and each rule's over that of the best fixed rate of its
+point. Finished runs are not repeated.
 """
 
 from __future__ import annotations

@@ -69,10 +69,10 @@ def test_more_seeds_than_anybody_runs(tmp_path):
 def test_rows_with_two_columns_of_a_name_or_half_a_character(tmp_path):
     (tmp_path / "rows.csv").write_text("prompt,answer,answer\na,1,2\n")
     with pytest.raises(InputError, match="two columns 'answer'"):
-        sources.read_source([str(tmp_path / "rows.csv")], "train")
+        list(sources.read_source([str(tmp_path / "rows.csv")], "train"))
     (tmp_path / "rows.csv").write_text("\ufeff")
     with pytest.raises(InputError, match="holds no rows"):
-        sources.read_source([str(tmp_path / "rows.csv")], "train")
+        list(sources.read_source([str(tmp_path / "rows.csv")], "train"))
     row = ("here", {"prompt": [{"role": "user", "content": "\ud800"}], "answer": "1"})
     with pytest.raises(InputError, match="half a surrogate"):
         data.problems_of([row], "prompt", "answer", "{prompt}")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from oblrpo.regular_files import regular
+
 SUMS = "SHA256SUMS"
 """The file of a folder's checksums, in the format of `sha256sum`."""
 
@@ -25,7 +27,7 @@ def damage(folder: Path, needed: Sequence[str] = ()) -> str:
         needed: patterns of names, of each of which one has to be listed.
     """
     try:
-        lines = (folder / SUMS).read_text("utf-8").splitlines()
+        lines = regular(folder / SUMS).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return f"{SUMS} is missing or cannot be read"
     pairs = [line.partition("  ") for line in lines]

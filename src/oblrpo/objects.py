@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 PREFIX = "python:"
 """How the word of an object begins."""
+
+MOST_ROWS = 1_000_000
+"""Rows of an iterable that does not say how many it has; it may have no end."""
 
 OF_LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "load_in_4bit")
 """Settings that say how a model is loaded."""
@@ -141,15 +144,22 @@ def rows_of(given: Any, name: str) -> Rows:
     """Return all rows of a list, a data set of the library `datasets`, or any other iterable of mappings.
 
     Raises:
-        InputError: there are none, or one is no mapping; `name` says what was given.
+        InputError: there are none, too many of an iterable without a length, or one is no mapping; `name` says what
+            was given.
     """
     if isinstance(given, Mapping):
         example = next(iter(given), "train")
         raise InputError(f"{name} holds parts by name; give one of them, such as {name}={name}[{example!r}].")
     if not isinstance(given, Iterable):
         raise InputError(f"{name} is a {type(given).__name__}; give file names, or rows: an iterable of dicts.")
-    rows: Rows = []
+    rows: list[tuple[str, Any]] = []
+    most = max(MOST_ROWS, len(given) if isinstance(given, Sized) else 0)
     for index, row in enumerate(given):
+        if index == most:
+            raise InputError(
+                f"{name} goes on after {most:,} rows and does not say how many it has; give as many as the run needs, "
+                f"such as list(itertools.islice({name}, 10_000))."
+            )
         if not isinstance(row, Mapping):
             hint = "; of a table of pandas give table.to_dict('records')" if hasattr(given, "to_dict") else ""
             raise InputError(f"{name} row {index} is a {type(row).__name__}, not a dict of columns{hint}.")

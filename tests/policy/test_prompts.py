@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import time
 
 import pytest
 import torch
@@ -54,6 +55,18 @@ def test_messages_without_a_template_or_with_one_that_refuses(tiny_policy):
     tiny_policy.tokenizer.chat_template = "{{ raise_exception('no system, please') }}"
     with pytest.raises(InputError, match="chat template refuses a prompt: no system, please"):
         tiny_policy.encode([[{"role": "user", "content": "x"}]], 1)
+
+
+def test_a_template_that_loops_is_ended(tiny_policy, monkeypatch):
+    """Nested loops of 99,999, the most that the sandbox allows one of; the limit is lowered for the test."""
+    monkeypatch.setattr("oblrpo.policy.prompts.SECONDS", 0.2)
+    many = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    tiny_policy.tokenizer.chat_template = many + "{% endfor %}" * 3
+    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 60 seconds"):
+        tiny_policy.encode([[{"role": "user", "content": "x"}]], 1)
+    tiny_policy.tokenizer.chat_template = TEMPLATE
+    time.sleep(0.3)  # nothing is left over that would end this
+    assert tiny_policy.lengths([[{"role": "user", "content": "x"}]]) == [18]
 
 
 def record(policy, temperature=0.9):
@@ -130,3 +143,26 @@ def test_bfloat16_arithmetic_on_float32_weights(tiny_policy):
     torch.testing.assert_close(found[1], norm2_S, rtol=0.05, atol=0)
     assert (found[2] - gradient).norm() < 0.05 * gradient.norm()
     assert gradient.dtype == found[2].dtype == torch.float32
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_lengths_are_those_of_the_tokens_of_texts_and_messages(chatty, monkeypatch, own):
+    if own:  # a tokenizer whose class does something of its own is asked itself
+        kind = type(chatty.tokenizer)
+        monkeypatch.setattr(chatty.tokenizer, "__class__", type("Own", (kind,), {"__call__": _twice(kind)}))
+    monkeypatch.setattr("oblrpo.policy.prompts.BLOCK", 2)
+    prompts = ["a", [{"role": "user", "content": "b<eos>"}], "c" * 50, "<eos>é", [{"role": "user", "content": "x"}]]
+    tokens = chatty.tokens(prompts)
+    assert chatty.lengths(prompts) == [len(row) for row in tokens]
+    assert max(chatty.lengths(prompts)) == (100 if own else 50)
+    with pytest.raises(InputError, match="a prompt is empty"):
+        chatty.lengths(["a", ""])
+    with pytest.raises(InputError, match=r"the prompt 'ccccc.*50 tokens|the prompt 'ccccc.*100 tokens"):
+        chatty.lengths(prompts, chatty.longest - 45)
+
+
+def _twice(kind):
+    def call(self, texts, **options):
+        return kind.__call__(self, [text * 2 for text in texts], **options)
+
+    return call

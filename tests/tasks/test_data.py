@@ -1,6 +1,7 @@
 """Problems from data: batches, the held-out split and the templates."""
 
 import contextlib
+import hashlib
 import json
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from oblrpo.errors import InputError
 from oblrpo.rewards import Rewards
 from oblrpo.tasks import DataTask, Problem, Task
+from oblrpo.tasks.data import problems_of
+from oblrpo.tasks.sources import read_source
 from tests.tasks.data import task_of_file
 
 
@@ -167,3 +170,34 @@ def test_the_first_of_the_held_out_problems_given_are_a_fair_sample():
     mean = sum(int(problem.text[:-1]) for problem in first) / 100
     assert abs(mean - 499.5) < 4 * 288.7 / 10
     assert DataTask("d", [], problems[::-1]).heldout(100) == first
+
+
+def test_a_file_comes_to_the_same_problems_in_every_version(tmp_path):
+    """The digest is that of version 9aa78c3: rows, columns, split, order of batches and notes."""
+    file = tmp_path / "golden.jsonl"
+    rows = [
+        {
+            "prompt": f"What is {n % 400} + 1?" if n % 7 else [{"role": "user", "content": f"Add 1 to {n} é"}],
+            "answer": n + 1,
+            "source": "a" * (n % 3),
+        }
+        for n in range(500)
+    ]
+    file.write_text("\r\n".join(json.dumps(row) for row in rows))
+    digest = hashlib.sha256()
+    for options in ({}, {"heldout_fraction": 0.3, "seed": 5}):
+        task = task_of_file(file, prompt_template="Q: {prompt}", **options)
+        problems = [problem for step in (0, 3, 50) for problem in task.train_batch(step, 8)] + task.problems
+        shown = [[each.prompt, each.answer, dict(each.columns), each.question] for each in problems]
+        digest.update(json.dumps([shown, task.notes]).encode())
+    assert digest.hexdigest() == "d7748e7a6660688f6bb4fb27120c55fa02fcb2c6e921e2c075989b1d731c9ed3"
+
+
+def test_rows_of_a_file_are_read_one_by_one_and_share_what_they_have_in_common(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"prompt": "What is {n} + 1?", "answer": "{n + 1}"}}\n' for n in range(3)))
+    rows = read_source([str(file)], "train")
+    assert next(iter(rows)) == (f"{file} line 1", {"prompt": "What is 0 + 1?", "answer": "1"})
+    first, second, _ = problems_of(read_source([str(file)], "train"), "prompt", "answer", "{prompt}")
+    assert first.prompt is first.question
+    assert next(iter(first.columns)) is next(iter(second.columns))

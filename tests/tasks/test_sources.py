@@ -1,5 +1,7 @@
 """Files of other formats than JSON Lines."""
 
+import csv
+
 import pytest
 
 from oblrpo.errors import InputError
@@ -12,8 +14,17 @@ ROWS = [{"q": '1 + 1, "quoted"\nnext line', "a": "2"}, {"q": "2 + 2", "a": "4"}]
 def test_csv_with_quotes_commas_and_lines(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('\ufeffq,a\n"1 + 1, ""quoted""\nnext line",2\n2 + 2,4\n')
-    assert [row for _, row in read_source([str(path)], "train")] == ROWS
-    assert read_source([str(path)], "train")[1][0] == f"{path} line 4"
+    places, rows = zip(*read_source([str(path)], "train"), strict=True)
+    assert list(rows) == ROWS
+    assert places[1] == f"{path} line 4"
+
+
+def test_a_csv_field_may_be_as_large_as_its_file(tmp_path):
+    path, limit = tmp_path / "rows.csv", csv.field_size_limit()
+    path.write_text(f'q,a\n"{"x" * 300_000}",2\n')
+    [(_, row)] = read_source([str(path)], "train")
+    assert row == {"q": "x" * 300_000, "a": "2"}
+    assert csv.field_size_limit() == limit
 
 
 @pytest.mark.parametrize(
@@ -29,7 +40,7 @@ def test_csv_with_quotes_commas_and_lines(tmp_path):
 def test_bad_csv(tmp_path, text, words):
     (tmp_path / "bad.csv").write_text(text)
     with pytest.raises(InputError, match=words):
-        read_source([str(tmp_path / "bad.csv")], "train")
+        list(read_source([str(tmp_path / "bad.csv")], "train"))
 
 
 def test_parquet(tmp_path):
@@ -40,13 +51,13 @@ def test_parquet(tmp_path):
     assert [row for _, row in read_source([str(path)], "train")] == ROWS
     path.write_bytes(b"no parquet")
     with pytest.raises(InputError, match="Cannot read the data file"):
-        read_source([str(path)], "train")
+        list(read_source([str(path)], "train"))
 
 
 def test_parquet_without_pyarrow(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"the library pyarrow is needed to read x.parquet; .*oblrpo\[data\]"):
-        read_source(["x.parquet"], "train")
+        list(read_source(["x.parquet"], "train"))
 
 
 def test_several_files_are_read_in_turn(tmp_path):
@@ -97,13 +108,13 @@ def test_rows_that_are_given_stand_for_their_name(tmp_path):
     given = {"python:1 rows": [("data row 0", {"prompt": "p"})]}
     assert read_source(["python:1 rows"], "train", given) == given["python:1 rows"]
     with pytest.raises(InputError, match="python:2 rows"):
-        read_source(["python:2 rows"], "train", given)
+        list(read_source(["python:2 rows"], "train", given))
 
 
 def test_files_that_come_with_the_package():
-    rows = read_source(["oblrpo:sums.jsonl"], "train")
+    rows = list(read_source(["oblrpo:sums.jsonl"], "train"))
     assert len(rows) == 400
     assert set(rows[0][1]) == {"prompt", "completion"}
     assert rows[0][0].endswith("sums.jsonl line 1")
     with pytest.raises(InputError, match=r"no file 'some.jsonl' comes with the package; those that do are: sums.jsonl"):
-        read_source(["oblrpo:some.jsonl"], "train")
+        list(read_source(["oblrpo:some.jsonl"], "train"))

@@ -144,7 +144,7 @@ def collect_asked(
     Raises:
         InputError: as `collect` raises.
     """
-    policy.encode([problem.prompt for problem in asked], sampling.max_completion_length)
+    policy.lengths([problem.prompt for problem in asked], sampling.max_completion_length)
     saved.open(settings_of(policy, asked[0].prompt, questions, template, sampling))
     with held(saved.file):
         return _collect(policy, asked, sampling, saved, progress)

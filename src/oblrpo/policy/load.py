@@ -234,16 +234,21 @@ def check_policy(config: PolicyConfig) -> None:
 
 
 def check_is_there(name: str) -> None:
-    """Say at once that a local model is not there, where transformers would look for it on the hub.
+    """Say at once that a local model is not there, where transformers would look for it on the hub, or never ends.
 
     Raises:
-        InputError: the name can only be meant for a file or a folder, and there is none.
+        InputError: the name can only be meant for a file or a folder, and there is none, or a file is no regular one.
     """
     path = Path(name)
     is_local = name.startswith(LOCAL) or (len(path.parts) > 1 and path.parent.is_dir())
     if (is_local or is_gguf(name)) and not path.exists():
         mend = f"fetch it with: {FETCH}" if path.name == SMOLLM else "check the path, or give a name on the hub"
         raise InputError(f"cannot load the model {name!r}: there is no such file or folder; {mend}.")
+    for file in path.iterdir() if path.is_dir() else [path]:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise InputError(
+                f"cannot load the model {name!r}: {file.name} is a pipe, a socket or a device, not a regular file."
+            )
 
 
 def _tokenizer(name: str, config: PolicyConfig) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -110,14 +110,28 @@ class Policy:
             InputError: a prompt is empty or too long, or the chat template refuses it.
         """
         rows = self.tokens(prompts)
-        for prompt, row in zip(prompts, rows, strict=True):
-            if len(row) + room > self.longest:
+        self._check_fit(prompts, map(len, rows), room)
+        return rows
+
+    def lengths(self, prompts: Sequence[Prompt], room: int = 0) -> list[int]:
+        """Return the number of tokens of each prompt; in a large data set they are not kept.
+
+        Raises:
+            InputError: as `encode` raises.
+        """
+        lengths = self.format.lengths(self.tokenizer, prompts)
+        self._check_fit(prompts, lengths, room)
+        return lengths
+
+    def _check_fit(self, prompts: Sequence[Prompt], lengths: Iterable[int], room: int) -> None:
+        longest = self.longest
+        for prompt, length in zip(prompts, lengths, strict=True):
+            if length + room > longest:
                 text = self.format.text(self.tokenizer, prompt)
                 raise InputError(
-                    f"the prompt {text[:40]!r}... has {len(row)} tokens; with completions of {room} it does not fit "
-                    f"the model's {self.longest}: shorten it, lower max_completion_length, or set max_prompt_length."
+                    f"the prompt {text[:40]!r}... has {length} tokens; with completions of {room} it does not fit "
+                    f"the model's {longest}: shorten it, lower max_completion_length, or set max_prompt_length."
                 )
-        return rows
 
     def pad_prompts(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Return token ids and mask of prompts, padded on the left."""

@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError, did_you_mean
+from oblrpo.regular_files import regular
 from oblrpo.tasks.rows import read_objects
 
 Row = dict[str, Any]
 Rows = list[tuple[str, Row]]
 """Where each row stands, and its columns."""
+Stream = Iterable[tuple[str, Row]]
+"""The same, perhaps read from a file as they are asked for, and only once."""
 
 SHIPPED = "oblrpo:"
 """How the name of a file begins that comes with the package, beside the recipes."""
@@ -23,7 +28,7 @@ SHIPPED = "oblrpo:"
 EXTRA = "pip install 'oblrpo[data]'"
 
 
-def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | None = None) -> Rows:
+def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | None = None) -> Stream:
     """Return the rows of files, one after the other, or of one data set of the hub, `owner/name[:configuration]`.
 
     `oblrpo:NAME` is a file that comes with the package.
@@ -38,7 +43,7 @@ def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | No
     if len(names) == 1 and is_hub_name(names[0]):
         path, _, configuration = names[0].partition(":")
         return read_hub(path, configuration, split)
-    return [row for name in names for row in _read_file(path_of(name))]
+    return chain.from_iterable(_read_file(path_of(name)) for name in names)
 
 
 def is_hub_name(name: str) -> bool:
@@ -67,12 +72,15 @@ def read_hub(path: str, configuration: str, split: str) -> Rows:
     return [(f"{path} row {index}", dict(row)) for index, row in enumerate(rows)]
 
 
-def keep_rows(rows: Rows, where: Mapping[str, Any]) -> Rows:
+def keep_rows(rows: Stream, where: Mapping[str, Any]) -> Stream:
     """Return the rows whose columns have the given values, or one of those in a list.
 
     Raises:
         InputError: a row without such a column, or no row is left.
     """
+    if not where:
+        return rows
+    rows = list(rows)
     for column in where:
         for place, row in rows:
             if column not in row:
@@ -99,22 +107,28 @@ def path_of(name: str) -> Path:
     return folder / file
 
 
-def _read_file(path: Path) -> Rows:
+def _read_file(path: Path) -> Stream:
     return READERS.get(path.suffix, _read_jsonl)(path)
 
 
-def _read_jsonl(path: Path) -> Rows:
-    return [(f"{path} line {line}", row) for line, row in read_objects(path)]
+def _read_jsonl(path: Path) -> Stream:
+    begin = f"{path} line "
+    return ((begin + str(line), row) for line, row in read_objects(path))
 
 
 def _read_csv(path: Path) -> Rows:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with regular(path).open(newline="", encoding="utf-8-sig") as file, _fields_of(path.stat().st_size):
             reader = csv.DictReader(file, strict=True)
             rows = [(f"{path} line {reader.line_num}", dict(row)) for row in reader]
             names = reader.fieldnames or []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"Cannot read the data file {path}: {error}; check the path, and save it as UTF-8.") from error
+    except csv.Error as error:
+        raise InputError(f"Cannot read the data file {path}: {error}; check its quotes.") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"Cannot read the data file {path}: {reason}; check the path, and save it as UTF-8."
+        ) from error
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"{path} has two columns '{twice}'; rename one.")
     for where, row in rows:
@@ -125,10 +139,20 @@ def _read_csv(path: Path) -> Rows:
     return [(where, {str(name): value for name, value in row.items()}) for where, row in rows]
 
 
+@contextmanager
+def _fields_of(size: int) -> Iterator[None]:
+    """Let a field be as large as its file: the module `csv` has one limit for everybody, of 131,072 characters."""
+    before = csv.field_size_limit(max(size, csv.field_size_limit()))
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
 def _read_parquet(path: Path) -> Rows:
     parquet = _library("pyarrow.parquet", f"to read {path}")
     try:
-        rows = parquet.read_table(path).to_pylist()
+        rows = parquet.read_table(regular(path)).to_pylist()
     except Exception as error:  # pyarrow raises many kinds
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"Cannot read the data file {path}: {reason}; check the path.") from error

@@ -34,6 +34,8 @@ def last_number(text: str) -> Decimal | None:
 
     Understood: sign, `$` before it, thousands commas, decimals. Not: exponents, fractions, units.
     """
+    if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit():  # most answers of most data
+        return Decimal(text)
     found = deque(_NUMBER.finditer(text), maxlen=1)
     if not found or len(found[0][0]) > MAX_DIGITS:
         return None

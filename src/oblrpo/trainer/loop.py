@@ -89,9 +89,9 @@ class Trainer:
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         self.heldout = self.task.heldout(config.run.eval_prompts)
         known = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
-        prompts = self.policy.encode([problem.prompt for problem in known], config.rollout.max_completion_length)
-        check_room(prompts, config.rollout)
-        self.longest_prompt = max(map(len, prompts))
+        prompts = [problem.prompt for problem in known]
+        self.longest_prompt = max(self.policy.lengths(prompts, config.rollout.max_completion_length))
+        check_room(self.longest_prompt, config.rollout)
         self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, rows)
         set_threads(config.run.threads, self.policy)
         self.learner = make_learner(self.policy, self.rewards, config)

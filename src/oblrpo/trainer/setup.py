@@ -203,13 +203,13 @@ def row_batches(rollout: RolloutConfig) -> MicroBatches:
     return MicroBatches(rollout.prompts_per_micro_batch * rollout.num_generations, rollout.tokens_per_micro_batch)
 
 
-def check_room(prompts: list[list[int]], rollout: RolloutConfig) -> None:
-    """Refuse a budget of tokens that the completions of one of these prompts may exceed.
+def check_room(longest: int, rollout: RolloutConfig) -> None:
+    """Refuse a budget of tokens that the completions of a prompt of `longest` tokens may exceed.
 
     Raises:
         InputError: it is too small; the message says how large it must be.
     """
-    needed = (max(map(len, prompts)) + rollout.max_completion_length) * rollout.num_generations
+    needed = (longest + rollout.max_completion_length) * rollout.num_generations
     if 0 < rollout.tokens_per_micro_batch < needed:
         raise InputError(
             f"tokens_per_micro_batch is {rollout.tokens_per_micro_batch}, but the longest prompt with "

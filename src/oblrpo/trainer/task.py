@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from oblrpo.config import TaskConfig, TrainConfig
@@ -13,7 +14,7 @@ from oblrpo.rewards import NEED_ANSWER, split_weight
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
 from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
 from oblrpo.tasks.data import PLACEHOLDER, problems_of
-from oblrpo.tasks.sources import Rows, keep_rows, read_source
+from oblrpo.tasks.sources import Stream, keep_rows, read_source
 
 
 def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
@@ -57,7 +58,8 @@ def drop_long_prompts(task: Task, policy: Policy, most: int) -> None:
     if not isinstance(task, DataTask):
         raise InputError(f"max_prompt_length needs data; the task {task.name!r} generates its problems.")
     texts = [problem.prompt for problem in task.problems]
-    long = {id(problem) for problem, row in zip(task.problems, policy.tokens(texts), strict=True) if len(row) > most}
+    lengths = policy.format.lengths(policy.tokenizer, texts)
+    long = {id(problem) for problem, length in zip(task.problems, lengths, strict=True) if length > most}
     task.drop(f"longer than {most} tokens (max_prompt_length)", lambda problem: id(problem) in long)
 
 
@@ -100,11 +102,11 @@ def _data(task: TaskConfig, seed: int, objects: Objects) -> Task:
     return DataTask(name_of(task.data), data_problems(task, objects), heldout, task.heldout_fraction, seed)
 
 
-def _problems(rows: Rows, task: TaskConfig) -> list[Problem]:
+def _problems(rows: Stream, task: TaskConfig) -> list[Problem]:
     rewards = {split_weight(name)[0] for name in task.rewards} or {"numeric"}
     # A reward of the user's may do without the answer; what it needs it says itself.
-    needed = bool(rewards & NEED_ANSWER) or task.answer_column in rows[0][1]
+    rows = iter(rows)
+    first = next(rows)
+    answer = task.answer_column if rewards & NEED_ANSWER or task.answer_column in first[1] else ""
     template = task.prompt_template or PLACEHOLDER
-    return problems_of(
-        rows, task.prompt_column, task.answer_column if needed else "", template, numbers="numeric" in rewards
-    )
+    return problems_of(chain([first], rows), task.prompt_column, answer, template, numbers="numeric" in rewards)
