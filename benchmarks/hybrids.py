@@ -2,9 +2,9 @@
 
     python -m benchmarks.hybrids [FAMILY ...] [--rounds 9] [--shapes 32x24 8x128]
 
-The families are `benchmarks.tiny`'s with wider layers, about 3 M parameters, in float32 and one thread, without kernels of
-other libraries. A step is a forward, a backward and the gradient; ours has a new tape in each step and every output's norm.
-Both take turns; the ratio is the median over rounds, with the smallest and the largest.
+The families are `benchmarks.tiny`'s with wider layers, 3 to 10 M parameters, in float32 and one thread, without other
+libraries' kernels. A step is a forward, a backward and the gradient; ours has a new tape in each step and every
+output's norm. Both take turns; the ratio is the median over rounds, with the smallest and the largest.
 """
 
 from __future__ import annotations

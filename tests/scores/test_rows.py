@@ -139,8 +139,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_the_check_is_made_again_once_the_model_is_another(change):
     torch.manual_seed(4)
-    model, data, tape = build("qwen3-untied-bias", torch.float32), batch(), None
-    counts = []
+    model, data, counts = build("qwen3-untied-bias", torch.float32), batch(), []
     for turn in range(4):
         if turn == 2:
             change(model)

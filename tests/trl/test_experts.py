@@ -1,4 +1,4 @@
-"""Adapters of all that is linear in a mixture of experts, which PEFT gives to experts and routers as bare parameters."""
+"""Adapters of all that is linear in a mixture of experts: PEFT adapts experts and routers as bare parameters."""
 
 from types import SimpleNamespace
 

@@ -138,7 +138,7 @@ def _time(method: Rival, workload: Workload) -> float:
 
 
 def _seconds(workload: Workload) -> float:
-    """CPU seconds of this process, which others on the machine hardly lengthen; on a GPU or in several threads, time."""
+    """CPU seconds of this process, which others on the machine hardly lengthen; on a GPU or in several threads time."""
     alone = torch.get_num_threads() == 1 and not workload.ids_ST.is_cuda
     return time.process_time() if alone else time.perf_counter()
 
