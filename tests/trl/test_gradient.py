@@ -201,6 +201,22 @@ def test_one_completion_in_so_many_is_scored_after_the_update_in_micro_batches_o
     assert trainer.state.log_history[0]["step_kl"] > 0
 
 
+def test_an_update_that_ends_within_a_group_is_refused(tmp_path):
+    """Half of a group would otherwise be lost, in silence."""
+    trainer = ours(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, baseline="rloo")
+    add = trainer._gradient.add
+
+    def and_forget_one(*given):
+        found = add(*given)
+        if len(trainer._gradient.parts) == 4:
+            trainer._gradient.parts.pop()
+        return found
+
+    trainer._gradient.add = and_forget_one
+    with pytest.raises(InputError, match="ends within a group"):
+        trainer.train()
+
+
 def test_no_signal_no_step(tmp_path):
     """Equal rewards under a baseline without prior: weights stay, Adam's moments too."""
     trainer, _ = run(tmp_path, steps=2, reward_funcs=lambda completions, **_: [1.0] * len(completions), baseline="rloo")

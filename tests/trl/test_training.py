@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -331,3 +332,11 @@ def test_the_benchmark_prints_its_table(monkeypatch, capsys):
     last = capsys.readouterr().out.splitlines()[-1].strip("| ").split(" | ")
     assert last[0] == "tiny: 16 x 4 tokens"
     assert all(0.2 < float(cell) < 20 for cell in last[2:])
+
+
+def test_the_benchmark_of_memory_measures_a_step():
+    from benchmarks import trl_memory
+
+    arguments = Namespace(tokens=16, hidden_size=32, layers=1)
+    found = {case: trl_memory.measure(case, 2, arguments) for case in ("grpo", "calibrated, two passes")}
+    assert all(0 <= each["peak"] < 1 and each["seconds"] > 0 for each in found.values())

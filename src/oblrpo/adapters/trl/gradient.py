@@ -213,8 +213,14 @@ class BatchGradient:
         return torch.tensor([norm2], dtype=torch.float64, device=norm2_P.device)
 
     def finish(self) -> Batch:
-        """Average the gradient over processes, and measure it; every process gets the same."""
+        """Average the gradient over processes, and measure it; every process gets the same.
+
+        Raises:
+            ValueError: the last group is not complete.
+        """
         G, prompts = self.args.num_generations, sum(len(part.group_norm2_P) for part in self.parts)
+        if sum(len(part.table_SK) for part in self.parts) != G * prompts:
+            raise ValueError("the update ends within a group")
         table_SK, group_norm2_P = self.accelerator.gather(
             (
                 torch.cat([part.table_SK for part in self.parts]),
