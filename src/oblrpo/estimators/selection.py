@@ -44,7 +44,8 @@ class Chances:
 def chances_for_share(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, share: float) -> Chances:
     """The p of least variance whose expected cost is this share of all outputs'; all that pull, if they cost less.
 
-    The share is exceeded where it is less than one output, or where p_j would fall below `LEAST_CHANCE`.
+    It is that of one draw: the share is exceeded by 1 / (1 - nothing) where one may keep nothing, and where p_j would
+    fall below `LEAST_CHANCE`.
 
     Args:
         coef_PG: what multiplies each score in the gradient, a_j.
@@ -57,7 +58,7 @@ def chances_for_share(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, share:
     """
     if not 0 < share <= 1:
         raise ValueError(f"the share of outputs to train on must lie in (0, 1], got {share}.")
-    return _bisect(coef_PG, norm2_PG, cost_PG, lambda found: found.cost <= share)
+    return _bisect(coef_PG, norm2_PG, cost_PG, lambda found: found.cost * (1 - found.nothing) <= share)
 
 
 def chances_for_tolerance(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, tolerance: float) -> Chances:
