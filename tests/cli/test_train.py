@@ -54,7 +54,7 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     for row in completions:
         assert row["advantage"] == pytest.approx(row["reward"] - row["baseline"])
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert set(config) == set(flatten(TrainConfig()))
+    assert set(config) == set(flatten(TrainConfig())) | {"identity"}
     assert config["hidden_size"] == 16
     assert "held-out accuracy" in out
     assert "4 prompts x 3 completions = 12 completions" in out

@@ -6,6 +6,7 @@ import pytest
 
 from oblrpo.errors import InputError
 from oblrpo.runs import RunFolder
+from oblrpo.runs.rows import NUMBERS, THERE
 from oblrpo.trackers import Reporter, check_trackers
 from oblrpo.trackers import reporter as reporting
 from oblrpo.trackers.libraries import TRACKERS
@@ -43,7 +44,7 @@ def leg(folder, steps, warn=print, names=("fake",), stop=None):
     """One start of the run: writes and sends each step, as the trainer does."""
     with Reporter(names, folder, SETTINGS, warn) as reporter:
         for step in steps:
-            reporter.log(folder.write_metrics({"step": step, "reward": 0.5}))
+            reporter.log(folder.write_metrics({"step": step} | dict.fromkeys((*NUMBERS, *THERE), 0.5)))
         if stop:
             raise stop
     return getattr(Fake, "latest", None)

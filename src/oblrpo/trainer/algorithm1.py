@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -312,7 +311,6 @@ class Learner:
                 if (each := getattr(self, part)) is not None:
                     each.load_state_dict(state[part])
             training(self.optimizer)
-            itemgetter(*self.optimizer.defaults)(self.optimizer.param_groups[0])  # another optimizer's has not all
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{run} was written by another version ({error}); resume it with that one, or start anew from its "
