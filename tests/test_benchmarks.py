@@ -15,7 +15,7 @@ import oblrpo as oblrpo_package
 from oblrpo.config import PolicyConfig, TrainConfig
 from oblrpo.estimators import Prior, baseline
 from oblrpo.estimators.rules import mean_kl
-from oblrpo.policy import Sequences, make_policy
+from oblrpo.policy import make_policy
 from oblrpo.scores import Features
 from oblrpo.settings import load_recipe
 from oblrpo.tasks.addition import AdditionTask
@@ -90,26 +90,6 @@ def test_the_priors_of_many_runs_are_those_of_each(past_only):
         many.next_step(rewards_RPG, norm2_RPG)
         one.observe(rewards_RPG[1], norm2_RPG[1])
         one.next_step()
-
-
-def test_passes_of_an_update(monkeypatch, capsys):
-    """All contenders leave the same gradient, and the table has a row a shape."""
-    from benchmarks import passes
-
-    monkeypatch.setattr(passes, "SHAPES", {"tiny": passes.Shape(16, 1, 16, 1, 4)})
-    printed = printed_by("passes", ["--rounds", 3, "--repeats", 1, "--shapes", "tiny"], monkeypatch, capsys)
-    assert re.search(r"\| tiny: 16 x 4 tokens \| 0\.0\d+ (\| [\d.]+ \+- [\d.]+ ){4}\|", printed)
-    policy = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1, device="cpu"))
-    ids_ST = torch.randint(200, (16, 9))
-    own_ST = (torch.arange(9) > 4).expand(16, 9).long()
-    coef_S, found = torch.randn(16), {}
-    for name, run in passes.passes_of(policy, Sequences(ids_ST, torch.ones_like(ids_ST), own_ST, 5), coef_S).items():
-        policy.model.zero_grad()
-        run()
-        found[name] = torch.cat([p.grad.flatten() for p in policy.parameters])
-    assert set(found) == {"autograd", "gradient", "groups", "scores", "norms"}
-    for grad in found.values():
-        torch.testing.assert_close(grad, found["autograd"], rtol=1e-4, atol=1e-5)
 
 
 def test_what_hybrids_cost(monkeypatch, capsys):
