@@ -178,13 +178,14 @@ class BatchGradient:
         self.parts = []
 
     def watch(self) -> Callable[[], Tensor]:
-        """Return a function that tells, after the update, by how much log pi of some outputs' tokens has changed."""
+        """Return a function that tells, after the update, by how much log pi of some outputs' tokens has changed.
+
+        Where the policy rounds it tells log pi itself.
+        """
         every = slice(None, None, self.args.schedule_kl_every)
         chosen = [part.sequences.at(every) for part in self.parts]
-        # In bfloat16 another batch is rounded in another way, which is not to be taken for a movement of the policy.
-        before_SC = self._filled([part.logp_SC[every] for part in self.parts])
-        if self.policy.rounds:
-            before_SC = self._logp_SC(chosen)
+        # Where the policy rounds, the schedule compares forwards of these rows alone (`SNRSchedule`).
+        before_SC = 0.0 if self.policy.rounds else self._filled([part.logp_SC[every] for part in self.parts])
 
         def change_SC() -> Tensor:
             mine_SC = self._logp_SC(chosen) - before_SC
