@@ -183,3 +183,34 @@ def test_the_mean_square_is_over_tokens():
     assert mean_square(torch.tensor([[3.0, 0.0], [1.0, 0.0]])) == 5.0
     assert mean_square(torch.zeros(2, 2)) == 0.0
     assert mean_square(torch.tensor([math.nan, 1.0])) == math.inf
+
+
+def test_shards_are_measured_as_whole_weights_are(tmp_path):
+    """As FSDP2 has them."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        found = []
+        for place in (lambda tensor: tensor, lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)])):
+            run = Rounded("auto", 1e-6, 50)
+            weights = torch.nn.Parameter(place(run.weights.detach().clone()))
+            run.optimizer = torch.optim.Adam([weights], lr=1e-6)
+            run.schedule = SNRSchedule(run.optimizer, "auto", rounds=True)
+            for _ in range(3):
+                weights.grad = place(torch.ones(WEIGHTS))
+                run.schedule.step(BATCH, mean_length=50.0)
+                run.optimizer.step()
+
+                def logp_ST(run=run, weights=weights):
+                    whole = weights.detach()
+                    run.weights.data.copy_(whole.full_tensor() if hasattr(whole, "full_tensor") else whole)
+                    return run.logp_ST()
+
+                found.append(run.schedule.confine(logp_ST).kl)
+        assert found[:3] == found[3:]
+    finally:
+        torch.distributed.destroy_process_group()
