@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
-from oblrpo.estimators.rules import Rule, Step, first_rate, mean_kl, sets_its_own_rate
+from oblrpo.estimators.measuring import MeasuringRule
+from oblrpo.estimators.rules import RateSettings, Step, first_rate, sets_its_own_rate
 
 LEAST_RATE, MOST_RATE = 1e-9, 1.0
 """Bounds on the rate, wide enough for a language model and for a toy; rsl_rl's are 1e-5 and 1e-2."""
@@ -19,7 +21,7 @@ TOLERANCE = 2.0
 """A KL between target / TOLERANCE and target * TOLERANCE leaves the rate as it is."""
 
 
-class KLAdaptive(Rule):
+class KLAdaptive(MeasuringRule):
     """The rate falls 1.5 times after a step of more than twice the target KL, and grows so after one of less than half.
 
     The rule of rsl_rl, rl_games and torchrl, which knows nothing of noise. The first rate is the optimizer's own. No
@@ -30,11 +32,9 @@ class KLAdaptive(Rule):
     """
 
     nats: ClassVar[float] = 0.02
-    measures_updates: ClassVar[bool] = True
-    to_shorten: ClassVar[str] = "lower schedule_kl"
-    numbers: ClassVar[tuple[str, ...]] = ("rate", "_start")
+    numbers: ClassVar[tuple[str, ...]] = (*MeasuringRule.numbers, "rate", "_start")
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: RateSettings) -> None:
         super().__init__(settings)
         self.rate = self._start = 0.0
 
@@ -56,11 +56,15 @@ class KLAdaptive(Rule):
         """
         if not self._start:
             self._start = self.rate = first_rate("kl", self.settings.optimizer)
+        if self.settings.rounds:
+            self._hold()
         return self.rate / self._start
 
+    @torch.no_grad()
     def confine(self, change: Callable[[], Tensor]) -> Step:
         """Measure the update, which stays as it is, and choose the rate of the next one."""
-        kl, target = mean_kl(change()), self.settings.kl
+        kl, target = self._kl(change, self._used), self.settings.kl
+        self._used, self._before = None, []
         if kl > TOLERANCE * target:
             self.rate = max(self.rate / FACTOR, LEAST_RATE)
         elif 0 < kl < target / TOLERANCE:

@@ -33,7 +33,8 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
-from oblrpo.estimators.rules import RateSettings, Rule, Step, first_rate, mean_kl, sets_its_own_rate
+from oblrpo.estimators.measuring import LONGEST, MeasuringRule
+from oblrpo.estimators.rules import RateSettings, Step, first_rate, mean_kl, sets_its_own_rate
 
 SIGNAL = 0.05
 """The nats of a step without noise, as a share of delta."""
@@ -46,11 +47,9 @@ FREE = 1e-3
 KAPPA_MEMORY = 0.8
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
-LONGEST = 1e15
-"""How many times an update is lengthened at the most to feel what it does."""
 
 
-class MeasuredRate(Rule):
+class MeasuredRate(MeasuringRule):
     """The rate at which the next update is expected to move the policy by KL_t nats; none takes 4 times as many.
 
     The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
@@ -66,10 +65,10 @@ class MeasuredRate(Rule):
 
     memory: ClassVar[float] = 0.97  # a rate that is followed from step to step wants a steady share
     nats: ClassVar[float] = 1.0
-    measures_updates: ClassVar[bool] = True
     watched: ClassVar[str] = "signal's share of the gradient"
-    to_shorten: ClassVar[str] = "lower schedule_kl"
-    numbers: ClassVar[tuple[str, ...]] = ("rate", "_start", "_kappa_sum", "_kappa_weight", "_count")
+    numbers: ClassVar[tuple[str, ...]] = (
+        *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_count",
+    )  # fmt: skip
 
     def __init__(self, settings: RateSettings) -> None:
         super().__init__(settings)
@@ -78,8 +77,6 @@ class MeasuredRate(Rule):
         self._kappa_sum = self._kappa_weight = 0.0
         self._count = 0
         self._meant = settings.kl  # the nats that the step at hand is meant to take
-        self._used: float | None = None  # the rate of an update that was made and not yet confined
-        self._before: list[Tensor] = []
 
     @classmethod
     def refusal(cls, optimizer: str, learning_rate: float) -> str:
@@ -120,7 +117,7 @@ class MeasuredRate(Rule):
             free = math.sqrt(FREE * self.settings.kl / self.kappa)
             longest = max(self.rate * self.settings.growth, free)
             self.rate = min(max(best, self.rate / self.settings.shrinkage), longest)
-        self._before = [p.detach().clone() for p in self._parameters]
+        self._hold()
         return self.rate
 
     def stepped(self, used: float | None) -> None:
@@ -131,7 +128,7 @@ class MeasuredRate(Rule):
         """
         if self._used is not None:
             raise ValueError("two updates in one step: call `step` before and `confine` after each optimizer.step().")
-        self._used = used
+        super().stepped(used)
 
     @torch.no_grad()
     def confine(self, change: Callable[[], Tensor]) -> Step:
@@ -142,7 +139,7 @@ class MeasuredRate(Rule):
         Raises:
             ValueError: it moves the policy too far however short it is; it has been taken back.
         """
-        kl, left, most = mean_kl(change()), 1.0, TOO_FAR * self._meant
+        kl, left, most = self._kl(change, self._used), 1.0, TOO_FAR * self._meant
         if not self._used:  # no update of the schedule, or one at a rate of 0: there is nothing to shorten
             self._used, self._before = None, []
             return Step(kl, left)
@@ -153,10 +150,10 @@ class MeasuredRate(Rule):
             if not left:
                 self._used = None
                 raise ValueError(_not_of_the_weights(kl))
-            kl = mean_kl(change())
+            kl = self._kl(change, self._used * left)
         used, self._used = self._used * left, None
         self.rate = None if self.rate is None else self.rate * left
-        self._learn(*(kl, used) if kl > 0 else self._lengthened(used, change))
+        self._learn(*(kl, used) if kl > 0 or self.settings.rounds else self._lengthened(used, change))
         self._before = []
         return Step(kl, left)
 
@@ -170,26 +167,15 @@ class MeasuredRate(Rule):
 
         It is used only while nothing is known of kappa. The parameters are put back to what the update made of them.
         """
-        if self._kappa_weight or not any((p != b).any() for p, b in zip(self._parameters, self._before, strict=True)):
+        if self._kappa_weight or not self._is_update():
             return 0.0, used
-        made, longer, kl = [p.detach().clone() for p in self._parameters], 1.0, 0.0
-        try:
+        longer, kl = 1.0, 0.0
+        with self._put_back():
             while kl == 0 and longer < LONGEST:
                 longer *= 10
                 self._scale_update(10.0)
                 kl = mean_kl(change())
-        finally:
-            for p, kept in zip(self._parameters, made, strict=True):
-                p.copy_(kept)
         return (kl if kl < math.inf else 0.0), used * longer
-
-    def _scale_update(self, scale: float) -> None:
-        for p, before in zip(self._parameters, self._before, strict=True):
-            p.copy_(before + (p - before) * scale if scale else before)
-
-    @property
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.settings.optimizer.param_groups for p in group["params"]]
 
 
 def nats_of_step(share: float, t: int, length: float) -> float:

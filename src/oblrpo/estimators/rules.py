@@ -33,6 +33,7 @@ class RateSettings:
     kl: float = 0.5
     growth: float = 3.0
     shrinkage: float = 2.0
+    rounds: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.ceiling:

@@ -80,6 +80,8 @@ class SNRSchedule:
             0.02 with `kl`.
         growth: how many times the rate of `auto` grows in a step at the most, once steps are large enough to be felt.
         shrinkage: how many times it shrinks at the most.
+        rounds: whether log-probabilities are computed with fewer digits than float32, as in bfloat16. Then `auto` and
+            `kl` lengthen an update while they measure it, and hold a second copy of the parameters meanwhile.
 
     Raises:
         ValueError: an unknown mode or a value out of range.
@@ -105,6 +107,7 @@ class SNRSchedule:
         kl: float | None = None,
         growth: float = 3.0,
         shrinkage: float = 2.0,
+        rounds: bool = False,
     ) -> None:
         if mode not in RULES:
             raise ValueError(f"unknown schedule mode {mode!r}; choose one of: {', '.join(RULES)}.")
@@ -114,7 +117,7 @@ class SNRSchedule:
         if warmup < 0:
             raise ValueError(f"warmup is a number of steps, got {warmup}.")
         kl = RULES[mode].nats if kl is None else kl
-        self.rule = RULES[mode](RateSettings(optimizer, floor, ceiling, kl, growth, shrinkage))
+        self.rule = RULES[mode](RateSettings(optimizer, floor, ceiling, kl, growth, shrinkage, rounds))
         self.mode, self.warmup, self.optimizer = mode, warmup, optimizer
         self.average = MomentAverage(ema)
         self.factor = 1.0
@@ -183,7 +186,8 @@ class SNRSchedule:
         Args:
             change: () -> log pi after - log pi before of every token of the batch's outputs, (S, T), 0 where there is
                 none; of whole outputs, (S,), it is noisier. A subsample of outputs will do. It is called again after
-                every change of the update's length.
+                every change of the update's length. With `rounds` only differences of it count, so that log pi itself
+                will do.
 
         Raises:
             ValueError: a change is NaN or infinite, or `auto` cannot measure it.

@@ -273,6 +273,7 @@ class Learner:
             give_back()  # the tape's room, before room is taken for the optimizer and a copy of the weights
             change = self.movement.watch(gradient) if self.schedule.rule.measures_updates else None
             self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)  # the gradient's room, for what measures the update
             if change is not None:  # how far the policy moved; what went too far is shortened
                 kl, left = self.schedule.confine(change)
                 factor, rate = factor * left, rate * left

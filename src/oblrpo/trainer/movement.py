@@ -26,12 +26,16 @@ class Movement:
         self.policy, self.temperature, self.every, self.micro_batches = policy, temperature, every, micro_batches
 
     def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
-        """Return a function that tells, after the update, by how much the tokens' log pi has changed, (some S, C)."""
+        """Return a function that tells, after the update, by how much the tokens' log pi has changed, (some S, C).
+
+        Where the policy rounds it tells log pi itself.
+        """
         rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
         chosen = gradient.batch.sequences.at(rows)
-        # In bfloat16 another batch is rounded in another way, which is not to be taken for a movement of the policy.
+        if self.policy.rounds:  # then the schedule compares forwards of these rows alone (`SNRSchedule`)
+            return lambda: self._logp_SC(chosen)
         before_SC = gradient.logp_SC[rows, : chosen.own_SC.shape[1]]
-        if self.policy.rounds or not before_SC.isfinite().all():  # or it did not go through the model
+        if not before_SC.isfinite().all():  # it did not go through the model
             before_SC = self._logp_SC(chosen)
         return lambda: self._logp_SC(chosen) - before_SC
 

@@ -266,6 +266,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             ceiling=optim.schedule_ceiling,
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
             kl=None if optim.schedule_kl == -1 else optim.schedule_kl,
+            rounds=policy.rounds,
         )
         by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
         baseline = step_baseline(algorithm.baseline, config.algorithm, scores, by_length)

@@ -257,7 +257,10 @@ class BatchGradient:
         self.parts, self._complete = [], []
 
     def watch(self) -> Callable[[], Tensor]:
-        """Return a function that tells, after the update, by how much log pi of some outputs' tokens has changed."""
+        """Return a function that tells, after the update, by how much log pi of some outputs' tokens has changed.
+
+        Where the policy rounds it tells log pi itself.
+        """
         every, start = self.args.schedule_kl_every, 0
         chosen, before = [], []
         for part in self.parts:
@@ -265,10 +268,8 @@ class BatchGradient:
             if len(part.logp_SC[rows]):
                 chosen.append(part.sequences.at(rows))
                 before.append(part.logp_SC[rows])
-        # In bfloat16 another batch is rounded in another way, which is not to be taken for a movement of the policy.
-        before_SC = self._filled(before)
-        if self.policy.rounds:
-            before_SC = self._logp_SC(chosen)
+        # Where the policy rounds, the schedule compares forwards of these rows alone (`SNRSchedule`).
+        before_SC = 0.0 if self.policy.rounds else self._filled(before)
 
         def change_SC() -> Tensor:
             mine_SC = self._logp_SC(chosen) - before_SC

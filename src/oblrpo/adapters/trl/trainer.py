@@ -125,6 +125,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 floor=given.schedule_floor,
                 ceiling=given.schedule_ceiling,
                 kl=given.schedule_kl,
+                rounds=self._policy.rounds,
             )
         except ValueError as error:
             raise InputError(f"the schedule cannot be used: {error}") from None

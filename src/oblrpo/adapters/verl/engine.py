@@ -17,7 +17,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from oblrpo import estimators
 from oblrpo.adapters.verl import rehearsal
 from oblrpo.adapters.verl.checks import check_dropout
-from oblrpo.adapters.verl.movement import Movement
+from oblrpo.adapters.verl.movement import Movement, rounds
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
@@ -53,6 +53,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             floor=settings.floor,
             ceiling=settings.ceiling,
             kl=settings.kl,
+            rounds=rounds(self),
         )
         rehearsal.rehearse(self, settings.exact_pairs)
 
@@ -144,6 +145,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         Raises:
             InputError: it cannot be measured.
         """
+        self.optimizer_zero_grad()  # its room, for what measures the update
         try:
             taken = self._schedule.confine(self._movement.change)
         except ValueError as error:

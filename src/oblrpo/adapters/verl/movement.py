@@ -38,6 +38,11 @@ def key_of(ids: Tensor) -> int:
     return zlib.crc32(ids.long().cpu().numpy().tobytes())
 
 
+def rounds(engine: Any) -> bool:
+    """Whether an engine computes log-probabilities with fewer digits than float32."""
+    return bool(engine._autocast_dtype != torch.float32)
+
+
 class Movement:
     """Takes log-probabilities of a subsample of the batch once more after the update.
 
@@ -63,12 +68,14 @@ class Movement:
             tu.assign_non_tensor(self._rows, micro_batch_size_per_gpu=math.gcd(len(self._rows), size))
         self._mask_SC = self._rows["response_mask"].to_padded_tensor(0).bool().cpu()
         self._mask_SC[meant:] = False
-        # In a short type another batch is rounded in another way, which is not to be taken for a movement.
-        rounds = engine._autocast_dtype != torch.float32
-        self._before_SC = self._logp_SC() if rounds else self._own(self._rows["old_log_probs"].to_padded_tensor(0))
+        # In a short type the schedule compares forwards of these rows alone (`SNRSchedule`).
+        self._before_SC = 0.0 if rounds(engine) else self._own(self._rows["old_log_probs"].to_padded_tensor(0))
 
     def change(self) -> Tensor:
-        """Return log pi after - log pi before by token, of all ranks' rows that are not padding, the same on each."""
+        """Return log pi after - log pi before by token, of all ranks' rows that are not padding, the same on each.
+
+        In a short type it is log pi itself.
+        """
         change_SC = (self._logp_SC() - self._before_SC)[self._mask_SC.any(1)]
         group = self._engine.get_data_parallel_group()
         parts: list[Any] = [None] * torch.distributed.get_world_size(group)

@@ -1,0 +1,170 @@
+"""How far an optimizer's update moves the policy, also where log-probabilities are computed with few digits.
+
+In bfloat16 any change of the weights, however small, moves the log-probability of a token by some hundredths of a nat:
+roundings fall otherwise. Over a completion that is more than an update may do. So the update is lengthened k times
+until it moves tokens by far more than that (`AIM`), and what it does is scaled back: c / k for a change c of a token,
+and (size - floor) / size of its KL, where size is the mean square of the c and floor that of rounding alone. As
+size(k) = a k^2 + floor, the floor comes from two lengths; every `EVERY` updates are measured at a second one.
+
+Weights that lie on the grid of bfloat16, as those of most published models do, do not move at all when they are
+rounded, until an update is as long as half of the grid's width; those half-way between two points all move at once.
+So both ends of a difference are taken from weights with the same random offset, uniform in +-1/2 of that width: then a
+weight crosses to the next point with a chance in proportion to its change, and the mean response is the linear one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from oblrpo.estimators.rules import RateSettings, Rule, mean_kl
+
+AIM = 0.15**2
+"""The mean square of the change of a token, in nats^2, to which an update is lengthened; responses are linear there."""
+NEAR = 4.0
+"""How far from `AIM`, to each side, a lengthened update may be; and how many times above rounding it has to be."""
+LINEAR = 1.0
+"""The mean square of the change of a token from which on nothing is known of smaller changes."""
+EVERY = 10
+"""How many updates are measured with one floor."""
+LONGEST = 1e15
+"""How many times an update is lengthened at the most to feel what it does."""
+OFFSETS = 1 << 20
+"""How many random offsets are drawn at the most; larger tensors repeat them."""
+
+
+class MeasuringRule(Rule):
+    """A rule that has to know by how much each update moves the policy: `SNRSchedule.confine` is called after each.
+
+    It holds a copy of the trained parameters from `factor` to `confine`, if it has to put a part of the update back.
+    """
+
+    measures_updates: ClassVar[bool] = True
+    to_shorten: ClassVar[str] = "lower schedule_kl"
+    numbers: ClassVar[tuple[str, ...]] = ("_reach", "_floor", "_measured")
+
+    def __init__(self, settings: RateSettings) -> None:
+        super().__init__(settings)
+        self._used: float | None = None  # the rate of an update that was made and not yet confined
+        self._before: list[Tensor] = []
+        self._reach = 0.0  # the root mean square change of a token at rate 1; 0 while it is not known
+        self._floor = 0.0  # the mean square change of a token that is rounding's
+        self._measured = 0
+
+    def stepped(self, used: float | None) -> None:
+        """Take note of the rate that `optimizer.step()` was called at."""
+        self._used = used
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.settings.optimizer.param_groups for p in group["params"]]
+
+    @property
+    def _aim(self) -> float:
+        return max(AIM, NEAR * self._floor)
+
+    def _hold(self) -> None:
+        self._before = [p.detach().clone() for p in self._parameters]
+
+    def _scale_update(self, scale: float) -> None:
+        for p, before in zip(self._parameters, self._before, strict=True):
+            p.copy_(before + (p - before) * scale if scale else before)
+
+    def _is_update(self) -> bool:
+        return any((p != before).any() for p, before in zip(self._parameters, self._before, strict=True))
+
+    @contextmanager
+    def _put_back(self) -> Iterator[list[Tensor]]:
+        """The parameters as the update made them, which they are again in the end, whatever happens."""
+        made = [p.detach().clone() for p in self._parameters]
+        try:
+            yield made
+        finally:
+            for p, kept in zip(self._parameters, made, strict=True):
+                p.copy_(kept)
+
+    def _kl(self, change: Callable[[], Tensor], used: float | None) -> float:
+        """The KL of the update as it is, which was made at this rate; nats an output."""
+        if not self.settings.rounds or used is None:
+            return mean_kl(change())
+        if not used or not self._is_update():
+            return 0.0
+        with self._put_back() as made:
+            return _Lengths(self, made, change).kl(used)
+
+
+class _Lengths:
+    """One update at several lengths: the parameters are moved along it, from where they were before it."""
+
+    def __init__(self, rule: MeasuringRule, made: list[Tensor], change: Callable[[], Tensor]) -> None:
+        self.rule, self.made, self.change, self.length = rule, made, change, 0.0
+        generator = torch.Generator().manual_seed(rule._measured)
+        largest = max(p.numel() for p in made)
+        offset = torch.rand(min(OFFSETS, largest), generator=generator) - 0.5
+        for p, before in zip(rule._parameters, rule._before, strict=True):
+            p.copy_(before)
+            _shift(p, offset)
+        self.none = change()
+
+    def kl(self, used: float) -> float:
+        """The KL of the update, made at this rate; the rule learns reach and floor from it."""
+        rule = self.rule
+        k = min(max(math.sqrt(rule._aim) / (rule._reach * used), 1.0), LONGEST) if rule._reach else 1.0
+        change = self._at(k)
+        size = mean_square(change)
+        due = not rule._reach or rule._measured % EVERY == 0 or size < max(AIM / NEAR, 2 * rule._floor)
+        if due and size < LINEAR:
+            k, change, rule._floor = self._found(k, change)
+            size = mean_square(change)
+        while k > 1 and size > NEAR * rule._aim:
+            k = max(1.0, k * max(0.1, math.sqrt(rule._aim / size)))
+            change = self._at(k)
+            size = mean_square(change)
+        rule._measured += 1
+        if not 0 < size < math.inf:
+            return size
+        own = max(0.0, size - rule._floor)
+        if own and size < LINEAR:
+            rule._reach = math.sqrt(own) / (k * used)
+        return mean_kl(change / k) * own / size
+
+    def _found(self, k: float, change: Tensor) -> tuple[float, Tensor, float]:
+        """A length at which the update stands out from its tenth, ten times longer until it does; and the floor."""
+        size, tenth = mean_square(change), mean_square(self._at(k / 10))
+        while size < max(AIM / NEAR, NEAR * tenth) and k < LONGEST:
+            k, tenth, change = 10 * k, size, self._at(10 * k)
+            size = mean_square(change)
+        floor = (100 * tenth - size) / 99 if size < LINEAR else tenth
+        return k, change, max(0.0, min(floor, size))
+
+    def _at(self, length: float) -> Tensor:
+        for p, before, made in zip(self.rule._parameters, self.rule._before, self.made, strict=True):
+            p.add_((made - before) * (length - self.length))
+        self.length = length
+        return self.change() - self.none
+
+
+def mean_square(change: Tensor) -> float:
+    """The mean square over tokens of the changes of their log pi; what is exactly 0 is no token's. Infinite if one is.
+
+    Args:
+        change: (S, T) or (S,), nats.
+    """
+    change = change.detach().double()
+    if not change.isfinite().all():
+        return math.inf
+    return float(change.square().sum() / change.count_nonzero().clamp(min=1))
+
+
+def _shift(p: Any, offset: Tensor) -> None:
+    """Add an offset, in +-1/2, of the distance of two numbers of bfloat16 to every weight; 0 stays 0."""
+    local = p.to_local() if hasattr(p, "to_local") else p.data  # a shard has its own
+    exponent = local.float().view(torch.int32) & 0x7F800000
+    width = exponent.view(torch.float32).flatten() * 2.0**-7
+    times = -(-len(width) // len(offset))
+    local.add_((width * offset.to(local.device).repeat(times)[: len(width)]).view_as(local))
