@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from oblrpo.regular_files import regular
@@ -28,7 +29,7 @@ def damage(folder: Path) -> str:
         known, _, name = line.partition("  ")
         if not name or Path(name).name != name:
             return f"{SUMS} is damaged"
-        if not (folder / name).is_file():
+        if not os.path.isfile(folder / name):  # a name may be too long for pathlib
             return f"{name} is missing"
         try:
             same = _sum(folder / name) == known
