@@ -692,3 +692,9 @@ def test_runs_of_batch_sizes(tmp_path, monkeypatch, capsys):
     _, settings = made[0][1]["path", "SGD", 640, 8, "off:1e-3", 0]
     assert settings["optimizer_args"] == {"momentum": 0.9}
     assert (settings["prompts_per_step"], settings["num_generations"], settings["learning_rate"]) == (8, 4, 1e-3)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_rows_of_data(kind, monkeypatch, capsys):
+    printed = printed_by("data_rows", ["--rows", 400, "--kind", kind, "--stages", "trainer"], monkeypatch, capsys)
+    assert re.search(r"\| trainer \| 400 \| \d+\.\d \| \d\.\d\d \| \d\.\d\d \|", printed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -37,7 +38,7 @@ def damage(folder: Path, needed: Sequence[str] = ()) -> str:
     if unlisted := min(_names(folder) - listed.keys(), default=""):
         return f"{unlisted} is not in {SUMS}"
     for name, known in listed.items():
-        if not (folder / name).is_file():
+        if not os.path.isfile(folder / name):  # a name may be too long for pathlib
             return f"{name} is missing"
         try:
             same = sum_of(folder / name) == known

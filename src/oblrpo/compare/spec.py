@@ -144,6 +144,7 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
 
 def _over(target: Any, changed: dict[str, Any], source: str) -> dict[str, Any]:
     """Change some keys of a target; a level takes the place of the one that was there."""
+    changed = _mapping(changed, "target", "--target")
     _target(changed, "--target")
     level = set(LEVELS) & changed.keys()
     kept = {key: value for key, value in _mapping(target, "target", source).items() if not (level and key in LEVELS)}
