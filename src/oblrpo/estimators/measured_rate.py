@@ -86,8 +86,10 @@ class MeasuredRate(MeasuringRule):
     @classmethod
     def share_in(cls, metrics: dict[str, Any], floor: float) -> float:
         """The share f, which `lr_factor` cannot tell: it is relative to an arbitrary start, and moved by more."""
-        n_snr = metrics["n_snr"]
-        return math.nan if n_snr is None else max(n_snr / (1 + n_snr), floor)
+        if metrics["n_snr"] is None:
+            return math.nan
+        n_snr = max(metrics["n_snr"], 0.0)  # an unbiased estimate may lie below 0
+        return max(n_snr / (1 + n_snr), floor)
 
     @property
     def kappa(self) -> float:
