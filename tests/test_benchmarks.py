@@ -696,5 +696,5 @@ def test_runs_of_batch_sizes(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_rows_of_data(kind, monkeypatch, capsys):
-    printed = printed_by("data_rows", ["--rows", 400, "--kind", kind, "--stages", "trainer"], monkeypatch, capsys)
-    assert re.search(r"\| trainer \| 400 \| \d+\.\d \| \d\.\d\d \| \d\.\d\d \|", printed)
+    printed = printed_by("data_rows", ["--rows", 4000, "--kind", kind, "--stages", "trainer"], monkeypatch, capsys)
+    assert re.search(r"\| trainer \| 4,000 \| \d+\.\d \| \d\.\d\d \| \d\.\d\d \|", printed)
