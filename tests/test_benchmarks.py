@@ -152,7 +152,7 @@ def test_the_exactness_of_two_families(monkeypatch, capsys):
     assert [row[0] for row in rows] == list(chosen)
     for _, *errors in rows:
         single, double = ([float(error) for error in part] for part in (errors[:3], errors[3:]))
-        assert 1e-9 < min(single) <= max(single) < 1e-4
+        assert 1e-9 < max(single) < 1e-4  # one of two group norms may agree to the bit on some processors
         assert max(double) < 1e-12
 
 

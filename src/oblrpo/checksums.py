@@ -13,6 +13,9 @@ from oblrpo.regular_files import regular
 SUMS = "SHA256SUMS"
 """The file of a folder's checksums, in the format of `sha256sum`."""
 
+READ = (".json", ".jinja", ".safetensors", ".model", ".txt", ".py", ".bin")
+"""What the names of files end with that loading a model or a state may read."""
+
 
 def write_sums(folder: Path) -> None:
     """Write the checksums of all files of a folder, and of those below it, into it."""
@@ -24,7 +27,7 @@ def damage(folder: Path, needed: Sequence[str] = ()) -> str:
     """What is wrong with a folder whose checksums were written, in words; empty if every file is what it was.
 
     Args:
-        folder: all of its files have to be listed, those apart whose names begin with a dot.
+        folder: all files have to be listed that loading may read; what a user has put beside them is left alone.
         needed: patterns of names, of each of which one has to be listed.
     """
     try:
@@ -35,7 +38,8 @@ def damage(folder: Path, needed: Sequence[str] = ()) -> str:
     if not all(name and _is_inside(name) for *_, name in pairs):
         return f"{SUMS} is damaged"
     listed = {name: known for known, _, name in pairs}
-    if unlisted := min(_names(folder) - listed.keys(), default=""):
+    strange = {name for name in _names(folder) - listed.keys() if name.endswith(READ)}
+    if unlisted := min((name for name in strange if "/" not in name or name.endswith(".jinja")), default=""):
         return f"{unlisted} is not in {SUMS}"
     for name, known in listed.items():
         if not os.path.isfile(folder / name):  # a name may be too long for pathlib

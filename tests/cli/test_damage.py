@@ -112,6 +112,18 @@ def test_a_checkpoint_whose_checksums_do_not_cover_it_is_damaged(run, whole, obl
     assert weights_of(run, 4) == weights_of(whole, 4)
 
 
+def test_what_a_user_has_put_into_a_checkpoint_is_left_alone(run, oblrpo):
+    """Only what loading could read has to be listed."""
+    newest = run / "checkpoints" / "step_4"
+    (newest / "onnx").mkdir()
+    for name in ("model-f16.gguf", "notes.json~", "onnx/config.json"):
+        (newest / name).write_text("mine")
+    code, out, err = oblrpo("train", "--resume", "--output", run)
+    assert code == 0, err
+    assert "is damaged" not in out + err
+    assert (newest / "model-f16.gguf").is_file()
+
+
 def test_checksums_cover_what_lies_deeper_and_pass_over_hidden_files(tmp_path):
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "file").write_text("as it was")

@@ -214,3 +214,15 @@ def test_shards_are_measured_as_whole_weights_are(tmp_path):
         assert found[:3] == found[3:]
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("mode", ["auto", "kl"])
+def test_a_state_of_an_earlier_version_knows_nothing_of_rounding(mode):
+    done = Rounded(mode, 1e-6, 8)
+    done.step()
+    state = done.schedule.state_dict()
+    earlier = {name: each for name, each in state["rule"].items() if name not in ("reach", "floor", "measured")}
+    assert earlier
+    fresh = Rounded(mode, 1e-6, 8)
+    fresh.schedule.load_state_dict(state | {"rule": earlier})
+    assert fresh.schedule.rule.state_dict() == earlier | {"reach": 0.0, "floor": 0.0, "measured": 0}

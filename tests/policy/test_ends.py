@@ -96,3 +96,13 @@ def test_an_end_that_the_tokenizer_appends_is_in_no_prompt_and_once_in_a_target(
     assert not torch.isin(drawn.prompt_SQ[:2], policy.end_tokens[-1]).any()
     asked, answers = tokens_of(policy, ["2+2"], ["4"])
     assert policy.tokenizer.batch_decode(asked + answers) == ["<|start|>2+2", "4<|eot|>"]
+
+
+def test_a_beginning_is_not_taken_for_an_end_by_a_tokenizer_of_few_letters():
+    """A tokenizer that knows digits alone has nothing for most texts, on which what it appends cannot be seen."""
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate("0123456789+=")}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 12)])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<s>", pad_token="<s>")
+    assert PromptFormat().tokens(wrapped, ["1+2="]) == [[12, 1, 10, 2, 11]]

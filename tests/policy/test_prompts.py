@@ -69,6 +69,15 @@ def test_a_template_that_loops_is_ended(tiny_policy, monkeypatch):
     assert tiny_policy.lengths([[{"role": "user", "content": "x"}]]) == [18]
 
 
+def test_a_template_that_loops_on_answers_is_ended(tiny_policy, monkeypatch):
+    monkeypatch.setattr("oblrpo.policy.prompts.SECONDS", 0.2)
+    many = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    loops = "{% if messages[-1].role == 'assistant' %}" + many + "{% endfor %}" * 3 + "{% endif %}"
+    tiny_policy.tokenizer.chat_template = TEMPLATE + loops
+    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 60 seconds"):
+        tiny_policy.answers([[{"role": "user", "content": "x"}]], ["y"])
+
+
 def record(policy, temperature=0.9):
     """Log-probabilities, score norms and the gradient of a fixed batch."""
     batch = policy.sequences(["ab", "abcd", "x"], ["cde", "f", "ghijk"])

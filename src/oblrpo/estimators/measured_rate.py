@@ -88,7 +88,7 @@ class MeasuredRate(MeasuringRule):
         """The share f, which `lr_factor` cannot tell: it is relative to an arbitrary start, and moved by more."""
         if metrics["n_snr"] is None:
             return math.nan
-        n_snr = max(metrics["n_snr"], 0.0)  # an unbiased estimate may lie below 0
+        n_snr = max(float(metrics["n_snr"]), 0.0)  # an unbiased estimate may lie below 0
         return max(n_snr / (1 + n_snr), floor)
 
     @property

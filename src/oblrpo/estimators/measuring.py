@@ -56,6 +56,10 @@ class MeasuringRule(Rule):
         self._floor = 0.0  # the mean square change of a token that is rounding's
         self._measured = 0
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off; versions before 0.3 knew nothing of reach and floor."""
+        super().load_state_dict({"reach": 0.0, "floor": 0.0, "measured": 0} | state)
+
     def stepped(self, used: float | None) -> None:
         """Take note of the rate that `optimizer.step()` was called at."""
         self._used = used
@@ -76,7 +80,14 @@ class MeasuringRule(Rule):
             p.copy_(before + (p - before) * scale if scale else before)
 
     def _is_update(self) -> bool:
-        return any((p != before).any() for p, before in zip(self._parameters, self._before, strict=True))
+        """Whether the update has moved any weight; of sharded ones, on any rank, for all of them have to measure."""
+        pairs = [(_local(p), _local(before)) for p, before in zip(self._parameters, self._before, strict=True)]
+        moved = any(bool((p != before).any()) for p, before in pairs)
+        if not any(hasattr(p, "to_local") for p in self._parameters):
+            return moved
+        flag = torch.tensor(float(moved), device=pairs[0][0].device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        return bool(flag)
 
     @contextmanager
     def _put_back(self) -> Iterator[list[Tensor]]:
@@ -105,7 +116,7 @@ class _Lengths:
         self.rule, self.made, self.change, self.length = rule, made, change, 0.0
         generator = torch.Generator().manual_seed(rule._measured)
         largest = max(p.numel() for p in made)
-        offset = torch.rand(min(OFFSETS, largest), generator=generator) - 0.5
+        offset = (torch.rand(min(OFFSETS, largest), generator=generator) - 0.5).to(made[0].device)
         for p, before in zip(rule._parameters, rule._before, strict=True):
             p.copy_(before)
             _shift(p, offset)
@@ -163,8 +174,13 @@ def mean_square(change: Tensor) -> float:
 
 def _shift(p: Any, offset: Tensor) -> None:
     """Add an offset, in +-1/2, of the distance of two numbers of bfloat16 to every weight; 0 stays 0."""
-    local = p.to_local() if hasattr(p, "to_local") else p.data  # a shard has its own
-    exponent = local.float().view(torch.int32) & 0x7F800000
-    width = exponent.view(torch.float32).flatten() * 2.0**-7
-    times = -(-len(width) // len(offset))
-    local.add_((width * offset.to(local.device).repeat(times)[: len(width)]).view_as(local))
+    local, offset = _local(p), offset.to(p.device)
+    for piece in local.as_strided((local.numel(),), (1,)).split(len(offset)):  # in the order of memory
+        exponent = piece.float().view(torch.int32) & 0x7F800000
+        piece.add_(exponent.view(torch.float32) * 2.0**-7 * offset[: len(piece)])
+
+
+def _local(p: Any) -> Tensor:
+    """A parameter's numbers; of a sharded one, those of this rank."""
+    local: Tensor = p.to_local() if hasattr(p, "to_local") else p.data
+    return local

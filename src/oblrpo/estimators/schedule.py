@@ -186,8 +186,8 @@ class SNRSchedule:
         Args:
             change: () -> log pi after - log pi before of every token of the batch's outputs, (S, T), 0 where there is
                 none; of whole outputs, (S,), it is noisier. A subsample of outputs will do. It is called again after
-                every change of the update's length. With `rounds` only differences of it count, so that log pi itself
-                will do.
+                every change of the update's length. With `rounds`, `auto` and `kl` take differences of it
+                themselves, so that log pi will do for them.
 
         Raises:
             ValueError: a change is NaN or infinite, or `auto` cannot measure it.

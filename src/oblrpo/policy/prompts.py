@@ -14,8 +14,8 @@ from oblrpo.policy.in_time import SECONDS, in_time
 
 Prompt = str | Sequence[Mapping[str, str]]
 """A prompt is text, or messages with a role and a content."""
-ANSWER, PROBE = "An-answer-0", "a"
-"""An answer whose end is looked for in a chat template, and a text to see what a tokenizer appends."""
+ANSWER = "An-answer-0"
+"""An answer whose end is looked for in a chat template."""
 
 BLOCK = 1024
 """Prompts that are tokenized at a time where only their lengths are kept."""
@@ -62,8 +62,9 @@ class PromptFormat:
         if plain:
             # As the tokenizer does by itself, with the tokens that begin a text, if it has any; without those that end
             # one, because the policy goes on from here.
-            texts, ending = tokenizer([prompts[row] for row in plain], padding=False).input_ids, _appended(tokenizer)
-            for row, ids in zip(plain, texts, strict=True):
+            texts = [str(prompts[row]) for row in plain]
+            ending = _appended(tokenizer, next(filter(None, texts), ""))
+            for row, ids in zip(plain, tokenizer(texts, padding=False).input_ids, strict=True):
                 rows[row] = ids[: len(ids) - ending]
         for row in set(range(len(prompts))) - set(plain):
             rows[row] = tokenizer(self.text(tokenizer, prompts[row]), add_special_tokens=False).input_ids
@@ -76,12 +77,20 @@ class PromptFormat:
         return isinstance(prompt, str) and not self.chat
 
     def turn_ends(self, tokenizer: Any, prompt: Prompt) -> list[int]:
-        """Return the tokens that the chat template puts behind an answer to this prompt; none of a text, or unknown."""
+        """Return the tokens that the chat template puts behind an answer to this prompt; none of a text, or unknown.
+
+        Raises:
+            InputError: the chat template does not end.
+        """
         if self.is_text(prompt):
             return []
         answered = [*self._messages(prompt), {"role": "assistant", "content": ANSWER}]
         try:
-            shown = tokenizer.apply_chat_template(answered, tokenize=False, **self.template_args)
+            shown = in_time(
+                lambda: tokenizer.apply_chat_template(answered, tokenize=False, **self.template_args), SECONDS
+            )
+        except InputError:
+            raise
         except Exception:  # a template may refuse one more turn
             return []
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
@@ -137,8 +146,10 @@ class PromptFormat:
         return messages
 
 
-def _appended(tokenizer: Any) -> int:
-    """How many tokens the tokenizer puts behind every text by itself."""
-    bare, whole = (tokenizer(PROBE, add_special_tokens=on).input_ids for on in (False, True))
+def _appended(tokenizer: Any, text: str) -> int:
+    """How many tokens the tokenizer puts behind every text by itself, seen on one that has tokens of its own."""
+    bare, whole = (tokenizer(text, add_special_tokens=on).input_ids for on in (False, True))
+    if not bare:
+        return 0
     before = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole) - len(bare))
     return len(whole) - len(bare) - before

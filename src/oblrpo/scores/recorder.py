@@ -312,10 +312,10 @@ class Recorder:
         """
         self._operations.check()
         unsteady, known = self._operations.unsteady, KEPT_APART.setdefault(self.model, set())
-        way = way_of(self.model, logps_S, layout, self._given)
+        sharded = any(map(wrapped_by_fsdp, self.model.modules()))
+        way = 0 if sharded else way_of(self.model, logps_S, layout, self._given)  # those are never looked at
         if way in known and unsteady is None:
             return
-        sharded = any(map(wrapped_by_fsdp, self.model.modules()))
         if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
             if unsteady is None:
                 return

@@ -25,8 +25,8 @@ def way_of(model: nn.Module, logps_S: Tensor, layout: Layout, given: tuple[str, 
     """A number for the way in which a model was run and its log-probabilities made.
 
     It changes with the modules and their modes, with what is trained, with the attention that is configured, with what
-    the model was called with, with rows that are packed or as many as tokens, and with the functions that made
-    log-probabilities of what the model's last recorded layers gave.
+    the model was called with, with rows that are packed, as many as tokens or but two, which cannot tell of others, and
+    with the functions that made log-probabilities of what the model's last recorded layers gave.
 
     Args:
         model: the model that is recorded.
@@ -38,7 +38,7 @@ def way_of(model: nn.Module, logps_S: Tensor, layout: Layout, given: tuple[str, 
     configs = {id(config): config for each in model.modules() if (config := vars(each).get("config")) is not None}
     attention = [str(getattr(config, "_attn_implementation", None)) for config in configs.values()]
     trained = [(id(parameter), parameter.requires_grad) for parameter in model.parameters()]
-    shape = (layout.packed, layout.sequences == layout.tokens)
+    shape = (layout.packed, layout.sequences == layout.tokens, layout.sequences > 2)
     near = frozenset(_functions_near(logps_S))
     return hash((*modules, *attention, *trained, *given, shape, near))
 

@@ -42,6 +42,11 @@ def rehearse(engine: Any, exact_pairs: bool) -> None:
         raise InputError(f"oblr_po cannot take this model's scores: {error}{_cure(str(error), packed)}") from None
     if not packed:
         return
+    if names := [name for name, module in engine.module.named_modules() if isinstance(module, torch.nn.Conv1d)]:
+        raise InputError(  # frozen ones, too; what they do to random weights may be too little to be seen below
+            f"oblr_po does not work with {MODEL}.use_remove_padding=True and this model: {names[0]} is a convolution "
+            f"along tokens, as hybrids have, which runs on from one packed row to the next; {UNPACK}"
+        )
     change = float((_log_probs(engine, 1, packed, exact_pairs) - logp_C).abs().max())
     if not change <= MIXES.get(engine._autocast_dtype, MIXES_SHORT):
         raise InputError(
