@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 PLAIN = "oblrpo-plain"
@@ -83,6 +84,9 @@ def steady(lasting: bool = True) -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         before: Any = getattr(sys, name)
         if before is getattr(sys, f"__{name}__"):
+            if before is not None:
+                with suppress(OSError):
+                    before.flush()  # or what it holds would come after what is written from now on
             raw = open(number, "wb", closefd=False) if before is None else before.buffer  # noqa: SIM115
             stream = _Steady(
                 raw,
