@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from oblrpo.estimators import Moments, SNRSchedule
 from oblrpo.estimators.measuring import mean_square
@@ -185,35 +186,56 @@ def test_the_mean_square_is_over_tokens():
     assert mean_square(torch.tensor([math.nan, 1.0])) == math.inf
 
 
-def test_shards_are_measured_as_whole_weights_are(tmp_path):
-    """As FSDP2 has them."""
-    from torch.distributed.tensor import Shard, distribute_tensor
-
+@pytest.fixture
+def mesh(tmp_path):
+    """A group of one process, over which weights may be sharded."""
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
     )
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
-        found = []
-        for place in (lambda tensor: tensor, lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)])):
-            run = Rounded("auto", 1e-6, 50)
-            weights = torch.nn.Parameter(place(run.weights.detach().clone()))
-            run.optimizer = torch.optim.Adam([weights], lr=1e-6)
-            run.schedule = SNRSchedule(run.optimizer, "auto", rounds=True)
-            for _ in range(3):
-                weights.grad = place(torch.ones(WEIGHTS))
-                run.schedule.step(BATCH, mean_length=50.0)
-                run.optimizer.step()
+    yield torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
 
-                def logp_ST(run=run, weights=weights):
-                    whole = weights.detach()
-                    run.weights.data.copy_(whole.full_tensor() if hasattr(whole, "full_tensor") else whole)
-                    return run.logp_ST()
 
-                found.append(run.schedule.confine(logp_ST).kl)
-        assert found[:3] == found[3:]
-    finally:
-        torch.distributed.destroy_process_group()
+def test_shards_are_measured_as_whole_weights_are(mesh):
+    """As FSDP2 has them."""
+    found = []
+    for place in (lambda tensor: tensor, lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)])):
+        run = Rounded("auto", 1e-6, 50)
+        weights = torch.nn.Parameter(place(run.weights.detach().clone()))
+        run.optimizer = torch.optim.Adam([weights], lr=1e-6)
+        run.schedule = SNRSchedule(run.optimizer, "auto", rounds=True)
+        for _ in range(3):
+            weights.grad = place(torch.ones(WEIGHTS))
+            run.schedule.step(BATCH, mean_length=50.0)
+            run.optimizer.step()
+
+            def logp_ST(run=run, weights=weights):
+                whole = weights.detach()
+                run.weights.data.copy_(whole.full_tensor() if hasattr(whole, "full_tensor") else whole)
+                return run.logp_ST()
+
+            found.append(run.schedule.confine(logp_ST).kl)
+    assert found[:3] == found[3:]
+
+
+def test_a_rank_whose_shard_stayed_where_it_was_measures_with_the_others(mesh, monkeypatch):
+    """Else the others wait for it in a forward for ever; another rank's word is pretended."""
+    weights = torch.nn.Parameter(distribute_tensor(torch.ones(WEIGHTS), mesh, [Shard(0)]))
+    weights.grad = distribute_tensor(torch.zeros(WEIGHTS), mesh, [Shard(0)])
+    optimizer = torch.optim.SGD([weights], lr=1e-6)
+    schedule = SNRSchedule(optimizer, "auto", rounds=True)
+    measured = []
+
+    def kl():
+        schedule.step(BATCH, mean_length=50.0)
+        optimizer.step()
+        return schedule.confine(lambda: measured.append(1) or torch.zeros(OUTPUTS, 50)).kl
+
+    assert kl() == 0
+    assert not measured
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flag, op: flag.fill_(1.0))
+    kl()
+    assert measured
 
 
 @pytest.mark.parametrize("mode", ["auto", "kl"])
