@@ -10,15 +10,16 @@ import pytest
 import torch
 
 import oblrpo as oblrpo_package
-from lab.benchmarks import prior_coupling
+from lab.benchmarks import data_rows, prior_coupling
 from lab.benchmarks.real_scores import Drawn, Source, exponent, proxies
-from oblrpo.config import PolicyConfig, TrainConfig
+from oblrpo.config import PolicyConfig, TaskConfig, TrainConfig
 from oblrpo.estimators import Prior, baseline
 from oblrpo.estimators.rules import mean_kl
 from oblrpo.policy import make_policy
 from oblrpo.scores import Features
 from oblrpo.settings import load_recipe
 from oblrpo.tasks.addition import AdditionTask
+from oblrpo.trainer.task import task_of
 
 ROOT = Path(__file__).parents[2]
 COMPARISONS = sorted((ROOT / "lab" / "comparisons").glob("*.yaml"))
@@ -27,7 +28,7 @@ COMPARISONS = sorted((ROOT / "lab" / "comparisons").glob("*.yaml"))
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     torch.manual_seed(0)
-    sizes = PolicyConfig(hidden_size=16, num_hidden_layers=1, device="cpu")
+    sizes = PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, device="cpu")
     folder = tmp_path_factory.mktemp("benchmarks") / "model"
     make_policy(sizes).save(folder)
     return folder
@@ -688,7 +689,15 @@ def test_runs_of_batch_sizes(tmp_path, monkeypatch, capsys):
     assert (settings["prompts_per_step"], settings["num_generations"], settings["learning_rate"]) == (8, 4, 1e-3)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv"])
-def test_rows_of_data(kind, monkeypatch, capsys):
-    printed = printed_by("data_rows", ["--rows", 4000, "--kind", kind, "--stages", "trainer"], monkeypatch, capsys)
+def test_rows_of_data_are_the_same_of_both_kinds(tmp_path):
+    problems = []
+    for file in (tmp_path / "rows.jsonl", tmp_path / "rows.csv"):
+        data_rows.write(file, 9)
+        problems.append(task_of(TrainConfig(task=TaskConfig(data=(str(file),)))).problems)
+    assert problems[0] == problems[1]
+    assert len(problems[0]) == 9
+
+
+def test_rows_of_data(monkeypatch, capsys):
+    printed = printed_by("data_rows", ["--rows", 4000, "--stages", "trainer"], monkeypatch, capsys)
     assert re.search(r"\| trainer \| 4,000 \| \d+\.\d \| \d\.\d\d \| \d\.\d\d \|", printed)
