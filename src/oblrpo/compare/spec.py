@@ -10,7 +10,7 @@ from typing import Any
 
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.settings import flatten, load_recipe, with_settings
+from oblrpo.settings import load_recipe, with_settings
 from oblrpo.yaml_files import read_yaml_file
 
 SPECS = files("oblrpo") / "recipes" / "compare"
@@ -120,10 +120,10 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
     _refuse_unknown(raw, KEYS, source)
     variants = _mapping(raw.get("variants"), "variants", source)
     if "learning_rates" in overrides:
-        of_settings = [variant for variant in variants.values() if isinstance(variant, dict)]
-        if variants and all("learning_rate" in variant for variant in of_settings):
-            raise InputError(f"--learning-rates: every variant of {source} sets its own learning_rate; change the file.")
-        for variant in of_settings:
+        own = [variant for variant in variants.values() if isinstance(variant, dict)]
+        if variants and all("learning_rate" in variant for variant in own):
+            raise InputError(f"--learning-rates: every variant of {source} sets its learning_rate; change the file.")
+        for variant in own:
             variant.pop("learning_rates", None)
     if "target" in overrides:
         changed = _mapping(overrides["target"], "target", "--target")

@@ -293,7 +293,7 @@ def _mean(values: list[float]) -> Mean | None:
 
 def _result(run: Run, variant: Variant) -> Result:
     run.check_same()
-    failure, rows, final = run.failure(), run.rows(), run.final_accuracy()
+    failure, rows, final = run.failure(), run.folder.read_metrics(), run.final_accuracy()
     if run.finished():
         masked = "every held-out completion of its last step was masked, so that it has no accuracy"
         state, why = ("unmeasured", masked) if final is None else ("finished", "")
