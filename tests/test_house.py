@@ -38,7 +38,7 @@ def arrows():
             elif isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             for first, *path in (name.split(".") for name in names):
-                if first == "oblrpo" and path[0] != "__version__":
+                if first == "oblrpo" and (path[0] != "__version__" or inside[0] != "cli"):
                     yield file, room_of(inside), room_of(path)
 
 
