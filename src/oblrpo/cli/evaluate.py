@@ -108,7 +108,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     if (command.data and len(command.benchmark) > 1) or (command.completions and len(command.benchmark) > 1):
         raise InputError(f"data and completions are of one benchmark, but {len(command.benchmark)} are named.")
     check_asked(flags, command.data, started, bool(command.benchmark))
-    of_model = {each.name for each in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
+    of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"completions that are there are graded as they are; leave out {', '.join(idle)}.")
     check_sampling(command.sampling, command.k, drawn=bool(command.model))

@@ -180,8 +180,8 @@ def _resolve(raw: dict[str, Any], source: str) -> Spec:
 def _refuse_unknown(mapping: dict[str, Any], keys: tuple[str, ...], source: str, of: str = "") -> None:
     for key in mapping:
         if key not in keys:
-            told = f"{source}: unknown key {key!r}{of}; choose from: {', '.join(keys)}."
-            raise InputError(told + did_you_mean(str(key), keys))
+            hint = did_you_mean(str(key), keys)
+            raise InputError(f"{source}: unknown key {key!r}{of}; choose from: {', '.join(keys)}.{hint}")
 
 
 def _refuse_ours(settings: dict[str, Any], source: str) -> None:
