@@ -12,7 +12,7 @@ from tests.policy.tiny_gguf import write_gguf
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 pytestmark = [
-    pytest.mark.usefixtures("no_page", "dense_reward"),
+    pytest.mark.usefixtures("dense_reward"),
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated"),  # PEFT asks transformers for it
 ]
 

@@ -6,8 +6,6 @@ import pytest
 
 from tests.cli.conftest import metrics_of
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 def test_a_run_on_summaries(small_run, tmp_path):
     code, _, err = small_run("--task", "summarise", "--warm-start-steps", "2", steps=2, max_completion_length=16)

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from oblrpo import __version__
 from oblrpo.cli import interrupts
-from oblrpo.errors import InputError, check_current_folder, did_you_mean, disk_trouble
+from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.streams import steady
 
 COMMANDS = ("train", "compare", "evaluate", "report", "bench", "theory", "probe")
@@ -58,6 +58,8 @@ def _carry_out(argv: list[str]) -> None:
         if isinstance(error, BrokenPipeError):  # `oblrpo train --help | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
+        from oblrpo.runs import disk_trouble
+
         if refused := str(error) if isinstance(error, InputError) else disk_trouble(error):
             _complain(refused)
         if not _out_of_memory(error):  # a fault of ours, or of a library
