@@ -5,6 +5,7 @@
 # make attack  random input and kills by the thousand
 # make audit  known weaknesses of the libraries we run with, where an index can be reached
 # make docs  the site of docs/, into site/
+# make theory  every theorem of the paper on policies small enough to enumerate, in a minute
 # make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
 # make test-trl  an environment with TRL + the tests of the adapter
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
@@ -22,7 +23,7 @@ TRL_VENV := .venv-trl
 TRL_BIN := $(TRL_VENV)/bin
 TRL_STAMP := $(TRL_VENV)/.installed
 
-.PHONY: env demo smollm2 docs gpu quick test attack audit test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
+.PHONY: env demo smollm2 theory docs gpu quick test attack audit test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
 
 env: $(STAMP)
 
@@ -43,14 +44,17 @@ demo: $(CORE)
 
 smollm2: $(CORE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
-	$(BIN)/python -m oblrpo.fetch_smollm
+	$(BIN)/python -m lab.fetch_smollm
+
+theory: $(CORE)
+	$(BIN)/python -m lab.theory
 
 docs: $(STAMP)
 	$(BIN)/zensical build --strict --clean
 
 # No environment of ours: it would need the network.
 gpu:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu --output runs/gpu
+	PYTHONPATH=src $(PYTHON) -m lab.benchmarks.gpu --output runs/gpu
 
 quick: lint
 	$(BIN)/pytest -n auto -m "not slow"

@@ -61,7 +61,8 @@ def test_examples_of_docstrings(file):
 
 def test_the_site_builds_and_all_links_and_anchors_exist(tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    (tmp_path / "src").symlink_to(ROOT / "src")
+    for folder in ("src", "lab"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     command = [Path(sys.executable).parent / "zensical", "build", "--strict"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,18 @@ def test_the_commands_of_the_readme_run_from_the_wheel(built, tmp_path):
     assert command("--version")
 
 
-def test_the_source_archive_holds_package_tests_and_pages(built):
+def test_the_wheel_holds_what_trains_and_no_laboratory(built):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        folders = {name.split("/")[0] for name in archive.namelist()}
+    assert {name for name in folders if not name.endswith(".dist-info")} == {"oblrpo"}
+
+
+def test_the_source_archive_holds_package_laboratory_tests_and_pages(built):
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as held:
         names = {name.split("/", 1)[1] for name in held.getnames() if "/" in name}
     assert {"src/oblrpo/__init__.py", "src/oblrpo/recipes/demo.yaml", "README.md", "pyproject.toml"} <= names
+    assert {"lab/theory/__main__.py", "lab/comparisons/demo.yaml", "examples/trl_oblrpo.py"} <= names
     assert any(name.startswith("tests/") for name in names)
     assert not any(name.startswith(("runs/", "models/", ".venv")) for name in names)

@@ -35,20 +35,21 @@ SMALL = {
 @pytest.fixture
 def oblrpo(monkeypatch, capsys):
     """Call with arguments; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr("oblrpo.cli.interrupts.catch", lambda: None)  # Ctrl-C is pytest's
-        monkeypatch.setattr(sys, "argv", ["oblrpo", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield call
+    yield lambda *arguments: called(cli.main, arguments, monkeypatch, capsys)
     transformers_logging.enable_progress_bar()
+
+
+def called(main, arguments, monkeypatch, capsys):
+    """Call `main` as the command line does; returns (exit code, stdout, stderr)."""
+    monkeypatch.setattr("oblrpo.cli.interrupts.catch", lambda: None)  # Ctrl-C is pytest's
+    monkeypatch.setattr(sys, "argv", ["oblrpo", *map(str, arguments)])
+    try:
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.fixture

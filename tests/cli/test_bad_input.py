@@ -174,6 +174,7 @@ def test_sizes_of_a_recipe_give_way_to_a_model_and_recipes_say_nothing_in_vain(o
 @pytest.mark.page
 def test_unknown_command(oblrpo, tmp_path):
     complained(oblrpo("trian"), "unknown command 'trian'", "train")
+    complained(oblrpo("theory", "--all"), "`oblrpo theory` is now `python -m lab.theory`, in a checkout of the source")
     complained(oblrpo("report", "/no/such/run"), "holds no config.yaml and metrics.jsonl")
     complained(oblrpo("report", "/no/such/run", "--follow"), "is no folder")
     complained(oblrpo("report", tmp_path, "--seconds", 0), "seconds is 0")

@@ -1,9 +1,10 @@
-"""The tiny hybrids of `benchmarks.families` hold every kind of layer, and are exact with all of them."""
+"""The tiny hybrids of `lab.benchmarks.families` hold every kind of layer, and are exact with all of them."""
 
 import pytest
-from benchmarks.families import EXACT, batches, build, compare, judge
-from benchmarks.tiny import KINDS, config_for, kinds_of, names
 from transformers import AutoConfig
+
+from lab.benchmarks.families import EXACT, batches, build, compare, judge
+from lab.benchmarks.tiny import KINDS, config_for, kinds_of, names
 
 HYBRIDS = {
     "bamba": "BambaMixer BambaAttention",

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from benchmarks.families import EXACT, batches, build, compare
 from torch import nn
 from torch.nn.functional import batch_norm
 
+from lab.benchmarks.families import EXACT, batches, build, compare
 from oblrpo.scores import ScoreTape, UnsupportedModelError, by_operations, oracle, watching
 from tests.scores.models import relative
 

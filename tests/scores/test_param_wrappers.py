@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from benchmarks.families import EXACT, batches, build, compare, logps
 from peft import LoraConfig, get_peft_model
 
+from lab.benchmarks.families import EXACT, batches, build, compare, logps
 from oblrpo.scores import ScoreTape, Sketch, UnsupportedModelError, by_operations, oracle, watching
 from tests.scores.models import relative
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as fn
-from benchmarks.families import EXACT, batches, build, logps
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lab.benchmarks.families import EXACT, batches, build, logps
 from oblrpo.scores import ScoreTape, UnsupportedModelError, oracle
 from oblrpo.scores.functions import flat
 from oblrpo.scores.steady import keeps_rows

@@ -324,7 +324,7 @@ def test_the_example_runs(tmp_path, words, monkeypatch, capsys):
 
 
 def test_the_benchmark_prints_its_table(monkeypatch, capsys):
-    from benchmarks import trl_steps
+    from lab.benchmarks import trl_steps
 
     monkeypatch.setattr(trl_steps, "SHAPES", {"tiny": trl_steps.Shape(16, 1, 16, 1, 4)})
     monkeypatch.setattr("sys.argv", ["trl_steps", "--rounds", "1"])
@@ -335,7 +335,7 @@ def test_the_benchmark_prints_its_table(monkeypatch, capsys):
 
 
 def test_the_benchmark_of_memory_measures_a_step():
-    from benchmarks import trl_memory
+    from lab.benchmarks import trl_memory
 
     arguments = Namespace(tokens=16, hidden_size=32, layers=1)
     found = {case: trl_memory.measure(case, 2, arguments) for case in ("grpo", "calibrated, two passes")}

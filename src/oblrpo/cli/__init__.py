@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import NoReturn
 
@@ -12,7 +13,9 @@ from oblrpo.cli import interrupts
 from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.streams import steady
 
-COMMANDS = ("train", "compare", "evaluate", "report", "bench", "theory", "probe")
+COMMANDS = ("train", "compare", "evaluate", "report")
+LABORATORY = ("bench", "theory", "probe")
+"""What lies in `lab/` of a checkout, beside the package."""
 
 USAGE = """\
 oblrpo: RL of language models with the exact variance-optimal baseline and a learning rate that is measured, not set
@@ -21,9 +24,6 @@ oblrpo: RL of language models with the exact variance-optimal baseline and a lea
   oblrpo compare [NAME|FILE] [--set YAML ...]            variants x learning rates x seeds side by side, on one page
   oblrpo evaluate [MODEL] [--benchmark NAME ...]         avg@k, pass@k of a model: benchmarks, or --data by --rewards
   oblrpo report RUN [--follow]                           one page of a run from what it left; again as it goes
-  oblrpo bench scores [--shape NAME ...]                 what score norms cost, beside every other way to have them
-  oblrpo theory [--all] [--output FILE]                  every theorem on policies that can be enumerated
-  oblrpo probe RUN|MODEL                                 local smoothness of a real objective, and what rate it supports
   oblrpo --version
 
 Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
@@ -34,7 +34,12 @@ LASTING = {"train", "compare", "evaluate"}
 
 
 def main() -> None:
-    """Entry point of `oblrpo`.
+    """Entry point of `oblrpo`."""
+    carry_out(dispatch, lasting=bool(LASTING & set(sys.argv[1:2])))
+
+
+def carry_out(command: Callable[[list[str]], None], lasting: bool = False) -> None:
+    """Call a command with the words of the command line; a `lasting` one goes on when nobody reads what it prints.
 
     Raises:
         SystemExit: 2 after one sentence about what the user can mend, 130 when interrupted, 1 when nobody reads.
@@ -42,16 +47,16 @@ def main() -> None:
     """
     interrupts.catch()
     try:
-        steady(lasting=bool(LASTING & set(sys.argv[1:2])))
-        _carry_out(sys.argv[1:])
+        steady(lasting=lasting)
+        _explain(command, sys.argv[1:])
     except KeyboardInterrupt as stop:
         interrupts.tell(str(stop))
         raise SystemExit(interrupts.STOPPED) from None
 
 
-def _carry_out(argv: list[str]) -> None:
+def _explain(command: Callable[[list[str]], None], argv: list[str]) -> None:
     try:
-        dispatch(argv)
+        command(argv)
     except Exception as error:
         if interrupts.caught():  # a library has made something else of it
             raise KeyboardInterrupt from None
@@ -105,6 +110,11 @@ def dispatch(argv: list[str]) -> None:
     elif argv[0] in COMMANDS:
         check_current_folder()
         import_module(f"oblrpo.cli.{argv[0]}").run(argv[1:])
+    elif argv[0] in LABORATORY:
+        raise InputError(
+            f"`oblrpo {argv[0]}` is now `python -m lab.{argv[0]}`, in a checkout of the source: the package holds what "
+            "trains, and the laboratory lies beside it."
+        )
     else:
         raise InputError(
             f"unknown command {argv[0]!r}; choose one of: {', '.join(COMMANDS)}.{did_you_mean(argv[0], COMMANDS)}"

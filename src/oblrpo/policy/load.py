@@ -34,7 +34,7 @@ from oblrpo.policy.whole import check_whole
 LOCAL = ("/", "./", "../", "~", "models/", "runs/")
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges*", "*.model*", "*.tiktoken", "tekken.json")
 """The files that tokenizers keep their words in; transformers makes one that knows none where there is none of them."""
-SMOLLM, FETCH = "smollm2-135m-instruct", "python -m oblrpo.fetch_smollm (in a checkout: make smollm2)"
+SMOLLM = "smollm2-135m-instruct"
 
 
 def make_policy(config: PolicyConfig) -> Policy:
@@ -242,7 +242,9 @@ def check_is_there(name: str) -> None:
     path = Path(name)
     is_local = name.startswith(LOCAL) or (len(path.parts) > 1 and path.parent.is_dir())
     if (is_local or is_gguf(name)) and not path.exists():
-        mend = f"fetch it with: {FETCH}" if path.name == SMOLLM else "check the path, or give a name on the hub"
+        mend = "check the path, or give a name on the hub"
+        if path.name == SMOLLM:
+            mend = "fetch it with `make smollm2` in a checkout, or name the hub's: HuggingFaceTB/SmolLM2-135M-Instruct"
         raise InputError(f"cannot load the model {name!r}: there is no such file or folder; {mend}.")
     for file in path.iterdir() if path.is_dir() else [path]:
         if file.exists() and not (file.is_file() or file.is_dir()):

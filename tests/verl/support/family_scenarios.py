@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import verl  # noqa: F401 - loads the plugins
-from benchmarks.families import build
 from peft import LoraConfig, get_peft_model
 
+from lab.benchmarks.families import build
 from oblrpo.errors import InputError
 from oblrpo.policy.tokenizer import byte_tokenizer
 from tests.verl.support.engine_scenarios import PLUGIN, check, make_engine

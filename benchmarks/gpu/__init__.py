@@ -1,1 +1,0 @@
-"""What a day on a GPU should show, in one command of nine minutes: `python3 -m benchmarks.gpu` (`make gpu`)."""

@@ -1,0 +1,143 @@
+"""Tokens a second of sampling: our loop, `generate` with prompts read once, and `generate` as TRL calls it.
+
+    python -m lab.benchmarks.sampling --model models/smollm2-135m-instruct [--rounds 3] [--max-completion-length 128]
+
+16 chat prompts x 4 completions at temperature 1, on one thread. A third of the prompts ask for one word, a third for
+one sentence, a third for five bullets: uneven lengths. For even lengths the end token is one that is never drawn. TRL's
+GRPOTrainer without vLLM hands every prompt to `generate` as often as it has completions and runs until the longest of
+the batch has ended. The contenders take turns in every round, which has a seed of its own; their draws differ, so
+tokens are those up to the end of each completion, and seconds are the process's own CPU time. Memory is the highest
+resident size during a call over that before it, of all rounds (Linux; elsewhere it is left out).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from oblrpo.config import PolicyConfig
+from oblrpo.policy import Policy, load_policy
+from oblrpo.rollout import sample
+from oblrpo.rollout.transformers import _by_generate
+
+SUBJECTS = ("the sea", "a bicycle", "rain", "bread", "the moon", "a lighthouse", "winter", "chess", "a violin", "tea",
+            "the desert", "an owl", "glass", "a market", "trains", "honey")  # fmt: skip
+WISHES = (
+    "Answer with one word: which colour goes with {}?",
+    "Write one short sentence about {}.",
+    "List five facts about {} as bullets, each of one short line.",
+)
+Contender = Callable[[list, int, int], Tensor]
+
+
+def contenders(policy: Policy) -> dict[str, Contender]:
+    """Name -> what draws G completions of every prompt and returns how long each is."""
+
+    def ours(prompts: list, copies: int, longest: int) -> Tensor:
+        return sample(policy, prompts, copies, longest, 1.0).sequences.lengths_S
+
+    def read_once(prompts: list, copies: int, longest: int) -> Tensor:
+        prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, longest))
+        return _lengths(policy, _by_generate(policy, prompt_PQ, mask_PQ, copies, longest, 1.0, 1.0, False)[0])
+
+    def repeated(prompts: list, copies: int, longest: int) -> Tensor:
+        prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, longest))
+        settings = GenerationConfig(
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest, eos_token_id=policy.end_tokens,
+            pad_token_id=policy.tokenizer.pad_token_id,
+        )  # fmt: skip
+        prompt_SQ, mask_SQ = (each.repeat_interleave(copies, 0) for each in (prompt_PQ, mask_PQ))
+        ids_ST = policy.model.generate(input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings)
+        return _lengths(policy, ids_ST[:, prompt_SQ.shape[1] :])
+
+    return {"oblrpo": ours, "`generate`, prompts read once": read_once, "`generate` as TRL calls it": repeated}
+
+
+def _lengths(policy: Policy, completion_SC: Tensor) -> Tensor:
+    ended_SC = torch.isin(completion_SC, torch.tensor(policy.end_tokens))
+    return (ended_SC.cumsum(1) - ended_SC.long() == 0).sum(1)
+
+
+def measured(draw: Callable[[], Tensor]) -> tuple[Tensor, float, float]:
+    """Lengths, CPU seconds, and MB over what was resident before."""
+    gc.collect()
+    before = _resident()
+    begun = time.process_time()
+    lengths_S = draw()
+    return lengths_S, time.process_time() - begun, (_resident("VmHWM") - before) / 1e6
+
+
+def _resident(which: str = "VmRSS") -> float:
+    """Bytes that are resident, or the most (VmHWM) since the last question for those; 0 where there is no /proc."""
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return 0.0
+    if which == "VmRSS":
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak
+    return next(float(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith(which))
+
+
+def compare(policy: Policy, arguments: argparse.Namespace) -> None:
+    """Print a table of all contenders on the same prompts."""
+    wishes = [WISHES[index % len(WISHES)].format(SUBJECTS[index % len(SUBJECTS)]) for index in range(arguments.prompts)]
+    chats = policy.tokenizer.chat_template is not None
+    prompts = [[{"role": "user", "content": wish}] if chats else wish for wish in wishes]
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    spread: list[int] = []
+    draws = contenders(policy)
+    for each in draws.values():  # whatever a first call sets up
+        each(prompts[:2], 2, 2)
+    for number in range(arguments.rounds):
+        names = [*draws][number % len(draws) :] + [*draws][: number % len(draws)]
+        for name in names:
+            torch.manual_seed(number)
+            lengths_S, seconds, memory = measured(
+                lambda draw=draws[name]: draw(prompts, arguments.generations, arguments.max_completion_length)
+            )
+            spread += lengths_S.tolist()
+            found.setdefault(name, []).append((lengths_S.sum().item() / seconds, seconds, memory))
+    middle = sorted(spread)
+    print(f"\nlengths {middle[0]} to {middle[-1]}, mean {mean(middle):.0f}, median {middle[len(middle) // 2]}\n")
+    print("| | tokens a CPU second | over TRL's | CPU s | MB |\n|---|---|---|---|---|")
+    base = [rate for rate, *_ in found["`generate` as TRL calls it"]]
+    for name in draws:
+        rates, seconds, memory = zip(*found[name], strict=True)
+        ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
+        print(
+            f"| {name} | {mean(rates):.0f} | {mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
+            f"| {mean(seconds):.1f} | {max(memory):.0f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--generations", type=int, default=4)
+    parser.add_argument("--max-completion-length", type=int, default=128)
+    parser.add_argument("--lengths", nargs="+", choices=["uneven", "even"], default=["uneven", "even"])
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    policy = load_policy(arguments.model, PolicyConfig(model=arguments.model, device="cpu"))
+    with torch.no_grad():
+        if "uneven" in arguments.lengths:
+            compare(policy, arguments)
+        if "even" in arguments.lengths:
+            policy.model.generation_config.eos_token_id = policy.model.config.vocab_size - 1
+            compare(policy, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What a step of OBLRPOTrainer costs over one of TRL's GRPOTrainer, generation included: ratios of CPU seconds.
+
+    python -m lab.benchmarks.trl_steps [--rounds 5] [--shapes tokens words answers] \\
+        [--model models/smollm2-135m-instruct]
+
+needs TRL (`pip install 'oblrpo[trl]'`). All contenders begin with the same weights and train on the same prompts in one
+process and one thread, in float32, without activation checkpointing; completions run to the longest length. They take
+turns within a round, each round beginning with another, so that other work on the machine hits all alike. A round's
+figure is the median over steps, without the first two; calibrated weights take exact norms every tenth step, which the
+mean over ten steps counts as such. With --model the shape `real` is measured, on that model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from lab.benchmarks.runs import mean_interval
+from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer
+from oblrpo.config import PolicyConfig
+from oblrpo.policy import make_policy
+
+G = 8
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "exact": {"score_norms": "exact"},
+    "calibrated": {"score_norms": "calibrated"},
+}
+EXACT_EVERY = 10
+
+
+class Shape(NamedTuple):
+    """A model and a batch."""
+
+    hidden_size: int
+    layers: int
+    rows: int
+    """Completions of a step."""
+    parts: int
+    """Micro-batches."""
+    tokens: int
+    """Of a completion."""
+
+
+SHAPES = {
+    "tokens": Shape(128, 4, 128, 1, 16),
+    "words": Shape(256, 4, 32, 2, 64),
+    "answers": Shape(256, 6, 16, 2, 192),
+}
+REAL = Shape(576, 30, 16, 2, 24)
+
+
+class Clock(TrainerCallback):
+    """CPU seconds of every step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        if not self.seconds:
+            self._last = time.process_time()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        now = time.process_time()
+        self.seconds.append(now - self._last)
+        self._last = now
+
+
+def reward(completions: list[str], **_: Any) -> list[float]:
+    """The share of letters of the first half of the alphabet, so that rewards differ within a group."""
+    return [sum(letter.lower() < "n" for letter in text) / max(1, len(text)) for text in completions]
+
+
+def seconds_of(contender: str, shape: Shape, model: str, steps: int, seed: int) -> float:
+    """CPU seconds of a step: the median, or with exact norms now and then the mean that these would have."""
+    torch.manual_seed(seed)
+    built = PolicyConfig(hidden_size=shape.hidden_size, num_hidden_layers=shape.layers, num_attention_heads=4)
+    policy = make_policy(PolicyConfig(model=model, device="cpu") if model else built)
+    policy.model.generation_config.eos_token_id = None
+    kind, config = (GRPOTrainer, GRPOConfig) if contender == "grpo" else (OBLRPOTrainer, OBLRPOConfig)
+    prompts = [f"Question {seed} {index:04d}: what comes next?" for index in range(steps * shape.rows // G)]
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = kind(
+            policy.model, reward, processing_class=policy.tokenizer, callbacks=[clock],
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            args=config(
+                **CONTENDERS[contender], output_dir=folder, seed=seed, max_steps=steps, num_generations=G,
+                per_device_train_batch_size=shape.rows // shape.parts, gradient_accumulation_steps=shape.parts,
+                max_completion_length=shape.tokens, use_cpu=True, bf16=False, gradient_checkpointing=False,
+                report_to="none", logging_steps=5, save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+                **({"calibration_steps": EXACT_EVERY} if "calibrated" in contender else {}),
+            ),
+        )  # fmt: skip
+        trainer.train()
+    taken = clock.seconds
+    if "calibrated" not in contender:
+        return statistics.median(taken[2:])
+    exact, others = taken[EXACT_EVERY::EXACT_EVERY], [s for i, s in enumerate(taken) if i > 1 and i % EXACT_EVERY]
+    share = 1 / EXACT_EVERY
+    return share * statistics.median(exact) + (1 - share) * statistics.median(others)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=EXACT_EVERY + 2, help="steps of a round, of each contender")
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--model", default="", help="folder of a model for the shape `real`")
+    arguments = parser.parse_args()
+    if arguments.steps <= EXACT_EVERY:
+        parser.error(f"--steps must be above {EXACT_EVERY}, to see a step with exact norms.")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    shapes = {name: (SHAPES[name], "") for name in arguments.shapes}
+    shapes |= {"real": (REAL, arguments.model)} if arguments.model else {}
+    lines = []
+    for name, (shape, model) in shapes.items():
+        found: dict[str, list[float]] = {contender: [] for contender in CONTENDERS}
+        for turn in range(arguments.rounds):
+            order = list(CONTENDERS)
+            for contender in order[turn % len(order) :] + order[: turn % len(order)]:
+                found[contender].append(seconds_of(contender, shape, model, arguments.steps, turn))
+        ratios = {
+            contender: [mine / theirs for mine, theirs in zip(taken, found["grpo"], strict=True)]
+            for contender, taken in found.items()
+        }
+        cells = [f"{name}: {shape.rows} x {shape.tokens} tokens", f"{statistics.mean(found['grpo']):.2f}"]
+        lines.append(cells + [mean_interval(ratios[contender]) for contender in CONTENDERS if contender != "grpo"])
+        print(" | ".join(lines[-1]), flush=True)
+    print()
+    titles = ["shape", "GRPOTrainer, CPU s a step", *(contender for contender in CONTENDERS if contender != "grpo")]
+    for line in [titles, ["---"] * len(titles), *lines]:
+        print("| " + " | ".join(line) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""`oblrpo bench`: what the score norms cost, beside every other way to have them, in one run."""
