@@ -21,7 +21,7 @@ from benchmarks import against_trl
 from benchmarks.against_trl import Found, Rows
 from benchmarks.runs import mean_interval
 
-CONTENDERS = ("trl-grpo", "rloo", "oblrpo_shrunk", "shrunk-tolerance", "shrunk-optimal")
+CONTENDERS = ("trl-grpo", "rloo", "oblrpo_shrunk", "shrunk-optimal")
 ENOUGH = 0.8
 """The share of the best accuracy that seconds are counted to."""
 

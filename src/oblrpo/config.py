@@ -19,10 +19,8 @@ from oblrpo.idle import (
     NO_ADAPTERS,
     NO_LOGPS,
     NO_PROJECTS,
-    NO_TOLERANCE,
     NO_VLLM,
     NO_WARM_START,
-    NO_WORK,
     NOT_OF_THE_HUB,
     ONE_UPDATE,
     OWN_DATA,
@@ -218,12 +216,8 @@ class AlgorithmConfig:
     prior_memory: Annotated[float, Range(0, 1)] = 0.8
     """What an earlier step counts for one step later in the prior of oblr_shrunk, in [0, 1)."""
     train_on: str = "exact"
-    """Which completions the gradient is taken of: exact (all but those known to add 0), all; or drawn by their pull and
-    weighed: tolerance, compute-optimal, or a share of the tokens between 0 and 1."""
-    train_on_tolerance: Annotated[float, Range(0), NO_TOLERANCE] = 0.1
-    """With train_on tolerance: the variance that leaving out may add, over that of the completions one by one."""
-    sampling_cost: Annotated[float, Range(0), NO_WORK] = 1.0
-    """With train_on compute-optimal: what sampling a token costs, in forwards of a token in training."""
+    """Which completions the gradient is taken of: exact (all but those known to add 0), all; or compute-optimal (drawn
+    by their pull and weighed, so that variance times work is least)."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; what those after the first are weighed by is the `ratio`."""
     ratio: Annotated[str, ONE_UPDATE] = ""

@@ -78,8 +78,6 @@ class TrainKeywords(TypedDict, total=False):
     prior_strength: float
     prior_memory: float
     train_on: str
-    train_on_tolerance: float
-    sampling_cost: float
     num_iterations: int
     ratio: str
     epsilon: float

@@ -13,8 +13,6 @@ from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
 from oblrpo.estimators.selection import (
     Chances,
     added_variance,
-    chances_for_share,
-    chances_for_tolerance,
     chances_of_least_work,
     draw_outputs,
     systematic,
@@ -41,8 +39,6 @@ __all__ = [
     "added_variance",
     "baseline",
     "baseline_inputs",
-    "chances_for_share",
-    "chances_for_tolerance",
     "chances_of_least_work",
     "depends_on_own_output",
     "draw_outputs",
