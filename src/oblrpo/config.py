@@ -161,9 +161,6 @@ class RolloutConfig:
     """Prompts a step (P). Completions a step are P x G."""
     num_generations: Annotated[int, Range(1)] = 4
     """Completions a prompt (G)."""
-    prompt_sampling: Annotated[Literal["epochs", "pull"], GENERATED] = "epochs"
-    """How the prompts of a step are drawn from data: one epoch after the other; or by the pull of their gradients so
-    far, each weighed so that the mean gradient stays."""
     dynamic_sampling: Annotated[int, Range(0)] = 0
     """DAPO's: drop prompts whose completions have all earned the same, and sample others until prompts_per_step are
     full, in at most so many rounds a step. Changes the objective; 0: off."""

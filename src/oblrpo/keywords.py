@@ -57,7 +57,6 @@ class TrainKeywords(TypedDict, total=False):
     reward_seconds: float
     prompts_per_step: int
     num_generations: int
-    prompt_sampling: Literal["epochs", "pull"]
     dynamic_sampling: int
     max_completion_length: int
     temperature: float

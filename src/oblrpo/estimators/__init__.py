@@ -7,7 +7,6 @@ from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.moments import Moments, group_norm2, inverse_preconditioner, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
-from oblrpo.estimators.prompt_pulls import PromptPulls
 from oblrpo.estimators.ratios import RATIOS, Bounds, Ratio
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
 from oblrpo.estimators.selection import (
@@ -33,7 +32,6 @@ __all__ = [
     "LedgerEntry",
     "Moments",
     "Prior",
-    "PromptPulls",
     "Ratio",
     "SNRSchedule",
     "added_variance",

@@ -64,18 +64,17 @@ class Learner:
     skipped: str = ""
     """Why the last `learn` left an update out; empty if it left none out."""
 
-    def step(self, problems: list[Problem], number: int, weight_P: Tensor | None = None) -> Step:
+    def step(self, problems: list[Problem], number: int) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
 
         Args:
             problems: the prompts, and what verifies their outputs.
             number: the number of the step, from 1.
-            weight_P: how many times the gradient of each prompt counts; once if None.
 
         Raises:
             InputError: as `learn` raises, or a reward fails.
         """
-        return self.learn_from(self.sample(problems), number, weight_P)
+        return self.learn_from(self.sample(problems), number)
 
     def sample(self, problems: list[Problem]) -> Sampled:
         """Sample G outputs o of each prompt q, and reward them.
@@ -95,7 +94,7 @@ class Learner:
         )
         return Sampled(rollouts, rewards_PG, valid_PG)
 
-    def learn_from(self, sampled: Sampled, number: int, weight_P: Tensor | None = None) -> Step:
+    def learn_from(self, sampled: Sampled, number: int) -> Step:
         """Learn from what was sampled, and let the sampler take over the new weights; arguments as in `step`.
 
         Raises:
@@ -105,7 +104,7 @@ class Learner:
         learned_PG, kl_PG = rewards_PG, None
         if self.reference is not None:
             learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, rewards_PG)
-        updates = self.learn(rollouts, learned_PG, valid_PG, number, weight_P)
+        updates = self.learn(rollouts, learned_PG, valid_PG, number)
         self.sampler.sync(self.policy)
         return Step(rollouts, rewards_PG, valid_PG, updates, skipped=self.skipped, kl_PG=kl_PG)
 
@@ -115,7 +114,6 @@ class Learner:
         rewards_PG: Tensor,
         valid_PG: Tensor | None = None,
         step: int = 0,
-        weight_P: Tensor | None = None,
     ) -> list[Update]:
         """Make `num_iterations` updates on one batch of completions; the policy before the first is the old one.
 
@@ -128,14 +126,13 @@ class Learner:
             rewards_PG: the rewards F.
             valid_PG: outputs that have a reward (all if None); what stands in the place of the others is ignored.
             step: the number of the step in the run, from 1; 0 takes no ledger.
-            weight_P: how many times the gradient of each prompt counts; once if None.
 
         Raises:
             InputError: the model cannot be recorded, or the gradient cannot be used.
             DivergedError: the updated weights, or log-probabilities, are NaN or infinite.
         """
         self.skipped = ""
-        batch = self.batch(rollouts, rewards_PG, valid_PG, weight_P)
+        batch = self.batch(rollouts, rewards_PG, valid_PG)
         if batch.prompts_in_mean < 2:
             return []
         updates: list[Update] = []
@@ -179,7 +176,6 @@ class Learner:
         rollouts: Rollouts,
         rewards_PG: Tensor,
         valid_PG: Tensor | None = None,
-        weight_P: Tensor | None = None,
     ) -> Batch:
         """The completions with their rewards, and with what this algorithm makes of them in the mean."""
         return Batch.of(
@@ -192,7 +188,6 @@ class Learner:
             clip_max=clip_max_of(self.rollout),
             features=rollouts.features,
             ratio=self.ratio,
-            prompt_weight_P=weight_P,
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:

@@ -187,11 +187,6 @@ def _check_sampler(rollout: RolloutConfig) -> None:
 def _check_prompts(rollout: RolloutConfig) -> None:
     if rollout.dynamic_sampling and rollout.num_generations < 2:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
-    if rollout.dynamic_sampling and rollout.prompt_sampling != "epochs":
-        raise InputError(
-            f"dynamic_sampling takes prompts in the order of the data, and prompt_sampling {rollout.prompt_sampling!r} "
-            "draws them otherwise; leave out one of the two."
-        )
 
 
 def _micro_batches(rollout: RolloutConfig) -> MicroBatches:
