@@ -266,8 +266,6 @@ class OptimConfig:
     """Least factor of debiased and plugin; with auto, the least share of signal that it reckons with."""
     schedule_ceiling: float = 1.0
     """Greatest factor, or with auto the greatest share."""
-    schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"
-    """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
     schedule_kl: float = -1.0
     """Nats: what all steps of schedule auto scale with (-1: 1); the target of kl (-1: 0.02)."""
     schedule_kl_every: Annotated[int, Range(1)] = 4

@@ -94,7 +94,6 @@ class TrainKeywords(TypedDict, total=False):
     schedule_ema: float
     schedule_floor: float
     schedule_ceiling: float
-    schedule_metric: Literal["euclidean", "optimizer"]
     schedule_kl: float
     schedule_kl_every: int
     warmup_steps: int

@@ -66,12 +66,7 @@ from tests.cli.conftest import complained
         (["--schedule", "auto", "--learning-rate", "0"], ["above 0 to start from"]),
         (["--schedule", "auto", "--optimizer", "Rprop"], ["'auto'", "Rprop", "AdamW"]),
         (["--prior-strength", "-0.5"], ["prior_strength is -0.5", "-1"]),
-        (
-            ["--schedule-metric", "optimizer", "--optimizer", "RMSprop", "--optimizer-args", "{centered: true}"],
-            ["leave out centered"],
-        ),
         (["--schedule", "auto", "--schedule-kl-every", "0"], ["schedule_kl_every is 0"]),
-        (["--schedule-metric", "optimizer", "--optimizer", "SGD"], ["needs squared gradients", "AdamW"]),
         (["--ledger", "exact", "--prompts-per-micro-batch", "1"], ["ledger 'exact' compares all pairs"]),
         (["--prompts-per-step", "1"], ["prompts_per_step is 1; it must be a finite number of at least 2"]),
         (["--temperature", "0"], ["temperature is 0.0; it must be a finite number of at least 0.001"]),

@@ -117,7 +117,6 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
         {
             "algorithm": "oblrpo_shrunk",
             "num_iterations": 2,
-            "schedule_metric": "optimizer",
             "prompts_per_micro_batch": 3,
         },
         {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},

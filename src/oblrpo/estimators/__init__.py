@@ -5,7 +5,7 @@ from oblrpo.estimators.assumption import depends_on_own_output
 from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis, kl_in_reward
 from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
-from oblrpo.estimators.moments import Moments, group_norm2, inverse_preconditioner, kappa, moments, squared_norm
+from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.ratios import RATIOS, Bounds, Ratio
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
@@ -42,7 +42,6 @@ __all__ = [
     "draw_outputs",
     "fold_basis",
     "group_norm2",
-    "inverse_preconditioner",
     "kappa",
     "kl_in_reward",
     "ledger",

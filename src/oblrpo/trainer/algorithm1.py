@@ -7,7 +7,7 @@ of (`setup.make_learner`), and nothing here asks. The gradient is streamed over 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,7 +58,6 @@ class Learner:
     scheduler: Any
     num_iterations: int
     max_grad_norm: float
-    optimizer_metric: bool
     selection: Selection
     reference: Reference | None = None
     skipped: str = ""
@@ -197,11 +196,10 @@ class Learner:
             DivergedError: a log-probability, a score norm or a gradient is NaN or infinite.
             ValueError: what the sampler reports is no log-probability; fewer than two prompts take part.
         """
-        metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
         self.baseline.begin(batch.old_baseline_PG if batch.ratio.by_sign else None)
         batch = self.selection.choose(batch, self.baseline, step)
-        parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches)]
+        parts = [self._part(part, step) for part in batch.parts(self.micro_batches)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
         nothing_P = torch.zeros_like(batch.part_P)
         group_norm2_P = by_prompt(parts, [part.group_norm2_P for part in parts], nothing_P)[batch.part_P]
@@ -209,10 +207,8 @@ class Learner:
         check_finite(
             "gradient", torch.tensor(norm2, dtype=torch.float32, device="cpu")
         )  # optimizers square it in float32, and keep the squares
-        in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
-        name = "optimizer" if metric else "euclidean"
         nothing = 0.0 if batch.draw is None else batch.draw.nothing
-        moments = estimators.moments(group_norm2_P, in_metric, metric=name, nothing=nothing)
+        moments = estimators.moments(group_norm2_P, norm2, nothing=nothing)
         known_PG = self.baseline.known(batch) if self.baseline.fixed_PG is None else self.baseline.fixed_PG
         return Gradient.of(batch, parts, moments, norm2, group_norm2_P, known_PG, self._entropy(batch)), parts
 
@@ -228,7 +224,7 @@ class Learner:
             total += float((logps.entropy_SC * part.sequences.own_SC).sum())
         return total
 
-    def _part(self, part: Batch, metric: Mapping[torch.nn.Parameter, Tensor] | None, step: int) -> Part:
+    def _part(self, part: Batch, step: int) -> Part:
         """Add the share of one micro-batch to the gradient: one forward, and one backward for activations."""
         # Score: the gradient s of each output's log pi(o|q), left on the tape.
         with self.tape as tape:
@@ -241,7 +237,7 @@ class Learner:
         baseline_PG = self.baseline.of(part, logps, norm2_S)
         # Advantages A = F - b, and the gradient: sum of A s, each with its importance weight and share of the mean.
         coefs_PG = part.share_of_mean() * self.baseline.coefficients(part.rewards_PG - baseline_PG)
-        group_norm2_P = tape.accumulate(coefs_PG.flatten(), part.groups, metric) * part.prompts_in_mean**2
+        group_norm2_P = tape.accumulate(coefs_PG.flatten(), part.groups) * part.prompts_in_mean**2
         check_finite("gradient of a prompt", group_norm2_P)
         tape.forget()
         entropy = float((logps.entropy_SC * part.sequences.own_SC).sum())
