@@ -259,7 +259,7 @@ class OptimConfig:
     """Further arguments of the optimizer, such as '{momentum: 0.9}'. Weights decay only if weight_decay is here."""
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
-    learning_rate on), length (halved when completions grow), ess (effective sample size), off. Empty: algorithm's."""
+    learning_rate on), ess (effective sample size), off. Empty: algorithm's."""
     schedule_ema: float = -1.0
     """Decay of the averages of signal and noise; -1: 0.97 with auto, 0.9 with the others."""
     schedule_floor: float = 0.0

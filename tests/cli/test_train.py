@@ -133,7 +133,6 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
         {"beta": 0.1, "ratio": "gspo", "num_iterations": 2, "epsilon": 1e-3},
         {"ratio": "cispo", "num_iterations": 3, "epsilon_high": 1.1},
         {"algorithm": "rloo", "dynamic_sampling": 3},
-        {"schedule": "length"},
         {"schedule": "off", "optimizer": "Prodigy", "learning_rate": 1.0},
         {"schedule": "off", "optimizer": "AdamWScheduleFree", "learning_rate": 1e-3},
     ],
