@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ def boxed(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
 
 def words(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
     """Return the number of words of each completion; a negative weight makes them cost something."""
-    return [float(len(re.findall(r"\S+", text))) for text in completions]
+    return [float(len(text.split())) for text in completions]
 
 
 class Math:
@@ -38,15 +37,16 @@ class Math:
 
     def __init__(self) -> None:
         self.verifier = MathVerifier()
+        self.close = self.verifier.close
 
     def __call__(self, /, prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
         """Return the grades; an answer that is a list must be given in full."""
         golds = [gold if isinstance(gold, (list, tuple)) else _text(gold) for gold in answer]
         return [float(verdict.correct) for verdict in self.verifier.grade(golds, completions)]
 
-    def close(self) -> None:
-        """End the workers."""
-        self.verifier.close()
+
+def _text(gold: Any) -> str:
+    return plain(gold) or str(gold)
 
 
 BUILT_IN: dict[str, Callable[[], Callable[..., Sequence[float]]]] = {
@@ -60,7 +60,3 @@ BUILT_IN: dict[str, Callable[[], Callable[..., Sequence[float]]]] = {
 
 NEED_ANSWER = {"math", "exact", "numeric"}
 """Names of the rewards that compare with the column `answer`."""
-
-
-def _text(gold: Any) -> str:
-    return plain(gold) or str(gold)
