@@ -114,7 +114,7 @@ def _by_generate(
     policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, max_completion_length: int,
     temperature: float, top_p: float, logps: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return completions, (S, C), and if asked for the log-probabilities of their tokens; rows run to the end of all."""
+    """Return completions, (S, C), and if asked for their tokens' log-probabilities; rows run to the end of all."""
     prompt_SQ, mask_SQ = (values.repeat_interleave(num_generations, 0) for values in (prompt_PQ, mask_PQ))
     settings = GenerationConfig(
         **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p} if temperature else {}),
