@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oblrpo.tasks import verify
+from oblrpo.tasks.data import last_number
 from oblrpo.tasks.grading import MathVerifier, last_box
 from oblrpo.tasks.rows import plain
 
@@ -14,12 +14,21 @@ Texts = Sequence[str]
 
 def exact(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
     """Return 1 where the completion is the answer, every run of white space counting as one space."""
-    return [verify.exact(_text(gold), text) for gold, text in zip(answer, completions, strict=True)]
+    return [float(_text(gold).split() == text.split()) for gold, text in zip(answer, completions, strict=True)]
 
 
 def numeric(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
-    """Return 1 where the last numbers of completion and answer are equal."""
-    return [verify.numeric(_text(gold), text) for gold, text in zip(answer, completions, strict=True)]
+    """Return 1 where the last numbers of completion and answer are equal.
+
+    Examples:
+        >>> numeric(["What do 17 of them cost?"], ["That makes $1234.00."], answer=["#### 1,234"])
+        [1.0]
+    """
+    wanted = [last_number(_text(gold)) for gold in answer]
+    return [
+        float(number is not None and number == last_number(text))
+        for number, text in zip(wanted, completions, strict=True)
+    ]
 
 
 def boxed(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
