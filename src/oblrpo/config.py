@@ -116,9 +116,9 @@ class TaskConfig:
     """The problems and what verifies them."""
 
     task: Annotated[str, OWN_DATA] = "path"
-    """A built-in task: path (routes in a graph), addition, countdown, summarise; reasoning_gym/NAME, any task of
-    reasoning-gym; or a benchmark as published: gsm8k, math500, aime24, aime25, amc23, olympiadbench, minerva_math. Not
-    used with `data` of your own."""
+    """A built-in task: path (routes in a graph), addition, arithmetic, countdown, instructions; reasoning_gym/NAME, any
+    task of reasoning-gym; or a benchmark as published: gsm8k, math500, aime24, aime25, amc23, olympiadbench,
+    minerva_math. Not used with `data` of your own."""
     task_args: Annotated[Mapping, OWN_DATA] = field(default_factory=dict)
     """Parameters of the built-in task, such as '{max_terms: 4}'; the configuration of a task of reasoning-gym."""
     data: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ SOURCES = sorted(Path(oblrpo.tasks.__file__).parent.rglob("*.py"))
 
 
 def test_every_task_can_be_made_by_its_name():
-    assert list(TASKS) == ["addition", "arithmetic", "countdown", "instructions", "path", "summarise"]
+    assert list(TASKS) == ["addition", "arithmetic", "countdown", "instructions", "path"]
     assert all(make_task(name, 3).name == name for name in TASKS)
 
 
@@ -27,7 +27,7 @@ def test_parameters_and_seed_arrive():
 
 @pytest.mark.parametrize(("name", "suggestion"), [("adition", r" Did you mean 'addition'\?"), ("qqqq", "")])
 def test_an_unknown_task_is_named_with_a_suggestion(name, suggestion):
-    known = "addition, arithmetic, countdown, instructions, path, summarise and reasoning_gym/NAME."
+    known = "addition, arithmetic, countdown, instructions, path and reasoning_gym/NAME."
     with pytest.raises(InputError, match=f"^Unknown task '{name}'; the tasks are: {known}{suggestion}$"):
         make_task(name)
 

@@ -1,4 +1,4 @@
-"""Prompts and verifiers: generated tasks, passages to summarise, reasoning-gym, benchmarks, the user's own data."""
+"""Prompts and verifiers: generated tasks, reasoning-gym, benchmarks, the user's own data."""
 
 import inspect
 from collections.abc import Callable
@@ -13,10 +13,9 @@ from oblrpo.tasks.generated import GeneratedTask
 from oblrpo.tasks.gym import PREFIX, ReasoningGymTask
 from oblrpo.tasks.instructions import InstructionsTask
 from oblrpo.tasks.path import PathTask
-from oblrpo.tasks.summarise import SummariseTask
 from oblrpo.tasks.task import Demonstrator, Problem, Task, Verifier
 
-TASK_CLASSES = (AdditionTask, ArithmeticTask, CountdownTask, InstructionsTask, PathTask, SummariseTask)
+TASK_CLASSES = (AdditionTask, ArithmeticTask, CountdownTask, InstructionsTask, PathTask)
 TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in TASK_CLASSES}
 
 
