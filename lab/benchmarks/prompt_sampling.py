@@ -1,4 +1,4 @@
-"""How prompts are drawn from data that are met again: in epochs, by the pull of their gradients, by dynamic sampling.
+"""How prompts are drawn from data that are met again: in epochs, by dynamic sampling.
 
     python -m lab.benchmarks.prompt_sampling [--folder runs/prompts] [--csv docs/results/prompt_sampling.csv] \\
         [--seeds 3]
@@ -31,7 +31,6 @@ PROMPTS, GENERATIONS = 32, 4
 HELD_OUT = 256
 VARIANTS: dict[str, dict[str, Any]] = {
     "epochs": {},
-    "pull": {"prompt_sampling": "pull"},
     "dynamic": {"dynamic_sampling": 8},
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {"rloo": {"learning_rate": 4e-4}, "oblrpo_shrunk": {"learning_rate": 3e-4}}

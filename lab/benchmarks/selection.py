@@ -22,7 +22,7 @@ from lab.benchmarks import against_trl
 from lab.benchmarks.against_trl import Found, Rows
 from lab.benchmarks.runs import mean_interval
 
-CONTENDERS = ("trl-grpo", "rloo", "oblrpo_shrunk", "shrunk-tolerance", "shrunk-optimal")
+CONTENDERS = ("trl-grpo", "rloo", "oblrpo_shrunk", "shrunk-optimal")
 ENOUGH = 0.8
 """The share of the best accuracy that seconds are counted to."""
 

@@ -44,12 +44,11 @@ CONTENDERS: dict[str, dict[str, str]] = {
     "grpo, all": {"algorithm": "grpo", "train_on": "all"},
     "grpo, exact skip": {"algorithm": "grpo"},
     "shrunk, all": {"algorithm": "oblrpo_shrunk"},
-    "shrunk, tolerance": DRAWN | {"train_on": "tolerance"},
     "shrunk, compute-optimal": DRAWN | {"train_on": "compute-optimal"},
     "TRL's GRPO": {},
 }
 OVER = {"rloo, exact skip": "rloo, all", "grpo, exact skip": "grpo, all"} | dict.fromkeys(
-    ("shrunk, tolerance", "shrunk, compute-optimal"), "shrunk, all"
+    ("shrunk, compute-optimal",), "shrunk, all"
 )
 """What each saves over."""
 COLUMNS = ("seed", "contender", "seconds", "trained", "predicted", "measured", "of_gradient", "by_draws")

@@ -38,7 +38,6 @@ OURS = ("grpo", "rloo", "oblrpo_shrunk")
 SELECTING: dict[str, dict[str, str]] = {
     "grpo-all": {"algorithm": "grpo", "train-on": "all"},
     "rloo-all": {"algorithm": "rloo", "train-on": "all"},
-    "shrunk-tolerance": {"algorithm": "oblrpo_shrunk", "train-on": "tolerance", "score-norms": "calibrated"},
     "shrunk-optimal": {"algorithm": "oblrpo_shrunk", "train-on": "compute-optimal", "score-norms": "calibrated"},
     "shrunk-logit": {"algorithm": "oblrpo_shrunk", "train-on": "compute-optimal", "score-norms": "logit"},
 }

@@ -53,7 +53,7 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
     Raises:
         InputError: a name that is in no table.
     """
-    # Here, because they import torch, which reports spare.
+    # Imported here because they load torch, and `oblrpo report`, which reads the table above, needs none.
     from oblrpo.estimators import BASELINES, NORMALISATIONS, RATIOS, SCHEDULE_MODES, WEIGHTINGS
 
     given: dict[str, tuple[str, Collection[str]]] = {

@@ -82,8 +82,8 @@ class Run:
             "reward": [row["reward"] for row in rows if row.get("reward") is not None],
             "held-out accuracy": [row["eval/accuracy"] for row in rows if row.get("eval/accuracy") is not None],
         }
-        told = [f"{name} {values[0]:.3f} -> {values[-1]:.3f}" for name, values in figures.items() if values]
-        return f"Run({', '.join([f'{str(self.output)!r}', f'{self._trainer.done} steps', *told])})"
+        words = [f"{name} {values[0]:.3f} -> {values[-1]:.3f}" for name, values in figures.items() if values]
+        return f"Run({', '.join([f'{str(self.output)!r}', f'{self._trainer.done} steps', *words])})"
 
 
 def train(
@@ -136,7 +136,9 @@ def train(
         raise InputError("accept_changed would change nothing without resume; leave it out.")
     config, base = _resolve(recipe, said, resume)
     if objects.model is not None:
-        config = with_settings(config, _of_loaded(objects.model), "the model")
+        # What the settings say of loading does not hold of a model that is loaded.
+        dtype = "bfloat16" if "bfloat16" in str(getattr(objects.model, "dtype", "")) else "float32"
+        config = with_settings(config, {"dtype": dtype, "load_in_4bit": False}, "the model")
     check_settings(config, {name: name for name in said}, base)
 
     import torch
@@ -155,9 +157,9 @@ def train(
             torch.set_num_threads(threads)
     run = Run(trainer, report)
     best = trainer.folder.best_step(trainer.accuracy)
-    told = summary(run.metrics, config.run.output, config.rollout.prompts_per_step, best)
-    told = told.encode(console.encoding, PLAIN).decode(console.encoding)
-    console.print(Text.from_ansi(told), highlight=False)
+    end = summary(run.metrics, config.run.output, config.rollout.prompts_per_step, best)
+    end = end.encode(console.encoding, PLAIN).decode(console.encoding)
+    console.print(Text.from_ansi(end), highlight=False)
     return run
 
 
@@ -206,17 +208,17 @@ def _evaluate(
     k: int | Sequence[int],
     progress: bool,
 ) -> dict[str, Any]:
-    """Say, load and score what `oblrpo.evaluate` is asked for.
+    """Load and score what `oblrpo.evaluate` is asked for.
 
     Raises:
         InputError: as `oblrpo.evaluate` raises.
     """
     asked, judged = as_in_run(run) if run else (SamplingConfig(), RewardsConfig())
     said = words | _plain(settings)
-    known = {each.name for part in (asked, judged) for each in fields(part)}
+    names = {field.name for part in (asked, judged) for field in fields(part)}
     for name in settings:
-        if name not in known:
-            raise InputError(f"oblrpo.evaluate has no setting {name!r}.{did_you_mean(name, known)}")
+        if name not in names:
+            raise InputError(f"oblrpo.evaluate has no setting {name!r}.{did_you_mean(name, names)}")
     objects.refuse_idle(said)
     check_asked({name: name for name in said}, said.get("data", ()), run)
     asked, judged = with_fields(asked, said, "oblrpo.evaluate"), with_fields(judged, said, "oblrpo.evaluate")
@@ -271,12 +273,6 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_loaded(model: Any) -> dict[str, Any]:
-    """Return what the settings say of a model that nothing has loaded by them."""
-    dtype = "bfloat16" if "bfloat16" in str(getattr(model, "dtype", "")) else "float32"
-    return {"dtype": dtype, "load_in_4bit": False}
-
-
 class _LastingConsole(Console):
     """A console whose reader may leave (`| head`): rich would end the program."""
 
@@ -321,22 +317,19 @@ def _quiet_transformers() -> Iterator[None]:
 def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:
     """Return a function's signature with every setting of the parts in the place of **settings, for help()."""
     own = inspect.signature(function)
-    kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    taken = {each.name for each in kept}
-    further = [
-        inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=getattr(part, each.name),
-            annotation=typing.get_type_hints(type(part))[each.name],
-        )
-        for part in parts
-        for each in fields(part)
-        if each.name not in taken
-    ]
-    return own.replace(parameters=[*kept, *further])
+    parameters = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    names = {parameter.name for parameter in parameters}
+    for part in parts:
+        hints = typing.get_type_hints(type(part))
+        for field in fields(part):
+            if field.name not in names:
+                default, hint = getattr(part, field.name), hints[field.name]
+                parameters.append(
+                    inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+                )
+    return own.replace(parameters=parameters)
 
 
-_SECTIONS = [getattr(TrainConfig(), each.name) for each in fields(TrainConfig)[1:]]
+_SECTIONS = [getattr(TrainConfig(), field.name) for field in fields(TrainConfig)[1:]]
 train.__signature__ = _signature(train, *_SECTIONS)  # type: ignore[attr-defined]
 evaluate.__signature__ = _signature(evaluate, SamplingConfig(output=""), RewardsConfig())  # type: ignore[attr-defined]

@@ -37,15 +37,15 @@ def damage(folder: Path, needed: Sequence[str] = ()) -> str:
     pairs = [line.partition("  ") for line in lines]
     if not all(name and _is_inside(name) for *_, name in pairs):
         return f"{SUMS} is damaged"
-    listed = {name: known for known, _, name in pairs}
+    listed = {name: digest for digest, _, name in pairs}
     strange = {name for name in _names(folder) - listed.keys() if name.endswith(READ)}
     if unlisted := min((name for name in strange if "/" not in name or name.endswith(".jinja")), default=""):
         return f"{unlisted} is not in {SUMS}"
-    for name, known in listed.items():
+    for name, digest in listed.items():
         if not os.path.isfile(folder / name):  # a name may be too long for pathlib
             return f"{name} is missing"
         try:
-            same = sum_of(folder / name) == known
+            same = sum_of(folder / name) == digest
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
         if not same:
@@ -56,8 +56,8 @@ def damage(folder: Path, needed: Sequence[str] = ()) -> str:
 
 def _names(folder: Path) -> set[str]:
     """The files of a folder and below it, by their path in it, without those that are hidden and the checksums."""
-    found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    return {path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)} - {SUMS}
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts)} - {SUMS}
 
 
 def _is_inside(name: str) -> bool:
@@ -82,16 +82,16 @@ def is_as_marked(text: str) -> bool:
 
 def sum_of(path: Path) -> str:
     """SHA-256 of a file's bytes, read in blocks."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def sum_of_texts(texts: Iterable[str]) -> str:
     """SHA-256 of texts, a line each."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for text in texts:
-        found.update(text.encode("utf-8", "surrogatepass") + b"\n")
-    return found.hexdigest()
+        digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()

@@ -85,7 +85,7 @@ def check_asked(
     of_rows = ["split", "where", "prompt_column", "answer_column"]
     why: dict[str, list[str]] = {}
     if benchmark:
-        why["a benchmark has its own columns and comparison"] = [each.name for each in fields(RewardsConfig)]
+        why["a benchmark has its own columns and comparison"] = [field.name for field in fields(RewardsConfig)]
     else:
         why["no benchmark is named"] = ["processes", "seconds"]
         if not data:

@@ -19,10 +19,8 @@ from oblrpo.idle import (
     NO_ADAPTERS,
     NO_LOGPS,
     NO_PROJECTS,
-    NO_TOLERANCE,
     NO_VLLM,
     NO_WARM_START,
-    NO_WORK,
     NOT_OF_THE_HUB,
     ONE_UPDATE,
     OWN_DATA,
@@ -163,9 +161,6 @@ class RolloutConfig:
     """Prompts a step (P). Completions a step are P x G."""
     num_generations: Annotated[int, Range(1)] = 4
     """Completions a prompt (G)."""
-    prompt_sampling: Annotated[Literal["epochs", "pull"], GENERATED] = "epochs"
-    """How the prompts of a step are drawn from data: one epoch after the other; or by the pull of their gradients so
-    far, each weighed so that the mean gradient stays."""
     dynamic_sampling: Annotated[int, Range(0)] = 0
     """DAPO's: drop prompts whose completions have all earned the same, and sample others until prompts_per_step are
     full, in at most so many rounds a step. Changes the objective; 0: off."""
@@ -218,12 +213,8 @@ class AlgorithmConfig:
     prior_memory: Annotated[float, Range(0, 1)] = 0.8
     """What an earlier step counts for one step later in the prior of oblr_shrunk, in [0, 1)."""
     train_on: str = "exact"
-    """Which completions the gradient is taken of: exact (all but those known to add 0), all; or drawn by their pull and
-    weighed: tolerance, compute-optimal, or a share of the tokens between 0 and 1."""
-    train_on_tolerance: Annotated[float, Range(0), NO_TOLERANCE] = 0.1
-    """With train_on tolerance: the variance that leaving out may add, over that of the completions one by one."""
-    sampling_cost: Annotated[float, Range(0), NO_WORK] = 1.0
-    """With train_on compute-optimal: what sampling a token costs, in forwards of a token in training."""
+    """Which completions the gradient is taken of: exact (all but those known to add 0), all; or compute-optimal (drawn
+    by their pull and weighed, so that variance times work is least)."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; what those after the first are weighed by is the `ratio`."""
     ratio: Annotated[str, ONE_UPDATE] = ""
@@ -268,15 +259,13 @@ class OptimConfig:
     """Further arguments of the optimizer, such as '{momentum: 0.9}'. Weights decay only if weight_decay is here."""
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
-    learning_rate on), length (halved when completions grow), ess (effective sample size), off. Empty: algorithm's."""
+    learning_rate on), ess (effective sample size), off. Empty: algorithm's."""
     schedule_ema: float = -1.0
     """Decay of the averages of signal and noise; -1: 0.97 with auto, 0.9 with the others."""
     schedule_floor: float = 0.0
     """Least factor of debiased and plugin; with auto, the least share of signal that it reckons with."""
     schedule_ceiling: float = 1.0
     """Greatest factor, or with auto the greatest share."""
-    schedule_metric: Literal["euclidean", "optimizer"] = "euclidean"
-    """What signal and noise are measured in: g'g, or g'P^-1 g with the preconditioner of Adam and its kin."""
     schedule_kl: float = -1.0
     """Nats: what all steps of schedule auto scale with (-1: 1); the target of kl (-1: 0.02)."""
     schedule_kl_every: Annotated[int, Range(1)] = 4

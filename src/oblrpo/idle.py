@@ -52,9 +52,7 @@ TEST_NOT_OF_THE_HUB = Idle(
 NO_PROJECTS = Idle(
     "neither wandb nor trackio is in report_to", lambda c: not {"wandb", "trackio"} & set(c.run.report_to)
 )
-NO_TOLERANCE = Idle("train_on is not tolerance", lambda c: c.algorithm.train_on != "tolerance")
 ONE_UPDATE = Idle("every batch gets one update (num_iterations)", lambda c: c.algorithm.num_iterations == 1)
-NO_WORK = Idle("train_on is not compute-optimal", lambda c: c.algorithm.train_on != "compute-optimal")
 NO_VLLM = Idle("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")
 NO_LOGPS = Idle(
     "the sampler keeps no log-probabilities (sampler_logps)",

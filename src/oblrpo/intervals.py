@@ -93,11 +93,11 @@ def mean(values: Sequence[float], sizes: Sequence[int] | None = None) -> Mean:
     """
     n = len(values)
     shares = [1.0] * n if sizes is None else [n * size / sum(sizes) for size in sizes]
-    value = math.fsum(share * each for share, each in zip(shares, values, strict=True)) / n
+    mean_of_all = math.fsum(share * value for share, value in zip(shares, values, strict=True)) / n
     if n == 1:
-        return Mean(value, None, n)
-    pulls = [share * (each - value) for share, each in zip(shares, values, strict=True)]
-    return Mean(value, student_t(n - 1) * statistics.stdev(pulls) / math.sqrt(n), n)
+        return Mean(mean_of_all, None, n)
+    deviations = [share * (value - mean_of_all) for share, value in zip(shares, values, strict=True)]
+    return Mean(mean_of_all, student_t(n - 1) * statistics.stdev(deviations) / math.sqrt(n), n)
 
 
 def around(n: int, window: int) -> Iterator[slice]:

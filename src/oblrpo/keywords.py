@@ -57,7 +57,6 @@ class TrainKeywords(TypedDict, total=False):
     reward_seconds: float
     prompts_per_step: int
     num_generations: int
-    prompt_sampling: Literal["epochs", "pull"]
     dynamic_sampling: int
     max_completion_length: int
     temperature: float
@@ -78,8 +77,6 @@ class TrainKeywords(TypedDict, total=False):
     prior_strength: float
     prior_memory: float
     train_on: str
-    train_on_tolerance: float
-    sampling_cost: float
     num_iterations: int
     ratio: str
     epsilon: float
@@ -97,7 +94,6 @@ class TrainKeywords(TypedDict, total=False):
     schedule_ema: float
     schedule_floor: float
     schedule_ceiling: float
-    schedule_metric: Literal["euclidean", "optimizer"]
     schedule_kl: float
     schedule_kl_every: int
     warmup_steps: int

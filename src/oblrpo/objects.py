@@ -50,10 +50,10 @@ class Objects:
         Raises:
             InputError: names one, and says where it can be had.
         """
-        known = {*self.rows, *self.functions} | ({model} if self.model is not None else set())
+        present = {*self.rows, *self.functions} | ({model} if self.model is not None else set())
         for setting, words in (("model", [model]), ("data", data), ("rewards", rewards), ("sft_data", sft_data)):
             for word in words:
-                if word.startswith(PREFIX) and word not in known:
+                if word.startswith(PREFIX) and word not in present:
                     raise InputError(
                         f"{setting} is {word!r}, an object of the Python program that started the run; give it there "
                         "(oblrpo.train(..., resume=True) resumes the run), or name another."
@@ -130,9 +130,9 @@ def take(
         if given is not None:
             names = _names(given)
             if not names:
-                found = rows_of(given, name)
-                names = (_word(found),)
-                rows[names[0]] = found
+                given_rows = rows_of(given, name)
+                names = (_word(given_rows),)
+                rows[names[0]] = given_rows
             settings[name] = names
     functions: dict[str, Callable[..., Any]] = {}
     if rewards is not None:
@@ -175,8 +175,8 @@ def _names(given: Any) -> tuple[str, ...]:
     """Return file or hub names; none if `given` is something else."""
     if isinstance(given, (str, os.PathLike)):
         return (os.fspath(given),)
-    if isinstance(given, (list, tuple)) and all(isinstance(each, (str, os.PathLike)) for each in given):
-        return tuple(os.fspath(each) for each in given)
+    if isinstance(given, (list, tuple)) and all(isinstance(name, (str, os.PathLike)) for name in given):
+        return tuple(os.fspath(name) for name in given)
     return ()
 
 
@@ -191,11 +191,11 @@ def lasting(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): lasting(each) for key, each in value.items()}
+        return {str(key): lasting(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [lasting(each) for each in value]
+        return [lasting(item) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(lasting(each), sort_keys=True) for each in value)
+        return sorted(json.dumps(lasting(item), sort_keys=True) for item in value)
     return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
@@ -206,14 +206,14 @@ def _rewards(given: Any, functions: dict[str, Callable[..., Any]]) -> tuple[str,
         InputError: one is neither a name nor a callable.
     """
     names = []
-    for each in given if isinstance(given, (list, tuple)) else [given]:
-        if isinstance(each, str):
-            names.append(each)
+    for reward in given if isinstance(given, (list, tuple)) else [given]:
+        if isinstance(reward, str):
+            names.append(reward)
             continue
-        if not callable(each):
-            raise InputError(f"a reward is a {type(each).__name__}; give a function, or the name of a reward.")
-        name = PREFIX + str(getattr(each, "__name__", type(each).__name__))
+        if not callable(reward):
+            raise InputError(f"a reward is a {type(reward).__name__}; give a function, or the name of a reward.")
+        name = PREFIX + str(getattr(reward, "__name__", type(reward).__name__))
         same = sum(word.split(" ")[0] == name for word in functions)
         names.append(f"{name} {same + 1}" if same else name)
-        functions[names[-1]] = each
+        functions[names[-1]] = reward
     return tuple(names)

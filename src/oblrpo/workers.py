@@ -14,10 +14,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.processes import MARK, end_tree
 from oblrpo.streams import steady
 
 START = 120.0
@@ -28,6 +28,9 @@ LONGEST = 2.0**30
 
 LONGEST_REPLY = 1 << 26
 """The most characters of a reply; more is none, so that no process can fill the memory of this one."""
+
+MARK = "OBLRPO_WORKER"
+"""The environment variable by which a worker's processes are known, in whatever session they are."""
 
 CHANNEL = 500
 """The least number of the descriptors a worker answers on, out of the way of what its function opens and closes."""
@@ -106,7 +109,7 @@ class Worker:
         # The worker finds what we find, and nothing in the current folder takes a module's place.
         self._mark = secrets.token_hex(8)
         path = os.pathsep.join(filter(None, sys.path))
-        found = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", MARK: self._mark}
+        ours = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", MARK: self._mark}
         self._process = subprocess.Popen(
             [sys.executable, "-c", self._code],
             stdin=subprocess.PIPE,
@@ -114,7 +117,7 @@ class Worker:
             stderr=None if self._talkative else subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            env=os.environ | found | self._environment,
+            env=os.environ | ours | self._environment,
             cwd=self._folder if os.path.isdir(self._folder) else None,
             start_new_session=True,  # a group of its own, for `end_tree`
         )
@@ -227,3 +230,37 @@ def _limit_memory(memory: int) -> None:
         return
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (memory if hard < 0 else min(memory, hard), hard))
+
+
+def end_tree(pid: int, mark: str) -> None:
+    """Kill a process, its group, and on Linux all processes that it started.
+
+    These are its descendants and whatever carries `mark` in its environment, in whatever session. Only a process that
+    was orphaned, in a session and an environment of its own, is not found.
+    """
+    for _ in range(20):  # one may start another while we look
+        living = _tree(pid, mark)
+        for process in living:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        if not living:
+            break
+    with suppress(AttributeError, OSError):  # Windows has no groups; this one may have ended
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _tree(pid: int, mark: str) -> set[int]:
+    """The living processes that `end_tree` is to end, this one not among them; none where there is no /proc."""
+    parents: dict[int, int] = {}
+    tree: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(folder.name)] = int(parent)
+                if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    tree.add(int(folder.name))
+    tree |= {pid} & parents.keys()
+    while further := {process for process, parent in parents.items() if parent in tree} - tree:
+        tree |= further
+    return tree - {os.getpid()}

@@ -1,15 +1,21 @@
-"""The command line as a user meets it, in this process."""
+"""The command line as a user meets it, in this process or in a fork of it."""
 
 import json
 import os
-import subprocess
 import sys
+import tempfile
+import traceback
+import warnings
 
 import pytest
 from transformers.utils import logging as transformers_logging
 
+import oblrpo.trainer.loop
 from oblrpo import cli
+from oblrpo.cli import interrupts
 from oblrpo.tasks import PathTask
+
+CATCH = interrupts.catch
 
 # A policy with random weights never finds a route; this reward has signal from the first step, as real tasks do.
 DENSE_REWARD = """
@@ -53,20 +59,76 @@ def dense_reward(monkeypatch):
     exec(DENSE_REWARD, {})
 
 
-def start(output, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, before="", **settings):
-    """The small run with `DENSE_REWARD`, and the code `before`, in a process of its own."""
+NO_PAGE = "import oblrpo.report.page as page; page.write_report = lambda run, output=None: run\n"
+
+
+class Fork:
+    """The command line in a fork of this process, which has loaded torch already; the code `before` runs first.
+
+    Its standard output is a pipe, as that of `subprocess.Popen`.
+    """
+
+    def __init__(self, argv, before=""):
+        self._err, self.returncode = tempfile.TemporaryFile(), None  # noqa: SIM115
+        reading, writing = os.pipe()
+        for stream in (sys.__stdout__, sys.__stderr__):
+            stream.flush()  # or the child would say it again
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # pytest has threads, of which the child needs none
+            self.pid = os.fork()
+        if self.pid == 0:
+            os.dup2(writing, 1)
+            os.dup2(self._err.fileno(), 2)
+            os.close(reading)
+            os._exit(self._run(argv, before))
+        os.close(writing)
+        self.stdout = os.fdopen(reading)
+
+    def _run(self, argv, before):
+        sys.stdout, sys.stderr, interrupts.catch = sys.__stdout__, sys.__stderr__, CATCH
+        code = 0
+        try:
+            exec(DENSE_REWARD + NO_PAGE + before, {})
+            sys.argv = ["oblrpo", *argv]
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        return code
+
+    def send_signal(self, number):
+        """As that of `subprocess.Popen`."""
+        os.kill(self.pid, number)
+
+    def communicate(self):
+        """Wait for its end; returns what it said to standard output, that has not been read, and to standard error."""
+        with self.stdout, self._err:
+            out = self.stdout.read()
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._err.seek(0)
+            return out, self._err.read().decode()
+
+
+def start(output, before="", **settings):
+    """The small run with `DENSE_REWARD`, in a fork of this process."""
     flags = [str(x) for pair in (SMALL | settings).items() for x in pair]
-    code = DENSE_REWARD + before + "from oblrpo.cli import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "train", *flags, "--output", str(output)],
-        stdout=stdout, stderr=stderr, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    return Fork(["train", *flags, "--output", str(output)], before)
 
 
 @pytest.fixture
 def no_page(monkeypatch):
-    """Leave out the page that a run ends with: two seconds of drawing, where a test is of something else."""
+    """Leave out the page that a run ends with: two seconds of drawing."""
     monkeypatch.setattr("oblrpo.report.page.write_report", lambda run, output=None: run)
+
+
+@pytest.fixture(autouse=True)
+def page_where_marked(request):
+    """No page in this folder's tests but those marked `page`, which are of it."""
+    if "page" not in request.keywords:
+        request.getfixturevalue("no_page")
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from tests.cli.test_families import folder_of
 
 pytest.importorskip("peft")
 pytestmark = [
-    pytest.mark.usefixtures("no_page"),
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated"),  # PEFT asks transformers for it
 ]
 

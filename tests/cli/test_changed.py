@@ -9,8 +9,6 @@ import yaml
 from oblrpo.checksums import marked, write_sums
 from tests.cli.conftest import complained, metrics_of
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 REWARD = "def f(completions, **columns):\n    return [len(each) % 3 for each in completions]\n"
 
 

@@ -12,8 +12,6 @@ from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.progress import summary
 from tests.cli.conftest import complained, metrics_of, weights_of
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):

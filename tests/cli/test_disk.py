@@ -1,7 +1,6 @@
 """A disk that refuses: one sentence, what was there is whole, and the run goes on when there is room."""
 
 import os
-import resource
 import shlex
 import shutil
 import subprocess
@@ -11,24 +10,21 @@ import pytest
 
 from oblrpo.checksums import write_sums
 from oblrpo.runs import RunFolder
-from tests.cli.conftest import DENSE_REWARD, SMALL, complained, metrics_of
+from tests.cli.conftest import DENSE_REWARD, NO_PAGE, SMALL, Fork, complained, metrics_of
 
 FLAGS = [str(x) for pair in SMALL.items() for x in pair]
 
 
-def limited(output, *further, most=None):
+def limited(output, *further, most):
     """The small run in a process that may write no file of more bytes than `most`."""
-    limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))) if most else None
-    code = DENSE_REWARD + "from oblrpo.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "train", *FLAGS, "--output", str(output), *further],
-        capture_output=True, text=True, preexec_fn=limit, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))\n"
+    process = Fork(["train", *FLAGS, "--output", str(output), *further], code)
+    out, err = process.communicate()
+    return process.returncode, out, err
 
 
 @pytest.mark.parametrize("most", [100, 20_000])
-@pytest.mark.usefixtures("dense_reward", "no_page")
+@pytest.mark.usefixtures("dense_reward")
 def test_files_that_may_not_be_longer(small_run, oblrpo, tmp_path, most):
     whole, output = tmp_path / "whole", tmp_path / "run"
     assert small_run(output=whole)[0] == 0
@@ -50,7 +46,7 @@ def test_an_output_below_a_file(small_run, tmp_path):
     complained(small_run(output=tmp_path / "file" / "run"), "Not a directory")
 
 
-@pytest.mark.usefixtures("dense_reward", "no_page")
+@pytest.mark.usefixtures("dense_reward")
 @pytest.mark.parametrize("kind", [OSError(28, "No space left on device"), Exception("No space left (os error 28)")])
 def test_a_disk_that_is_full_in_the_middle(small_run, oblrpo, tmp_path, monkeypatch, kind):
     whole, output = tmp_path / "whole", tmp_path / "run"
@@ -82,7 +78,9 @@ def mounted(folder, options, inner):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-TRAIN = shlex.join([sys.executable, "-c", DENSE_REWARD + "from oblrpo.cli import main; main()", "train", *FLAGS])
+TRAIN = shlex.join(
+    [sys.executable, "-c", DENSE_REWARD + NO_PAGE + "from oblrpo.cli import main; main()", "train", *FLAGS]
+)
 
 
 @pytest.mark.slow
@@ -107,7 +105,7 @@ def test_an_output_that_is_read_only(tmp_path):
     assert "Read-only file system" in done.stderr
 
 
-@pytest.mark.usefixtures("dense_reward", "no_page")
+@pytest.mark.usefixtures("dense_reward")
 def test_a_run_that_has_become_read_only(small_run, tmp_path):
     assert small_run(steps=2)[0] == 0
     run, room = tmp_path / "run", tmp_path / "room"

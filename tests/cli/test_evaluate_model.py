@@ -10,11 +10,12 @@ from transformers import AutoModelForCausalLM
 
 from oblrpo.config import PolicyConfig
 from oblrpo.evaluation import sampled
-from oblrpo.evaluation.sampled import Sampling, SavedCompletions, collect
+from oblrpo.evaluation.sampled import SavedCompletions, collect
+from oblrpo.evaluation.settings import SamplingConfig
 from oblrpo.evaluation.statistics import clustered
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
-from oblrpo.tasks.benchmarks import BenchmarkProblem
+from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
 from tests.cli.conftest import complained
 from tests.cli.test_families import folder_of
 
@@ -61,7 +62,8 @@ def test_a_policy_of_known_accuracy(oblrpo, tmp_path, tiny_policy, monkeypatch):
     monkeypatch.setattr(sampled, "sample", scripted(chances))
     problems = [BenchmarkProblem(i, f"{i} ?", ("7",)) for i in range(200)]
     saved = SavedCompletions(tmp_path / "out", "math500")
-    rows = collect(tiny_policy, problems, "{prompt}", Sampling(8, 1.0, 1.0, 9, 16, 0), saved)
+    asked, questions = SamplingConfig(samples=8, max_completion_length=9), [problem.question for problem in problems]
+    rows = collect(tiny_policy, to_train_on(problems, "{prompt}"), questions, "{prompt}", asked, saved)
     code, out, err = oblrpo(
         "evaluate", "--regrade", "--benchmark", "math500", "--data", data, "--output", tmp_path / "out", "--json"
     )

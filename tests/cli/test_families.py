@@ -9,8 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from oblrpo.policy import byte_tokenizer
 from tests.scores.zoo import FAMILIES, build_family
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 def folder_of(name, path):
     """A tiny random model of a family with the tokenizer of bytes, as a hub folder has them."""

@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation.sampled import Sampling, SavedCompletions, collect
+from oblrpo.evaluation.sampled import SavedCompletions, collect
+from oblrpo.evaluation.settings import SamplingConfig
 from oblrpo.runs import held
-from oblrpo.tasks.benchmarks import BenchmarkProblem
+from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
 from tests.cli.conftest import complained, metrics_of
 
 HOLD = "import sys, time; from pathlib import Path; from oblrpo.runs import held\n"
@@ -64,7 +65,9 @@ def test_a_comparison_that_another_process_makes_is_left_alone(oblrpo, elsewhere
 
 def test_an_evaluation_that_another_process_draws_is_left_alone(elsewhere, tmp_path, tiny_policy):
     problems = [BenchmarkProblem(0, "1 + 1", ("2",))]
-    given = tiny_policy, problems, "{prompt}", Sampling(1, 1.0, 1.0, 2, 1, 0), SavedCompletions(tmp_path, "mine")
+    asked = SamplingConfig(max_completion_length=2, problems_per_batch=1)
+    saved = SavedCompletions(tmp_path, "mine")
+    given = tiny_policy, to_train_on(problems, "{prompt}"), ["1 + 1"], "{prompt}", asked, saved
     assert len(collect(*given)) == 1
     elsewhere(tmp_path / "mine.jsonl")
     elsewhere(tmp_path / "others.jsonl")

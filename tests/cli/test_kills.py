@@ -11,17 +11,16 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import DENSE_REWARD, SMALL, metrics_of, weights_of
+from tests.cli.conftest import DENSE_REWARD, NO_PAGE, SMALL, metrics_of, weights_of
 
 STEPS = 4
 
 # One interpreter loads everything, and forks a child for every run. An audit hook sees what opens, renames and removes.
 DRIVER = """
 import json, os, sys
-import oblrpo.report.page, oblrpo.trainer.loop
+import oblrpo.trainer.loop
 from oblrpo.cli import main
 import oblrpo.cli.train
-oblrpo.report.page.write_report = lambda run, output=None: run
 folder, wanted, *flags = sys.argv[1:]
 watched, seen, kill_at = None, 0, 0
 def tick():
@@ -88,7 +87,7 @@ def test_a_run_goes_on_from_wherever_it_was_killed(tmp_path):
     ]
     wanted = os.environ.get("OBLRPO_KILLS", "3")
     done = subprocess.run(
-        [sys.executable, "-c", DENSE_REWARD + DRIVER, str(tmp_path), wanted, *flags],
+        [sys.executable, "-c", DENSE_REWARD + NO_PAGE + DRIVER, str(tmp_path), wanted, *flags],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from oblrpo.errors import InputError
 from oblrpo.runs import RunFolder
 from tests.cli.conftest import complained
 
-pytestmark = pytest.mark.usefixtures("dense_reward", "no_page")
+pytestmark = pytest.mark.usefixtures("dense_reward")
 
 WANDERING = ["../x", "..", ".", "/etc/x", "a/b", "a\\b", "a\0b", "~x", "a\nb", "", " ", "-x", "x" * 300, "é" * 100]
 

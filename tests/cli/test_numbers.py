@@ -10,7 +10,7 @@ from oblrpo.runs import RunFolder
 from oblrpo.scores import ScoreTape
 from tests.cli.conftest import complained, metrics_of, weights_of
 
-pytestmark = pytest.mark.usefixtures("dense_reward", "no_page")
+pytestmark = pytest.mark.usefixtures("dense_reward")
 
 
 def checkpoints(run):

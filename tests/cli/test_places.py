@@ -8,8 +8,6 @@ from oblrpo.rewards.user import WorkerReward
 from oblrpo.tasks import PathTask
 from tests.cli.conftest import DENSE_REWARD, complained, metrics_of
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 @pytest.fixture
 def at_call(monkeypatch):

@@ -11,7 +11,7 @@ from oblrpo.config import PolicyConfig
 from oblrpo.policy import load_policy, make_policy
 from tests.cli.conftest import metrics_of, weights_of
 
-pytestmark = pytest.mark.usefixtures("no_page", "dense_reward")
+pytestmark = pytest.mark.usefixtures("dense_reward")
 ROWS = [{"prompt": f"{number}=", "completion": str(number)} for number in range(10)]
 
 

@@ -7,9 +7,8 @@ import sys
 import pytest
 
 from oblrpo import streams
-from tests.cli.conftest import DENSE_REWARD, SMALL, metrics_of
+from tests.cli.conftest import DENSE_REWARD, NO_PAGE, SMALL, metrics_of
 
-NO_PAGE = "import oblrpo.report.page as page; page.write_report = lambda run, output=None: run\n"
 REWARD = (
     "def told(completions, **_):\n    print('told é', flush=True)\n    return [len(c) % 5 / 4 for c in completions]\n"
 )

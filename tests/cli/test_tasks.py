@@ -4,8 +4,6 @@ import pytest
 
 from tests.cli.conftest import metrics_of
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 def test_a_run_on_reasoning_gym(small_run, tmp_path):
     pytest.importorskip("reasoning_gym")

@@ -102,7 +102,6 @@ def test_the_window_of_usable_rates():
     window = usable([1, 10, 100, 1000], [0.8, 1.0, 0.95, 0.45])
     assert window.low == pytest.approx(10**0.5)
     assert window.high == pytest.approx(10**2.1)
-    assert window.ratio == pytest.approx(10**1.6)
     assert (window.open_low, window.open_high) == (False, False)
 
 

@@ -54,18 +54,3 @@ def test_a_rate_that_falls_is_no_sign_of_lost_signal():
 @pytest.mark.parametrize(("n_snr", "share"), [(3.0, 0.75), (-0.5, 0.0), (-1.0, 0.0), (-7.0, 0.0)])
 def test_an_estimate_below_nothing_is_no_signal(n_snr, share):
     assert schedule_of("auto").rule.share_in({"n_snr": n_snr}, 0.0) == share
-
-
-def test_the_rate_is_halved_when_outputs_have_grown_by_half():
-    schedule = schedule_of("length", ema=0.0)
-    schedule.rule.memory = 0.0  # each batch alone
-    factors = []
-    for length in (10.0, 14.0, 15.1, 20.0, 23.0, 5.0, 100.0, 200.0, 400.0):
-        factors.append(schedule.step(BATCH, mean_length=length))
-        schedule.restore()
-    assert factors == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.1, 0.1])
-
-
-def test_the_length_has_to_be_given():
-    with pytest.raises(ValueError, match="give mean_length"):
-        schedule_of("length").step(BATCH)

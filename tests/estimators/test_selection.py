@@ -9,20 +9,25 @@ from oblrpo import estimators
 from oblrpo.estimators import (
     added_variance,
     baseline,
-    chances_for_share,
-    chances_for_tolerance,
     chances_of_least_work,
     draw_outputs,
+    selection,
     systematic,
 )
 from tests.estimators.bandits import bandit
 
 RULES = {
-    "share": lambda *inputs: chances_for_share(*inputs, share=0.4),
-    "tolerance": lambda *inputs: chances_for_tolerance(*inputs, tolerance=0.5),
     "least work": lambda *inputs: chances_of_least_work(*inputs, sampling=1.0),
+    "cheap samples": lambda *inputs: chances_of_least_work(*inputs, sampling=0.1),
 }
-SMALL = {"small share": lambda *inputs: chances_for_share(*inputs, share=0.05)}
+
+
+def at_kappa(kappa, *inputs):
+    """The chances min(1, kappa |a| sqrt(w / c)), which no rule has to find."""
+    return selection._at(kappa, *inputs)
+
+
+SMALL = {"seldom": lambda *inputs: at_kappa(0.0, *inputs)}
 """One draw of which often keeps nothing."""
 
 
@@ -65,36 +70,30 @@ def test_no_other_chances_of_the_same_cost_add_less(rule):
             assert added(other_PG, coef_PG, norm2_PG) >= found.added - 1e-12
 
 
-def test_what_was_asked_for_is_met():
+def test_no_other_chances_are_less_work():
     inputs = draws()
-    assert chances_for_share(*inputs, share=0.4).cost == pytest.approx(0.4)
-    assert chances_for_tolerance(*inputs, tolerance=0.25).added == pytest.approx(0.25)
     least = chances_of_least_work(*inputs, sampling=1.0)
     whole = float(inputs[2].sum())
-    for share in (0.1, 0.2, 0.3, 0.5, 0.7):
-        other = chances_for_share(*inputs, share=share)
+    for kappa in (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0):
+        other = at_kappa(kappa, *inputs)
         assert (1 + other.added) * (1 + other.cost * whole) >= (1 + least.added) * (1 + least.cost * whole) * 0.999
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_the_scale_of_norms_and_costs_does_not_count(scale):
     coef_PG, norm2_PG, cost_PG = draws()
-    for rule in ("share", "tolerance"):
-        found, other = RULES[rule](coef_PG, norm2_PG, cost_PG), RULES[rule](coef_PG, norm2_PG * scale, cost_PG / scale)
-        torch.testing.assert_close(other.chance_PG, found.chance_PG)
+    found = chances_of_least_work(coef_PG, norm2_PG, cost_PG, sampling=1.0)
+    other = chances_of_least_work(coef_PG, norm2_PG * scale, cost_PG / scale, sampling=1.0 / scale)
+    torch.testing.assert_close(other.chance_PG, found.chance_PG)
 
 
-def test_all_that_pull_are_kept_where_that_is_cheap_enough_or_nothing_may_be_added():
+def test_all_that_pull_are_kept_where_training_costs_next_to_nothing():
     coef_PG, norm2_PG, cost_PG = draws()
     pulls_PG = (coef_PG != 0).double()
-    for found in (
-        chances_for_share(coef_PG, norm2_PG, cost_PG, share=0.99),
-        chances_for_tolerance(coef_PG, norm2_PG, cost_PG, tolerance=0.0),
-        chances_of_least_work(coef_PG, norm2_PG, cost_PG, sampling=1e9),
-    ):
-        torch.testing.assert_close(found.chance_PG, pulls_PG)
-        assert found.added == pytest.approx(0, abs=1e-6)
-    nothing = chances_for_share(coef_PG * 0, norm2_PG, cost_PG, share=0.5)
+    found = chances_of_least_work(coef_PG, norm2_PG, cost_PG, sampling=1e9)
+    torch.testing.assert_close(found.chance_PG, pulls_PG)
+    assert found.added == pytest.approx(0, abs=1e-6)
+    nothing = chances_of_least_work(coef_PG * 0, norm2_PG, cost_PG, sampling=1.0)
     assert (nothing.added, nothing.cost, bool(nothing.chance_PG.any())) == (0, 0, False)
 
 
@@ -108,13 +107,10 @@ def test_an_output_whose_norm_is_taken_for_0_keeps_a_chance():
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda a, w, c: chances_for_share(a, w, c, 0.0), r"lie in \(0, 1\]"),
-        (lambda a, w, c: chances_for_share(a, w, c, 1.5), r"lie in \(0, 1\]"),
-        (lambda a, w, c: chances_for_tolerance(a, w, c, -0.1), "at least 0"),
         (lambda a, w, c: chances_of_least_work(a, w, c, -1.0), "at least 0"),
-        (lambda a, w, c: chances_for_share(a, w[:2], c, 0.5), "shapes differ"),
-        (lambda a, w, c: chances_for_share(a, -w, c, 0.5), "squared norms at least 0"),
-        (lambda a, w, c: chances_for_tolerance(a, w, 0 * c, 0.5), "costs positive"),
+        (lambda a, w, c: chances_of_least_work(a, w[:2], c, 0.5), "shapes differ"),
+        (lambda a, w, c: chances_of_least_work(a, -w, c, 0.5), "squared norms at least 0"),
+        (lambda a, w, c: chances_of_least_work(a, w, 0 * c, 0.5), "costs positive"),
         (lambda a, w, c: chances_of_least_work(a / 0, w, c, 0.5), "must be finite"),
     ],
 )
@@ -152,9 +148,9 @@ def counts(chance_PG, monkeypatch):
         yield draw_outputs(chance_PG), 1.0
 
 
-@pytest.mark.parametrize(("P", "share", "least"), [(2, 0.05, 0.5), (2, 0.1, 0.2), (4, 0.1, 0.02), (2, 0.4, 0)])
-def test_an_output_counts_once_on_average_however_seldom_one_is_kept(P, share, least, monkeypatch):
-    found = chances_for_share(*draws(P=P, G=4), share=share)
+@pytest.mark.parametrize(("P", "kappa", "least"), [(2, 0.0, 0.5), (2, 0.1, 0.2), (4, 0.1, 0.02), (2, 1.0, 0)])
+def test_an_output_counts_once_on_average_however_seldom_one_is_kept(P, kappa, least, monkeypatch):
+    found = at_kappa(kappa, *draws(P=P, G=4))
     assert (found.nothing > least) == (least > 0)
     mean_PG, cost = 0.0, 0.0
     for count_PG, probability in counts(found.chance_PG, monkeypatch):
@@ -176,7 +172,7 @@ def test_a_draw_that_keeps_nothing_is_made_again_and_one_of_nothing_is_not(monke
 @pytest.mark.parametrize("seed", range(3))
 def test_each_output_is_kept_with_its_chance_and_their_number_hardly_varies(seed):
     inputs = draws(P=2, G=6, seed=seed)
-    chance_PG = chances_for_share(*inputs, share=0.4).chance_PG
+    chance_PG = at_kappa(0.5, *inputs).chance_PG
     chance_PG[0, 1] = 1.0
     mean_PG, total = torch.zeros_like(chance_PG), 0.0
     for kept_PG, probability in selections(chance_PG):
@@ -187,11 +183,11 @@ def test_each_output_is_kept_with_its_chance_and_their_number_hardly_varies(seed
     torch.testing.assert_close(mean_PG, chance_PG, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.4, 0.05])
-def test_the_variance_that_a_draw_adds_is_that_over_all_its_outcomes(share, monkeypatch):
+@pytest.mark.parametrize("kappa", [0.5, 0.0])
+def test_the_variance_that_a_draw_adds_is_that_over_all_its_outcomes(kappa, monkeypatch):
     coef_PG, norm2_PG, cost_PG = draws(P=3, G=4)
     score_PGD = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    chance_PG = chances_for_share(coef_PG, norm2_PG, cost_PG, share=share).chance_PG
+    chance_PG = at_kappa(kappa, coef_PG, norm2_PG, cost_PG).chance_PG
     expected = 0.0
     for count_PG, probability in counts(chance_PG, monkeypatch):
         off_PG = (count_PG - 1) * coef_PG

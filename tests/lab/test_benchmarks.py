@@ -307,7 +307,7 @@ def test_the_page_of_training_on_what_pulls(tmp_path, monkeypatch, capsys):
     theirs = clock_rows(8.0, [0.2, 0.3, 0.4])
     theirs[2]["cpu_seconds"] = theirs[1]["cpu_seconds"] + 3 * (ours[2]["cpu_seconds"] - ours[1]["cpu_seconds"])
     for place, rows in [("rloo_0.0004", ours), ("rloo_0.001", clock_rows(4.0, [0.2, 0.2, 0.2])),
-                        ("trl-grpo_0.0004", theirs), ("shrunk-tolerance", ours)]:  # fmt: skip
+                        ("trl-grpo_0.0004", theirs), ("shrunk-optimal", ours)]:  # fmt: skip
         (tmp_path / f"{place}_0").mkdir()
         (tmp_path / f"{place}_0" / "clock.json").write_text(json.dumps(rows))
     words = ["--folder", tmp_path, "--seeds", 1, "--steps", 20, "--rate", "4e-4", "1e-3", "--only-report"]
@@ -322,11 +322,11 @@ def test_the_page_of_single_steps(tmp_path, monkeypatch, capsys):
     lines = ["seed,contender,seconds,trained,predicted,measured,of_gradient,by_draws"]
     for seed in range(3):
         lines += [f'{seed},"rloo, all",0.6,1.0,,,,', f'{seed},"rloo, exact skip",0.3,0.25,,,,']
-        lines += [f'{seed},"shrunk, tolerance",0.2,0.4,0.1,0.08,0.05,0.06', f"{seed},TRL's GRPO,0.5,1.0,,,,"]
+        lines += [f'{seed},"shrunk, compute-optimal",0.2,0.4,0.1,0.08,0.05,0.06', f"{seed},TRL's GRPO,0.5,1.0,,,,"]
     (tmp_path / "kept.csv").write_text("\n".join(lines) + "\n")
     printed = printed_by("selection_steps", ["--only-report", "--csv", tmp_path / "kept.csv"], monkeypatch, capsys)
     assert "| rloo, exact skip | 0.250 +- 0.000 | 0.300 +- 0.000 | 2.000 +- 0.000 | 1.667 +- 0.000 |" in printed
-    assert "| shrunk, tolerance | 0.100 +- 0.000 | 0.080 +- 0.000 | 0.050 +- 0.000 | 0.060 +- 0.000 |" in printed
+    assert "| shrunk, compute-optimal | 0.100 +- 0.000 | 0.080 +- 0.000 | 0.050 +- 0.000 | 0.060 +- 0.000 |" in printed
 
 
 def test_the_page_of_prompts(tmp_path, monkeypatch, capsys):

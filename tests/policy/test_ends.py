@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from oblrpo.config import PolicyConfig
-from oblrpo.policy import PromptFormat, load_policy, make_policy, sequences_of, tokens_of
+from oblrpo.policy import PromptFormat, load_policy, make_policy, tokens_of
 from oblrpo.rollout import sample
 
 TURN = "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}<|eot|>{% endfor %}"
@@ -66,7 +66,7 @@ def test_what_is_learned_ends_as_the_tokenizer_or_the_chat_template_ends_it(chat
     assert policy.tokenizer.batch_decode(answers) == ["4" + text, "four" + chat]
     assert {row[-1] for row in answers} <= set(policy.end_tokens)
     as_chat = dataclasses.replace(policy, format=PromptFormat(chat=True))
-    batch = sequences_of(as_chat, ["2+2="], ["4"])
+    batch = as_chat.sequences(["2+2="], ["4"])
     assert policy.tokenizer.decode(batch.completion_SC[0]) == "4" + chat
     assert policy.tokenizer.decode(policy.sequences(["2+2="], ["4"]).completion_SC[0]) == "4" + text
 

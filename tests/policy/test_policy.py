@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
-from oblrpo.policy import Policy, Sequences, byte_tokenizer, load_policy, make_policy, warm_start
+from oblrpo.policy import Policy, Sequences, byte_tokenizer, load_policy, make_policy
 from oblrpo.rollout import sample
+from oblrpo.trainer.warm_start import warm_start
 from tests.scores.zoo import VOCABULARY, build_family
 
 TOKENIZER = byte_tokenizer()
@@ -73,7 +74,7 @@ def test_the_head_is_taken_apart_only_where_it_is_one_product(name, plain):
     torch.manual_seed(0)
     model = build_family(name, torch.float32, "eager")
     policy = Policy(model.eval(), TOKENIZER)
-    assert (policy._head is not None) == plain
+    assert (policy.head is not None) == plain
     ids_ST = torch.randint(1, VOCABULARY, (3, 7))
     mask_ST = torch.ones_like(ids_ST)
     mask_ST[0, :2] = 0

@@ -62,7 +62,7 @@ def test_a_template_that_loops_is_ended(tiny_policy, monkeypatch):
     monkeypatch.setattr("oblrpo.policy.prompts.SECONDS", 0.2)
     many = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
     tiny_policy.tokenizer.chat_template = many + "{% endfor %}" * 3
-    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 60 seconds"):
+    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 0.2 seconds"):
         tiny_policy.encode([[{"role": "user", "content": "x"}]], 1)
     tiny_policy.tokenizer.chat_template = TEMPLATE
     time.sleep(0.3)  # nothing is left over that would end this
@@ -74,7 +74,7 @@ def test_a_template_that_loops_on_answers_is_ended(tiny_policy, monkeypatch):
     many = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
     loops = "{% if messages[-1].role == 'assistant' %}" + many + "{% endfor %}" * 3 + "{% endif %}"
     tiny_policy.tokenizer.chat_template = TEMPLATE + loops
-    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 60 seconds"):
+    with pytest.raises(InputError, match=r"chat template .*: it takes longer than 0.2 seconds"):
         tiny_policy.answers([[{"role": "user", "content": "x"}]], ["y"])
 
 

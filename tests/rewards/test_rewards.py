@@ -9,7 +9,7 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.rewards import Rewards, RewardSet
-from oblrpo.rewards.load import load_reward
+from oblrpo.rewards.worker import load_reward
 from oblrpo.tasks import DataTask, Problem, make_task
 
 SOURCE = """

@@ -202,7 +202,7 @@ def test_the_engine_is_opened_with_the_policy_and_nothing_of_its_defaults(tiny_p
 
 
 def test_the_weights_are_those_of_the_checkpoint(tiny_policy):
-    from oblrpo.rollout.weights import checkpoint_weights
+    from oblrpo.rollout.vllm import checkpoint_weights
 
     names = [name for name, _ in checkpoint_weights(tiny_policy.model)]
     assert "model.embed_tokens.weight" in names

@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from oblrpo.errors import InputError
-from oblrpo.rollout.weights import checkpoint_weights
+from oblrpo.rollout.vllm import checkpoint_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT calls what transformers has deprecated
 

@@ -1,4 +1,4 @@
-"""Inner products of scores, exact and sketched, and group norms in a metric, against loop autograd."""
+"""Inner products of scores, exact and sketched, and group norms, against loop autograd."""
 
 import math
 
@@ -274,63 +274,50 @@ def test_nothing_recorded_nothing_to_multiply():
             ask()
 
 
-def metric_error(model, forward, keywords, **record):
-    """Relative errors of sum m g^2 of every group, and of the gradient, which no metric changes."""
-    generator = torch.Generator().manual_seed(6)
-    metric = {
-        p: torch.rand(p.shape, generator=generator, dtype=torch.float64).to(p) * 9 + 0.1 for p in model.parameters()
-    }
+def group_error(model, forward, keywords, **record):
+    """Relative errors of the squared norm of every group's gradient, and of the gradient."""
     coef_S, basis_SK = coefficients(6)
     if keywords.get("method") == "folds":
         record |= {"basis_SK": basis_SK, "group_size": G}
-    group_norm2 = recorded(model, forward, keywords, **record).accumulate(coef_S, G, metric)
+    group_norm2 = recorded(model, forward, keywords, **record).accumulate(coef_S, G)
     ours = gradients(model)
     model.zero_grad()
-    weight_N = torch.cat([metric[p].flatten() for p in model.parameters() if p.requires_grad])
-    group_PN = (coef_S[:, None] * flat_scores(model, forward())).view(-1, G, len(weight_N)).sum(1)
+    scores_SN = flat_scores(model, forward())
+    group_PN = (coef_S[:, None] * scores_SN).view(-1, G, scores_SN.shape[1]).sum(1)
     oracle.accumulate(model, forward(), coef_S, G)
     expected = gradients(model)
     model.zero_grad()
     return (
-        relative(group_norm2, (weight_N * group_PN.square()).sum(1)),
+        relative(group_norm2, group_PN.square().sum(1)),
         *(relative(ours[key], expected[key]) for key in expected),
     )
 
 
 @pytest.mark.parametrize(("tokens", "chunk"), LENGTHS_AND_CHUNKS)
 @pytest.mark.parametrize("name", EXACT)
-def test_group_norms_in_a_metric(name, tokens, chunk, monkeypatch):
+def test_group_norms(name, tokens, chunk, monkeypatch):
     monkeypatch.setattr(contributions_module, "CHUNK_ELEMENTS", chunk)
     torch.manual_seed(54)
     model, data = build("qwen3-tied-gqa"), batch(6, *tokens)
-    assert max(metric_error(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
+    assert max(group_error(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_group_norms_in_a_metric_for_experts(name):
+def test_group_norms_for_experts(name):
     model, data = moe(), batch()
-    assert max(metric_error(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
+    assert max(group_error(model, lambda: logps(model, *data), EXACT[name])) <= 1e-10
 
 
 @pytest.mark.parametrize("name", ["auto", "kept", "folds", "two_pass"])
-def test_group_norms_in_a_metric_for_packed_rows(name):
+def test_group_norms_for_packed_rows(name):
     torch.manual_seed(55)
     model = build("qwen3-untied-bias")
     sequence_BL, forward = packed()
-    assert max(metric_error(model, lambda: forward(model), EXACT[name], sequence_ids=sequence_BL)) <= 1e-10
+    assert max(group_error(model, lambda: forward(model), EXACT[name], sequence_ids=sequence_BL)) <= 1e-10
 
 
 @pytest.mark.parametrize("name", ["auto", "kept", "folds", "two_pass"])
-def test_group_norms_in_a_metric_for_transposed_weights(name):
+def test_group_norms_for_transposed_weights(name):
     torch.manual_seed(56)
     model, data = build_family("gpt2-untied"), batch()
-    assert max(metric_error(model, lambda: logps(model, *data, positions=False), EXACT[name])) <= 1e-10
-
-
-def test_a_metric_of_ones_is_none():
-    torch.manual_seed(57)
-    model, data = build("qwen3-tied-gqa"), batch()
-    coef_S, _ = coefficients(6)
-    tape = recorded(model, lambda: logps(model, *data))
-    ones = {p: torch.ones_like(p) for p in model.parameters()}
-    torch.testing.assert_close(tape.accumulate(coef_S, G, ones), tape.accumulate(coef_S, G), rtol=1e-14, atol=0)
+    assert max(group_error(model, lambda: logps(model, *data, positions=False), EXACT[name])) <= 1e-10

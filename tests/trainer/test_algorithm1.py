@@ -278,16 +278,3 @@ def test_rounding_that_depends_on_the_batch_is_no_movement_where_it_is_to_be_exp
     update = learner.learn(rollouts, rewards_PG)[0]
     tokens = float(rollouts.sequences.lengths_S.double()[::4].mean())
     assert update.kl == pytest.approx(0.0 if rounds else tokens * 0.009**2 / 2, rel=5e-3, abs=1e-12)
-
-
-def test_the_metric_of_the_optimizer_takes_over_after_the_first_step(tiny_policy, batch):
-    rollouts, rewards_PG = batch
-    learner = learner_of(tiny_policy, "rloo", torch.optim.AdamW, 1e-3, schedule_metric="optimizer")
-    assert learner.learn(rollouts, rewards_PG)[0].gradient.moments.metric == "euclidean"
-    metric = estimators.inverse_preconditioner(learner.optimizer)
-    estimate = one_pass(learner, rollouts.sequences, rewards_PG)
-    assert estimate.moments.metric == "optimizer"
-    expected = sum(float((metric[p] * p.grad.square()).sum()) for p in tiny_policy.parameters)
-    noise, signal = estimate.moments.trace_cov, estimate.moments.signal2
-    assert signal + noise / P == pytest.approx(expected, rel=1e-4)
-    assert estimate.norm2 == pytest.approx(float(grads(tiny_policy).square().sum()), rel=1e-4)

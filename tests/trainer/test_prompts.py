@@ -1,4 +1,4 @@
-"""Which prompts a step learns from: weights of prompts in the gradient, dynamic sampling, prompts by their pull."""
+"""Which prompts a step learns from: dynamic sampling, or the order of the task."""
 
 import dataclasses
 
@@ -9,9 +9,9 @@ from oblrpo.algorithms import ALGORITHMS
 from oblrpo.config import RolloutConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.rollout import TransformersSampler, join
-from oblrpo.tasks import DataTask, PathTask, Problem
+from oblrpo.tasks import DataTask, Problem
 from oblrpo.trainer.metrics import step_metrics
-from oblrpo.trainer.prompts import DynamicSampling, Prompts, PromptsByPull, prompts_of
+from oblrpo.trainer.prompts import DynamicSampling, Prompts, prompts_of
 from oblrpo.trainer.setup import check
 from tests.trainer.learners import learner_of
 
@@ -43,24 +43,6 @@ def learner_for(policy, rewards, algorithm="rloo", **settings):
     row = dataclasses.replace(ALGORITHMS[algorithm], schedule="off")
     settings = {"num_generations": G, "max_completion_length": LONGEST} | settings
     return learner_of(policy, row, lr=0.0, rewards=rewards, **settings)
-
-
-@pytest.mark.parametrize("algorithm", ["rloo", "oblrpo_shrunk", "grpo"])
-@pytest.mark.parametrize("train_on", ["all", "exact"])
-def test_each_prompts_gradient_counts_as_many_times_as_it_weighs(tiny_policy, algorithm, train_on):
-    torch.manual_seed(0)
-    rollouts = TransformersSampler(tiny_policy, features=True).sample(["a", "bc", "d"], G, LONGEST, 1.0)
-    rewards_PG = torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.7, 0.1], [0.5, 0.5, 1.0]])
-    learner = learner_for(tiny_policy, None, algorithm, train_on=train_on)
-    found = []
-    for weights in (None, [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.5, 2.0, 3.0]):
-        weight_P = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-        gradient, _ = learner.gradient(learner.batch(rollouts, rewards_PG, None, weight_P), 1)
-        found.append((torch.cat([p.grad.flatten() for p in tiny_policy.parameters]), gradient.group_norm2_P))
-    (whole, norm2_P), *alone, (weighed, weighed_norm2_P) = found
-    torch.testing.assert_close(sum(g for g, _ in alone), whole)
-    torch.testing.assert_close(0.5 * alone[0][0] + 2 * alone[1][0] + 3 * alone[2][0], weighed)
-    torch.testing.assert_close(weighed_norm2_P, norm2_P * torch.tensor([0.25, 4.0, 9.0]))
 
 
 def test_rows_of_several_rollouts_come_together_as_they_were(tiny_policy):
@@ -118,43 +100,6 @@ def test_after_the_last_round_prompts_that_agree_fill_the_step(tiny_policy):
     assert (len(rewards.asked), done.rounds) == (2, 2)
 
 
-def test_prompts_by_pull_keep_what_they_have_seen(tiny_policy):
-    rewards = Rewards({"a": [1.0, 0.0, 0.0]})
-    config = config_of(prompts_per_step=6, prompt_sampling="pull")
-    prompts, learner = prompts_of(data_task(), config), learner_for(tiny_policy, rewards, prompts_per_step=6)
-    before = prompts.pulls.chances_M
-    for step in range(1, 7):
-        torch.manual_seed(step)
-        problems, done = prompts.step(learner, step)
-        assert [problem.prompt for problem in problems] == rewards.asked[-1]
-        assert done.rounds is None
-    place = [problem.prompt for problem in prompts.problems].index("a")
-    assert prompts.pulls.chances_M[place] > 1.5 * before[place]
-    other = prompts_of(data_task(), config)
-    other.load_state_dict(prompts.state_dict())
-    for each in (prompts, other):
-        torch.manual_seed(9)
-        each.step(learner, 9)
-    assert rewards.asked[-1] == rewards.asked[-2]
-    with pytest.raises(InputError, match="had 6 training problems, and now 5"):
-        PromptsByPull(data_task(PROBLEMS[:5]), config).load_state_dict(prompts.state_dict())
-
-
-def test_weights_do_not_reach_what_is_remembered(tiny_policy):
-    """The norms that are kept are those of the prompts' gradients as they are, whatever they weighed."""
-    seen = []
-    prompts = PromptsByPull(data_task(), config_of(prompts_per_step=3))
-    prompts.pulls.observe(torch.arange(6), torch.ones(6), torch.tensor([50.0, 1, 20, 1, 5, 1]))
-    prompts.pulls.observe = lambda index_P, weight_P, norm2_P: seen.append((index_P, weight_P, norm2_P))
-    learner = learner_for(tiny_policy, Rewards({problem.prompt: [1.0, 0.0, 0.0] for problem in PROBLEMS}))
-    problems, done = prompts.step(learner, 1)
-    ((index_P, weight_P, norm2_P),) = seen
-    assert [prompts.problems[index] for index in index_P] == problems
-    assert len(set(weight_P.tolist())) > 1
-    plain, _ = learner.gradient(learner.batch(done.rollouts, done.rewards_PG), 1)
-    torch.testing.assert_close(norm2_P.float(), plain.group_norm2_P.cpu().float())
-
-
 def test_the_order_of_the_task_is_the_default():
     assert type(prompts_of(data_task(), config_of())) is Prompts
     assert prompts_of(data_task(), config_of()).state_dict() == {}
@@ -164,7 +109,6 @@ def test_the_order_of_the_task_is_the_default():
     ("settings", "said"),
     [
         ({"dynamic_sampling": 3, "num_generations": 1}, "set num_generations to at least 2"),
-        ({"dynamic_sampling": 3, "prompt_sampling": "pull"}, "leave out one of the two"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, said):
@@ -172,8 +116,3 @@ def test_settings_that_do_not_go_together_are_refused(settings, said):
     alone = dataclasses.replace(config.algorithm, algorithm="reinforce")
     with pytest.raises(InputError, match=said):
         check(dataclasses.replace(config, algorithm=alone, rollout=dataclasses.replace(config.rollout, **settings)))
-
-
-def test_prompts_that_are_never_met_again_have_no_pull():
-    with pytest.raises(InputError, match="prompt_sampling pull needs data; the task 'path' generates its problems"):
-        prompts_of(PathTask(), config_of(prompt_sampling="pull"))

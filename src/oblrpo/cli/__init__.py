@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from oblrpo import __version__
 from oblrpo.cli import interrupts
-from oblrpo.errors import InputError, check_current_folder, did_you_mean, disk_trouble
+from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.streams import steady
 
 COMMANDS = ("train", "compare", "evaluate", "report")
@@ -63,6 +63,8 @@ def _explain(command: Callable[[list[str]], None], argv: list[str]) -> None:
         if isinstance(error, BrokenPipeError):  # `oblrpo train --help | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
+        from oblrpo.runs import disk_trouble
+
         if refused := str(error) if isinstance(error, InputError) else disk_trouble(error):
             _complain(refused)
         if not _out_of_memory(error):  # a fault of ours, or of a library

@@ -56,6 +56,7 @@ def run(argv: list[str]) -> None:
         KeyboardInterrupt: stopped; the same command goes on.
     """
     command = tyro.cli(CompareCommand, args=argv, prog="oblrpo compare")
+    from oblrpo.compare.conductor import Conductor
     from oblrpo.compare.plan import Plan
     from oblrpo.compare.spec import read_spec
 
@@ -71,9 +72,11 @@ def run(argv: list[str]) -> None:
         _describe(plan)
         return
     console = Console(soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 100)
-    failed = [] if command.only_report else _train(plan, console)
+    conductor = Conductor(plan, console)
+    if not command.only_report:
+        conductor.run()
     _report(plan, console)
-    if failed:
+    if failed := list(conductor.failed.values()):
         raise InputError(f"{len(failed)} of {plan.count()} runs failed; the same command tries them again. {failed[0]}")
 
 
@@ -85,41 +88,25 @@ def _overrides(command: CompareCommand) -> dict[str, Any]:
     """
     if command.seeds < 0 or command.processes < 0 or command.search_seeds < -1:
         raise InputError("--seeds, --search-seeds and --processes must not be negative.")
-    given: dict[str, Any] = {"base": command.base} if command.base else {}
-    if command.learning_rates:
-        given["learning_rates"] = list(command.learning_rates)
-    if command.seeds:
-        given["seeds"] = command.seeds
-    if command.search_seeds >= 0:
-        given["search_seeds"] = command.search_seeds
-    if command.target:
-        given["target"] = command.target
-    if command.processes:
-        given["processes"] = command.processes
-    return given
+    flags = {
+        "base": command.base, "learning_rates": list(command.learning_rates), "seeds": command.seeds,
+        "target": command.target, "processes": command.processes,
+    }  # fmt: skip
+    chosen = {"search_seeds": command.search_seeds} if command.search_seeds >= 0 else {}
+    return {key: value for key, value in flags.items() if value} | chosen
 
 
 def _describe(plan: Any) -> None:
-    from oblrpo.compare.conductor import check
+    from oblrpo.compare.training import check
 
     check(plan)
     print(yaml_text(plan.spec.as_mapping(), short_lists=True))
     print(f"{plan.count()} runs, {plan.processes()} at a time")
     for variant in plan.spec.variants:
-        for each in plan.search(variant):
-            print(f"  {each.name}: {each.config.run.output}")
+        for planned in plan.search(variant):
+            print(f"  {planned.name}: {planned.place}")
         if rest := len(plan.spec.seeds) - len(plan.search_seeds(variant)):
             print(f"  {variant.name}, the best of these rates, {rest} further seed{'s' if rest > 1 else ''}")
-
-
-def _train(plan: Any, console: Console) -> list[str]:
-    from oblrpo.compare.board import Board
-    from oblrpo.compare.conductor import Conductor
-
-    with Board(plan, console) as board:
-        conductor = Conductor(plan, plan.processes(), board)
-        conductor.run()
-    return list(conductor.failed.values())
 
 
 def _report(plan: Any, console: Console) -> None:

@@ -108,7 +108,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     if (command.data and len(command.benchmark) > 1) or (command.completions and len(command.benchmark) > 1):
         raise InputError(f"data and completions are of one benchmark, but {len(command.benchmark)} are named.")
     check_asked(flags, command.data, started, bool(command.benchmark))
-    of_model = {each.name for each in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
+    of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"completions that are there are graded as they are; leave out {', '.join(idle)}.")
     check_sampling(command.sampling, command.k, drawn=bool(command.model))
@@ -127,34 +127,28 @@ def _grade(command: EvaluateCommand, name: str, file: Path) -> dict[str, Any]:
 
 
 def _evaluate(command: EvaluateCommand) -> list[dict[str, Any]]:
-    """Draw what is not there yet, and grade it; what is needed for that is there before anything is drawn.
-
-    Raises:
-        InputError: there is nothing to grade, or as what it calls raises.
-    """
-    from oblrpo.evaluation.completions import evaluate_completions, read_completions
-    from oblrpo.evaluation.sampled import SavedCompletions, lengths
-    from oblrpo.tasks.benchmarks import load_benchmark
+    """Draw what is not there yet, and grade it; what is needed for that is there before anything is drawn."""
+    from oblrpo.evaluation.completions import evaluate_completions
+    from oblrpo.evaluation.sampled import SavedCompletions, collect
+    from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
     from oblrpo.tasks.grading import MathVerifier
 
+    asked, results = command.sampling, []
     data = {name: load_benchmark(name, command.data) for name in command.benchmark}
-    results = []
     with MathVerifier(command.processes, command.seconds) as verifier:
         policy = None if command.regrade else _load(command)
         for name, problems in data.items():
-            saved = SavedCompletions(Path(command.sampling.output), name)
+            saved = SavedCompletions(Path(asked.output), name)
             if policy is not None:
-                problems = problems[: command.sampling.limit or None]
-                _draw(command, policy, name, problems, saved)
-            rows = saved.rows()
-            if not rows:
-                raise InputError(f"{saved.file} holds no completions to grade; check --output.")
-            settings = saved.settings()
-            problems = problems[: settings.get("problems")]
-            saved.check_questions([problem.question for problem in problems])
-            completions = read_completions(saved.file, len(problems))
-            result = evaluate_completions(name, problems, completions, verifier, command.k)
-            results.append(result | lengths(rows) | {"settings": settings})
+                problems = problems[: asked.limit or None]
+            questions = [problem.question for problem in problems]
+            if policy is not None:
+                template = asked.prompt_template or TEMPLATE
+                with _shown(name) as show:
+                    collect(policy, to_train_on(problems, template), questions, template, asked, saved, show)
+            completions, how_drawn = saved.read(questions)
+            problems = problems[: len(completions)]
+            results.append(evaluate_completions(name, problems, completions, verifier, command.k) | how_drawn)
             saved.write_result(results[-1])
     return results
 
@@ -172,26 +166,14 @@ def _by_rewards(command: EvaluateCommand, started: TrainConfig | None) -> dict[s
     """Go by rewards; `started` is the run that the model lies in."""
     policy = _load(command) if command.model else None
     folder = Path(command.sampling.output)
-    with _told("evaluating") as tell:
+    with _shown("evaluating") as show:
         return evaluate_rows(
-            policy, command.data, started, command.sampling, command.judged, folder, ks=command.k, progress=tell
+            policy, command.data, started, command.sampling, command.judged, folder, ks=command.k, progress=show
         )
 
 
 @contextmanager
-def _told(name: str) -> Iterator[Callable[[int, int], None]]:
+def _shown(name: str) -> Iterator[Callable[[int, int], None]]:
     """Show how many problems are done."""
     with Console(stderr=True, markup=False, highlight=False).status(name) as status:
         yield lambda done, total: status.update(f"{name}: {done} of {total} problems")
-
-
-def _draw(command: EvaluateCommand, policy: Any, name: str, problems: list[Any], saved: Any) -> None:
-    from oblrpo.evaluation.sampled import Sampling, collect
-    from oblrpo.tasks.benchmarks import TEMPLATE
-
-    asked = command.sampling
-    sampling = Sampling(
-        asked.samples, asked.temperature, asked.top_p, asked.max_completion_length, asked.problems_per_batch, asked.seed
-    )
-    with _told(name) as tell:
-        collect(policy, problems, asked.prompt_template or TEMPLATE, sampling, saved, tell)

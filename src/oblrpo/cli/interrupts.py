@@ -62,8 +62,8 @@ def _silent(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(STOPPED)
 
 
-def _swallowed(told: Any) -> None:
+def _swallowed(unraisable: Any) -> None:
     """End at once where a KeyboardInterrupt came that nobody would see, as in a callback of the garbage collector."""
-    if issubclass(told.exc_type, KeyboardInterrupt) and caught():
+    if issubclass(unraisable.exc_type, KeyboardInterrupt) and caught():
         _further()
-    sys.__unraisablehook__(told)
+    sys.__unraisablehook__(unraisable)

@@ -52,5 +52,5 @@ def run(argv: list[str]) -> None:
         raise InputError(f"{folder} is a run of TRL, which writes its log with checkpoints only; leave out --follow.")
     if not command.follow:
         print(write_report(folder, output))
-    elif page := follow(folder, output, command.seconds, lambda told: print(told, flush=True)):
+    elif page := follow(folder, output, command.seconds, lambda line: print(line, flush=True)):
         print(page)

@@ -30,34 +30,30 @@ def learning(summary: Summary) -> list[str]:
     half = REWARD_WINDOW // 2
 
     def smoothed(result: Result) -> Curve:
-        curve = result.reward()
+        curve = result.curve("reward")
         values = smooth([value for _, value in curve], REWARD_WINDOW)
         whole = slice(half, -half) if len(curve) > 2 * half else slice(None)  # the ends are means of fewer
         return [(x, value) for (x, _), value in zip(curve, values, strict=True)][whole]
 
+    def draw_curves(axes: Axes, curve: Callable[[Result], Curve]) -> None:
+        for number, outcome in enumerate(summary.outcomes):
+            _banded(axes, [curve(result) for result in ended(outcome.best)], _label(outcome), *look(number))
+        _legend(axes)
+
     def draw_accuracy(axes: Axes) -> None:
-        _curves(axes, summary, Result.accuracy)
+        draw_curves(axes, lambda result: result.curve("accuracy"))
         if summary.spec.target.curve == "accuracy" and summary.level is not None:
             axes.axhline(summary.level, color=INK, linewidth=0.8, linestyle=":")
             axes.annotate(" target", (0, summary.level), fontsize=8, va="bottom")
 
-    height = below_legend([_label(outcome) for outcome in summary.outcomes])
+    def draw_reward(axes: Axes) -> None:
+        draw_curves(axes, smoothed)
+
+    height, title = below_legend(list(map(_label, summary.outcomes))), f"Reward, mean of {REWARD_WINDOW} steps"
     return [
         drawing("Held-out accuracy at the best rate", "completions", draw_accuracy, height, ylabel=ACCURACY),
-        drawing(
-            f"Reward, mean of {REWARD_WINDOW} steps",
-            "completions",
-            lambda axes: _curves(axes, summary, smoothed),
-            height,
-            ylabel="mean reward",
-        ),
+        drawing(title, "completions", draw_reward, height, ylabel="mean reward"),
     ]
-
-
-def _curves(axes: Axes, summary: Summary, curve: Callable[[Result], Curve]) -> None:
-    for number, outcome in enumerate(summary.outcomes):
-        _banded(axes, [curve(result) for result in ended(outcome.best)], _label(outcome), *look(number))
-    _legend(axes)
 
 
 def _label(outcome: Outcome) -> str:
@@ -65,7 +61,7 @@ def _label(outcome: Outcome) -> str:
 
 
 def ended(results: list[Result]) -> list[Result]:
-    """Return the runs whose curves are whole, or as whole as they will be."""
+    """Return the runs whose curves are as whole as they will be."""
     return [result for result in results if result.state in ENDED]
 
 
@@ -93,7 +89,19 @@ def rates(summary: Summary) -> list[str]:
         axes.set_xscale("log")
         axes.set_xlim(ticks[0] / MARGIN, ticks[-1] * MARGIN)  # else those of a variant with one rate have no width
         for number, outcome in enumerate(summary.outcomes):
-            _by_rate(axes, outcome, *look(number))
+            if not outcome.by_rate:
+                continue
+            color, dashes = look(number)
+            middle = [statistics.fmean(values) for values in outcome.by_rate.values()]
+            pairs = list(zip(middle, outcome.by_rate.values(), strict=True))
+            below = [max(0.0, mean - min(values)) for mean, values in pairs]
+            above = [max(0.0, max(values) - mean) for mean, values in pairs]
+            axes.errorbar(
+                list(outcome.by_rate), middle, [below, above], color=color, linestyle=dashes, linewidth=1.6, marker="o",
+                markersize=4, capsize=2, elinewidth=1, label=outcome.variant.name,
+            )  # fmt: skip
+            if len(middle) == 1:
+                axes.axhline(middle[0], color=color, linewidth=0.8, linestyle=":")
         if len(ticks) <= MOST_TICKS:
             axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks], rotation=30, ha="right")
             axes.xaxis.set_minor_locator(NullLocator())
@@ -113,21 +121,6 @@ def rates(summary: Summary) -> list[str]:
     return [drawing("Final accuracy against learning rate", "learning rate", draw, height, ylabel=ACCURACY)]
 
 
-def _by_rate(axes: Axes, outcome: Outcome, color: str, dashes: str) -> None:
-    if not outcome.by_rate:
-        return
-    x = list(outcome.by_rate)
-    middle = [statistics.fmean(values) for values in outcome.by_rate.values()]
-    low = [max(0.0, mean - min(values)) for mean, values in zip(middle, outcome.by_rate.values(), strict=True)]
-    high = [max(0.0, max(values) - mean) for mean, values in zip(middle, outcome.by_rate.values(), strict=True)]
-    axes.errorbar(
-        x, middle, [low, high], color=color, linestyle=dashes, linewidth=1.6, marker="o", markersize=4, capsize=2,
-        elinewidth=1, label=outcome.variant.name,
-    )  # fmt: skip
-    if len(x) == 1:
-        axes.axhline(middle[0], color=color, linewidth=0.8, linestyle=":")
-
-
 def every_rate(summary: Summary) -> list[str]:
     """Draw the held-out accuracy of each variant that has several rates, one curve a rate."""
     drawings = []
@@ -138,7 +131,7 @@ def every_rate(summary: Summary) -> list[str]:
         def draw(axes: Axes, outcome: Outcome = outcome) -> None:
             for number, rate in enumerate(outcome.variant.learning_rates):
                 runs = [result for result in ended(outcome.results) if result.rate == rate]
-                _banded(axes, [result.accuracy() for result in runs], f"{rate:g}", *look(number))
+                _banded(axes, [result.curve("accuracy") for result in runs], f"{rate:g}", *look(number))
             _legend(axes)
 
         title = f"{outcome.variant.name}: held-out accuracy by rate"
@@ -147,12 +140,14 @@ def every_rate(summary: Summary) -> list[str]:
     return drawings
 
 
-def completions(summary: Summary) -> str:
+def completions(summary: Summary) -> list[str]:
     """Draw the completions to the target: a dot a seed, at the right edge if it never arrives, a bar at the median."""
+    if not any(outcome.completions for outcome in summary.outcomes):
+        return []
 
     def draw(axes: Axes) -> None:
-        known = [v for o in summary.outcomes for v in o.completions.values() if math.isfinite(v)]
-        edge = 1.15 * max(known, default=1.0) or 1.0
+        arrivals = [v for o in summary.outcomes for v in o.completions.values() if math.isfinite(v)]
+        edge = 1.15 * max(arrivals, default=1.0) or 1.0
         for number, outcome in enumerate(summary.outcomes):
             color, y = look(number)[0], -number
             for value in outcome.completions.values():
@@ -167,11 +162,13 @@ def completions(summary: Summary) -> str:
         axes.set_xlim(left=0)
 
     title = f"Completions to {'accuracy' if summary.spec.target.curve == 'accuracy' else 'reward'} {summary.level:.3f}"
-    return drawing(title, "completions", draw, height=_height(summary))
+    return [drawing(title, "completions", draw, height=_height(summary))]
 
 
-def differences(summary: Summary) -> str:
+def differences(summary: Summary) -> list[str]:
     """Draw final accuracy less the reference's, paired by seed: a dot a seed, the mean and its 95 % interval."""
+    if not summary.tests:
+        return []
 
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=INK, linewidth=0.8)
@@ -187,7 +184,7 @@ def differences(summary: Summary) -> str:
         _names(axes, summary)
 
     title = f"Final accuracy less that of {summary.spec.reference}, by seed"
-    return drawing(title, "difference", draw, height=_height(summary))
+    return [drawing(title, "difference", draw, height=_height(summary))]
 
 
 def _names(axes: Axes, summary: Summary) -> None:
@@ -201,27 +198,27 @@ def _height(summary: Summary) -> float:
     return 1.3 + 0.35 * len(summary.outcomes)
 
 
-def variances(summary: Summary) -> str:
+def variances(summary: Summary) -> list[str]:
     """Draw the gradient variance under each unbiased baseline over RLOO's; empty where no run kept a ledger."""
     shown = {
         number: [(place, ratio) for place, name in enumerate(UNBIASED) if (ratio := outcome.variance_ratio(name))]
         for number, outcome in enumerate(summary.outcomes)
     }
     if not any(shown.values()):
-        return ""
+        return []
 
     def draw(axes: Axes) -> None:
         axes.axhline(1, color=INK, linewidth=0.8)
-        for number, found in shown.items():
+        for number, ratios in shown.items():
             shift = 0.5 * ((number + 0.5) / len(shown) - 0.5)
-            for place, ratio in found:
-                name = summary.outcomes[number].variant.name if place == found[0][0] else None
+            for place, ratio in ratios:
+                name = summary.outcomes[number].variant.name if place == ratios[0][0] else None
                 color = look(number)[0]
                 axes.errorbar([place + shift], [ratio.value], error_bar(ratio), color=color, marker="o", markersize=4,
                               capsize=2, linestyle="", label=name)  # fmt: skip
         axes.set_xticks(range(len(UNBIASED)), UNBIASED)
-        top = max(ratio.value for found in shown.values() for _, ratio in found)
+        top = max(ratio.value for ratios in shown.values() for _, ratio in ratios)
         axes.set_ylim(0, 1.3 * max(1.0, top))
         _legend(axes)
 
-    return drawing("Gradient variance along each variant's runs", "baseline", draw, ylabel="variance / RLOO's")
+    return [drawing("Gradient variance along each variant's runs", "baseline", draw, ylabel="variance / RLOO's")]

@@ -1,15 +1,19 @@
-"""The conductor starts the runs of a plan as they become possible, and keeps what became of them."""
+"""The conductor starts the runs of a plan as they become possible, tells of them, and keeps what became of them."""
 
 from __future__ import annotations
 
 import shutil
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
+from rich.console import Console
+from rich.live import Live
+
 from oblrpo.compare import training
-from oblrpo.compare.board import Board
 from oblrpo.compare.plan import Plan, Run
 from oblrpo.compare.spec import Variant
 from oblrpo.errors import InputError
@@ -25,21 +29,20 @@ class Training:
     begun: float = field(default_factory=time.monotonic)
 
 
-@dataclass
 class Conductor:
     """One call of `oblrpo compare`. Runs are known by their folders; the next call tries failed ones again."""
 
-    plan: Plan
-    processes: int
-    """How many trainings go on at a time."""
-    board: Board
-    settled: set[str] = field(default_factory=set)
-    """Runs that need nothing more."""
-    failed: dict[str, str] = field(default_factory=dict)
-    """Runs that failed in this call, and why."""
-    running: dict[str, Training] = field(default_factory=dict)
-    later: dict[str, list[Run]] = field(default_factory=dict)
-    """By variant, the runs at the rate that its search chose."""
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self.plan, self.console = plan, console
+        self.processes = plan.processes()
+        self.settled: set[str] = set()
+        """Runs that need nothing more."""
+        self.failed: dict[str, str] = {}
+        """Runs that failed in this call, and why."""
+        self.running: dict[str, Training] = {}
+        self.later: dict[str, list[Run]] = {}
+        """By variant, the runs at the rate that its search chose."""
+        self._begun, self._settled_before = time.monotonic(), 0
 
     def run(self) -> None:
         """Train every run that is not settled.
@@ -53,44 +56,68 @@ class Conductor:
             run.check_same()
             if run.settled():
                 self.settled.add(run.place)
-        self.board.found(run for run in self.plan.all_known() if self._is_settled(run))
+        if self.settled:
+            self._settled_before = len(self.settled)
+            self._say(f"{len(self.settled)} of {self.plan.count()} runs are there already")
         try:
             if len(self.settled) < self.plan.count():
-                check(self.plan)
+                training.check(self.plan)
                 self.plan.output.mkdir(parents=True, exist_ok=True)
-                with held(self.plan.output):
+                live = Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.progress)
+                with held(self.plan.output), live if self.console.is_terminal else nullcontext():
                     self._go_on()
         except KeyboardInterrupt:
             self._stop()
-            there = sum(run.place in self.settled for run in self.plan.all_known())
+            settled = sum(run.place in self.settled for run in self.plan.all_known())
             raise KeyboardInterrupt(
-                f"stopped with {there} of {self.plan.count()} runs finished; the same command goes on."
+                f"stopped with {settled} of {self.plan.count()} runs finished; the same command goes on."
             ) from None
         finally:
-            for each in self.running.values():
-                each.process.kill()
+            for current in self.running.values():
+                current.process.kill()
+
+    def progress(self) -> str:
+        """Say how far the runs in progress are, and how much time is left."""
+        lines, share_done = [], 0.0
+        for current in list(self.running.values()):
+            row, steps = current.run.last_row(), current.run.config.run.steps
+            where = "starting"
+            if row:
+                where = f"step {row['step']}/{steps}"
+                where += "" if row.get("reward") is None else f", reward {row['reward']:.3f}"
+                share_done += row["step"] / max(1, steps)
+            lines.append(f"  {current.run.name}: {where}")
+        spent, ended, total = time.monotonic() - self._begun, sum(map(self._has_ended, self._runs())), self.plan.count()
+        done_here = ended - self._settled_before + share_done
+        times = f"{ended}/{total} runs, {timedelta(seconds=round(spent))}"
+        if done_here > 0.2:  # before that nothing can be said of the rest
+            left = (total - ended - share_done) * spent / done_here
+            times += f", about {timedelta(seconds=round(left))} left"
+        return "\n".join([*lines, times])
 
     def _go_on(self) -> None:
         while True:
             for run in self._ready()[: self.processes - len(self.running)]:
-                run.forget_failure()
+                run.failed_file.unlink(missing_ok=True)
                 self.running[run.place] = Training(run, training.start(run, self.processes))
-                self.board.started(run)
             if not self.running:
                 return
-            ended = wait([each.process.sentinel for each in self.running.values()])
-            for each in [each for each in self.running.values() if each.process.sentinel in ended]:
-                each.process.join()
-                del self.running[each.run.place]
-                self._settle(each)
+            ended = wait([current.process.sentinel for current in self.running.values()])
+            for current in list(self.running.values()):
+                if current.process.sentinel in ended:
+                    current.process.join()
+                    del self.running[current.run.place]
+                    self._settle(current)
 
     def _settle(self, ended: Training) -> None:
-        run, seconds = ended.run, time.monotonic() - ended.begun
+        run = ended.run
         if ended.process.exitcode == 0:
             self.settled.add(run.place)
             if not self.plan.spec.keep_checkpoints and run.config.run.steps:
                 shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
-            self.board.ended(run, seconds=seconds)
+            accuracy = run.final_accuracy()
+            outcome = "no held-out accuracy" if accuracy is None else f"accuracy {accuracy:.3f}"
+            self._tell(run, "ready" if run.is_warm_start else outcome, ended)
             return
         if run.failure() is None:
             run.note_failure("failed", training.how_it_ended(ended.process))
@@ -99,42 +126,47 @@ class Conductor:
             self.settled.add(run.place)
         else:
             self.failed[run.place] = f"{run.name}: {message}"
-        self.board.ended(run, f"{kind}: {message}", seconds)
+        self._tell(run, f"{kind}: {message}", ended)
+
+    def _tell(self, run: Run, outcome: str, ended: Training | None = None) -> None:
+        done = f"[{sum(map(self._has_ended, self._runs()))}/{self.plan.count()}]"
+        seconds = time.monotonic() - ended.begun if ended else 0.0
+        failed = run.place in self.failed or outcome.startswith("diverged")
+        self._say(f"{done:>9} {run.name}: {outcome} ({seconds:.0f} s)", "yellow" if failed else None)
+
+    def _say(self, line: str, style: str | None = None) -> None:
+        self.console.print(line, highlight=False, style=style)
+
+    def _runs(self) -> list[Run]:
+        """Return every run that is known by now."""
+        return [run for v in self.plan.spec.variants for run in (*self.plan.search(v), *self.later.get(v.name, []))]
 
     def _ready(self) -> list[Run]:
         """Return what can start now; a warm start that several runs wait for comes first, and once."""
+        for variant in self.plan.spec.variants:
+            if variant.name not in self.later and all(map(self._has_ended, self.plan.search(variant))):
+                self._add_later(variant)
+        # Seed by seed over all variants, so that what is there early can be compared.
+        order = {seed: place for place, seed in enumerate(self.plan.spec.seeds)}
+        wanted = [run for run in self._runs() if not self._has_ended(run)]
         possible: dict[str, Run] = {}
-        for run in self._wanted():
-            waits = run.start is not None and not self._is_settled(run.start)
-            needed = run.start if waits and run.start else run
+        for run in sorted(wanted, key=lambda run: order[run.config.run.seed]):
+            needed = run.start if run.start and not self._is_settled(run.start) else run
             if needed.place not in self.running and needed.place not in self.failed:
                 possible[needed.place] = needed
         return sorted(possible.values(), key=lambda run: run.config.run.steps > 0)
 
-    def _wanted(self) -> list[Run]:
-        """Return the runs to be done, seed by seed over all variants, so that what is there early can be compared."""
-        runs = [run for v in self.plan.spec.variants for run in (*self.plan.search(v), *self._later(v))]
-        order = {seed: place for place, seed in enumerate(self.plan.spec.seeds)}
-        return sorted((run for run in runs if not self._has_ended(run)), key=lambda run: order[run.config.run.seed])
-
-    def _later(self, variant: Variant) -> list[Run]:
-        """Return the further runs at the rate that a variant's search chose, once it has."""
-        if variant.name not in self.later and all(map(self._has_ended, self.plan.search(variant))):
-            self.later[variant.name] = self.plan.later(variant)
-            for run in self.later[variant.name]:
-                self._admit(run)
-        return self.later.get(variant.name, [])
-
-    def _admit(self, run: Run) -> None:
-        """Look at what lies where a run goes that was not known at the beginning."""
-        try:
-            run.check_same()
-            if run.settled():
-                self.settled.add(run.place)
-                self.board.known(run)
-        except InputError as error:  # the others go on
-            self.failed[run.place] = f"{run.name}: {error}"
-            self.board.ended(run, f"failed: {error}")
+    def _add_later(self, variant: Variant) -> None:
+        """Add the further runs at the rate that a variant's search chose; what lies there is looked at now."""
+        self.later[variant.name] = self.plan.later(variant)
+        for run in self.later[variant.name]:
+            try:
+                run.check_same()
+                if run.settled():
+                    self.settled.add(run.place)
+            except InputError as error:  # the others go on
+                self.failed[run.place] = f"{run.name}: {error}"
+                self._tell(run, f"failed: {error}")
 
     def _has_ended(self, run: Run) -> bool:
         return self._is_settled(run) or run.place in self.failed
@@ -146,32 +178,11 @@ class Conductor:
 
     def _stop(self) -> None:
         """Let the trainings finish their step and save."""
-        self.board.console.print("stopping after the steps in progress; once more to stop at once", highlight=False)
-        for each in self.running.values():
-            each.process.terminate()
-        for place, each in list(self.running.items()):
-            each.process.join()
+        self._say("stopping after the steps in progress; once more to stop at once")
+        for current in self.running.values():
+            current.process.terminate()
+        for place, current in list(self.running.items()):
+            current.process.join()
             del self.running[place]
-            if each.process.exitcode == 0 or each.run.failure() is not None:
-                self._settle(each)
-            else:
-                self.board.paused(each.run)
-
-
-def check(plan: Plan) -> None:
-    """Check every config before anything starts; one of each variant is built.
-
-    Raises:
-        InputError: the first that cannot work, by the name of its run.
-        RuntimeError: the process that checks them died.
-    """
-    seed = plan.spec.seeds[0]
-
-    def alone(variant: Variant, rate: float) -> Run:
-        """The run with a warm start of its own, as no shared one is there yet."""
-        run = plan.run(variant, rate, seed)
-        return Run(run.name, plan.spec.config(variant, rate, seed, run.place))
-
-    variants = plan.spec.variants
-    runs = [alone(variant, rate) for variant in variants for rate in variant.learning_rates]
-    training.check(runs, whole=[alone(variant, variant.learning_rates[0]) for variant in variants])
+            if current.process.exitcode == 0 or current.run.failure() is not None:
+                self._settle(current)

@@ -13,31 +13,35 @@ from oblrpo.runs import write_atomically
 from oblrpo.settings import flatten
 from oblrpo.yaml_files import yaml_text
 
+CURVES = (
+    "Bands of curves: 95 % by Student's t over seeds; of two seeds, the two. A curve ends where the first of its "
+    "runs does. Bars against learning rate: lowest and highest seed."
+)
+
 
 def write_page(summary: Summary, folder: Path) -> Path:
     """Write `compare.html` and return its path."""
-    spec, variances = summary.spec, charts.variances(summary)
-    title = spec.name.removesuffix(".yaml")
+    spec, title = summary.spec, summary.spec.name.removesuffix(".yaml")
     body = [f"<h1>{text(title)}</h1>", *([f"<p>{text(spec.about)}</p>"] if spec.about else []), _headline(summary)]
-    cells = [[_unbroken(cell) for cell in line] for line in lines(summary)]
-    body += [html.table(map(text, HEADS), cells), _notes(summary)]
-    arrived = [charts.completions(summary)] if any(outcome.completions for outcome in summary.outcomes) else []
-    differences = [charts.differences(summary)] if summary.tests else []
-    learning = [*charts.learning(summary), *arrived, *differences]
-    body += ["<h2>Learning</h2>", html.charts(learning, large=True)]
-    if rates := [*charts.rates(summary), *charts.every_rate(summary)]:
-        body += ["<h2>Learning rates</h2>", html.charts(rates, large=True)]
-    if variances:
-        body += ["<h2>Variance</h2>", html.charts([variances], large=True)]
+    # A figure may break before a bracket and after the commas within it, and nowhere else.
+    cells = [
+        [text(cell).replace(" ", "&nbsp;").replace("&nbsp;(", " (").replace(",&nbsp;", ", ") for cell in line]
+        for line in lines(summary)
+    ]
+    sentences = "".join(f"<li>{text(note)}" for note in [*notes(summary), CURVES])
+    body += [html.table(map(text, HEADS), cells), f"<ul class=notes>{sentences}</ul>"]
+    sections = {
+        "Learning": [*charts.learning(summary), *charts.completions(summary), *charts.differences(summary)],
+        "Learning rates": [*charts.rates(summary), *charts.every_rate(summary)],
+        "Variance": charts.variances(summary),
+    }
+    for name, drawings in sections.items():
+        if drawings:
+            body += [f"<h2>{name}</h2>", html.charts(drawings, large=True)]
     body += [_settings(summary), _runs(summary)]
     path = folder / "compare.html"
     write_atomically(path, html.page(title, body))
     return path
-
-
-def _unbroken(cell: str) -> str:
-    """Make HTML of a figure, which may break before a bracket and after the commas within it, and nowhere else."""
-    return text(cell).replace(" ", "&nbsp;").replace("&nbsp;(", " (").replace(",&nbsp;", ", ")
 
 
 def _headline(summary: Summary) -> str:
@@ -51,8 +55,8 @@ def _headline(summary: Summary) -> str:
     if test is not None:
         p = summary.adjusted[name]
         seeds = f"{test.difference.n} seed{'s' if test.difference.n > 1 else ''}"
-        told = f", p {p_value(p)} adjusted" if p is not None else ""
-        facts.append(f"{difference(test)} against {text(summary.spec.reference)} ({seeds}{told})")
+        adjusted = f", p {p_value(p)} adjusted" if p is not None else ""
+        facts.append(f"{difference(test)} against {text(summary.spec.reference)} ({seeds}{adjusted})")
     if best.window:
         facts.append(f"usable rates {text(window(best.window))}")
     done = sum(result.state == "finished" for result in summary.results)
@@ -60,21 +64,14 @@ def _headline(summary: Summary) -> str:
     return f"<p>{' &middot; '.join(facts)}</p>"
 
 
-def _notes(summary: Summary) -> str:
-    curves = (
-        "Bands of curves: 95 % by Student's t over seeds; of two seeds, the two. A curve ends where the first of its "
-        "runs does. Bars against learning rate: lowest and highest seed."
-    )
-    return f"<ul class=notes>{''.join(f'<li>{text(note)}' for note in [*notes(summary), curves])}</ul>"
-
-
 def _settings(summary: Summary) -> str:
     """Show what each variant changes, and what all share."""
     spec = summary.spec
-    rows = [
-        [text(v.name), f"<code>{text(_flow(v.settings))}</code>", text(", ".join(f"{r:g}" for r in v.learning_rates))]
-        for v in spec.variants
-    ]
+    rows = []
+    for v in spec.variants:
+        changes = ", ".join(f"{key}: {value}" for key, value in v.settings.items()) or "nothing"
+        rates = ", ".join(f"{rate:g}" for rate in v.learning_rates)
+        rows.append([text(v.name), f"<code>{text(changes)}</code>", text(rates)])
     base = yaml_text(flatten(spec.base_config))
     seeds = ", ".join(map(str, spec.seeds))
     return (
@@ -83,21 +80,10 @@ def _settings(summary: Summary) -> str:
     )
 
 
-def _flow(settings: dict[str, object]) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in settings.items()) or "nothing"
-
-
 def _runs(summary: Summary) -> str:
-    rows = [
-        [
-            text(r.variant),
-            f"{r.rate:g}",
-            str(r.seed),
-            text(r.state),
-            "" if r.final is None else f"{r.final:.3f}",
-            text(r.why),
-        ]
-        for r in summary.results
-    ]
+    rows = []
+    for r in summary.results:
+        accuracy = "" if r.final is None else f"{r.final:.3f}"
+        rows.append([text(r.variant), f"{r.rate:g}", str(r.seed), text(r.state), accuracy, text(r.why)])
     heads = ("variant", "rate", "seed", "state", "accuracy after", "")
     return f"<details><summary>All {len(rows)} runs</summary>{html.table(heads, rows)}</details>"

@@ -16,9 +16,6 @@ from oblrpo.errors import InputError
 from oblrpo.runs import Metrics, RunFolder, parsed, write_atomically
 from oblrpo.workers import cores
 
-NEWEST = 2**17
-"""So many bytes hold the last two lines of a run's metrics."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -45,53 +42,46 @@ class Run:
     @property
     def log(self) -> Path:
         """The file of what the run printed."""
-        return self.folder.path.with_name(f"{self.folder.path.name}.log")
+        return Path(f"{self.place}.log")
 
-    def rows(self) -> list[Metrics]:
-        """Return the metrics so far."""
-        return self.folder.read_metrics()
+    @property
+    def failed_file(self) -> Path:
+        """The file that says why the run ended early."""
+        return Path(f"{self.place}.failed")
 
     def last_row(self) -> Metrics | None:
-        """Return the newest metrics without reading all; None before the first step."""
+        """Return the newest metrics, reading the end of the file only; None before the first step."""
         file = self.folder.metrics_file
         if not file.is_file():
             return None
         with file.open("rb") as metrics:
-            start = metrics.seek(max(0, file.stat().st_size - NEWEST))
+            metrics.seek(max(0, file.stat().st_size - 2**17))  # room for the last two lines
             lines = metrics.read().split(b"\n")
-        whole = lines[1:-1] if start else lines[:-1]
-        row = parsed(whole[-1]) if whole else None
+        row = parsed(lines[-2]) if len(lines) > 1 else None  # the last one is empty, or still being written
         return row if row and isinstance(row.get("step"), int) else None
 
     def finished(self) -> bool:
         """Whether the last step's metrics are there; of a run of no steps, whether the policy is."""
-        steps = self.config.run.steps
-        if not steps:
+        if not self.config.run.steps:
             return 0 in self.folder.checkpoint_steps()
-        rows = self.rows()
-        return bool(rows) and rows[-1]["step"] >= steps and "eval/accuracy" in rows[-1]
+        rows = self.folder.read_metrics()
+        return bool(rows) and rows[-1]["step"] >= self.config.run.steps and "eval/accuracy" in rows[-1]
 
     def failure(self) -> tuple[str, str] | None:
         """Return (diverged or failed, why) for a run that ended so."""
-        file = self._failed
-        if not file.is_file():
+        if not self.failed_file.is_file():
             return None
-        kind, _, message = file.read_text("utf-8", "replace").partition(": ")
+        kind, _, message = self.failed_file.read_text("utf-8", "replace").partition(": ")
         return kind, message.strip()
 
     def note_failure(self, kind: str, message: str) -> None:
         """Keep why the run ended."""
-        self._failed.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._failed, f"{kind}: {' '.join(message.split())}\n")
-
-    def forget_failure(self) -> None:
-        """Forget why the run ended, for it is tried again."""
-        self._failed.unlink(missing_ok=True)
+        self.failed_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.failed_file, f"{kind}: {' '.join(message.split())}\n")
 
     def diverged(self) -> bool:
         """Whether the run ended in numbers that are not finite."""
-        failure = self.failure()
-        return failure is not None and failure[0] == "diverged"
+        return (self.failure() or ("",))[0] == "diverged"
 
     def settled(self) -> bool:
         """Whether there is nothing more to do: it is finished, or diverged, which it would do again."""
@@ -102,8 +92,7 @@ class Run:
 
         It is None for a run that has not finished, and where every held-out completion was masked.
         """
-        accuracy = self.rows()[-1]["eval/accuracy"] if self.finished() and not self.is_warm_start else None
-        return None if accuracy is None else float(accuracy)
+        return None if self.is_warm_start or not self.finished() else self.folder.read_metrics()[-1]["eval/accuracy"]
 
     def check_same(self) -> None:
         """Refuse to go on with, or to report, what lies here if it was made with other settings.
@@ -113,17 +102,13 @@ class Run:
         """
         if not self.folder.config_file.is_file():
             return
+        wrong = ""
         if differences := self.folder.differences(self.as_saved()):
-            raise InputError(
-                f"{self.folder.path} was made with other settings: {differences}; give another --output, or remove "
-                "that folder."
-            )
-        rows = self.rows()
-        if rows and rows[-1]["step"] > self.config.run.steps:
-            raise InputError(
-                f"{self.folder.path} is at step {rows[-1]['step']} already, but steps is {self.config.run.steps}; "
-                "give another --output, or remove that folder."
-            )
+            wrong = f"was made with other settings: {differences}"
+        elif (rows := self.folder.read_metrics()) and rows[-1]["step"] > self.config.run.steps:
+            wrong = f"is at step {rows[-1]['step']} already, but steps is {self.config.run.steps}"
+        if wrong:
+            raise InputError(f"{self.folder.path} {wrong}; give another --output, or remove that folder.")
 
     def as_saved(self) -> TrainConfig:
         """Return the config, with the shared start where it lay when the run began: the output may have been moved."""
@@ -131,10 +116,6 @@ class Run:
         if self.start is None or Path(saved).parts[-5:] != Path(self.config.policy.model).parts[-5:]:
             return self.config
         return replace(self.config, policy=replace(self.config.policy, model=saved))
-
-    @property
-    def _failed(self) -> Path:
-        return self.log.with_suffix(".failed")
 
 
 class Plan:
@@ -145,22 +126,18 @@ class Plan:
         self._made: dict[tuple[str, float, int], Run] = {}
 
     def run(self, variant: Variant, rate: float, seed: int) -> Run:
-        """Return the run of a variant at a rate and seed."""
+        """Return the run of a variant at a rate and seed; it goes on from a shared warm start if there can be one."""
         key = variant.name, rate, seed
         if key not in self._made:
-            self._made[key] = self._make(variant, rate, seed)
+            path = self.output / "runs" / variant.name / f"lr_{rate!r}" / f"seed_{seed}"
+            config, start = self.spec.config(variant, rate, seed, str(path)), None
+            if self.spec.share_warm_start and config.warm_start.begins:
+                start = self._warm_start(config)
+                policy = replace(config.policy, model=str(start.folder.checkpoint(0)))
+                warm = replace(config.warm_start, warm_start_steps=0, sft_data=())
+                config = replace(config, policy=policy, warm_start=warm)
+            self._made[key] = Run(f"{variant.name}, rate {rate:g}, seed {seed}", config, start)
         return self._made[key]
-
-    def _make(self, variant: Variant, rate: float, seed: int) -> Run:
-        path = self.output / "runs" / variant.name / f"lr_{rate!r}" / f"seed_{seed}"
-        config = self.spec.config(variant, rate, seed, str(path))
-        name = f"{variant.name}, rate {rate:g}, seed {seed}"
-        if not (self.spec.share_warm_start and config.warm_start.begins):
-            return Run(name, config)
-        start = self._warm(config)
-        policy = replace(config.policy, model=str(start.folder.checkpoint(0)))
-        warm = replace(config.warm_start, warm_start_steps=0, sft_data=())
-        return Run(name, replace(config, policy=policy, warm_start=warm), start)
 
     def search(self, variant: Variant) -> list[Run]:
         """Return the runs that choose a variant's rate, seed by seed; all its runs if nothing is to be chosen."""
@@ -176,9 +153,9 @@ class Plan:
         finals: dict[float, list[float]] = {}
         for rate in variant.learning_rates:
             runs = [self.run(variant, rate, seed) for seed in self.search_seeds(variant)]
-            found = [run.final_accuracy() for run in runs if not run.diverged()]
-            if None not in found:
-                finals[rate] = [final for final in found if final is not None]
+            accuracies = [run.final_accuracy() for run in runs if not run.diverged()]
+            if None not in accuracies:
+                finals[rate] = [accuracy for accuracy in accuracies if accuracy is not None]
         return foremost(finals)
 
     def later(self, variant: Variant) -> list[Run]:
@@ -204,7 +181,7 @@ class Plan:
         named = any(self.spec.config(v, v.learning_rates[0], 0, "").policy.model for v in self.spec.variants)
         return min(self.spec.processes or (1 if named else cores()), self.count())
 
-    def _warm(self, config: TrainConfig) -> Run:
+    def _warm_start(self, config: TrainConfig) -> Run:
         """Make the supervised start that every variant with this policy, task and demonstrations shares."""
         parts = {part: asdict(getattr(config, part)) for part in ("policy", "warm_start", "task")}
         del parts["policy"]["device"]

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.settings import flatten, load_recipe, with_settings
+from oblrpo.settings import load_recipe, with_settings
 from oblrpo.yaml_files import read_yaml_file
 
 SPECS = files("oblrpo") / "recipes" / "compare"
 
+# They save seldom: a killed run loses some steps.
 DEFAULTS: dict[str, Any] = {"save_steps": 20, "save_total_limit": 1}
-"""Settings of every run that neither the recipe nor the spec names. They save seldom: a killed run loses some steps."""
+"""Settings of every run that neither the recipe nor the spec names."""
 
-KEYS = (
-    "about", "base", "variants", "learning_rates", "seeds", "search_seeds", "reference", "target", "share_warm_start",
-    "keep_checkpoints", "processes",
-)  # fmt: skip
+PLAIN = {
+    "about": ("", "text"),
+    "search_seeds": (0, "a whole number of at least 0"),
+    "share_warm_start": (True, "true or false"),
+    "keep_checkpoints": (True, "true or false"),
+    "processes": (0, "a whole number of at least 0"),
+}
+"""Keys of one plain value: the default, which has the type of all values, and what they must be."""
 
-OURS = {
-    # settings that the comparison makes itself, and what says them
-    "output": "--output", "seed": "seeds", "recipe": "base",
-}  # fmt: skip
+KEYS = ("about", "base", "variants", "learning_rates", "seeds", "reference", "target", *list(PLAIN)[1:])
 
+OURS = {"output": "--output", "seed": "seeds", "recipe": "base"}
+"""Settings that the comparison makes itself, and what says them."""
 
 LEVELS = ("of_best", "of_gain", "accuracy")
 """The keys of a target that say where it lies; it has one of them."""
@@ -57,11 +60,11 @@ class Target:
     of_gain: float | None = None
     """A share of the way from where runs begin to the best variant's end."""
     accuracy: float | None = None
-    """The accuracy to reach, where it is given as a level."""
+    """The level itself."""
     curve: str = "accuracy"
     """The curve that has to reach the level: accuracy (held out) or reward (of the training batches)."""
     window: int = 3
-    """How many points of the curve its centred moving average takes."""
+    """Points of the curve in its centred moving average."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Spec:
     """A resolved comparison. Where `search_seeds` is 0, every rate runs on every seed."""
 
     name: str
+    base_config: TrainConfig
     about: str
     base: dict[str, Any]
     variants: tuple[Variant, ...]
@@ -86,32 +90,17 @@ class Spec:
         Raises:
             InputError: an unknown setting or a value of the wrong type, with the variant's name.
         """
-        source = f"{self.name}, variant {variant.name!r}"
         settings = variant.settings | {"learning_rate": rate, "seed": seed, "output": output}
-        return with_settings(self.base_config, settings, source)
-
-    @cached_property
-    def base_config(self) -> TrainConfig:
-        """The config of the base: its recipe, and its settings over it.
-
-        Raises:
-            InputError: as `load_recipe` and `with_settings` raise.
-        """
-        config = with_settings(TrainConfig(), DEFAULTS, self.name)
-        settings = dict(self.base)
-        if recipe := settings.pop("recipe", ""):
-            config = load_recipe(recipe, config)
-        return with_settings(config, settings, f"{self.name}, base")
+        return with_settings(self.base_config, settings, f"{self.name}, variant {variant.name!r}")
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the resolved spec as a file would hold it."""
-        target = {key: value for key, value in asdict(self.target).items() if value is not None}
-        variants = {v.name: v.settings | {"learning_rates": list(v.learning_rates)} for v in self.variants}
-        plain = {key: getattr(self, key) for key in ("search_seeds", "reference")}
-        more = {key: getattr(self, key) for key in ("share_warm_start", "keep_checkpoints", "processes")}
-        about = {"about": self.about} if self.about else {}
-        seeds = {"seeds": list(self.seeds)}
-        return about | {"base": self.base, "variants": variants} | seeds | plain | {"target": target} | more
+        mapping = {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "variants": {v.name: v.settings | {"learning_rates": list(v.learning_rates)} for v in self.variants},
+            "seeds": list(self.seeds),
+            "target": {key: value for key, value in asdict(self.target).items() if value is not None},
+        }
+        return {key: value for key, value in mapping.items() if key in KEYS and (value or key != "about")}
 
 
 def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) -> Spec:
@@ -128,89 +117,77 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
         raise InputError(f"no comparison or file {name!r}; the built-in comparisons are: {', '.join(built_in)}.")
     raw = read_yaml_file(path)
     source = name if name in built_in else path.name
-    for key in raw:
-        if key not in KEYS:
-            raise InputError(
-                f"{source}: unknown key {key!r}; choose from: {', '.join(KEYS)}.{did_you_mean(str(key), KEYS)}"
-            )
+    _refuse_unknown(raw, KEYS, source)
+    variants = _mapping(raw.get("variants"), "variants", source)
     if "learning_rates" in overrides:
-        _drop_grids(raw, source)
+        own = [variant for variant in variants.values() if isinstance(variant, dict)]
+        if variants and all("learning_rate" in variant for variant in own):
+            raise InputError(f"--learning-rates: every variant of {source} sets its learning_rate; change the file.")
+        for variant in own:
+            variant.pop("learning_rates", None)
     if "target" in overrides:
-        overrides = overrides | {"target": _over(raw.get("target", {}), overrides["target"], source)}
+        changed = _mapping(overrides["target"], "target", "--target")
+        _target(changed, "--target")
+        replaced = {*changed, *(LEVELS if set(LEVELS) & changed.keys() else ())}  # a level replaces the one before
+        target = _mapping(raw.get("target"), "target", source)
+        overrides = overrides | {"target": {k: target[k] for k in target if k not in replaced} | changed}
     raw |= overrides
-    raw["base"] = _base(raw.get("base", {}), source) | _settings(settings, "--set")
-    return _resolve(raw, source, settings)
+    base = raw.get("base")
+    base = {"recipe": base} if isinstance(base, str) else _mapping(base, "base", source)
+    recipe = base.get("recipe", "")
+    _refuse_ours({key: base[key] for key in base if key != "recipe" or not isinstance(recipe, str)}, f"{source}, base")
+    _refuse_ours(settings, "--set")
+    raw["base"] = base | settings
+    spec = _resolve(raw, source)
+    for key in settings:
+        hiding = {key, "learning_rates"} if key == "learning_rate" else {key}
+        if (key == "learning_rate" and "learning_rates" in raw) or all(
+            hiding & (variant or {}).keys() for variant in variants.values()
+        ):
+            raise InputError(f"--set {key}: every variant of {source} has its own, so that it would change nothing.")
+    return spec
 
 
-def _over(target: Any, changed: dict[str, Any], source: str) -> dict[str, Any]:
-    """Change some keys of a target; a level takes the place of the one that was there."""
-    changed = _mapping(changed, "target", "--target")
-    _target(changed, "--target")
-    level = set(LEVELS) & changed.keys()
-    kept = {key: value for key, value in _mapping(target, "target", source).items() if not (level and key in LEVELS)}
-    return kept | changed
-
-
-def _drop_grids(raw: dict[str, Any], source: str) -> None:
-    variants = [v for v in _mapping(raw.get("variants"), "variants", source).values() if isinstance(v, dict)]
-    if variants and all("learning_rate" in variant for variant in variants):
-        raise InputError(f"--learning-rates: every variant of {source} sets its own learning_rate; change the file.")
-    for variant in variants:
-        variant.pop("learning_rates", None)
-
-
-def _resolve(raw: dict[str, Any], source: str, settings: dict[str, Any]) -> Spec:
+def _resolve(raw: dict[str, Any], source: str) -> Spec:
+    plain = {}
+    for key, (default, words) in PLAIN.items():
+        plain[key] = value = raw.get(key, default)
+        if type(value) is not type(default) or (type(value) is int and value < 0):
+            raise InputError(f"{source}: {key} is {value!r}; it must be {words}.")
     seeds = _seeds(raw.get("seeds", 3), source)
-    spec = Spec(
-        name=source,
-        about=_of(str, "text", "about", raw.get("about", ""), source),
-        base=raw["base"],
-        variants=(),
-        seeds=seeds,
-        search_seeds=_whole("search_seeds", raw.get("search_seeds", 0), 0, source),
-        reference="",
-        target=_target(raw.get("target", {}), source),
-        share_warm_start=_of(bool, "true or false", "share_warm_start", raw.get("share_warm_start", True), source),
-        keep_checkpoints=_of(bool, "true or false", "keep_checkpoints", raw.get("keep_checkpoints", True), source),
-        processes=_whole("processes", raw.get("processes", 0), 0, source),
-    )
-    if spec.search_seeds > len(seeds):
-        raise InputError(f"{source}: search_seeds is {spec.search_seeds}, more than the {len(seeds)} seeds there are.")
-    rate = flatten(spec.base_config)["learning_rate"]
-    rates = _rates(raw["learning_rates"], source) if "learning_rates" in raw else (rate,)
-    given = _mapping(raw.get("variants"), "variants", source)
-    variants = tuple(_variant(name, value, rates, source) for name, value in given.items())
+    if plain["search_seeds"] > len(seeds):
+        raise InputError(
+            f"{source}: search_seeds is {plain['search_seeds']}, more than the {len(seeds)} seeds there are."
+        )
+    config = with_settings(TrainConfig(), DEFAULTS, source)
+    if recipe := raw["base"].get("recipe", ""):
+        config = load_recipe(recipe, config)
+    config = with_settings(config, {k: v for k, v in raw["base"].items() if k != "recipe"}, f"{source}, base")
+    rates = _rates(raw.get("learning_rates", [config.optim.learning_rate]), source)
+    named = _mapping(raw.get("variants"), "variants", source).items()
+    variants = tuple(_variant(name, settings, rates, source) for name, settings in named)
     if not variants:
         raise InputError(f"{source}: variants is missing; give a mapping of names to train settings.")
-    for key in settings:
-        if all(_sets(key, value, "learning_rates" in raw) for value in given.values()):
-            raise InputError(f"--set {key}: every variant of {source} has its own, so that it would change nothing.")
-    reference = _of(str, "a variant's name", "reference", raw.get("reference", variants[0].name), source)
     names = [variant.name for variant in variants]
+    reference = raw.get("reference", names[0])
     if reference not in names:
         raise InputError(f"{source}: reference is {reference!r}; choose one of: {', '.join(names)}.")
-    return replace(spec, variants=variants, reference=reference)
+    target = _target(raw.get("target"), source)
+    return Spec(source, config, base=raw["base"], variants=variants, seeds=seeds, reference=reference, target=target,
+                **plain)  # fmt: skip
 
 
-def _sets(key: str, variant: dict[str, Any] | None, grid: bool) -> bool:
-    """Whether a variant's own settings, or the common grid, hide this setting of the base."""
-    return key in (variant or {}) or (key == "learning_rate" and (grid or "learning_rates" in (variant or {})))
+def _refuse_unknown(mapping: dict[str, Any], keys: tuple[str, ...], source: str, of: str = "") -> None:
+    for key in mapping:
+        if key not in keys:
+            hint = did_you_mean(str(key), keys)
+            raise InputError(f"{source}: unknown key {key!r}{of}; choose from: {', '.join(keys)}.{hint}")
 
 
-def _base(value: Any, source: str) -> dict[str, Any]:
-    """Read the base, which is settings, or the name of a recipe or of a file of settings."""
-    if isinstance(value, str):
-        return {"recipe": value}
-    settings = _mapping(value, "base", source)
-    recipe = {"recipe": settings["recipe"]} if isinstance(settings.get("recipe"), str) else {}
-    return recipe | _settings({key: settings[key] for key in settings if key not in recipe}, f"{source}, base")
-
-
-def _settings(settings: dict[str, Any], source: str) -> dict[str, Any]:
+def _refuse_ours(settings: dict[str, Any], source: str) -> None:
     for key, instead in OURS.items():
         if key in settings:
             raise InputError(f"{source}: {key} is not a setting of the runs compared; say {instead} instead.")
-    return settings
 
 
 def _variant(name: Any, value: Any, rates: tuple[float, ...], source: str) -> Variant:
@@ -220,14 +197,14 @@ def _variant(name: Any, value: Any, rates: tuple[float, ...], source: str) -> Va
             f"(a number in quotes), and at most {LONGEST_NAME} bytes."
         )
     place = f"{source}, variant {name!r}"
-    settings = dict(_settings(_mapping(value, f"variant {name!r}", source), place))
-    own = settings.pop("learning_rates", None)
-    if own is not None and "learning_rate" in settings:
-        raise InputError(f"{place}: give learning_rate or learning_rates, not both.")
-    if own is not None:
-        rates = _rates(own, place)
-    elif "learning_rate" in settings:
-        rates = _rates([settings.pop("learning_rate")], place)
+    settings = dict(_mapping(value, f"variant {name!r}", source))
+    _refuse_ours(settings, place)
+    if "learning_rate" in settings:
+        if "learning_rates" in settings:
+            raise InputError(f"{place}: give learning_rate or learning_rates, not both.")
+        settings["learning_rates"] = [settings.pop("learning_rate")]
+    if "learning_rates" in settings:
+        rates = _rates(settings.pop("learning_rates"), place)
     return Variant(name, settings, rates)
 
 
@@ -243,11 +220,10 @@ def _rates(value: Any, source: str) -> tuple[float, ...]:
 
 
 def _seeds(value: Any, source: str) -> tuple[int, ...]:
-    if isinstance(value, int) and value > MOST_SEEDS:
+    if type(value) is int and value > MOST_SEEDS:
         raise InputError(f"{source}: seeds is more than {MOST_SEEDS:,}.")
-    seeds = range(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    whole = isinstance(seeds, (list, tuple, range)) and all(type(seed) is int for seed in seeds)
-    if not whole or not seeds or len(set(seeds)) < len(seeds):
+    seeds = range(value) if type(value) is int else value if isinstance(value, list) else ()
+    if not seeds or not all(type(seed) is int for seed in seeds) or len(set(seeds)) < len(seeds):
         raise InputError(
             f"{source}: seeds is {value!r}; give how many, at least 1, or a list of different whole numbers."
         )
@@ -255,27 +231,25 @@ def _seeds(value: Any, source: str) -> tuple[int, ...]:
 
 
 def _target(value: Any, source: str) -> Target:
-    given = _mapping(value, "target", source)
-    known = list(asdict(Target()))
-    for key in given:
-        if key not in known:
-            raise InputError(f"{source}: unknown key {key!r} of target; choose from: {', '.join(known)}.")
-    levels = [key for key in LEVELS if key in given]
+    keys = _mapping(value, "target", source)
+    _refuse_unknown(keys, tuple(field.name for field in fields(Target)), source, " of target")
+    levels = [key for key in LEVELS if key in keys]
     if len(levels) > 1:
         raise InputError(f"{source}: target has {' and '.join(levels)}; give one of them.")
     for key in levels:
-        number = given[key]
-        if not isinstance(number, (int, float)) or isinstance(number, bool) or not 0 < number < 1e300:
-            raise InputError(f"{source}: target {key} is {number!r}; it must be a number above 0.")
-        if key != "accuracy" and number > 1:
-            raise InputError(f"{source}: target {key} is {number}; a share is at most 1.")
-    if given.get("curve", "accuracy") not in ("accuracy", "reward"):
-        raise InputError(f"{source}: target curve is {given['curve']!r}; choose one of: accuracy, reward.")
-    if _whole("target window", given.get("window", 1), 1, source) is not None and given.get("window", 1) % 2 == 0:
-        raise InputError(
-            f"{source}: target window is {given['window']}; it must be odd, for it lies around each point."
-        )
-    return Target(**({} if levels else {"of_best": 0.8}) | given)
+        level = keys[key]
+        if type(level) not in {int, float} or not 0 < level < 1e300:
+            raise InputError(f"{source}: target {key} is {level!r}; it must be a number above 0.")
+        if key != "accuracy" and level > 1:
+            raise InputError(f"{source}: target {key} is {level}; a share is at most 1.")
+    target = Target(**({} if levels else {"of_best": 0.8}) | keys)
+    if target.curve not in ("accuracy", "reward"):
+        raise InputError(f"{source}: target curve is {target.curve!r}; choose one of: accuracy, reward.")
+    if type(target.window) is not int or target.window < 1:
+        raise InputError(f"{source}: target window is {target.window!r}; it must be a whole number of at least 1.")
+    if target.window % 2 == 0:
+        raise InputError(f"{source}: target window is {target.window}; it must be odd, for it lies around each point.")
+    return target
 
 
 def _mapping(value: Any, key: str, source: str) -> dict[str, Any]:
@@ -283,16 +257,4 @@ def _mapping(value: Any, key: str, source: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise InputError(f"{source}: {key} is {value!r}; it must be a mapping, one `name: value` a line.")
-    return value
-
-
-def _of(kind: type, words: str, key: str, value: Any, source: str) -> Any:
-    if not isinstance(value, kind):
-        raise InputError(f"{source}: {key} is {value!r}; it must be {words}.")
-    return value
-
-
-def _whole(key: str, value: Any, least: int, source: str) -> int:
-    if type(value) is not int or value < least:
-        raise InputError(f"{source}: {key} is {value!r}; it must be a whole number of at least {least}.")
     return value

@@ -25,11 +25,12 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
     differences = [a[seed] - b[seed] for seed in a if seed in b]
     if not differences:
         return None
-    found = mean(differences)
-    if not found.margin:
-        return Paired(found, None)
-    t = abs(found.value) * student_t(found.n - 1) / found.margin
-    return Paired(found, 1 - within(t, found.n - 1))
+    difference = mean(differences)
+    if not difference.margin:
+        return Paired(difference, None)
+    df = difference.n - 1
+    t = abs(difference.value) * student_t(df) / difference.margin
+    return Paired(difference, 1 - within(t, df))
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
@@ -66,11 +67,6 @@ class Window:
     high: float
     open_low: bool
     open_high: bool
-
-    @property
-    def ratio(self) -> float:
-        """The highest over the lowest rate."""
-        return self.high / self.low
 
 
 def usable(rates: Sequence[float], finals: Sequence[float], share: float = 0.9, best: float | None = None) -> Window:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from oblrpo.compare.plan import Plan, Run, foremost
@@ -62,14 +61,6 @@ class Result:
         run = self.run.config.run
         return not 0 < run.eval_steps < run.steps
 
-    def accuracy(self) -> Curve:
-        """Return the curve of held-out accuracy, without the steps at which every completion was masked."""
-        return [
-            (row["step"] * self.per_step, row["eval/accuracy"])
-            for row in self.rows
-            if row.get("eval/accuracy") is not None
-        ]
-
     @property
     def before(self) -> float | None:
         """Held-out accuracy before the first step."""
@@ -78,22 +69,23 @@ class Result:
     @property
     def fell(self) -> bool:
         """Whether the run ended below where it began, or diverged."""
-        known = self.before is not None and self.final is not None
-        return self.state == "diverged" or (known and self.final < self.before)  # type: ignore[operator]
-
-    def reward(self) -> Curve:
-        """Return the curve of mean batch rewards; that of step s is of the policy after s - 1 updates."""
-        return [
-            ((row["step"] - 1) * self.per_step, row["reward"]) for row in self.rows if row.get("reward") is not None
-        ]
+        if self.state == "diverged":
+            return True
+        return self.before is not None and self.final is not None and self.final < self.before
 
     def curve(self, name: str) -> Curve:
-        """Return the curve called `accuracy` or `reward`."""
-        return self.accuracy() if name == "accuracy" else self.reward()
+        """Return the curve called `accuracy` or `reward`, without steps at which every completion was masked.
+
+        The reward of step s is of the policy after s - 1 updates.
+        """
+        key, updates_ahead = ("eval/accuracy", 0) if name == "accuracy" else ("reward", 1)
+        return [
+            ((row["step"] - updates_ahead) * self.per_step, row[key]) for row in self.rows if row.get(key) is not None
+        ]
 
     def last_reward(self) -> float | None:
         """Return the mean reward over the last steps that are there."""
-        rewards = [value for _, value in self.reward()[-LAST:]]
+        rewards = [value for _, value in self.curve("reward")[-LAST:]]
         return statistics.fmean(rewards) if rewards else None
 
     def completions_to(self, level: float, target: Target) -> float | None:
@@ -113,8 +105,8 @@ class Result:
 
     def variance_ratio(self, baseline: str) -> float | None:
         """Return the gradient variance under a baseline over RLOO's: the geometric mean over the ledger's steps."""
-        found = variance_ratios(self.rows, baseline)
-        return geometric_mean(found).value if found else None
+        ratios = variance_ratios(self.rows, baseline)
+        return geometric_mean(ratios).value if ratios else None
 
 
 @dataclass(frozen=True)
@@ -155,8 +147,8 @@ class Outcome:
 
     def variance_ratio(self, baseline: str) -> GeometricMean | None:
         """Return the mean over seeds of the variance ratios at the best rate."""
-        found = [ratio for result in self.best if (ratio := result.variance_ratio(baseline))]
-        return geometric_mean(found) if found else None
+        ratios = [ratio for result in self.best if (ratio := result.variance_ratio(baseline))]
+        return geometric_mean(ratios) if ratios else None
 
     def began_there(self, seed: int) -> bool:
         """Whether a seed was at the target before a step could have brought it there."""
@@ -182,9 +174,9 @@ class Outcome:
         if curve == "accuracy":
             return self.final.value if self.final else None
         ended = [result for result in self.best if result.state in ENDED]
-        found = [reward for result in ended if (reward := result.last_reward()) is not None]
+        rewards = [reward for result in ended if (reward := result.last_reward()) is not None]
         diverged = any(result.state == "diverged" for result in ended)
-        return statistics.fmean(found) if found and not diverged else None
+        return statistics.fmean(rewards) if rewards and not diverged else None
 
 
 @dataclass(frozen=True)
@@ -217,9 +209,13 @@ def summarise(plan: Plan) -> Summary:
     Raises:
         InputError: there is no finished run, or a folder holds a run of other settings.
     """
-    found = {v.name: [_result(run, v) for run in (*plan.search(v), *plan.later(v))] for v in plan.spec.variants}
-    floor = _floor(result for results in found.values() for result in results)
-    outcomes = [_outcome(plan, v, [_floored(result, floor) for result in found[v.name]]) for v in plan.spec.variants]
+    results = {v.name: [_result(run, v) for run in (*plan.search(v), *plan.later(v))] for v in plan.spec.variants}
+    every = [result for of_variant in results.values() for result in of_variant]
+    lowest = min((value for result in every for _, value in result.curve("accuracy")), default=0.0)
+    floor = min(0.0, lowest)
+    for of_variant in results.values():
+        of_variant[:] = [replace(r, final=floor) if r.state == "diverged" else r for r in of_variant]
+    outcomes = [_outcome(plan, variant, results[variant.name]) for variant in plan.spec.variants]
     if not any(outcome.final for outcome in outcomes):
         failed = [f" {r.run.name}: {r.why}" for o in outcomes for r in o.results if r.state == "failed"]
         raise InputError(f"{plan.output} holds no finished run of this comparison.{''.join(failed[:1])}")
@@ -238,15 +234,6 @@ def summarise(plan: Plan) -> Summary:
     return Summary(plan.spec, plan, outcomes, reference, level, tests, adjusted, floor)
 
 
-def _floor(results: Iterable[Result]) -> float:
-    """What a diverged run counts with: 0, or the lowest held-out accuracy of any run, if that is below 0."""
-    return min((value for result in results for _, value in result.accuracy() if value < 0), default=0.0)
-
-
-def _floored(result: Result, floor: float) -> Result:
-    return replace(result, final=floor) if result.state == "diverged" else result
-
-
 def _level(outcomes: list[Outcome], target: Target) -> float | None:
     """Return what the target comes to, given the ends and beginnings of the runs at each variant's best rate."""
     if target.accuracy is not None:
@@ -263,37 +250,33 @@ def _level(outcomes: list[Outcome], target: Target) -> float | None:
 
 def _outcome(plan: Plan, variant: Variant, results: list[Result]) -> Outcome:
     seeds = plan.search_seeds(variant)
-    rate = plan.best_rate(variant) or _foremost(results)
-    finals = {(result.rate, result.seed): result.final for result in results}
-    by_rate = {
-        each: [final for seed in seeds if (final := finals[each, seed]) is not None] for each in variant.learning_rates
-    }
-    by_rate = {each: found for each, found in by_rate.items() if len(found) == len(seeds)}
-    best = [result for result in results if result.rate == rate]
-    before = [result.before for result in best if result.before is not None]
-    window, means = None, {each: statistics.fmean(found) for each, found in by_rate.items()}
-    if len(means) > 1 and rate in means and means[rate] > 0:  # of nothing, or less, there is no share
-        window = usable(list(means), list(means.values()), USABLE, rate)
-    ended = [result.final for result in best if result.final is not None]
-    return Outcome(variant, results, rate, best, _mean(before), _mean(ended), by_rate, window, completions={})
-
-
-def _foremost(results: list[Result]) -> float | None:
-    """Return the foremost of the rates so far, while none has a result on all its seeds."""
-    finals: dict[float, list[float]] = {}
+    finals_so_far: dict[float, list[float]] = {}
     for result in results:
         if result.final is not None:
-            finals.setdefault(result.rate, []).extend([] if result.state == "diverged" else [result.final])
-    return foremost(finals)
-
-
-def _mean(values: list[float]) -> Mean | None:
-    return mean(values) if values else None
+            finals_so_far.setdefault(result.rate, []).extend([] if result.state == "diverged" else [result.final])
+    rate = plan.best_rate(variant) or foremost(finals_so_far)  # while none has a result on all its seeds
+    ends = {(result.rate, result.seed): result.final for result in results if result.final is not None}
+    by_rate = {
+        of_rate: [ends[of_rate, seed] for seed in seeds]
+        for of_rate in variant.learning_rates
+        if all((of_rate, seed) in ends for seed in seeds)
+    }
+    means = {of_rate: statistics.fmean(accuracies) for of_rate, accuracies in by_rate.items()}
+    window = None
+    if len(means) > 1 and rate in means and means[rate] > 0:  # of nothing, or less, there is no share
+        window = usable(list(means), list(means.values()), USABLE, rate)
+    best = [result for result in results if result.rate == rate]
+    before = [result.before for result in best if result.before is not None]
+    final = [result.final for result in best if result.final is not None]
+    return Outcome(
+        variant, results, rate, best, mean(before) if before else None, mean(final) if final else None, by_rate, window,
+        completions={},
+    )  # fmt: skip
 
 
 def _result(run: Run, variant: Variant) -> Result:
     run.check_same()
-    failure, rows, final = run.failure(), run.rows(), run.final_accuracy()
+    failure, rows, final = run.failure(), run.folder.read_metrics(), run.final_accuracy()
     if run.finished():
         masked = "every held-out completion of its last step was masked, so that it has no accuracy"
         state, why = ("unmeasured", masked) if final is None else ("finished", "")
@@ -310,12 +293,11 @@ def band(curves: list[Curve]) -> tuple[list[float], list[float], list[float], li
 
     Low and high are a 95 % interval by Student's t over seeds; where there are two seeds, the two values.
     """
-    shared = set.intersection(*({x for x, _ in curve} for curve in curves))
-    x = sorted(shared)
+    x = sorted(set.intersection(*({x for x, _ in curve} for curve in curves)))
     by_x = [[dict(curve)[point] for curve in curves] for point in x]
     means = [mean(values) for values in by_x]
     if len(curves) > 2:
-        low, high = [found.low for found in means], [found.high for found in means]
+        low, high = [interval.low for interval in means], [interval.high for interval in means]
     else:
         low, high = [min(values) for values in by_x], [max(values) for values in by_x]
-    return x, [found.value for found in means], low, high
+    return x, [interval.value for interval in means], low, high

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from oblrpo.compare.statistics import Paired, Window
-from oblrpo.compare.summary import LAST, Outcome, Result, Summary
+from oblrpo.compare.summary import LAST, Outcome, Summary
 from oblrpo.intervals import GeometricMean, Mean
 from oblrpo.report.ledger import UNBIASED
 from oblrpo.runs import write_atomically
@@ -28,7 +28,7 @@ HEADS = ("variant", "accuracy after", "difference", "p", "p adjusted", "completi
 NARROW = {"variant": "", "rate": "", "accuracy after": "after", "difference": "", "p adjusted": "p",
           "completions to target": "to target", "over reference's": "over", "usable rates": "usable",
           "seeds": ""}  # fmt: skip
-"""The columns that the console has, and their shorter names there."""
+"""The columns that the console has, and their shorter names there; what stands in brackets is left out there."""
 
 
 def print_table(summary: Summary, console: Console) -> None:
@@ -36,11 +36,9 @@ def print_table(summary: Summary, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, short in NARROW.items():
         table.add_column(short or name, justify="left" if name == "variant" else "right", no_wrap=name == "rate")
-    for cells, outcome in zip(lines(summary), summary.outcomes, strict=True):
-        by_name = dict(zip(HEADS, cells, strict=True))
-        by_name |= {"usable rates": ratio(outcome.window), "completions to target": reached(outcome, brief=True)}
-        by_name["over reference's"] = by_name["over reference's"].partition(" ")[0]
-        table.add_row(*(by_name[name] for name in NARROW))
+    for line in lines(summary):
+        cells = dict(zip(HEADS, line, strict=True))
+        table.add_row(*(cells[name] if name == "variant" else cells[name].partition(" (")[0] for name in NARROW))
     console.print()
     console.print(table)
     for note in notes(summary):
@@ -49,32 +47,32 @@ def print_table(summary: Summary, console: Console) -> None:
 
 def lines(summary: Summary) -> list[list[str]]:
     """Return one line a variant, its cells in the order of `HEADS`, as plain text."""
-    return [_line(summary, outcome) for outcome in summary.outcomes]
-
-
-def _line(summary: Summary, outcome: Outcome) -> list[str]:
-    name, test = outcome.variant.name, summary.tests.get(outcome.variant.name)
-    own = name == summary.spec.reference
-    return [
-        name,
-        interval(outcome.final),
-        "reference" if own else difference(test),
-        "" if own or test is None else p_value(test.p),
-        "" if own or test is None else p_value(summary.adjusted[name]),
-        reached(outcome),
-        "" if own else factor(outcome.completions_over(summary.reference)),
-        "" if outcome.rate is None else f"{outcome.rate:g}",
-        window(outcome.window),
-        interval(outcome.before),
-        lowest(outcome),
-        f"{len(outcome.finals)}/{len(summary.spec.seeds)}",
-    ]
+    rows = []
+    for outcome in summary.outcomes:
+        name, finals = outcome.variant.name, outcome.finals
+        is_reference, test = outcome is summary.reference, summary.tests.get(outcome.variant.name)
+        fell = f" ({outcome.fallen} fell)" if outcome.fallen else ""
+        rows.append([
+            name,
+            interval(outcome.final),
+            "reference" if is_reference else difference(test),
+            p_value(test.p) if test else "",
+            p_value(summary.adjusted[name]) if test else "",
+            reached(outcome),
+            "" if is_reference else factor(outcome.completions_over(summary.reference)),
+            "" if outcome.rate is None else f"{outcome.rate:g}",
+            window(outcome.window),
+            interval(outcome.before),
+            f"{min(finals.values()):.3f}{fell}" if finals else "",
+            f"{len(finals)}/{len(summary.spec.seeds)}",
+        ])  # fmt: skip
+    return rows
 
 
 def notes(summary: Summary) -> list[str]:
     """Say what the figures mean, in the order of the columns, and what is missing from them."""
     spec = summary.spec
-    told = [
+    sentences = [
         "Intervals are 95 % by Student's t over seeds; differences are to the reference, seed by seed, p is of the "
         "paired t test, adjusted for the number of variants by Holm's method.",
         *_of_target(summary),
@@ -82,15 +80,15 @@ def notes(summary: Summary) -> list[str]:
         "grid's own, and the window may go on.",
     ]
     if spec.search_seeds and any(len(v.learning_rates) > 1 for v in spec.variants):
-        told.append(
+        sentences.append(
             f"Rates were chosen on the first {spec.search_seeds} of the {len(spec.seeds)} seeds, which count in the "
             "figures at the best rate, too: these are a little too good where rates differ little."
         )
     elif any(len(v.learning_rates) > 1 for v in spec.variants):
-        told.append(
+        sentences.append(
             "Each rate was chosen on the very seeds it is reported on: a little too good where rates differ little."
         )
-    return [*told, *_of_diverged(summary), *_of_missing(summary)]
+    return [*sentences, *_of_diverged(summary), *_of_missing(summary)]
 
 
 def _of_diverged(summary: Summary) -> list[str]:
@@ -106,15 +104,17 @@ def _of_diverged(summary: Summary) -> list[str]:
 
 def _of_missing(summary: Summary) -> list[str]:
     """Name the runs without a result, and say why they have none."""
-    ended = [result for result in summary.results if result.state not in {"part", "none"}]
-    told = [f"{r.run.name}: {r.state}: {r.why}" for r in ended if r.state != "finished"]
+    plan, ended = summary.plan, [result for result in summary.results if result.state not in {"part", "none"}]
+    sentences = [f"{r.run.name}: {r.state}: {r.why}" for r in ended if r.state != "finished"]
     for variant in summary.spec.variants:
-        stuck = all(run.settled() for run in summary.plan.search(variant)) and summary.plan.best_rate(variant) is None
-        if stuck and len(variant.learning_rates) > 1:
-            told.append(f"{variant.name}: no rate has an accuracy on every seed that chooses, so that none was chosen.")
-    if missing := summary.plan.count() - len(ended):
-        told.append(f"{missing} of {summary.plan.count()} runs have not ended yet; the same command goes on with them.")
-    return told
+        several = len(variant.learning_rates) > 1
+        if several and all(run.settled() for run in plan.search(variant)) and plan.best_rate(variant) is None:
+            sentences.append(
+                f"{variant.name}: no rate has an accuracy on every seed that chooses, so that none was chosen."
+            )
+    if missing := plan.count() - len(ended):
+        sentences.append(f"{missing} of {plan.count()} runs have not ended yet; the same command goes on with them.")
+    return sentences
 
 
 def _of_target(summary: Summary) -> list[str]:
@@ -142,17 +142,11 @@ def _of_target(summary: Summary) -> list[str]:
     return [told, over + (blank if summary.reference.all_arrive else ". Blank: not all seeds of the reference arrive.")]
 
 
-def interval(found: Mean | None) -> str:
+def interval(mean: Mean | None) -> str:
     """Write a mean and its margin."""
-    if found is None:
+    if mean is None:
         return ""
-    return f"{found.value:.3f}" + ("" if found.margin is None else f" ± {found.margin:.3f}")
-
-
-def lowest(outcome: Outcome) -> str:
-    """Write the lowest final accuracy of the seeds, and how many seeds ended below where they began."""
-    fell = f" ({outcome.fallen} fell)" if outcome.fallen else ""
-    return f"{min(outcome.finals.values()):.3f}{fell}" if outcome.finals else ""
+    return f"{mean.value:.3f}" + ("" if mean.margin is None else f" ± {mean.margin:.3f}")
 
 
 def difference(test: Paired | None) -> str:
@@ -165,40 +159,32 @@ def p_value(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def reached(outcome: Outcome, brief: bool = False) -> str:
-    """Write the median and, unless `brief`, the seeds' range; then how many arrived, and how many began there."""
-    middle, values = outcome.median_completions, outcome.completions.values()
-    if middle is None:
+def reached(outcome: Outcome) -> str:
+    """Write the median, the seeds' range, how many arrived at the target, and how many began there."""
+    median, values = outcome.median_completions, outcome.completions.values()
+    if median is None:
         return ""
-    arrived, begun = sum(map(math.isfinite, values)), sum(map(outcome.began_there, outcome.completions))
-    some = arrived < len(values)
-    if brief:
-        parts = [f"{arrived}/{len(values)}"] if some else []
-    else:
-        parts = [f"{min(values):,.0f} to {'never' if some else f'{max(values):,.0f}'}"] if arrived > 1 else []
-        parts += [f"{arrived} of {len(values)} reached it"] if some else []
-        parts += [f"{begun} began there"] if begun else []
-    return ("not reached" if math.isinf(middle) else f"{middle:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
+    arrived, began = sum(map(math.isfinite, values)), sum(map(outcome.began_there, outcome.completions))
+    last = f"{max(values):,.0f}" if arrived == len(values) else "never"
+    parts = [f"{min(values):,.0f} to {last}"] if arrived > 1 else []
+    parts += [f"{arrived} of {len(values)} reached it"] if arrived < len(values) else []
+    parts += [f"{began} began there"] if began else []
+    return ("not reached" if math.isinf(median) else f"{median:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
 
 
-def factor(found: GeometricMean | None) -> str:
+def factor(ratio: GeometricMean | None) -> str:
     """Write a geometric mean and its interval."""
-    if found is None:
+    if ratio is None:
         return ""
-    return f"{found.value:.2f}" + (f" ({found.low:.2f} to {found.high:.2f})" if found.n > 1 else "")
+    return f"{ratio.value:.2f}" + (f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.n > 1 else "")
 
 
-def window(found: Window | None) -> str:
-    """Write the window's ends and their ratio; a ~ stands where the grid ends first."""
-    if found is None:
+def window(rates: Window | None) -> str:
+    """Write a window's ends and their ratio; a ~ stands where the grid ends first."""
+    if rates is None:
         return ""
-    low, high = ("~" * found.open_low) + f"{found.low:.2g}", f"{found.high:.2g}" + "~" * found.open_high
-    return f"{low} to {high} (x{found.ratio:.2g})"
-
-
-def ratio(found: Window | None) -> str:
-    """Write the window's highest over its lowest rate; a ~ stands where the grid ends first."""
-    return "" if found is None else f"{'~' * found.open_low}x{found.ratio:.2g}{'~' * found.open_high}"
+    low, high = "~" * rates.open_low + f"{rates.low:.2g}", f"{rates.high:.2g}" + "~" * rates.open_high
+    return f"{low} to {high} (x{rates.high / rates.low:.2g})"
 
 
 def write_table(summary: Summary, folder: Path) -> Path:
@@ -207,25 +193,18 @@ def write_table(summary: Summary, folder: Path) -> Path:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*COLUMNS, *(f"variance_{name}_over_rloo" for name in UNBIASED), "folder"])
     for result in summary.results:
-        writer.writerow([*_record(summary, result), result.run.config.run.output])
+        steps, completions = result.rows[-1]["step"] if result.rows else 0, None
+        if summary.level is not None:
+            completions = result.completions_to(summary.level, summary.spec.target)
+        numbers = [result.before, result.final, result.last_reward(), *map(result.variance_ratio, UNBIASED)]
+        before, final, reward, *ratios = ("" if number is None else f"{number:.6g}" for number in numbers)
+        writer.writerow([
+            result.variant, repr(result.rate), result.seed, result.state, result.why, steps, steps * result.per_step,
+            before, final, reward,
+            "" if completions is None else "not reached" if math.isinf(completions) else f"{completions:.0f}",
+            f"{sum(row.get('step_time', 0.0) for row in result.rows):.1f}",
+            *ratios, result.run.place,
+        ])  # fmt: skip
     path = folder / "compare.csv"
     write_atomically(path, text.getvalue())
     return path
-
-
-def _record(summary: Summary, result: Result) -> list[object]:
-    steps = result.rows[-1]["step"] if result.rows else 0
-    level = summary.level
-    completions = None if level is None else result.completions_to(level, summary.spec.target)
-    return [
-        result.variant, repr(result.rate), result.seed, result.state, result.why, steps, steps * result.per_step,
-        _figure(result.before), _figure(result.final),
-        _figure(result.last_reward()),
-        "" if completions is None else "not reached" if math.isinf(completions) else f"{completions:.0f}",
-        f"{sum(row.get('step_time', 0.0) for row in result.rows):.1f}",
-        *(_figure(result.variance_ratio(name)) for name in UNBIASED),
-    ]  # fmt: skip
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"

@@ -13,13 +13,14 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import suppress
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from oblrpo.compare.plan import Run
+from oblrpo.compare.plan import Plan, Run
+from oblrpo.compare.spec import Variant
 from oblrpo.config import PolicyConfig, TrainConfig
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.streams import steady
@@ -47,7 +48,11 @@ def _train(run: Run, processes: int) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C reaches the parent alone, which ends its trainings in order
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    _print_to_log(run)
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    with run.log.open("a", encoding="utf-8") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    steady()  # a character that the locale does not have must not end a run
     try:
         _train_here(run, processes)
     except KeyboardInterrupt:
@@ -86,48 +91,35 @@ def _stop_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _print_to_log(run: Run) -> None:
-    """Let everything that this process prints go to the end of the run's log."""
-    run.log.parent.mkdir(parents=True, exist_ok=True)
-    with run.log.open("a", encoding="utf-8") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    steady()  # a character that the locale does not have must not end a run
-
-
-def check(runs: list[Run], whole: list[Run]) -> None:
-    """Check in a process of its own that runs can work: the settings of all, and `whole` ones by building them.
+def check(plan: Plan) -> None:
+    """Check every config before anything starts, in a process of its own; one of each variant is built.
 
     Raises:
-        InputError: the first that cannot work, by its name.
-        RuntimeError: the process died.
+        InputError: the first that cannot work, by the name of its run.
+        RuntimeError: the process that checks them died.
     """
-    receiver, sender = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_check, args=(runs, whole, sender))
-    process.start()
-    sender.close()
-    try:
-        mistake = receiver.recv()
-    except EOFError:
-        process.join()
-        raise RuntimeError(f"the process that checks the runs has died: {how_it_ended(process)}") from None
-    finally:
-        process.kill()
-        process.join()
+    variants, seed = plan.spec.variants, plan.spec.seeds[0]
+
+    def with_own_start(variant: Variant, rate: float) -> Run:  # no shared one is there yet
+        run = plan.run(variant, rate, seed)
+        return Run(run.name, plan.spec.config(variant, rate, seed, run.place))
+
+    runs = [with_own_start(variant, rate) for variant in variants for rate in variant.learning_rates]
+    built = [with_own_start(variant, variant.learning_rates[0]) for variant in variants]
+    with ProcessPoolExecutor(max_workers=1, mp_context=CONTEXT) as pool:
+        try:
+            mistake = pool.submit(first_mistake, runs, built).result()
+        except BrokenProcessPool:
+            raise RuntimeError("the process that checks the runs has died (out of memory?)") from None
     if mistake:
         raise InputError(mistake)
 
 
-def _check(runs: list[Run], whole: list[Run], sender: Connection) -> None:
-    with suppress(BrokenPipeError):  # nobody waits for it any more
-        sender.send(first_mistake(runs, whole))
-
-
-def first_mistake(runs: list[Run], whole: list[Run]) -> str:
-    """Say what is wrong with the first run that cannot work; empty if all can."""
+def first_mistake(runs: list[Run], built: list[Run]) -> str:
+    """Say what is wrong with the first run whose settings, or that when `built`, cannot work; empty if all can."""
     from oblrpo.trainer.setup import check as check_settings
 
-    for test, tested in ((check_settings, runs), (_build, whole)):
+    for test, tested in ((check_settings, runs), (_build, built)):
         for run in tested:
             try:
                 test(run.config)
@@ -137,11 +129,7 @@ def first_mistake(runs: list[Run], whole: list[Run]) -> str:
 
 
 def _build(config: TrainConfig) -> None:
-    """Build a run, with a small policy in place of a named model, and let it go.
-
-    Raises:
-        InputError: as `Trainer` raises, or the model is not there.
-    """
+    """Build a run and let it go; a named model is looked for, and a small policy stands in for it."""
     from oblrpo.objects import Objects
     from oblrpo.policy import stand_in
     from oblrpo.trainer.loop import Trainer
@@ -149,10 +137,10 @@ def _build(config: TrainConfig) -> None:
     if not config.policy.model:
         Trainer(config)
         return
-    policy, asked = stand_in(config.policy), config.policy
-    kept = {name: getattr(asked, name) for name in ("model", "device", "chat", "system_prompt", "chat_template_args")}
-    objects = Objects(model=policy.model, tokenizer=policy.tokenizer)
-    Trainer(replace(config, policy=PolicyConfig(**kept)), objects=objects)
+    policy = stand_in(config.policy)
+    names = ("model", "device", "chat", "system_prompt", "chat_template_args")
+    light = PolicyConfig(**{name: getattr(config.policy, name) for name in names})
+    Trainer(replace(config, policy=light), objects=Objects(model=policy.model, tokenizer=policy.tokenizer))
 
 
 def how_it_ended(process: BaseProcess) -> str:

@@ -5,16 +5,13 @@ from oblrpo.estimators.assumption import depends_on_own_output
 from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis, kl_in_reward
 from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
-from oblrpo.estimators.moments import Moments, group_norm2, inverse_preconditioner, kappa, moments, squared_norm
+from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
-from oblrpo.estimators.prompt_pulls import PromptPulls
 from oblrpo.estimators.ratios import RATIOS, Bounds, Ratio
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
 from oblrpo.estimators.selection import (
     Chances,
     added_variance,
-    chances_for_share,
-    chances_for_tolerance,
     chances_of_least_work,
     draw_outputs,
     systematic,
@@ -35,20 +32,16 @@ __all__ = [
     "LedgerEntry",
     "Moments",
     "Prior",
-    "PromptPulls",
     "Ratio",
     "SNRSchedule",
     "added_variance",
     "baseline",
     "baseline_inputs",
-    "chances_for_share",
-    "chances_for_tolerance",
     "chances_of_least_work",
     "depends_on_own_output",
     "draw_outputs",
     "fold_basis",
     "group_norm2",
-    "inverse_preconditioner",
     "kappa",
     "kl_in_reward",
     "ledger",

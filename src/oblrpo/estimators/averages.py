@@ -21,27 +21,19 @@ class Interval(NamedTuple):
 class MomentAverage:
     """Exponential averages of the signal S and the noise T, apart and bias-corrected; their ratio is taken last.
 
-    Moments of another metric (`Moments.metric`) than before start the averages anew.
-
     Args:
         decay: how much of an average is kept from one batch to the next, in [0, 1); 0 uses each batch alone.
     """
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
-        self._restart("euclidean")
-
-    _STATE = ("count", "signal2", "signal4", "trace_cov", "weight2", "n", "metric")
-
-    def _restart(self, metric: str) -> None:
         self._count = self._n = 0
         self._signal2 = self._signal4 = self._trace_cov = self._weight2 = 0.0
-        self._metric = metric
+
+    _STATE = ("count", "signal2", "signal4", "trace_cov", "weight2", "n")
 
     def add(self, batch: Moments) -> None:
         """Take in one batch."""
-        if batch.metric != self._metric:
-            self._restart(batch.metric)
         keep, new = self.decay, 1 - self.decay
         self._count += 1
         self._signal2 = keep * self._signal2 + new * batch.signal2
@@ -60,7 +52,7 @@ class MomentAverage:
         if not self._count:
             raise ValueError("no step has been taken yet.")
         correction = 1 - self.decay**self._count
-        return Moments(self._signal2 / correction, self._trace_cov / correction, self._n, self._metric)
+        return Moments(self._signal2 / correction, self._trace_cov / correction, self._n)
 
     def signal_share(self, debiased: bool = True) -> float:
         """The part S / (S + T/N) of the batch gradient's squared norm that is signal: the factor of theorem 4.
@@ -110,7 +102,7 @@ class MomentAverage:
         return Interval(*(Moments(bound, moments.trace_cov, moments.n).snr for bound in bounds))
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages as plain numbers, and the metric's name."""
+        """The averages as plain numbers."""
         return {key: getattr(self, f"_{key}") for key in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

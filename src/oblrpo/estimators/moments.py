@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,6 @@ class Moments:
     outputs are drawn so seldom that a draw may keep none."""
     n: int
     """The number N of prompts in the batch."""
-    metric: str = "euclidean"
-    """The metric of squared norms: `euclidean`, or `optimizer` for g' P^-1 g with the optimizer's preconditioner P."""
 
     @property
     def snr(self) -> float:
@@ -57,7 +53,6 @@ def moments(
     group_norm2_P: Tensor,
     mean_norm2: Tensor | float,
     prompts_per_group: int = 1,
-    metric: str = "euclidean",
     estimated: bool = False,
     nothing: float = 0.0,
 ) -> Moments:
@@ -79,7 +74,6 @@ def moments(
         group_norm2_P: the squared norms ||g_i||^2, (m,).
         mean_norm2: the squared norm ||g||^2 before any clipping.
         prompts_per_group: the number k of prompts in a block.
-        metric: the name of the squared norms' metric, as in `Moments`.
         estimated: whether group_norm2_P are unbiased estimates, of which some may be negative by chance.
         nothing: the chance that one draw of outputs keeps nothing (`Chances.nothing`); 0 where all are kept.
 
@@ -108,7 +102,7 @@ def moments(
     if nothing:
         drawn2 = signal2 / (1 - nothing)
         signal2, trace_cov = drawn2, trace_cov - n * (drawn2 - signal2)
-    return Moments(signal2=signal2, trace_cov=trace_cov, n=n, metric=metric)
+    return Moments(signal2=signal2, trace_cov=trace_cov, n=n)
 
 
 def group_norm2(gram_PGG: Tensor, coef_PG: Tensor) -> Tensor:
@@ -146,18 +140,12 @@ def kappa(norm2_PG: Tensor, rewards_PG: Tensor) -> float:
     return (norm2_PG[high_PG].mean() / norm2_PG[~high_PG].mean()).item()
 
 
-def squared_norm(
-    parameters: list[torch.nn.Parameter], metric: Mapping[torch.nn.Parameter, Tensor] | None = None
-) -> float:
-    """The squared norm of these parameters' `.grad`: || g ||^2, or sum_i m_i g_i^2 with a metric, summed in float64.
+def squared_norm(parameters: list[torch.nn.Parameter]) -> float:
+    """The squared norm of these parameters' `.grad`: || g ||^2, summed in float64.
 
     Gradients sharded over ranks (FSDP2) are summed over those; every rank must call.
     """
-    norms = [
-        _square_sum(p.grad.double().square() if metric is None else p.grad.double().square() * metric[p])
-        for p in parameters
-        if p.grad is not None
-    ]
+    norms = [_square_sum(p.grad.double().square()) for p in parameters if p.grad is not None]
     by_layout: dict[Any, list[Tensor]] = {}
     for norm2, layout in norms:
         by_layout.setdefault(layout, []).append(norm2)
@@ -181,38 +169,3 @@ def _summed_over_ranks(share: Tensor, mesh: Any, placements: Any) -> Tensor:
     partial = [Partial() if each.is_shard() else each for each in placements]
     total: Tensor = DTensor.from_local(share, mesh, partial, run_check=False).full_tensor()
     return total
-
-
-def inverse_preconditioner(optimizer: Optimizer) -> dict[torch.nn.Parameter, Tensor] | None:
-    """The diagonal P^-1 that an optimizer multiplies its (averaged) gradient by: the metric in which its SNR is taken.
-
-    For Adam and its kin it is 1 / (sqrt(v_t / (1 - beta_2^t)) + eps), from the state before this batch, so that the
-    batch's moments in this metric are unbiased; for RMSprop 1 / (sqrt(v) + eps), for Adagrad 1 / (sqrt(sum) + eps).
-
-    Returns:
-        A tensor of its shape for every parameter, 0 for one that never had a gradient; None before the first step, and
-        for SGD without momentum, which has no state to tell from that (its metric is the Euclidean one).
-
-    Raises:
-        ValueError: the optimizer divides by something else than a root of averaged squared gradients.
-    """
-    known = ("exp_avg_sq", "square_avg", "sum")
-    metric, stepped = {}, False
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            state = optimizer.state.get(p, {})
-            key = next((key for key in known if key in state), None)
-            if state and (key is None or group.get("centered") or "acc_delta" in state):
-                raise ValueError(
-                    f"{type(optimizer).__name__} does not divide by a root of averaged squared gradients as it is set: "
-                    "there is no metric to take from it."
-                )
-            if key is None or float(state["step"]) == 0:
-                metric[p] = torch.zeros_like(p)
-                continue
-            stepped = True
-            square = state["max_exp_avg_sq" if group.get("amsgrad") else key]
-            if key == "exp_avg_sq":
-                square = square / (1 - group["betas"][1] ** float(state["step"]))
-            metric[p] = 1 / (square.sqrt() + group["eps"])
-    return metric if stepped else None

@@ -154,40 +154,6 @@ class PlugIn(Debiased):
     unbiased: ClassVar[bool] = False
 
 
-class LengthDecay(Rule):
-    """The factor is halved, down to a tenth, whenever outputs have become half as long again since it last was.
-
-    Lengths are averaged over steps. It is the idea of arXiv 2602.01826, that a surge of the responses' length warns of
-    noise and collapse; when and by how much to decay is our choice.
-    """
-
-    numbers: ClassVar[tuple[str, ...]] = ("_length", "_last", "_factor")
-
-    def __init__(self, settings: RateSettings) -> None:
-        super().__init__(settings)
-        self._length = self._last = 0.0  # tokens: the average, and what it was at the last decay
-        self._factor = 1.0
-
-    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
-        """The product of all decays until now.
-
-        Raises:
-            ValueError: the length is not given.
-        """
-        if mean_length is None:
-            raise ValueError("schedule 'length' needs the mean length of the outputs: give mean_length to step.")
-        self._length = self._length * self.memory + mean_length * (1 - self.memory) if self._last else mean_length
-        self._last = self._last or self._length
-        if self._length > SURGE * self._last:
-            self._factor, self._last = max(self._factor / 2, LEAST_LENGTH_FACTOR), self._length
-        return self._factor
-
-
-SURGE = 1.5
-"""How many times longer outputs have to become until the factor of `LengthDecay` is halved."""
-LEAST_LENGTH_FACTOR = 0.1
-
-
 def mean_kl(change: Tensor) -> float:
     """KL(before || after) in nats an output: the mean over outputs of sum over tokens of exp(c) - 1 - c.
 

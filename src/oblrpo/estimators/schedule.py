@@ -16,7 +16,6 @@ from oblrpo.estimators.moments import Moments
 from oblrpo.estimators.rules import (
     Debiased,
     EffectiveSampleSize,
-    LengthDecay,
     Off,
     PlugIn,
     RateSettings,
@@ -25,7 +24,7 @@ from oblrpo.estimators.rules import (
     set_rate,
 )
 
-Mode = Literal["debiased", "plugin", "auto", "kl", "length", "ess", "off"]
+Mode = Literal["debiased", "plugin", "auto", "kl", "ess", "off"]
 SCHEDULE_MODES: tuple[Mode, ...] = get_args(Mode)
 
 RULES: dict[str, type[Rule]] = {
@@ -33,7 +32,6 @@ RULES: dict[str, type[Rule]] = {
     "plugin": PlugIn,
     "auto": MeasuredRate,
     "kl": KLAdaptive,
-    "length": LengthDecay,
     "ess": EffectiveSampleSize,
     "off": Off,
 }
@@ -44,7 +42,7 @@ class SNRSchedule:
     """Scale the learning rate of every step by N SNR / (1 + N SNR).
 
     The loss bound L(th - eta g) <= L - eta ||grad||^2 + (c/2) eta^2 (||grad||^2 + tr H / N) is least at
-    eta = (1/c) N SNR / (1 + N SNR) (theorem 4); the optimizer's own rate eta_0 stands for 1/c. There are seven modes:
+    eta = (1/c) N SNR / (1 + N SNR) (theorem 4); the optimizer's own rate eta_0 stands for 1/c. There are six modes:
 
     - `debiased` (default): S / (S + T/N) with unbiased S and T; on one batch that is max(0, 1 - T / (N ||g||^2)).
     - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2. Its N SNR is about 1 too high, so that the
@@ -54,13 +52,11 @@ class SNRSchedule:
       and tell `step` the outputs' mean length.
     - `kl` keeps the movement of a step near a set number of nats, whatever the noise (`KLAdaptive`); eta_0 is only
       where it starts. It needs `confine`, too.
-    - `length` halves the rate when outputs grow (`LengthDecay`); `step` has to be told their mean length.
     - `ess` takes sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616).
     - `off` takes the factor 1; the moments are still averaged for `smoothed`.
 
     S and T are averaged over steps separately (exponentially, bias-corrected) and divided last. Off-policy, where
-    `step` is told the effective sample size, all modes but `off` are multiplied by sqrt(ESS / B), too. Moments of
-    another metric (`Moments.metric`) than before start the averages anew.
+    `step` is told the effective sample size, all modes but `off` are multiplied by sqrt(ESS / B), too.
 
     No signal, no step: a batch without any gradient gets the factor 0 in every mode, and no rate grows by it.
 
@@ -157,8 +153,7 @@ class SNRSchedule:
             batch: the batch's moments, before any clipping. None where they were not measured: the averages stay what
                 they are, and the factor is what they support.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
-            mean_length: the mean length of the batch's outputs in tokens; `length` needs it, and `auto` takes outputs
-                for single tokens without it.
+            mean_length: the mean length of the outputs in tokens; `auto` takes them for single tokens without it.
 
         Raises:
             ValueError: `auto` or `kl` has no rate to start from, or its last update was not confined; nothing was ever

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +22,6 @@ from torch import Tensor
 
 LEAST_CHANCE = 0.05
 """The least p_j of an output with a_j other than 0: no output counts more than twenty times."""
-HALVINGS = 60
-"""Steps of the bisection for kappa, on its logarithm."""
 
 
 @dataclass(frozen=True)
@@ -41,58 +38,19 @@ class Chances:
     """The expected cost over that of all outputs, once something is kept: at least one output's."""
 
 
-def chances_for_share(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, share: float) -> Chances:
-    """The p of least variance whose expected cost is this share of all outputs'; all that pull, if they cost less.
-
-    It is that of one draw: the share is exceeded by 1 / (1 - nothing) where one may keep nothing, and where p_j would
-    fall below `LEAST_CHANCE`.
-
-    Args:
-        coef_PG: what multiplies each score in the gradient, a_j.
-        norm2_PG: squared score norms w_j, or a proxy of them of any scale.
-        cost_PG: the cost c_j of each output, positive, in any unit.
-        share: the share of sum_j c_j that may be spent, in (0, 1].
-
-    Raises:
-        ValueError: the share is out of range, or shapes, norms or costs do not fit.
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"the share of outputs to train on must lie in (0, 1], got {share}.")
-    return _bisect(coef_PG, norm2_PG, cost_PG, lambda found: found.cost * (1 - found.nothing) <= share)
-
-
-def chances_for_tolerance(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, tolerance: float) -> Chances:
-    """The cheapest p that add at most this share of sum_j a_j^2 w_j to the gradient's variance.
-
-    Args:
-        coef_PG: as in `chances_for_share`.
-        norm2_PG: the same.
-        cost_PG: the same.
-        tolerance: the added variance allowed, at least 0; 0 keeps all that pull.
-
-    Raises:
-        ValueError: the tolerance is negative, or as `chances_for_share` says.
-    """
-    if not 0 <= tolerance < math.inf:
-        raise ValueError(f"the variance that may be added must be at least 0, got {tolerance}.")
-    if not tolerance:
-        return _at(math.inf, *_checked(coef_PG, norm2_PG, cost_PG))
-    return _bisect(coef_PG, norm2_PG, cost_PG, lambda found: found.added > tolerance)
-
-
 def chances_of_least_work(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, sampling: float) -> Chances:
     """The p for which variance times cost is least, so that most is learned for the work of sampling and training.
 
     (1 + added) (sampling + sum_j p_j c_j): so many steps more make up for the noise that each has more.
 
     Args:
-        coef_PG: as in `chances_for_share`.
-        norm2_PG: the same.
-        cost_PG: the same.
+        coef_PG: what multiplies each score in the gradient, a_j.
+        norm2_PG: squared score norms w_j, or a proxy of them of any scale.
+        cost_PG: the cost c_j of each output, positive, in any unit.
         sampling: what sampling the batch costs, in the unit of cost_PG.
 
     Raises:
-        ValueError: sampling costs less than nothing, or as `chances_for_share` says.
+        ValueError: sampling costs less than nothing, or shapes, norms or costs do not fit.
     """
     if not 0 <= sampling < math.inf:
         raise ValueError(f"sampling must cost at least 0, got {sampling}.")
@@ -186,8 +144,7 @@ def _checked(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> tuple[Tensor
 
 def _at(kappa: float, coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> Chances:
     pulls_PG, pull_PG = coef_PG != 0, coef_PG.abs() * (norm2_PG / cost_PG).sqrt()
-    chance_PG = (pull_PG * kappa).clamp(LEAST_CHANCE, 1) if kappa < math.inf else torch.ones_like(pull_PG)
-    chance_PG = torch.where(pulls_PG, chance_PG, 0)
+    chance_PG = torch.where(pulls_PG, (pull_PG * kappa).clamp(LEAST_CHANCE, 1), 0)
     nothing = float(nothing_kept(chance_PG)) if pulls_PG.any() else 0.0
     final_PG = chance_PG / (1 - nothing)
     square_PG = coef_PG.square() * norm2_PG
@@ -204,15 +161,3 @@ def _range(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> tuple[float, f
     if not len(pull_N):
         return 0.0, 0.0
     return math.log(LEAST_CHANCE / float(pull_N.max())), -math.log(float(pull_N.min()))
-
-
-def _bisect(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, may_grow: Callable[[Chances], bool]) -> Chances:
-    """The p of the greatest kappa up to which kappa may grow."""
-    checked = _checked(coef_PG, norm2_PG, cost_PG)
-    low, high = _range(*checked)
-    if may_grow(_at(math.exp(high), *checked)):
-        return _at(math.exp(high), *checked)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if may_grow(_at(math.exp(middle), *checked)) else (low, middle)
-    return _at(math.exp(high), *checked)

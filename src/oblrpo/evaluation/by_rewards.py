@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation.completions import as_json, read_completions
-from oblrpo.evaluation.sampled import Sampling, SavedCompletions, collect_asked, lengths
+from oblrpo.evaluation.completions import as_json
+from oblrpo.evaluation.sampled import SavedCompletions, collect
 from oblrpo.evaluation.settings import SamplingConfig
 from oblrpo.evaluation.statistics import clustered, pass_at, powers_to
 from oblrpo.policy import Policy
@@ -36,19 +36,10 @@ def evaluate_policy(
     """
     questions = [problem.question or problem.prompt for problem in problems]
     if policy is not None:
-        sampling = Sampling(
-            asked.samples, asked.temperature, asked.top_p, asked.max_completion_length, asked.problems_per_batch,
-            asked.seed,
-        )  # fmt: skip
-        collect_asked(policy, problems, questions, asked.prompt_template, sampling, saved, progress)
-    if not (rows := saved.rows()):
-        raise InputError(f"{saved.file} holds no completions to grade; check --output.")
-    settings = saved.settings()
-    problems = problems[: settings.get("problems")]
-    saved.check_questions(questions[: len(problems)])
-    completions = read_completions(saved.file, len(problems))
-    figures = score(problems, completions, rewards, asked.problems_per_batch, threshold, ks)
-    result = {"data": saved.file.stem} | figures | lengths(rows) | {"settings": settings}
+        collect(policy, problems, questions, asked.prompt_template, asked, saved, progress)
+    completions, how_drawn = saved.read(questions)
+    figures = score(problems[: len(completions)], completions, rewards, asked.problems_per_batch, threshold, ks)
+    result = {"data": saved.file.stem} | figures | how_drawn
     saved.write_result(result)
     return result
 
@@ -71,20 +62,20 @@ def score(
     """
     n = len(completions[0])
     ks = sorted(set(ks)) or powers_to(n)
-    known: list[list[float]] = []
+    rewards_P: list[list[float]] = []  # of each problem, without those that are masked
     for start in range(0, len(problems), problems_per_batch):
         part = slice(start, start + problems_per_batch)
-        earned = rewards(list(problems[part]), [text for texts in completions[part] for text in texts])
-        for values, valid in zip(*earned, strict=True):
-            known.append([value for value, counts in zip(values, valid, strict=True) if counts])
-    all_known = [value for row in known for value in row]
-    if not all_known:
+        values_PG, valid_PG = rewards(list(problems[part]), [text for texts in completions[part] for text in texts])
+        for values_G, valid_G in zip(values_PG, valid_PG, strict=True):
+            rewards_P.append([value for value, valid in zip(values_G, valid_G, strict=True) if valid])
+    flat = [value for row in rewards_P for value in row]
+    if not flat:
         raise InputError("all completions are masked, so there is no reward to be averaged.")
-    bounds = (0.0, 1.0) if 0 <= min(all_known) <= max(all_known) <= 1 else (-math.inf, math.inf)
-    average = clustered([math.fsum(row) / len(row) for row in known if row], *bounds)
+    bounds = (0.0, 1.0) if 0 <= min(flat) <= max(flat) <= 1 else (-math.inf, math.inf)
+    average = clustered([math.fsum(row) / len(row) for row in rewards_P if row], *bounds)
     figures: dict[str, Any] = {"problems": len(problems), "samples": n, "avg@k": {"k": n, **as_json(average)}}
-    masked = n * len(problems) - len(all_known)
+    masked = n * len(problems) - len(flat)
     if not masked:
-        passed = [sum(value >= threshold for value in row) for row in known]
+        passed = [sum(value >= threshold for value in row) for row in rewards_P]
         figures["pass@k"] = {str(k): as_json(clustered([pass_at(k, c, n) for c in passed])) for k in ks}
     return figures | {"rewards": rewards.names, "threshold": threshold, "masked": masked}

@@ -49,8 +49,7 @@ def read_completions(path: Path, problems: int) -> list[list[str]]:
 
 
 def _check_equal(path: Path, completions: list[list[str]]) -> None:
-    missing = [index for index, texts in enumerate(completions) if not texts]
-    if missing:
+    if missing := [index for index, texts in enumerate(completions) if not texts]:
         raise InputError(f"{path} has no completion for {_names(missing)}; every problem of the data needs one.")
     usual = Counter(map(len, completions)).most_common(1)[0][0]
     for what, odd in (
@@ -146,7 +145,7 @@ def evaluate_completions(
         "timeouts": reasons["timeout"],
         "unparsable": reasons["unparsable"],
         "crashed": reasons["crashed"],
-        "uncompared": sum(each.uncompared for each in votes),
+        "uncompared": sum(vote.uncompared for vote in votes),
     }
 
 
@@ -163,29 +162,29 @@ def count_votes(verdicts: Sequence[Verdict], verifier: MathVerifier) -> Votes:
     """
     wrong = Counter(verdict.extracted for verdict in verdicts if not verdict.correct and verdict.extracted)
     classes: dict[str, int] = {}
-    known: list[str] = []  # the classes that can be compared with
+    comparable: list[str] = []  # the first answer of each class, but for those that took too long
     uncompared = 0
     for answer, count in wrong.items():
-        first = _first_equal(answer, known, verifier) if uncompared < MOST_SLOW else None
+        first = _first_equal(answer, comparable, verifier) if uncompared < MOST_SLOW else None
         if first is None:
             uncompared += 1
         elif first == answer:
-            known.append(answer)
+            comparable.append(answer)
         classes[first or answer] = classes.get(first or answer, 0) + count
     silent = sum(not verdict.correct and not verdict.extracted for verdict in verdicts)
     return Votes(sum(verdict.correct for verdict in verdicts), list(classes.values()), silent, uncompared)
 
 
-def _first_equal(answer: str, known: list[str], verifier: MathVerifier) -> str | None:
-    """The first of the known answers that this one equals, itself if there is none, None if that took too long."""
-    if not known:
+def _first_equal(answer: str, earlier: list[str], verifier: MathVerifier) -> str | None:
+    """The first of the earlier answers that this one equals, itself if there is none, None if that took too long."""
+    if not earlier:
         return answer
-    [any_of_them] = verifier.compare([tuple(known)], [answer])
+    [any_of_them] = verifier.compare([tuple(earlier)], [answer])
     if any_of_them.reason != "ok":
         return None
     if not any_of_them.correct:
         return answer
-    for other in known:
+    for other in earlier:
         [same] = verifier.compare([(other,)], [answer])
         if same.correct:
             return other

@@ -1,4 +1,4 @@
-"""A policy's completions of a benchmark: sampled in batches, kept on disk as they come, continued after a stop."""
+"""A policy's completions: sampled in batches, kept on disk as they come, continued after a stop."""
 
 from __future__ import annotations
 
@@ -6,38 +6,24 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from oblrpo import __version__
 from oblrpo.errors import InputError
+from oblrpo.evaluation.completions import read_completions
+from oblrpo.evaluation.settings import SamplingConfig
 from oblrpo.policy import Policy
 from oblrpo.rollout import sample
 from oblrpo.runs import held, read_rows, write_atomically
 from oblrpo.seeds import seed_of
-from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
 from oblrpo.tasks.task import Problem
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """How completions are drawn."""
-
-    samples: int
-    """Completions of each problem."""
-    temperature: float
-    """Temperature of the distribution; 0 always takes the most probable token."""
-    top_p: float
-    """Share of the distribution, from its top, that tokens are drawn from."""
-    max_completion_length: int
-    """Most tokens of a completion."""
-    problems_per_batch: int
-    """Problems that are sampled at once; part of the settings because it decides the draws."""
-    seed: int
-    """Seed that the seeds of the batches are made of."""
+# The size of a batch is among them because it decides the draws.
+OF_DRAWS = ("samples", "temperature", "top_p", "max_completion_length", "problems_per_batch", "seed")
+"""The settings, beside model and prompts, that completions depend on."""
 
 
 class SavedCompletions:
@@ -54,7 +40,11 @@ class SavedCompletions:
             InputError: the folder cannot be written, or holds completions drawn with other settings.
         """
         if self.settings_file.is_file():
-            self._check_same(settings)
+            old = self.settings()
+            changed = [key for key in settings if old.get(key) != settings[key]]
+            if changed:
+                differences = ", ".join(f"{key} (was {old.get(key)!r}, now {settings[key]!r})" for key in changed)
+                raise InputError(f"{self.file} was drawn with other settings: {differences}; give another --output.")
             return
         if self.file.exists():
             raise InputError(f"{self.file} is there, but not what it was drawn with; give another --output.")
@@ -63,13 +53,6 @@ class SavedCompletions:
             write_atomically(self.settings_file, json.dumps(settings, indent=1))
         except OSError as error:
             raise InputError(f"cannot write to {self.file.parent}: {error.strerror}.") from None
-
-    def _check_same(self, settings: dict[str, Any]) -> None:
-        old = self.settings()
-        changed = [key for key in settings if old.get(key) != settings[key]]
-        if changed:
-            differences = ", ".join(f"{key} (was {old.get(key)!r}, now {settings[key]!r})" for key in changed)
-            raise InputError(f"{self.file} was drawn with other settings: {differences}; give another --output.")
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows that are there, without a last line that was not finished."""
@@ -86,16 +69,26 @@ class SavedCompletions:
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{self.settings_file} cannot be read ({error}); give another --output.") from None
 
-    def check_questions(self, questions: Sequence[Any]) -> None:
-        """Refuse to grade the completions by the answers to other questions.
+    def read(self, questions: Sequence[Any]) -> tuple[list[list[str]], dict[str, Any]]:
+        """Return the completions of each question that was asked, and what a result says of how they were drawn.
 
         Raises:
-            InputError: these are not the questions that were asked.
+            InputError: there are none, these are not the questions that were asked, or the file is damaged.
         """
-        if self.settings().get("questions") not in {digest_of_questions(questions), None}:  # None: of an older version
+        rows = self.rows()
+        if not rows:
+            raise InputError(f"{self.file} holds no completions to grade; check --output.")
+        settings = self.settings()
+        asked = questions[: settings.get("problems")]
+        if settings.get("questions") not in {digest_of_questions(asked), None}:  # None: of an older version
             raise InputError(
                 f"{self.file} answers other questions than the data holds; give the data it was drawn for."
             )
+        lengths = {}
+        if counted := [row for row in rows if "tokens" in row]:
+            lengths["mean_length"] = sum(row["tokens"] for row in counted) / len(counted)
+            lengths["clipped_ratio"] = sum(bool(row["clipped"]) for row in counted) / len(counted)
+        return read_completions(self.file, len(asked)), lengths | {"settings": settings}
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the figures to FOLDER/NAME.result.json."""
@@ -113,9 +106,10 @@ class SavedCompletions:
 
 def collect(
     policy: Policy,
-    problems: Sequence[BenchmarkProblem],
+    problems: Sequence[Problem],
+    questions: Sequence[Any],
     template: str,
-    sampling: Sampling,
+    asked: SamplingConfig,
     saved: SavedCompletions,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
@@ -123,86 +117,70 @@ def collect(
 
     Every batch has a seed of its own, so an evaluation that was stopped and continued gives what it would have given.
 
+    Args:
+        policy: it draws.
+        problems: what is asked, `questions` put into `template`.
+        questions: by which the completions are known to answer the same data when they are graded again.
+        template: kept among the settings.
+        asked: how completions are drawn.
+        saved: where they are kept.
+        progress: called with the numbers of problems that are done, and of all.
+
     Raises:
         InputError: a prompt does not fit, the folder holds another evaluation, or another process is at this one.
     """
-    questions = [problem.question for problem in problems]
-    return collect_asked(policy, to_train_on(problems, template), questions, template, sampling, saved, progress)
-
-
-def collect_asked(
-    policy: Policy,
-    asked: Sequence[Problem],
-    questions: Sequence[Any],
-    template: str,
-    sampling: Sampling,
-    saved: SavedCompletions,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[dict[str, Any]]:
-    """Do what `collect` does for problems whose `questions` have been put into the template already.
-
-    Raises:
-        InputError: as `collect` raises.
-    """
-    policy.lengths([problem.prompt for problem in asked], sampling.max_completion_length)
-    saved.open(settings_of(policy, asked[0].prompt, questions, template, sampling))
+    policy.lengths([problem.prompt for problem in problems], asked.max_completion_length)
+    draws = {name: getattr(asked, name) for name in OF_DRAWS}
+    saved.open(settings_of(policy, problems[0].prompt, questions, template, draws))
     with held(saved.file):
-        return _collect(policy, asked, sampling, saved, progress)
+        return _collect(policy, problems, asked, saved, progress)
 
 
 def _collect(
     policy: Policy,
-    asked: Sequence[Problem],
-    sampling: Sampling,
+    problems: Sequence[Problem],
+    asked: SamplingConfig,
     saved: SavedCompletions,
     progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:
-    size = sampling.problems_per_batch
-    starts = range(0, len(asked), size)
+    size = asked.problems_per_batch
+    starts = range(0, len(problems), size)
     rows = saved.rows()
     have = Counter(row.get("index") for row in rows)
     done = {
         start
         for start in starts
-        if all(have[index] == sampling.samples for index in range(start, min(start + size, len(asked))))
+        if all(have[index] == asked.samples for index in range(start, min(start + size, len(problems))))
     }
     kept = [row for row in rows if row["index"] // size * size in done]
     if len(done) < len(starts):
         saved.keep(kept)  # without a last line that was not finished, which the next would go on
     for start in starts:
         if start not in done:
-            drawn = _batch(policy, asked[start : start + size], start, sampling)
+            drawn = _batch(policy, problems[start : start + size], start, asked)
             saved.append(drawn)
             kept += drawn
-        progress(min(start + size, len(asked)), len(asked))
+        progress(min(start + size, len(problems)), len(problems))
     return sorted(kept, key=lambda row: (row["index"], row["sample"]))
 
 
-def _batch(policy: Policy, asked: Sequence[Any], start: int, sampling: Sampling) -> list[dict[str, Any]]:
-    with policy.seeded(seed_of(sampling.seed, start)):
+def _batch(policy: Policy, problems: Sequence[Problem], start: int, asked: SamplingConfig) -> list[dict[str, Any]]:
+    prompts = [problem.prompt for problem in problems]
+    with policy.seeded(seed_of(asked.seed, start)):
         drawn = sample(
-            policy,
-            [problem.prompt for problem in asked],
-            sampling.samples,
-            sampling.max_completion_length,
-            sampling.temperature,
-            sampling.top_p,
-        )
+            policy, prompts, asked.samples, asked.max_completion_length, asked.temperature, asked.top_p
+        )  # fmt: skip
     lengths, clipped = drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist()
-    return [
-        {
-            "index": start + s // sampling.samples,
-            "sample": s % sampling.samples,
-            "completion": text,
-            "tokens": lengths[s],
-            "clipped": clipped[s],
-        }
-        for s, text in enumerate(drawn.completions)
-    ]
+    rows = []
+    for s, text in enumerate(drawn.completions):
+        problem, number = divmod(s, asked.samples)
+        rows.append({"index": start + problem, "sample": number, "completion": text, "tokens": lengths[s],
+                     "clipped": clipped[s]})  # fmt: skip
+    return rows
 
 
 def settings_of(
-    policy: Policy, prompt: Any, questions: Sequence[Any], template: str, sampling: Sampling
+    policy: Policy, prompt: Any, questions: Sequence[Any], template: str, draws: dict[str, Any]
 ) -> dict[str, Any]:
     """Return all that the completions depend on, with one whole prompt as the model reads it."""
     return {
@@ -214,8 +192,8 @@ def settings_of(
         "first_prompt": policy.format.text(policy.tokenizer, prompt),
         "chat": policy.format.chat,
         "precision": "bfloat16 arithmetic" if policy.bf16 else str(policy.model.dtype).removeprefix("torch."),
-        **asdict(sampling),
-        "version": __version__,
+        **draws,
+        "version": version("oblrpo"),
     }
 
 
@@ -233,14 +211,3 @@ def digest_of_weights(model: torch.nn.Module) -> str:
         some = flat[:: max(1, len(flat) // 64)].to("cpu", torch.float64)
         digest.update(json.dumps([len(flat), *some.tolist()]).encode())
     return digest.hexdigest()
-
-
-def lengths(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean length in tokens, and the share of completions that were cut at the longest length."""
-    known = [row for row in rows if "tokens" in row]
-    if not known:
-        return {}
-    return {
-        "mean_length": sum(row["tokens"] for row in known) / len(known),
-        "clipped_ratio": sum(bool(row["clipped"]) for row in known) / len(known),
-    }

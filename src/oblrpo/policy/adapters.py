@@ -6,14 +6,12 @@ import importlib
 import importlib.util
 import json
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
-from oblrpo.policy.whole import check_whole
+from oblrpo.policy.files import check_complete
 
 ADAPTER = "adapter_config.json"
 
@@ -26,7 +24,7 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
     Raises:
         InputError: PEFT is not installed, or refuses the settings.
     """
-    peft = require_peft()
+    peft = _peft()
     lora = peft.LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
@@ -35,18 +33,21 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        with _own_patterns():
+        with warnings.catch_warnings():
+            _ignore_patterns()
             return peft.get_peft_model(model, lora)
     except (ValueError, TypeError, ImportError) as error:
         raise InputError(f"PEFT refuses the adapter: {' '.join(str(error).split())[:300]}") from None
 
 
-@contextmanager
-def _own_patterns() -> Iterator[None]:
+def _ignore_patterns() -> None:
     """Leave out PEFT's warning that patterns fit no module: of experts it writes such patterns itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The following .*_pattern keys", category=RuntimeWarning)
-        yield
+    warnings.filterwarnings("ignore", message="The following .*_pattern keys", category=RuntimeWarning)
+
+
+def without_adapters(model: Any) -> Any:
+    """Return the model itself, where PEFT's stands around it; LoRA lives in its layers."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def base_of(folder: str) -> str | None:
@@ -73,41 +74,37 @@ def load_adapter(model: Any, folder: str) -> Any:
     Raises:
         InputError: PEFT is not installed, the adapters do not fit the model, or a weight of them is missing.
     """
-    peft = require_peft()
+    peft = _peft()
     try:
-        with _own_patterns():
+        with warnings.catch_warnings():
+            _ignore_patterns()
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused below
-            loaded = peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
-        known = peft.load_peft_weights(folder, device="cpu")
+            adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
+        _read_weights(adapted, folder)
+    except InputError:
+        raise
     except Exception as error:  # PEFT raises many kinds
         raise InputError(f"cannot load the adapters in {folder}: {' '.join(str(error).split())[:300]}") from error
-    check_whole(folder, _expected(loaded) - known.keys())
-    return loaded
+    return adapted
 
 
 def load_adapter_weights(model: Any, folder: Path) -> None:
-    """Give a PEFT model the weights of the adapters in a folder.
+    """Give a PEFT model the weights of the adapters in a folder, which must hold all of them."""
+    _peft().set_peft_model_state_dict(model, _read_weights(model, str(folder)))
 
-    Raises:
-        InputError: PEFT is not installed, or a weight is missing.
+
+def _read_weights(model: Any, folder: str) -> dict[str, Any]:
+    """Return the adapters' weights in a folder, if none is missing.
+
+    Weights of embeddings need not be there: they are saved only where they are trained.
     """
-    peft = require_peft()
-    known = peft.load_peft_weights(str(folder), device="cpu")
-    check_whole(str(folder), _expected(model) - known.keys())
-    peft.set_peft_model_state_dict(model, known)
+    weights: dict[str, Any] = _peft().load_peft_weights(folder, device="cpu")
+    wanted = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+    check_complete(folder, set(wanted) - weights.keys())
+    return weights
 
 
-def _expected(model: Any) -> set[str]:
-    """The names of the adapters' weights in a file, but for embeddings: those are there only where they are trained."""
-    return set(require_peft().get_peft_model_state_dict(model, save_embedding_layers=False))
-
-
-def require_peft() -> Any:
-    """Return the module `peft`.
-
-    Raises:
-        InputError: PEFT is not installed.
-    """
+def _peft() -> Any:
     if importlib.util.find_spec("peft") is None:
         raise InputError("adapters need PEFT; install it with: pip install 'oblrpo[lora]'")
     return importlib.import_module("peft")

@@ -14,23 +14,14 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblrpo.errors import InputError
-from oblrpo.policy.whole import check_whole
+from oblrpo.policy.files import check_complete
 
 NEEDED = ("gguf", "accelerate")
 
 
-def is_gguf(name: str) -> bool:
-    """Return whether a model's name is that of a GGUF file, there or not."""
-    return name.lower().endswith(".gguf") and not Path(name).is_dir()
-
-
 def read_gguf_tokenizer(name: str) -> Any:
-    """Return the tokenizer of a GGUF file, with its chat template; it pads on the left.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    return _reading(name, AutoTokenizer, padding_side="left")
+    """Return the tokenizer of a GGUF file, with its chat template; it pads on the left."""
+    return _read(name, AutoTokenizer, padding_side="left")
 
 
 def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:
@@ -38,19 +29,18 @@ def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:
 
     transformers refuses to save what it has read from a GGUF, so the weights go into a model of the same config: for
     a moment they are there twice.
-
-    Raises:
-        InputError: the file cannot be read, or does not hold all the model's weights.
     """
-    plainly = {"quantization_config": config(dequantize=True)} if (config := _dequantising()) else {}
-    read, report = _reading(name, AutoModelForCausalLM, dtype=dtype, output_loading_info=True, **plainly)
-    check_whole(name, report["missing_keys"])
-    if hasattr(read.config, "quantization_config"):
-        del read.config.quantization_config
+    options: dict[str, Any] = {}
+    if config := getattr(transformers, "GgufConfig", None):  # blocks would stay packed where there is a kernel for them
+        options["quantization_config"] = config(dequantize=True)
+    packed, report = _read(name, AutoModelForCausalLM, dtype=dtype, output_loading_info=True, **options)
+    check_complete(name, report["missing_keys"])
+    if hasattr(packed.config, "quantization_config"):
+        del packed.config.quantization_config
     options = {"attn_implementation": attention} if attention else {}
-    model = AutoModelForCausalLM.from_config(read.config, dtype=dtype, **options)
-    model.load_state_dict(read.state_dict())
-    model.generation_config = read.generation_config
+    model = AutoModelForCausalLM.from_config(packed.config, dtype=dtype, **options)
+    model.load_state_dict(packed.state_dict())
+    model.generation_config = packed.generation_config
     # PEFT looks for a config beside the weights to see if adapters' model has grown tokens; in a file there is none.
     warnings.filterwarnings("ignore", message=r"Could not find a config file in .*\.gguf", category=UserWarning)
     # What adapters call the model they belong to; transformers takes the folder that the file lies in.
@@ -58,17 +48,8 @@ def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:
     return model
 
 
-def _dequantising() -> Any:
-    """Return transformers' `GgufConfig`, if it has one: else blocks stay packed where there is a kernel for them."""
-    return getattr(transformers, "GgufConfig", None)
-
-
-def _reading(name: str, kind: Any, **options: Any) -> Any:
-    """Return what transformers makes of the file.
-
-    Raises:
-        InputError: says why it does not.
-    """
+def _read(name: str, kind: Any, **options: Any) -> Any:
+    """Return what transformers makes of the file; the error says why it does not."""
     path = Path(name)
     failed = f"cannot load the model {name!r}"
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -15,6 +16,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -23,18 +25,14 @@ from oblrpo.checksums import SUMS, damage
 from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX
-from oblrpo.policy.adapters import add_adapter, base_of, load_adapter, load_adapter_weights
-from oblrpo.policy.gguf import is_gguf, read_gguf_model, read_gguf_tokenizer
+from oblrpo.policy.adapters import add_adapter, base_of, load_adapter, load_adapter_weights, without_adapters
+from oblrpo.policy.files import check_complete, check_is_there, is_gguf
+from oblrpo.policy.gguf import read_gguf_model, read_gguf_tokenizer
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
-from oblrpo.policy.tokenizer import byte_tokenizer
-from oblrpo.policy.whole import check_whole
 
-# How names begin that none on the hub has, and the folder that the recipes of SmolLM2 name.
-LOCAL = ("/", "./", "../", "~", "models/", "runs/")
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges*", "*.model*", "*.tiktoken", "tekken.json")
 """The files that tokenizers keep their words in; transformers makes one that knows none where there is none of them."""
-SMOLLM = "smollm2-135m-instruct"
 
 
 def make_policy(config: PolicyConfig) -> Policy:
@@ -65,13 +63,29 @@ def stand_in(config: PolicyConfig) -> Policy:
     except InputError:
         raise
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise InputError(f"cannot find the model {config.model!r}: {reason}.") from None
+        raise InputError(f"cannot find the model {config.model!r}: {_reason(error)}.") from None
     _set_padding(tokenizer, repr(config.model))
     small = PolicyConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=longest, device=config.device
     )
     return _built(tokenizer, small)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """Return a tokenizer of 258 tokens, padding, end and the 256 bytes: a policy built from nothing writes any text."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # "<eos>" in somebody's prompt is five bytes, not the end
+    )
 
 
 def _built(tokenizer: Any, config: PolicyConfig) -> Policy:
@@ -122,8 +136,7 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
     except InputError:
         raise
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise InputError(f"cannot load the model {name!r}: {reason}.") from error
+        raise InputError(f"cannot load the model {name!r}: {_reason(error)}.") from error
     _set_padding(tokenizer, repr(name))
     if not config.load_in_4bit:
         model = model.to(device)
@@ -147,7 +160,7 @@ def adopt_policy(
         InputError: they are no causal language model of transformers (or PEFT's around one) and its tokenizer, the
             settings do not go with them, or there is nothing that could be trained.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = without_adapters(model)
     if not (isinstance(inner, PreTrainedModel) and inner.can_generate()):
         raise InputError(
             f"the model is a {type(model).__name__}; give a causal LM of transformers, or PEFT's model around one."
@@ -164,7 +177,16 @@ def adopt_policy(
     if config.lora_r:
         model = add_adapter(model, config)
     if checkpoint:
-        _load_weights(model, checkpoint)
+        try:
+            if getattr(model, "peft_config", None):
+                load_adapter_weights(model, checkpoint)
+            else:
+                saved = _read(type(model), str(checkpoint), dtype=model.dtype, use_safetensors=True)
+                model.load_state_dict(saved.state_dict())
+        except InputError:
+            raise
+        except Exception as error:  # transformers and PEFT raise many kinds
+            raise InputError(f"cannot load {checkpoint} into the model that was given: {_reason(error)}.") from error
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     if train and not trained:
         raise InputError("no parameter of the model is to be trained; set requires_grad, or add adapters with lora_r.")
@@ -175,25 +197,6 @@ def adopt_policy(
         )
     name = str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__
     return _policy(model, tokenizer, config, name)
-
-
-def _load_weights(model: Any, folder: Path) -> None:
-    """Give a model the weights, or its adapters', of a checkpoint.
-
-    Raises:
-        InputError: they do not fit, or a file is missing or damaged.
-    """
-    try:
-        if getattr(model, "peft_config", None):
-            load_adapter_weights(model, folder)
-        else:
-            saved = _read(type(model), str(folder), dtype=model.dtype, use_safetensors=True)
-            model.load_state_dict(saved.state_dict())
-    except InputError:
-        raise
-    except Exception as error:  # transformers and PEFT raise many kinds
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise InputError(f"cannot load {folder} into the model that was given: {reason}.") from error
 
 
 def _set_padding(tokenizer: Any, whose: str) -> None:
@@ -233,26 +236,6 @@ def check_policy(config: PolicyConfig) -> None:
         )
 
 
-def check_is_there(name: str) -> None:
-    """Say at once that a local model is not there, where transformers would look for it on the hub, or never ends.
-
-    Raises:
-        InputError: the name can only be meant for a file or a folder, and there is none, or a file is no regular one.
-    """
-    path = Path(name)
-    is_local = name.startswith(LOCAL) or (len(path.parts) > 1 and path.parent.is_dir())
-    if (is_local or is_gguf(name)) and not path.exists():
-        mend = "check the path, or give a name on the hub"
-        if path.name == SMOLLM:
-            mend = "fetch it with `make smollm2` in a checkout, or name the hub's: HuggingFaceTB/SmolLM2-135M-Instruct"
-        raise InputError(f"cannot load the model {name!r}: there is no such file or folder; {mend}.")
-    for file in path.iterdir() if path.is_dir() else [path]:
-        if file.exists() and not (file.is_file() or file.is_dir()):
-            raise InputError(
-                f"cannot load the model {name!r}: {file.name} is a pipe, a socket or a device, not a regular file."
-            )
-
-
 def _tokenizer(name: str, config: PolicyConfig) -> Any:
     if is_gguf(name):
         return read_gguf_tokenizer(name)
@@ -265,39 +248,30 @@ def _tokenizer(name: str, config: PolicyConfig) -> Any:
 
 
 def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
+    dtype = getattr(torch, config.dtype)
     if is_gguf(name):
-        return read_gguf_model(name, getattr(torch, config.dtype), config.attn_implementation)
-    return _read(AutoModelForCausalLM, name, **_options(config, device))
-
-
-def _read(kind: Any, name: str, **options: Any) -> Any:
-    """Return what transformers reads, if all of it was there.
-
-    Raises:
-        InputError: a weight is missing, or has another shape.
-    """
-    model, report = kind.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    check_whole(name, report["missing_keys"], report["mismatched_keys"])
-    return model
-
-
-def _options(config: PolicyConfig, device: torch.device) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "dtype": getattr(torch, config.dtype),
-        "trust_remote_code": config.trust_remote_code,
-        "use_safetensors": True,
-    }
+        return read_gguf_model(name, dtype, config.attn_implementation)
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": config.trust_remote_code, "use_safetensors": True}
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
     if config.load_in_4bit:
         options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=getattr(torch, config.dtype),
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
         options["device_map"] = {"": device}
-    return options
+    return _read(AutoModelForCausalLM, name, **options)
+
+
+def _read(kind: Any, name: str, **options: Any) -> Any:
+    """Return what transformers reads, if every weight was there in its shape."""
+    model, report = kind.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    check_complete(name, report["missing_keys"], report["mismatched_keys"])
+    return model
+
+
+def _reason(error: Exception) -> str:
+    """What a library says went wrong, in one line that ends without a full stop."""
+    return " ".join(str(error).split())[:300].rstrip(".")
 
 
 def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") -> Policy:
@@ -327,11 +301,6 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
     return policy
 
 
-def _whole(name: str) -> str:
-    """Return a folder or file by its whole path, so that adapters still know their model in another current folder."""
-    return str(Path(name).resolve()) if Path(name).is_dir() or is_gguf(name) else name
-
-
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -340,3 +309,8 @@ def _device(name: str) -> torch.device:
         return torch.device(name)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _whole(name: str) -> str:
+    """Return a folder or file by its whole path, so that adapters still know their model in another current folder."""
+    return str(Path(name).resolve()) if Path(name).is_dir() or is_gguf(name) else name

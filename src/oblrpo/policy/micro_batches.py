@@ -38,9 +38,10 @@ class MicroBatches:
                 for more groups.
         """
         lengths_S = sequences.mask_ST.sum(1)
+        device = lengths_S.device
         if count_P is None:
-            count_P = torch.full((len(lengths_S) // group_size,), group_size, device=lengths_S.device)
-        owner_S = torch.arange(len(count_P), device=lengths_S.device).repeat_interleave(count_P)
+            count_P = torch.full((len(lengths_S) // group_size,), group_size, device=device)
+        owner_S = torch.arange(len(count_P), device=device).repeat_interleave(count_P)
         longest_P = lengths_S.new_zeros(len(count_P)).scatter_reduce(0, owner_S, lengths_S, "amax")
         counts, longest = count_P.tolist(), longest_P.tolist()
         order = longest_P.argsort(descending=True, stable=True).tolist() if self.tokens else range(len(counts))
@@ -53,7 +54,7 @@ class MicroBatches:
                 width, rows = longest[group], counts[group]
                 blocks.append([])
             blocks[-1].append(group)
-        return [torch.tensor(block, device=lengths_S.device) for block in blocks]
+        return [torch.tensor(block, device=device) for block in blocks]
 
 
 def rows_of(index_P: Tensor, group_size: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oblrpo.errors import InputError, check_finite
-from oblrpo.policy.head import PlainHead, plain_head
+from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.prompts import Prompt, PromptFormat
 from oblrpo.policy.sequences import Sequences, pad, take_columns
 from oblrpo.scores import Features, TokenLogps, logit_norm2, token_logps
@@ -82,11 +82,7 @@ class Policy:
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize)
 
     def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of prompts, which are texts or messages.
-
-        Raises:
-            InputError: a prompt is empty, or the chat template refuses it.
-        """
+        """Return the token ids of prompts, which are texts or messages (`PromptFormat.tokens`)."""
         return self.format.tokens(self.tokenizer, prompts)
 
     def answers(self, prompts: Sequence[Prompt], completions: list[str]) -> list[list[int]]:
@@ -114,11 +110,7 @@ class Policy:
         return rows
 
     def lengths(self, prompts: Sequence[Prompt], room: int = 0) -> list[int]:
-        """Return the number of tokens of each prompt; in a large data set they are not kept.
-
-        Raises:
-            InputError: as `encode` raises.
-        """
+        """Return the number of tokens of each prompt, checked as in `encode`; in a large data set they are not kept."""
         lengths = self.format.lengths(self.tokenizer, prompts)
         self._check_fit(prompts, lengths, room)
         return lengths
@@ -138,14 +130,10 @@ class Policy:
         return pad(rows, self.tokenizer.pad_token_id, left=True, device=self.device)
 
     def sequences(self, prompts: Sequence[Prompt], completions: list[str]) -> Sequences:
-        """Return given prompts and completions as tokens, with an end token after each completion (`answers`)."""
-        answers = self.answers(prompts, completions)
-        prompt_SQ, prompt_mask_SQ = self.pad_prompts(self.encode(prompts, room=max(map(len, answers))))
-        return Sequences.of(
-            prompt_SQ,
-            prompt_mask_SQ,
-            *pad(answers, self.tokenizer.pad_token_id, left=False, device=self.device),
-        )
+        """Return demonstrations as one rectangle of tokens, an end token after each completion (`tokens_of`)."""
+        prompt_rows, answer_rows = tokens_of(self, prompts, completions)
+        answer_SC, answer_mask_SC = pad(answer_rows, self.tokenizer.pad_token_id, left=False, device=self.device)
+        return Sequences.of(*self.pad_prompts(prompt_rows), answer_SC, answer_mask_SC)
 
     def logps(self, batch: Sequences, temperature: float = 1.0, features: bool = False) -> Logps:
         """Return log pi(o|q) of every completion, the entropy of its tokens, and the features of proxies if asked for.
@@ -158,13 +146,13 @@ class Policy:
         """
         own_SC = batch.own_SC
         tokens = self._tokens(batch, temperature)
-        norm2_SC, known = None, None
-        if features:
-            check_finite("log-probability", tokens.logp_ST[own_SC.bool()])
-            norm2_SC = tokens.logit_norm2_ST
-            known = Features.from_tokens(norm2_SC, tokens.logp_ST, tokens.entropy_ST, own_SC)
         logps_S = (tokens.logp_ST * own_SC).sum(1)
-        return Logps(logps_S, tokens.logp_ST, tokens.entropy_ST, norm2_SC, known)
+        if not features:
+            return Logps(logps_S, tokens.logp_ST, tokens.entropy_ST, None, None)
+        check_finite("log-probability", tokens.logp_ST[own_SC.bool()])
+        norm2_SC = tokens.logit_norm2_ST
+        of_draws = Features.from_tokens(norm2_SC, tokens.logp_ST, tokens.entropy_ST, own_SC)
+        return Logps(logps_S, tokens.logp_ST, tokens.entropy_ST, norm2_SC, of_draws)
 
     def _tokens(self, batch: Sequences, temperature: float) -> TokenLogps:
         """What the distributions of every column of the completions say; values at padding mean nothing.
@@ -177,9 +165,8 @@ class Policy:
         column_SC = first_S[:, None] - 1 + torch.arange(target_SC.shape[1], device=first_S.device)
         column_SC = column_SC.clamp(max=ids_ST.shape[1] - 1)
         with self.arithmetic(), self._layers_checkpointed():
-            if self._head is not None:
-                hidden_SCC = take_columns(self._head.hidden(ids_ST), column_SC)
-                return token_logps(self._head.linear, hidden_SCC, target_SC, temperature)
+            if self.head is not None:
+                return token_logps(self.head, take_columns(self._hidden(ids_ST), column_SC), target_SC, temperature)
             keep = ids_ST.shape[1] - first + 1
             logits_SCV = self.model(input_ids=ids_ST, logits_to_keep=keep, use_cache=False).logits
         logits_SCV = take_columns(logits_SCV, column_SC - (first - 1))
@@ -190,19 +177,33 @@ class Policy:
             entropy_SC = -(logp_SCV.exp() * logp_SCV).sum(-1)
             return TokenLogps(logp_SC, entropy_SC, logit_norm2(logits_SCV, target_SC))
 
-    @property
+    @cached_property
+    @torch.no_grad()
     def head(self) -> nn.Linear | None:
-        """The output layer, where logits are nothing but its product with the last hidden states."""
-        return None if self._head is None else self._head.linear
+        """The output layer, where logits are nothing but its product with the last hidden states.
+
+        It is None where they are more: soft-capped, scaled, or adapted. Which it is, is tried on two tokens: the
+        product must give the model's own logits, bit by bit.
+        """
+        whole = without_adapters(self.model)
+        linear = whole.get_output_embeddings()
+        if type(linear) is not nn.Linear or whole.base_model is whole:
+            return None
+        ids_ST = torch.tensor([[0, 1]], device=self.device)
+        same = torch.equal(self.model(input_ids=ids_ST, use_cache=False).logits, linear(self._hidden(ids_ST)))
+        return linear if same else None
+
+    def _hidden(self, ids_ST: Tensor) -> Tensor:
+        """The last hidden states of rows without padding on the left, (S, T, C)."""
+        hidden_STC: Tensor = (
+            without_adapters(self.model).base_model(input_ids=ids_ST, use_cache=False).last_hidden_state
+        )
+        return hidden_STC
 
     @property
     def vocabulary(self) -> int:
         """The number of tokens that the model knows."""
         return int(self.model.get_input_embeddings().num_embeddings)
-
-    @cached_property
-    def _head(self) -> PlainHead | None:
-        return plain_head(self.model, self.device)
 
     def arithmetic(self) -> torch.autocast:
         """Return the context for the precision of forwards, the sampler's and the trainer's alike."""
@@ -218,8 +219,11 @@ class Policy:
     @contextmanager
     def _layers_checkpointed(self) -> Iterator[None]:
         """Let layers checkpoint, which they do in training mode only: each leaves that mode as soon as it begins."""
-        modules = (each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer))
-        layers = [each for each in modules if each.gradient_checkpointing]
+        layers = [
+            module
+            for module in self.model.modules()
+            if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
+        ]
         functions = [layer._gradient_checkpointing_func for layer in layers]
         for layer, function in zip(layers, functions, strict=True):
             layer.training = self.checkpointing and torch.is_grad_enabled()
@@ -255,3 +259,22 @@ def _without_dropout(layer: Any, checkpoint: Callable[..., Any]) -> Callable[...
         return checkpoint(evaluate, *inputs)
 
     return checkpointed
+
+
+def tokens_of(
+    policy: Policy, prompts: Sequence[Prompt], completions: list[str], places: Sequence[str] = ()
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the token ids of prompts, and of their completions with an end token; `places` names them in messages.
+
+    Raises:
+        InputError: a prompt is empty, the chat template refuses it, or a demonstration is longer than the context.
+    """
+    prompt_rows, answer_rows = policy.tokens(prompts), policy.answers(prompts, completions)
+    for index, (prompt, answer) in enumerate(zip(prompt_rows, answer_rows, strict=True)):
+        if len(prompt) + len(answer) > policy.longest:
+            place = places[index] if places else f"the demonstration {completions[index][:40]!r}..."
+            raise InputError(
+                f"{place}: prompt and completion have {len(prompt) + len(answer)} tokens with the end token, but the "
+                f"model reads {policy.longest}; shorten or remove it."
+            )
+    return prompt_rows, answer_rows

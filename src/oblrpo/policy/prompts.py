@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
 from oblrpo.errors import InputError
-from oblrpo.policy.in_time import SECONDS, in_time
 
 Prompt = str | Sequence[Mapping[str, str]]
 """A prompt is text, or messages with a role and a content."""
-ANSWER = "An-answer-0"
-"""An answer whose end is looked for in a chat template."""
+
+SECONDS = 60.0
+"""How long templates may take; a thousand prompts take a tenth of a second by those that models come with."""
 
 BLOCK = 1024
 """Prompts that are tokenized at a time where only their lengths are kept."""
 
+ANSWER = "An-answer-0"
+"""An answer whose end is looked for in a chat template."""
+
 CALLS = ("__call__", "_encode_plus")
 """What a class of tokenizers has of its own if it reads text in its own way."""
 
-
-Tokens = Callable[["PromptFormat", Any, Sequence[Prompt]], list[list[int]]]
-
-
-def _in_time(tokens: Tokens) -> Tokens:
-    """Let templates have a minute, and one more for every thousand prompts."""
-
-    @wraps(tokens)
-    def call(self: PromptFormat, tokenizer: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
-        if not self.chat and all(isinstance(prompt, str) for prompt in prompts):
-            return tokens(self, tokenizer, prompts)
-        return in_time(lambda: tokens(self, tokenizer, prompts), SECONDS * (1 + len(prompts) // 1000))
-
-    return call
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True)
@@ -50,14 +41,15 @@ class PromptFormat:
     template_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, such as enable_thinking of Qwen3."""
 
-    @_in_time
     def tokens(self, tokenizer: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Return the token ids of each prompt.
 
         Raises:
-            InputError: a prompt is empty, or the chat template is missing or refuses the messages.
+            InputError: a prompt is empty, the chat template is missing or refuses the messages, or templates take
+                longer than a minute and another for every thousand prompts.
         """
         plain = [row for row, prompt in enumerate(prompts) if self.is_text(prompt)]
+        messages = sorted(set(range(len(prompts))) - set(plain))
         rows: list[list[int]] = [[] for _ in prompts]
         if plain:
             # As the tokenizer does by itself, with the tokens that begin a text, if it has any; without those that end
@@ -66,8 +58,11 @@ class PromptFormat:
             ending = _appended(tokenizer, next(filter(None, texts), ""))
             for row, ids in zip(plain, tokenizer(texts, padding=False).input_ids, strict=True):
                 rows[row] = ids[: len(ids) - ending]
-        for row in set(range(len(prompts))) - set(plain):
-            rows[row] = tokenizer(self.text(tokenizer, prompts[row]), add_special_tokens=False).input_ids
+        if messages:
+            limit = SECONDS * (1 + len(prompts) // 1000)
+            shown = in_time(lambda: [self.text(tokenizer, prompts[row]) for row in messages], limit)
+            for row, text in zip(messages, shown, strict=True):
+                rows[row] = tokenizer(text, add_special_tokens=False).input_ids
         if not all(rows):
             raise InputError("a prompt is empty: it has no token for the policy to go on from.")
         return rows
@@ -77,13 +72,11 @@ class PromptFormat:
         return isinstance(prompt, str) and not self.chat
 
     def turn_ends(self, tokenizer: Any, prompt: Prompt) -> list[int]:
-        """Return the tokens that the chat template puts behind an answer to this prompt; none of a text, or unknown.
+        """Return the tokens that the chat template puts behind an answer to these messages; none if it does not tell.
 
         Raises:
             InputError: the chat template does not end.
         """
-        if self.is_text(prompt):
-            return []
         answered = [*self._messages(prompt), {"role": "assistant", "content": ANSWER}]
         try:
             shown = in_time(
@@ -97,25 +90,20 @@ class PromptFormat:
         return ids if ANSWER in shown else []
 
     def lengths(self, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the number of tokens of each prompt; the tokens of a large data set are never there all at once.
-
-        Raises:
-            InputError: as `tokens` raises.
-        """
-        found: list[int] = []
+        """Return the number of tokens of each prompt; the tokens of a large data set are never there all at once."""
+        lengths: list[int] = []
         own = any(getattr(type(tokenizer), name, None) is not getattr(PreTrainedTokenizerFast, name) for name in CALLS)
         for start in range(0, len(prompts), BLOCK):
             block = prompts[start : start + BLOCK]
-            texts = [prompt for prompt in block if isinstance(prompt, str)]
-            if own or self.chat or len(texts) < len(block):
-                found += map(len, self.tokens(tokenizer, block))
+            if own or not all(map(self.is_text, block)):
+                lengths += map(len, self.tokens(tokenizer, block))
                 continue
             # The call says how a text is read, and prepares what stands behind it, which takes a third of its time.
-            first = len(self.tokens(tokenizer, texts[:1])[0])
-            counts = list(map(len, tokenizer.backend_tokenizer.encode_batch_fast(texts)))
-            lengths = [first + count - counts[0] for count in counts]
-            found += lengths if min(lengths) > 0 else map(len, self.tokens(tokenizer, block))
-        return found
+            first = len(self.tokens(tokenizer, block[:1])[0])
+            counts = list(map(len, tokenizer.backend_tokenizer.encode_batch_fast(list(block))))
+            ours = [first + count - counts[0] for count in counts]
+            lengths += ours if min(ours) > 0 else map(len, self.tokens(tokenizer, block))
+        return lengths
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads.
@@ -140,7 +128,7 @@ class PromptFormat:
         return shown
 
     def _messages(self, prompt: Prompt) -> list[dict[str, str]]:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
         if self.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         return messages
@@ -153,3 +141,43 @@ def _appended(tokenizer: Any, text: str) -> int:
         return 0
     before = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole) - len(bare))
     return len(whole) - len(bare) - before
+
+
+class TooSlow(Exception):  # noqa: N818  (what happened)
+    """The time of a chat template was up: its code comes with a model, and may loop for years."""
+
+    def __str__(self) -> str:
+        return f"it takes longer than {SECONDS:g} seconds"
+
+
+def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
+    """Return what a function returns; Python code that takes longer is ended where it stands, in whatever thread.
+
+    One operation of the interpreter's own, such as a power of huge numbers, is waited for.
+
+    Raises:
+        InputError: the time was up.
+    """
+    caller, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), threading.Event()
+
+    def throw(what: Any) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(caller, what)
+
+    def late() -> None:
+        with lock:
+            if not over.is_set():
+                throw(ctypes.py_object(TooSlow))
+
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        try:
+            return function()
+        finally:
+            timer.cancel()
+            with lock:
+                over.set()
+                throw(None)  # what was thrown and has not arrived
+    except TooSlow as error:
+        raise InputError(f"the model's chat template is refused: {error}.") from None

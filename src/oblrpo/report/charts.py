@@ -108,8 +108,8 @@ def drawing(
     svg = re.sub(INK, "currentColor", svg[svg.index("<svg") :])
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # a page has many charts, and an id must be one element's
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{text(title)}"', 1)
-    told = f" <small>{text(note)}</small>" if note else ""
-    return f"<figure><figcaption><b>{text(title)}</b>{told}</figcaption>{svg}</figure>"
+    small = f" <small>{text(note)}</small>" if note else ""
+    return f"<figure><figcaption><b>{text(title)}</b>{small}</figcaption>{svg}</figure>"
 
 
 def _plain_ticks(axis: Axis) -> None:
@@ -156,9 +156,9 @@ def draw_line(axes: Axes, line: Line, number: int) -> None:
         axes.fill_between(line.x, _floats(line.low), _floats(line.high), color=color, alpha=0.2, linewidth=0)
 
 
-def error_bar(found: Mean | GeometricMean) -> list[list[float]]:
+def error_bar(mean: Mean | GeometricMean) -> list[list[float]]:
     """Return the interval of one point as matplotlib's `errorbar` takes it: its lengths below and above."""
-    return [[found.value - found.low], [found.high - found.value]]
+    return [[mean.value - mean.low], [mean.high - mean.value]]
 
 
 def legend(axes: Axes) -> None:

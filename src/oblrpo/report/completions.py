@@ -37,7 +37,10 @@ def samples(record: Record) -> str:
     kept = _first_and_last(record, "reward")
     if not kept:
         return ""
-    groups_of = {step: _by_prompt(rows) for step, rows in kept.items()}
+    groups_of: dict[int, dict[str, Rows]] = {step: defaultdict(list) for step in kept}
+    for step, rows in kept.items():
+        for row in rows:
+            groups_of[step][row["prompt"]].append(row)
     shared = set.intersection(*(set(groups) for groups in groups_of.values()))
     parts = []
     for step, groups in groups_of.items():
@@ -58,13 +61,13 @@ def _group(rows: Rows) -> str:
     texts = [_folded(row["completion"]) for row in shown]
     heads = ("reward", "advantage", "baseline", "norm&sup2;", "tokens")
     if max(len(row["completion"]) for row in shown) <= NARROW:
-        cells = [[told, *line] for told, line in zip(texts, figures, strict=True)]
+        cells = [[completion, *line] for completion, line in zip(texts, figures, strict=True)]
         body = html.table(("completion", *heads), cells, range(1, 6))
     else:
         named = [" · ".join(map(" ".join, zip(heads, line, strict=True))) for line in figures]
         body = "".join(
-            f"<div class=text><small>{line}</small><div>{told}</div></div>"
-            for told, line in zip(texts, named, strict=True)
+            f"<div class=text><small>{line}</small><div>{completion}</div></div>"
+            for completion, line in zip(texts, named, strict=True)
         )
     more = f"<small>{len(rows) - COMPLETIONS} more</small>" if len(rows) > COMPLETIONS else ""
     prompt, answer = rows[0]["prompt"], str(rows[0].get("answer", ""))
@@ -101,10 +104,10 @@ def norm_against_reward(record: Record) -> list[str]:
                if row.get("score_norm2") and row["reward"] is not None][:POINTS]
         for step, rows in kept.items()
     }  # fmt: skip
-    pairs = {step: found for step, found in pairs.items() if found}
+    pairs = {step: of_step for step, of_step in pairs.items() if of_step}
     if not pairs:
         return []
-    rewards = sorted({reward for found in pairs.values() for reward, _ in found})
+    rewards = sorted({reward for of_step in pairs.values() for reward, _ in of_step})
     discrete = len(rewards) <= DISCRETE
 
     def draw(axes: Axes) -> None:
@@ -112,8 +115,8 @@ def norm_against_reward(record: Record) -> list[str]:
         if discrete:
             _columns(axes, pairs, rewards)
         else:
-            for number, (step, found) in enumerate(pairs.items()):
-                x, y = zip(*found, strict=True)
+            for number, (step, of_step) in enumerate(pairs.items()):
+                x, y = zip(*of_step, strict=True)
                 axes.plot(x, y, ".", color=_color(number), alpha=0.5, markersize=5, label=f"step {step}")
         legend(axes)
 
@@ -125,14 +128,14 @@ def norm_against_reward(record: Record) -> list[str]:
 def _columns(axes: Axes, pairs: Mapping[int, Sequence[tuple[float, float]]], rewards: Sequence[float]) -> None:
     """Draw one column of points for each reward and step, side by side, and its median."""
     rng, width = random.Random(0), 0.8 / len(pairs)
-    for number, (step, found) in enumerate(pairs.items()):
+    for number, (step, of_step) in enumerate(pairs.items()):
         for place, reward in enumerate(rewards):
-            norms = sorted(norm for own, norm in found if own == reward)
+            norms = sorted(norm for own, norm in of_step if own == reward)
             if not norms:
                 continue
             left = place - 0.4 + number * width
             x = [left + width * (0.1 + 0.8 * rng.random()) for _ in norms]
-            label = f"step {step}" if place == min(rewards.index(own) for own, _ in found) else None
+            label = f"step {step}" if place == min(rewards.index(own) for own, _ in of_step) else None
             axes.plot(x, norms, ".", color=_color(number), alpha=0.4, markersize=4, label=label)
             axes.plot([left, left + width], [norms[len(norms) // 2]] * 2, color=_color(number), linewidth=3)
     axes.set_xticks(range(len(rewards)), [short(reward) for reward in rewards])
@@ -140,33 +143,24 @@ def _columns(axes: Axes, pairs: Mapping[int, Sequence[tuple[float, float]]], rew
 
 def lengths(record: Record) -> list[str]:
     """Draw how lengths are spread, before and after."""
-    kept = {
-        step: [row["length"] for row in rows if row.get("length")]
-        for step, rows in _first_and_last(record, "reward").items()
-    }
-    kept = {step: found for step, found in kept.items() if found}
-    if not kept:
+    taken = {step: [row["length"] for row in rows if row.get("length")]
+             for step, rows in _first_and_last(record, "reward").items()}  # fmt: skip
+    spread = {step: of_step for step, of_step in taken.items() if of_step}
+    if not spread:
         return []
-    low, high = min(map(min, kept.values())), max(map(max, kept.values()))
+    low, high = min(map(min, spread.values())), max(map(max, spread.values()))
     width = max(1, -(-(high - low + 1) // 30))
     edges = [low - 0.5 + width * place for place in range((high - low) // width + 2)]
 
     def draw(axes: Axes) -> None:
-        for number, (step, found) in enumerate(kept.items()):
-            axes.hist(found, edges, weights=[1 / len(found)] * len(found), histtype="stepfilled", alpha=0.35,
+        for number, (step, of_step) in enumerate(spread.items()):
+            axes.hist(of_step, edges, weights=[1 / len(of_step)] * len(of_step), histtype="stepfilled", alpha=0.35,
                       color=_color(number), label=f"step {step}")  # fmt: skip
         axes.set_ylim(bottom=0)
         legend(axes)
 
-    return [
-        drawing(
-            "Spread of completion lengths",
-            "tokens",
-            draw,
-            ylabel="share of completions",
-            note="Of all completions of a step.",
-        )
-    ]
+    title, note = "Spread of completion lengths", "Of all completions of a step."
+    return [drawing(title, "tokens", draw, ylabel="share of completions", note=note)]
 
 
 def _color(number: int) -> str:
@@ -185,13 +179,6 @@ def _first_and_last(record: Record, key: str) -> dict[int, Rows]:
                 kept[step] = rows
                 break
     return kept
-
-
-def _by_prompt(rows: Rows) -> dict[str, Rows]:
-    groups: dict[str, Rows] = defaultdict(list)
-    for row in rows:
-        groups[row["prompt"]].append(row)
-    return groups
 
 
 def _is_flat(rows: Rows) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from oblrpo.intervals import Z95, around, smooth
 from oblrpo.report.charts import Level, Line, chart
@@ -29,33 +30,37 @@ def learning(record: Record) -> list[str]:
     )
     lines = [reward_line(record.steps), _accuracy_line(record.measured)]
     drawn = [chart("Reward and held-out accuracy", lines, ylabel="mean reward", note=note)]
-    flat = _line("share of prompts", "frac_reward_zero_std", record.steps)
-    if any(value is not None for value in flat.y):
+    if any(row.get("frac_reward_zero_std") is not None for row in record.steps):
         note = (
             "All completions of the prompt earned the same. Near 1: prompts are too easy or too hard, or the reward "
             "cannot tell completions apart."
         )
-        drawn.append(chart("Prompts that taught nothing", [_averaged(flat)], ylabel="share of prompts", note=note))
+        flat = _averaged(record.steps, "frac_reward_zero_std", "share of prompts")
+        drawn.append(chart("Prompts that taught nothing", [flat], ylabel="share of prompts", note=note))
     return drawn
 
 
 def noise(record: Record) -> list[str]:
     """Draw the signal-to-noise ratio, the rate that follows from it, and the batch that it asks for."""
     steps, prompts = record.steps, record.prompts
-    rate = _line("learning rate", "learning_rate", steps)
-    eta_0, fixed = record.number("learning_rate"), record.schedule == "off"
+    rate = _line(steps, "learning_rate", "learning rate")
+    schedule = record.of_algorithm("schedule")
+    eta_0, fixed = record.number("learning_rate"), schedule == "off"
     followed = "where it starts" if any("step_kl" in row for row in steps) else "eta_0"
     taken = [row for row in steps if "n_snr" in row]  # another trainer's may be there in some steps only, or in none
+    n_snr = _line(taken, "n_snr", "N SNR")
+    ends = [[None if row.get(key) is None else prompts * row[key] for row in taken] for key in ("snr_low", "snr_high")]
+    snr = replace(n_snr, low=ends[0], high=ends[1])
     drawn = [
         chart(
-            "Signal to noise of the batch gradient", [_snr_line(taken, prompts)], ylabel="N SNR",
+            "Signal to noise of the batch gradient", [snr], ylabel="N SNR",
             note="N SNR with its 95 % interval. At 1, signal and noise are equal; a gradient of noise alone has 0.",
             levels=[Level(1, "signal = noise")],
         ),
         chart(
             "Learning rate" if fixed else "Learning rate it chose", [rate], ylabel="learning rate",
             logarithmic=_wide([*rate.y, eta_0]),
-            note="Fixed: the schedule is off." if fixed else f"Of each step, by the schedule {record.schedule}.",
+            note="Fixed: the schedule is off." if fixed else f"Of each step, by the schedule {schedule}.",
             levels=[Level(eta_0, followed)] if eta_0 > 0 and not fixed else [],
         ),
         _critical(taken, prompts),
@@ -63,28 +68,23 @@ def noise(record: Record) -> list[str]:
     return drawn if taken else drawn[1:2]
 
 
-def _snr_line(steps: Sequence[Metrics], prompts: int) -> Line:
-    def times(key: str) -> list[float | None]:
-        return [None if row.get(key) is None else prompts * row[key] for row in steps]
-
-    return Line("N SNR", _x(steps), [row.get("n_snr") for row in steps], times("snr_low"), times("snr_high"))
-
-
 def _critical(steps: Sequence[Metrics], prompts: int) -> str:
     """Draw the critical batch 1 / SNR; where the interval of SNR reaches 0, it has no upper end."""
-    line = _line("critical batch size", "critical_batch_size", steps)
-    known = [value for value in line.y if value]
-    top = SHOWN_WIDER * max([*known, prompts or 1])
-    low = [1 / row["snr_high"] if row.get("snr_high") else None for row in steps]
-    high = [None if row.get("snr_low") is None else 1 / max(row["snr_low"], 1 / top) for row in steps]
-    if not known:
-        low, high = [None] * len(low), [None] * len(high)
+    rows = [row for row in steps if "critical_batch_size" in row]
+    line = _line(rows, "critical_batch_size", "critical batch size")
+    sizes = [value for value in line.y if value]
+    low: list[float | None] = [None] * len(rows)
+    high = list(low)
+    if sizes:
+        top = SHOWN_WIDER * max([*sizes, prompts or 1])
+        low = [1 / row["snr_high"] if row.get("snr_high") else None for row in rows]
+        high = [None if row.get("snr_low") is None else 1 / max(row["snr_low"], 1 / top) for row in rows]
     note = (
         "Prompts at which noise equals signal (1 / SNR), with its 95 % interval. A batch far below it wanders; far "
         "above it, prompts are spent for little."
     )
     return chart(
-        "Critical batch size, and the batch used", [Line(line.label, line.x, line.y, low, high)], logarithmic=True,
+        "Critical batch size, and the batch used", [replace(line, low=low, high=high)], logarithmic=True,
         ylabel="prompts", note=note, levels=[Level(prompts, f"batch used: {prompts}")] if prompts else [],
     )  # fmt: skip
 
@@ -94,8 +94,8 @@ def norms(record: Record) -> list[str]:
     taken = [row for row in record.steps if row.get("score_norm2/mean") is not None]
     if not taken:
         return []
-    mean = _averaged(_line("mean", "score_norm2/mean", taken))
-    kappa = _averaged(_line("kappa", "score_norm2/kappa", taken))
+    mean = _averaged(taken, "score_norm2/mean", "mean")
+    kappa = _averaged(taken, "score_norm2/kappa", "kappa")
     return [
         chart("Squared score norm", [mean], logarithmic=_wide([*mean.y, *(mean.dots or [])]), ylabel="‖∇ log π‖²",
               note=f"Mean over the completions of a step (dots) and of the {WINDOW} steps around (line)."),
@@ -107,14 +107,16 @@ def norms(record: Record) -> list[str]:
 
 def selection(record: Record) -> list[str]:
     """Draw the share of completions trained on, and what leaving out the others added; none where all were."""
-    trained = _line("trained on", "completions/trained_ratio", record.steps)
-    if all(value is None or value == 1 for value in trained.y):
+    trained = _averaged(record.steps, "completions/trained_ratio", "trained on")
+    if all(value == 1 for value in trained.dots or ()):
         return []
     note = "The others were only sampled: a forward and a backward of each was saved."
-    drawn = [chart("Completions trained on", [_averaged(trained)], ylabel="share of completions", note=note)]
-    names = {"predicted": "added_variance", "measured": "added_variance/measured"}
-    lines = [_line(label, key, record.steps) for label, key in names.items()]
-    lines.append(_line("measured, of the gradient", "added_variance/of_gradient", record.steps))
+    drawn = [chart("Completions trained on", [trained], ylabel="share of completions", note=note)]
+    labels = {
+        "added_variance": "predicted", "added_variance/measured": "measured",
+        "added_variance/of_gradient": "measured, of the gradient",
+    }  # fmt: skip
+    lines = [_line(record.steps, key, label) for key, label in labels.items()]
     if any(line.x for line in lines):
         note = (
             "Over the noise of the completions one by one, as predicted before the forward and as measured by the "
@@ -126,17 +128,17 @@ def selection(record: Record) -> list[str]:
 
 def lengths(record: Record) -> list[str]:
     """Draw completion lengths over the run, and the share that was cut, if any was."""
-    mean = _averaged(_line("mean length", "completions/mean_length", record.steps))
+    mean = _averaged(record.steps, "completions/mean_length", "mean length")
     limit = record.whole("max_completion_length")
     near = limit and any(value and value > limit / 2 for value in mean.y)
-    cut = _line("cut", "completions/clipped_ratio", record.steps)
+    cut = _averaged(record.steps, "completions/clipped_ratio", "cut")
     note = f"Mean over the completions of a step (dots) and of the {WINDOW} steps around (line), end token included."
     drawn = [
         chart("Completion length", [mean], ylabel="tokens", note=note, levels=[Level(limit, "limit")] if near else [])
     ]
-    if any(cut.y):
+    if any(cut.dots or ()):
         note = "Completions cut at max_completion_length and judged as they stand: raise it if the share grows."
-        drawn.append(chart("Completions cut", [_averaged(cut)], ylabel="share of completions", note=note))
+        drawn.append(chart("Completions cut", [cut], ylabel="share of completions", note=note))
     return drawn
 
 
@@ -154,63 +156,56 @@ def further(record: Record) -> list[str]:
     )  # fmt: skip
     drawn = []
     for title, key, unit, note in kinds:
-        line = _line(title, key, steps)
-        if any(value for value in line.y):
+        line = _line(steps, key, title)
+        if any(line.y):
             drawn.append(chart(title, [line], logarithmic=_wide(line.y), ylabel=unit, note=note))
     return drawn
 
 
 def reward_line(steps: Sequence[Metrics]) -> Line:
     """Return the moving average of the batches' rewards, its interval from their standard errors over prompts."""
-    known = [row for row in steps if row.get("reward") is not None]
-    errors = [row.get("reward_stderr") for row in known]
-    line = _averaged(Line("reward of the batch", _x(known), [row["reward"] for row in known]))
+    rewarded = [row for row in steps if row.get("reward") is not None]
+    errors = [row.get("reward_stderr") for row in rewarded]
     margins: list[float | None] = []
-    for part in around(len(known), WINDOW):
+    for part in around(len(rewarded), WINDOW):
         squares = [error**2 for error in errors[part] if error is not None]
         whole = len(squares) == part.stop - part.start
         margins.append(Z95 * math.sqrt(statistics.fmean(squares) / len(squares)) if whole else None)
-    return Line(line.label, line.x, line.y, *_ends(line.y, margins), line.dots)
+    return _with_margins(_averaged(rewarded, "reward", "reward of the batch"), margins)
 
 
 def _accuracy_line(measured: Sequence[Metrics]) -> Line:
-    y = [row["eval/accuracy"] for row in measured]
     errors = [row.get("eval/accuracy_stderr") for row in measured]
     margins = [None if error is None else Z95 * error for error in errors]
-    return Line("held-out accuracy", _x(measured), y, *_ends(y, margins))
+    return _with_margins(_line(measured, "eval/accuracy", "held-out accuracy"), margins)
 
 
-def _ends(y: Sequence[float | None], margins: Sequence[float | None]) -> tuple[list[float | None], list[float | None]]:
-    pairs = list(zip(y, margins, strict=True))
-    return (
-        [None if a is None or b is None else a - b for a, b in pairs],
-        [None if a is None or b is None else a + b for a, b in pairs],
-    )
+def _with_margins(line: Line, margins: Sequence[float | None]) -> Line:
+    pairs = list(zip(line.y, margins, strict=True))
+    low = [None if y is None or margin is None else y - margin for y, margin in pairs]
+    high = [None if y is None or margin is None else y + margin for y, margin in pairs]
+    return replace(line, low=low, high=high)
 
 
-def _x(rows: Sequence[Metrics]) -> list[float]:
-    return [row["step"] for row in rows]
+def _line(rows: Sequence[Metrics], key: str, label: str) -> Line:
+    """Return the course of a metric, over the steps that have it."""
+    rows = [row for row in rows if key in row]
+    return Line(label, [row["step"] for row in rows], [row[key] for row in rows])
 
 
-def _line(label: str, key: str, rows: Sequence[Metrics]) -> Line:
-    known = [row for row in rows if key in row]
-    return Line(label, _x(known), [row[key] for row in known])
+def _averaged(rows: Sequence[Metrics], key: str, label: str) -> Line:
+    """Return the moving average of a metric, its values as dots; values that are missing are left out.
 
-
-def _averaged(line: Line) -> Line:
-    """Return the moving average of a line, its values as dots; values that are missing are left out."""
-    known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
-    values = [y for _, y in known]
-    return Line(line.label, [x for x, _ in known], _whole(smooth(values, WINDOW)), dots=values)
-
-
-def _whole(averages: Sequence[float]) -> list[float | None]:
-    """Keep the averages of whole windows only, if there are any: those at the ends are of fewer steps, and jump."""
-    half = WINDOW // 2
-    last = len(averages) - half if len(averages) > WINDOW else len(averages)
-    return [value if len(averages) - last <= place < last else None for place, value in enumerate(averages)]
+    Averages of whole windows only are kept, if there are any: those at the ends are of fewer steps, and jump.
+    """
+    rows = [row for row in rows if row.get(key) is not None]
+    values = [row[key] for row in rows]
+    half = WINDOW // 2 if len(rows) > WINDOW else 0
+    last = len(rows) - half
+    averages = [value if half <= place < last else None for place, value in enumerate(smooth(values, WINDOW))]
+    return Line(label, [row["step"] for row in rows], averages, dots=values)
 
 
 def _wide(values: Sequence[float | None]) -> bool:
-    known = [value for value in values if value]
-    return bool(known) and min(known) > 0 and max(known) > WIDE * min(known)
+    present = [value for value in values if value]
+    return bool(present) and min(present) > 0 and max(present) > WIDE * min(present)

@@ -47,8 +47,8 @@ def _render(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) 
         return None
     write_record(record, output, 0 if record.ended else seconds)
     reward = record.steps[-1]["reward"] if record.steps else None
-    told = "" if reward is None else f", reward {reward:.3f}"
-    tell(f"step {record.done} of {record.settings.get('steps')}{told}")
+    rewarded = "" if reward is None else f", reward {reward:.3f}"
+    tell(f"step {record.done} of {record.settings.get('steps')}{rewarded}")
     return record
 
 
@@ -57,9 +57,9 @@ def _signature(run: Path) -> Signature:
 
     def of(path: Path) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(path)
+            stat = os.stat(path)
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
     return of(run / "metrics.jsonl"), of(run / "config.yaml"), of(run / "failure.txt")

@@ -46,12 +46,12 @@ _MEANT = "\t\n\r\u200c\u200d"
 
 def seen(plain: str) -> str:
     """Return text in which characters that would do something unseen to the page are written by their number."""
-    return re.sub(r"[^\t\n\r -~]", lambda found: _written(found[0]), plain)
 
+    def written(match: re.Match[str]) -> str:
+        unseen = category(match[0]) in _UNSEEN and match[0] not in _MEANT
+        return f"\\u{ord(match[0]):04x}" if unseen else match[0]
 
-def _written(character: str) -> str:
-    unseen = category(character) in _UNSEEN and character not in _MEANT
-    return f"\\u{ord(character):04x}" if unseen else character
+    return re.sub(r"[^\t\n\r -~]", written, plain)
 
 
 def text(plain: str) -> str:

@@ -33,12 +33,12 @@ def charts(record: Record) -> list[str]:
     """Draw the mean ratio under every baseline, and its course; none where the run kept no ledger."""
     rows = [row for row in record.steps if row.get("variance/rloo")]
     names = list(dict.fromkeys(key.removeprefix("variance/") for row in rows for key in row if key[:9] == "variance/"))
-    ratios = {name: geometric_mean(found) for name in names if (found := variance_ratios(rows, name))}
+    ratios = {name: geometric_mean(of_steps) for name in names if (of_steps := variance_ratios(rows, name))}
     if not ratios:
         return []
     height = 1.2 + 0.27 * len(ratios)
-    known = [name for name in UNBIASED if name in ratios]
-    return [_means(ratios, record.baseline, len(rows), height), _course(rows, known, height)]
+    compared = [name for name in UNBIASED if name in ratios]
+    return [_means(ratios, record.of_algorithm("baseline"), len(rows), height), _course(rows, compared, height)]
 
 
 def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: float) -> str:
@@ -74,9 +74,8 @@ def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: floa
 
 
 def _course(rows: list[Metrics], names: list[str], height: float) -> str:
-    lines = []
-    for name in names:
-        lines.append(Line(name, [row["step"] for row in rows], [variance_ratio(row, name) for row in rows]))
+    steps = [row["step"] for row in rows]
+    lines = [Line(name, steps, [variance_ratio(row, name) for row in rows]) for name in names]
     return chart(
         "Variance of unbiased baselines over the run", lines, ylabel="variance / RLOO's",
         note="On the same batch. A single step is a noisy estimate.", levels=[Level(1, "RLOO")],

@@ -51,30 +51,29 @@ def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
         "Samples": completions.samples(record),
         "More": html.charts(curves.further(record), large=True),
         "Settings": "" if record.absent else _settings(record),
-        "What is not here": _absent(record),
+        "What is not here": html.table(
+            ("missing", "how to have it"), [[text(word) for word in pair] for pair in record.absent.items()]
+        ),
     }
     shown = {name: body for name, body in sections.items() if "<svg" in body or "<table" in body}
-    links = " ".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in shown)
-    name = record.folder.path.resolve().name
-    body = [f"<h1>{text(name)}</h1>", _state(record, reload_seconds), _facts(record), f"<nav>{links}</nav>"]
-    body += [_warnings(record), *(f"<h2 id={_anchor(name)}>{name}</h2>{part}" for name, part in shown.items())]
-    write_atomically(path, html.page(name, body, reload_seconds))
+    anchors = {name: name.lower().replace(" ", "-") for name in shown}
+    links = " ".join(f'<a href="#{anchor}">{name}</a>' for name, anchor in anchors.items())
+    title = record.folder.path.resolve().name
+    body = [f"<h1>{text(title)}</h1>", _state(record, reload_seconds), _facts(record), f"<nav>{links}</nav>"]
+    body += [_warnings(record), *(f"<h2 id={anchors[name]}>{name}</h2>{part}" for name, part in shown.items())]
+    write_atomically(path, html.page(title, body, reload_seconds))
     return path
-
-
-def _anchor(name: str) -> str:
-    return name.lower().replace(" ", "-")
 
 
 def _state(record: Record, reload_seconds: int) -> str:
     steps = record.settings.get("steps")
-    told = f"finished, {steps} steps" if record.finished else f"step {record.done} of {steps}"
-    told_of = [record.settings.get(key) for key in ("algorithm", "model", "data")]
-    about = " · ".join(
-        text(yaml_line(each)) for each in [*told_of, *([] if told_of[-1] else [record.settings.get("task")])] if each
-    )
-    live = f" · live: this page is read anew every {reload_seconds} s" if reload_seconds else ""
-    return f"<p><small>{about} · {told}{live}</small></p>"
+    parts = [record.settings.get("algorithm"), record.settings.get("model")]
+    parts.append(record.settings.get("data") or record.settings.get("task"))
+    words = [text(yaml_line(part)) for part in parts if part]
+    words.append(f"finished, {steps} steps" if record.finished else f"step {record.done} of {steps}")
+    if reload_seconds:
+        words.append(f"live: this page is read anew every {reload_seconds} s")
+    return f"<p><small>{' · '.join(words)}</small></p>"
 
 
 def _facts(record: Record) -> str:
@@ -84,8 +83,8 @@ def _facts(record: Record) -> str:
         first, last = record.measured[0], record.measured[-1]
         ends = [_with_interval(row) for row in (first, last)]
         value = f"{first['eval/accuracy']:.3f} &rarr; {last['eval/accuracy']:.3f}" if first is not last else ends[0]
-        known = " (95 % interval over prompts)" if "&plusmn;" in ends[-1] else ""
-        facts["Held-out accuracy"] = (value, f"{ends[0]} to {ends[-1]}{known}")
+        over = " (95 % interval over prompts)" if "&plusmn;" in ends[-1] else ""
+        facts["Held-out accuracy"] = (value, f"{ends[0]} to {ends[-1]}{over}")
     before = record.rows[0].get("eval/accuracy_before_warm_start") if record.rows else None
     if before is not None:
         facts["Before supervised learning"] = (f"{before:.3f}", "held-out accuracy of the model as it was loaded")
@@ -94,7 +93,14 @@ def _facts(record: Record) -> str:
     if rewards:
         facts["Reward"] = (f"{statistics.fmean(rewards):.3f}", f"mean of the last {len(rewards)} steps")
     if tail:
-        facts |= _of_last(record, {key: value for row in tail for key, value in row.items()})
+        last = {key: value for row in tail for key, value in row.items()}  # of each metric, where it was taken last
+        if last.get("n_snr") is not None and record.prompts:
+            sentence, critical = text(advice(record.prompts, last["n_snr"])), last.get("critical_batch_size")
+            size = f"{critical:.0f} prompts" if critical else "none found"
+            facts["Critical batch size"] = (size, sentence[0].upper() + sentence[1:])
+        if last.get("learning_rate") is not None:
+            schedule = text(record.of_algorithm("schedule"))
+            facts["Learning rate"] = (short(last["learning_rate"]), f"of the last step, schedule {schedule}")
         per_step = statistics.fmean(row.get("step_time") or 0.0 for row in tail)
         facts["Time"] = (f"{per_step:.2f} s a step", f"{short(tail[-1].get('num_tokens') or 0)} tokens trained on")
     return html.facts(facts)
@@ -105,33 +111,16 @@ def _with_interval(row: dict[str, float]) -> str:
     return f"{row['eval/accuracy']:.3f}" + ("" if margin is None else f" &plusmn; {Z95 * margin:.3f}")
 
 
-def _of_last(record: Record, last: dict[str, float | None]) -> dict[str, tuple[str, str]]:
-    n_snr, critical, rate = last.get("n_snr"), last.get("critical_batch_size"), last.get("learning_rate")
-    facts = {}
-    if n_snr is not None and record.prompts:
-        told = text(advice(record.prompts, n_snr))
-        value = f"{critical:.0f} prompts" if critical else "none found"
-        facts["Critical batch size"] = (value, told[0].upper() + told[1:])
-    if rate is not None:
-        facts["Learning rate"] = (short(rate), f"of the last step, schedule {text(record.schedule)}")
-    return facts
-
-
 def _warnings(record: Record) -> str:
-    found = [(row["step"], told) for row in record.rows for told in row.get("warnings") or ()]
+    warnings = [(row["step"], sentence) for row in record.rows for sentence in row.get("warnings") or ()]
     if record.failure:
-        found.append((record.done, f"the last that was done. The run then failed: {record.failure}"))
-    if not found:
+        warnings.append((record.done, f"the last that was done. The run then failed: {record.failure}"))
+    if not warnings:
         if record.absent:
             return "<p><small>Nothing was watched: warnings are of `oblrpo train`.</small></p>"
         return "<p><small>No warnings: rates, rewards, baselines and sampler were watched at every step.</small></p>"
-    alarms = "".join(f"<div class=alarm><b>Step {step}</b>: {text(str(told))}</div>" for step, told in found)
+    alarms = "".join(f"<div class=alarm><b>Step {step}</b>: {text(str(sentence))}</div>" for step, sentence in warnings)
     return f"<h2 id=warnings>Warnings</h2>{alarms}"
-
-
-def _absent(record: Record) -> str:
-    """Say what a run of another trainer has not left."""
-    return html.table(("missing", "how to have it"), [[text(each) for each in pair] for pair in record.absent.items()])
 
 
 def _settings(record: Record) -> str:

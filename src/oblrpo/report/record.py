@@ -66,7 +66,7 @@ class Record:
         value = self.settings.get(key, 0.0)
         if not isinstance(value, (int, float)):
             raise InputError(f"{self.folder.config_file}: {key} is {value!r}, but it must be a number.")
-        return float(value)
+        return value
 
     def whole(self, key: str) -> int:
         """Return a setting that is a whole number; 0 if it is not there.
@@ -74,20 +74,15 @@ class Record:
         Raises:
             InputError: it is something else.
         """
-        value = self.settings.get(key, 0)
-        if not isinstance(value, int):
+        value = self.number(key)
+        if not isinstance(value, int) and value:
             raise InputError(f"{self.folder.config_file}: {key} is {value!r}, but it must be a whole number.")
-        return value
+        return int(value)
 
-    @property
-    def baseline(self) -> str:
-        """The baseline that the run trains with; empty if nobody can tell."""
-        return str(self.settings.get("baseline") or self._algorithm("baseline"))
-
-    @property
-    def schedule(self) -> str:
-        """The schedule of its learning rate."""
-        return str(self.settings.get("schedule") or self._algorithm("schedule"))
+    def of_algorithm(self, part: str) -> str:
+        """Return what the run trains with, such as its `baseline` or its `schedule`; empty if nobody can tell."""
+        algorithm = ALGORITHMS.get(str(self.settings.get("algorithm")))
+        return str(self.settings.get(part) or (getattr(algorithm, part) if algorithm else ""))
 
     def completions(self, step: int) -> list[dict[str, Any]]:
         """Return the completions of a step; none if they are not there.
@@ -101,10 +96,6 @@ class Record:
             if missing := needed - row.keys():
                 raise InputError(f"{file} line {number} has no {min(missing)}; remove that line.")
         return rows
-
-    def _algorithm(self, part: str) -> str:
-        row = ALGORITHMS.get(str(self.settings.get("algorithm")))
-        return str(getattr(row, part)) if row else ""
 
 
 def read_run(run: Path) -> Record | None:

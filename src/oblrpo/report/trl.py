@@ -46,21 +46,23 @@ def read_trl(run: Path) -> Record | None:
     Raises:
         InputError: the file is damaged.
     """
-    found = [(*_read(file), file) for file in state_files(run)]
-    if not found:
+    logs = [(*_read(file), file) for file in state_files(run)]
+    if not logs:
         return None
-    rows, last, file = max(found, key=lambda each: each[0][-1]["step"] if each[0] else -1)
+    rows, last, file = max(logs, key=lambda log: log[0][-1]["step"] if log[0] else -1)
     if not rows:
         return None
-    known = {key for row in rows for key, value in row.items() if value is not None}
-    absent = {name: how for name, (key, how) in ABSENT.items() if key not in known}
+    taken = {key for row in rows for key, value in row.items() if value is not None}
+    absent = {name: how for name, (key, how) in ABSENT.items() if key not in taken}
     if rows[-1]["step"] < last:
         absent["Later steps"] = f"the log ends with step {rows[-1]['step']} of {last}; TRL writes it with checkpoints"
+    # N, the number of prompts a step, is N SNR over SNR.
+    prompts = (round(row["n_snr"] / row["snr"]) for row in reversed(rows) if row.get("snr") and row.get("n_snr"))
     settings = {
         "algorithm": f"TRL, {file.relative_to(run)}",
-        "schedule": "of OBLRPOTrainer" if "lr_factor" in known else "of TRL",
+        "schedule": "of OBLRPOTrainer" if "lr_factor" in taken else "of TRL",
         "steps": last,
-        "prompts_per_step": _prompts(rows),
+        "prompts_per_step": next(prompts, 0),
     }
     return Record(RunFolder(run), settings, rows, "", absent)
 
@@ -101,11 +103,3 @@ def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{value!r:.50} is no number of steps")
     return value
-
-
-def _prompts(rows: list[Metrics]) -> int:
-    """The number of prompts a step, N, of the last step with N SNR and SNR; 0 if none has them."""
-    for row in reversed(rows):
-        if row.get("snr") and row.get("n_snr"):
-            return round(float(row["n_snr"]) / float(row["snr"]))
-    return 0

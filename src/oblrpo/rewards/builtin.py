@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oblrpo.tasks import verify
+from oblrpo.tasks.data import last_number
 from oblrpo.tasks.grading import MathVerifier, last_box
 from oblrpo.tasks.rows import plain
 
@@ -15,12 +14,21 @@ Texts = Sequence[str]
 
 def exact(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
     """Return 1 where the completion is the answer, every run of white space counting as one space."""
-    return [verify.exact(_text(gold), text) for gold, text in zip(answer, completions, strict=True)]
+    return [float(_text(gold).split() == text.split()) for gold, text in zip(answer, completions, strict=True)]
 
 
 def numeric(prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
-    """Return 1 where the last numbers of completion and answer are equal."""
-    return [verify.numeric(_text(gold), text) for gold, text in zip(answer, completions, strict=True)]
+    """Return 1 where the last numbers of completion and answer are equal.
+
+    Examples:
+        >>> numeric(["What do 17 of them cost?"], ["That makes $1234.00."], answer=["#### 1,234"])
+        [1.0]
+    """
+    wanted = [last_number(_text(gold)) for gold in answer]
+    return [
+        float(number is not None and number == last_number(text))
+        for number, text in zip(wanted, completions, strict=True)
+    ]
 
 
 def boxed(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
@@ -30,7 +38,7 @@ def boxed(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
 
 def words(prompts: Texts, completions: Texts, **columns: Any) -> list[float]:
     """Return the number of words of each completion; a negative weight makes them cost something."""
-    return [float(len(re.findall(r"\S+", text))) for text in completions]
+    return [float(len(text.split())) for text in completions]
 
 
 class Math:
@@ -38,15 +46,16 @@ class Math:
 
     def __init__(self) -> None:
         self.verifier = MathVerifier()
+        self.close = self.verifier.close
 
     def __call__(self, /, prompts: Texts, completions: Texts, answer: Sequence[Any], **columns: Any) -> list[float]:
         """Return the grades; an answer that is a list must be given in full."""
         golds = [gold if isinstance(gold, (list, tuple)) else _text(gold) for gold in answer]
         return [float(verdict.correct) for verdict in self.verifier.grade(golds, completions)]
 
-    def close(self) -> None:
-        """End the workers."""
-        self.verifier.close()
+
+def _text(gold: Any) -> str:
+    return plain(gold) or str(gold)
 
 
 BUILT_IN: dict[str, Callable[[], Callable[..., Sequence[float]]]] = {
@@ -60,7 +69,3 @@ BUILT_IN: dict[str, Callable[[], Callable[..., Sequence[float]]]] = {
 
 NEED_ANSWER = {"math", "exact", "numeric"}
 """Names of the rewards that compare with the column `answer`."""
-
-
-def _text(gold: Any) -> str:
-    return plain(gold) or str(gold)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.rewards.builtin import BUILT_IN
-from oblrpo.rewards.user import LARGEST, RewardFailed, Values, WorkerReward, plain_reward
+from oblrpo.rewards.user import LARGEST, PythonReward, RewardFailed, Values, WorkerReward, plain_reward
+from oblrpo.tasks import Problem, Task, Verifier
 
 OnError = Literal["raise", "mask"]
 MEND = "rewards must be finite numbers, at most 1e12 in size; such completions are left out with on_reward_error mask."
@@ -19,11 +21,11 @@ MEND = "rewards must be finite numbers, at most 1e12 in size; such completions a
 class RewardErrors:
     """What went wrong so far, by reward."""
 
-    calls: dict[str, int] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
     """Calls that raised, hung, or returned no list of the right length."""
-    values: dict[str, int] = field(default_factory=dict)
+    values: Counter[str] = field(default_factory=Counter)
     """Completions with NaN, an infinity or something that is no number."""
-    nothing: dict[str, int] = field(default_factory=dict)
+    nothing: Counter[str] = field(default_factory=Counter)
     """Completions with None; an error only if no other reward has a number for them."""
 
     @property
@@ -65,13 +67,12 @@ class RewardSet:
             raise InputError(f"reward_seconds is {seconds!r}; it must be a positive number.")
         self.on_error, self.errors = on_error, RewardErrors()
         self._rewards: dict[str, tuple[Callable[..., Values], float]] = {}
-        known = BUILT_IN | {name: _constant(reward) for name, reward in (further or {}).items()}
         try:
             for text in names:
                 name, weight = split_weight(text)
                 if name in self._rewards:
                     raise InputError(f"reward '{name}' is given twice; add its weights.")
-                self._rewards[name] = (_make(name, known, seconds), weight)
+                self._rewards[name] = _load(name, further or {}, seconds), weight
         except InputError:
             self.close()
             raise
@@ -79,13 +80,14 @@ class RewardSet:
     @property
     def digests(self) -> dict[str, str]:
         """SHA-256 of the source of each reward that is the user's, by name, where it can be had."""
-        found = {name: getattr(reward, "digest", "") for name, (reward, _) in self._rewards.items()}
-        return {name: digest for name, digest in found.items() if digest}
+        digests = {name: getattr(reward, "digest", "") for name, (reward, _) in self._rewards.items()}
+        return {name: digest for name, digest in digests.items() if digest}
 
     def close(self) -> None:
         """End the processes; they start again when they are needed."""
         for reward, _ in self._rewards.values():
-            getattr(reward, "close", lambda: None)()
+            if hasattr(reward, "close"):
+                reward.close()
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = None
@@ -95,34 +97,24 @@ class RewardSet:
         Raises:
             InputError: with on_error "raise", a reward failed or returned what is no reward.
         """
-        total: list[float | None] = [None] * len(completions)
-        bad: set[int] = set()
+        sums: list[float | None] = [None] * len(completions)
+        masked: set[int] = set()
         for name, (reward, weight) in self._rewards.items():
             for s, value in enumerate(self._values(name, reward, prompts, completions, columns or {})):
                 if isinstance(value, float):
-                    total[s] = (total[s] or 0.0) + weight * value
+                    sums[s] = (sums[s] or 0.0) + weight * value
                 elif value is not None:
-                    bad.add(s)
-        for s, value in enumerate(total):
-            if value is None and s not in bad and self.on_error == "raise":
-                names = ", ".join(f"'{name}'" for name in self._rewards)
-                raise InputError(f"reward {names} returned None for completion {s} ({completions[s][:40]!r}); {MEND}")
-        for s, value in enumerate(total):
-            if value is not None and abs(value) > LARGEST and s not in bad:
-                self._count_too_large(s, value)
-                bad.add(s)
-        return [None if s in bad else value for s, value in enumerate(total)]
-
-    def _count_too_large(self, s: int, value: float) -> None:
-        """Count a weighted sum that is too large, under all rewards.
-
-        Raises:
-            InputError: with on_error "raise".
-        """
+                    masked.add(s)
         names = ", ".join(f"'{name}'" for name in self._rewards)
-        self.errors.values[names] = self.errors.values.get(names, 0) + 1
-        if self.on_error == "raise":
-            raise InputError(f"reward {names} with its weight is {value:g} for completion {s}; {MEND}")
+        for s, value in enumerate(sums):
+            if value is None and s not in masked and self.on_error == "raise":
+                raise InputError(f"reward {names} returned None for completion {s} ({completions[s][:40]!r}); {MEND}")
+            if value is not None and abs(value) > LARGEST and s not in masked:
+                masked.add(s)
+                self._failed(
+                    self.errors.values, names, f"reward {names} with its weight is {value:g} for completion {s}; {MEND}"
+                )
+        return [None if s in masked else value for s, value in enumerate(sums)]
 
     def _values(
         self,
@@ -132,33 +124,79 @@ class RewardSet:
         completions: Sequence[str],
         columns: Mapping[str, Any],
     ) -> Values:
-        """Return the values of one reward, [] for those of a failed call that is masked.
-
-        Raises:
-            InputError: as `__call__` raises.
-            RewardFailed: never; it is caught here.
-        """
+        """Return the values of one reward, [] for those of a failed call that is masked."""
         try:
             values = reward(prompts=prompts, completions=completions, **columns)
             values = [value if isinstance(value, list) else plain_reward(value) for value in values]
             if len(values) != len(completions):
                 raise RewardFailed(f"returned {len(values)} values for {len(completions)} completions")
         except RewardFailed as what:
-            self.errors.calls[name] = self.errors.calls.get(name, 0) + 1
-            if self.on_error == "raise":
-                raise InputError(
-                    f"reward '{name}' {what}; mend it, or leave such batches out with on_reward_error mask."
-                ) from what.__cause__  # what a function of this process raised, with its traceback
+            message = f"reward '{name}' {what}; mend it, or leave such batches out with on_reward_error mask."
+            # The cause is what a function of this process raised, with its traceback.
+            self._failed(self.errors.calls, name, message, what.__cause__)
             return [[]] * len(completions)
         for s, value in enumerate(values):
             if value is None:
-                self.errors.nothing[name] = self.errors.nothing.get(name, 0) + 1
+                self.errors.nothing[name] += 1
             elif isinstance(value, list):
-                self.errors.values[name] = self.errors.values.get(name, 0) + 1
-                if self.on_error == "raise":
-                    start = completions[s][:40]
-                    raise InputError(f"reward '{name}' returned {value[0]} for completion {s} ({start!r}); {MEND}")
+                message = f"reward '{name}' returned {value[0]} for completion {s} ({completions[s][:40]!r}); {MEND}"
+                self._failed(self.errors.values, name, message)
         return values
+
+    def _failed(self, counts: Counter[str], name: str, message: str, cause: BaseException | None = None) -> None:
+        """Count a failure of the rewards called `name`; with on_error "raise" it is the end."""
+        counts[name] += 1
+        if self.on_error == "raise":
+            raise InputError(message) from cause
+
+
+class Rewards:
+    """The reward F of every completion, by the named rewards or the task's own."""
+
+    def __init__(
+        self,
+        task: Task,
+        names: Sequence[str] = (),
+        on_error: OnError = "raise",
+        seconds: float = 60.0,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+    ) -> None:
+        """Load `names`, as `RewardSet` knows them, or the task's default rewards if none is named.
+
+        The name `task` means the task's own verifier. `functions` holds callables of the user's program by name.
+        """
+        further: dict[str, Callable[..., Any]] = {}
+        if isinstance(task, Verifier):
+
+            def verify(prompts: Sequence[Any], completions: Sequence[str], answer: Sequence[str], **_: Any) -> Any:
+                return task.rewards([Problem(*pair) for pair in zip(prompts, answer, strict=True)], completions)
+
+            further["task"] = verify
+        further |= {name: PythonReward(function) for name, function in (functions or {}).items()}
+        self.task, self.names = task, list(names or task.default_rewards)
+        self._set = RewardSet(self.names, on_error, seconds, further)
+        self.digests, self.close = self._set.digests, self._set.close
+
+    def __call__(self, problems: list[Problem], completions: list[str]) -> tuple[list[list[float]], list[list[bool]]]:
+        """Return F_PG, where completion p G + j answers problem p, and which of them are valid; a masked one has a 0.
+
+        Raises:
+            InputError: a reward failed, or returned what is no reward, and is not to be masked.
+        """
+        G = len(completions) // len(problems)
+        problem_S = [problem for problem in problems for _ in range(G)]
+        names = {"answer"}.union(*(problem.columns for problem in problems))
+        columns = {name: [problem.columns.get(name) for problem in problem_S] for name in sorted(names)}
+        columns["answer"] = [problem.columns.get("answer", problem.answer) for problem in problem_S]
+        sums = self._set([problem.prompt for problem in problem_S], completions, columns)
+        groups = [sums[start : start + G] for start in range(0, len(sums), G)]
+        valid_PG = [[value is not None for value in group] for group in groups]
+        return [[value or 0.0 for value in group] for group in groups], valid_PG
+
+    @property
+    def failures(self) -> int:
+        """Count of failed calls so far, and of values that were no rewards."""
+        return self._set.errors.total
 
 
 def split_weight(text: str) -> tuple[str, float]:
@@ -179,17 +217,15 @@ def split_weight(text: str) -> tuple[str, float]:
     return name, value
 
 
-def _make(name: str, known: Mapping[str, Callable[[], Any]], seconds: float) -> Callable[..., Values]:
-    if name in known:
-        reward: Callable[..., Values] = known[name]()
-        return reward
+def _load(name: str, further: Mapping[str, Callable[..., Any]], seconds: float) -> Callable[..., Values]:
+    if name in further:
+        return further[name]
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
     if "." not in name:
+        names = list(dict.fromkeys([*BUILT_IN, *further]))
         raise InputError(
-            f"unknown reward '{name}'; choose one of: {', '.join(known)}, or write package.module.function or "
-            f"file.py:function.{did_you_mean(name, known)}"
+            f"unknown reward '{name}'; choose one of: {', '.join(names)}, or write package.module.function or "
+            f"file.py:function.{did_you_mean(name, names)}"
         )
     return WorkerReward(name, seconds)
-
-
-def _constant(reward: Callable[..., Sequence[float]]) -> Callable[[], Any]:
-    return lambda: reward

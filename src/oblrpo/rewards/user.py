@@ -7,6 +7,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from oblrpo.workers import START, Worker, WorkerDied, WorkerLied
 Values = Sequence[float | list[str] | None]
 """A value a completion: a finite number, None where the reward does not apply, or [how it looks] if it is neither."""
 
-
 LARGEST = 1e12
 """The largest reward: squares of it, times squared score norms, are still numbers of float32."""
 
 LONGEST_TEXT = 500
-"""The most characters that are told of what a reward raised."""
+"""The most characters that are shown of what a reward raised."""
 
 
 class RewardFailed(Exception):  # noqa: N818  (what a reward did)
@@ -32,6 +32,9 @@ class RewardFailed(Exception):  # noqa: N818  (what a reward did)
 class WorkerReward:
     """A function found by its path, in a process of its own."""
 
+    digest = ""
+    """SHA-256 of the files that the function is written in; empty if they cannot be read."""
+
     def __init__(self, path: str, seconds: float) -> None:
         """Load the function in its process.
 
@@ -40,17 +43,19 @@ class WorkerReward:
         """
         self._path, self._seconds = path, seconds
         self._worker = Worker("oblrpo.rewards.worker:main", talkative=True)
+        self.close = self._worker.stop
         try:
             reply = self._worker.ask({"path": path}, START)
             refused = reply.get("refused") if isinstance(reply, dict) else "its process answers what is no answer."
         except (TimeoutError, WorkerDied) as error:
             refused = f"reward '{path}' cannot be imported: {error}."
         if refused:
-            self._worker.stop()
+            self.close()
             raise InputError(refused)
         files = reply.get("files")
-        self.digest = _sum_of_files(files if isinstance(files, list) else [])
-        """SHA-256 of the files that the function is written in; empty if they cannot be read."""
+        with suppress(OSError, TypeError, ValueError):
+            if files and all(Path(file).is_file() for file in files):  # no device, of which there is no end
+                self.digest = sum_of_texts(sum_of(Path(file)) for file in dict.fromkeys(files))
 
     def __call__(self, /, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
         """Return the function's values.
@@ -59,12 +64,8 @@ class WorkerReward:
             RewardFailed: the function raised, took too long, or ended its process.
             InputError: a column cannot be handed over.
         """
-        message = {
-            "path": self._path,
-            "prompts": prompts,
-            "completions": as_said(prompts, completions),
-            "columns": columns,
-        }
+        said = as_said(prompts, completions)
+        message = {"path": self._path, "prompts": prompts, "completions": said, "columns": columns}
         try:
             reply = self._worker.ask(message, self._seconds)
         except TimeoutError:
@@ -75,15 +76,14 @@ class WorkerReward:
             raise RewardFailed("ended its process") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"reward '{self._path}' cannot be given all columns of the data: {error}.") from None
-        if not isinstance(reply, dict):
-            raise RewardFailed("spoils the answers of its process")
+        reply = reply if isinstance(reply, dict) else {}
         if what := reply.get("failed") or reply.get("refused"):
             raise RewardFailed(what)
-        return _checked(reply.get("values"))
-
-    def close(self) -> None:
-        """End the process."""
-        self._worker.stop()
+        values: Any = reply.get("values")
+        # The function shares its process with what answers for it, and may have spoilt that.
+        if not isinstance(values, list) or not all(map(_is_value, values)):
+            raise RewardFailed("spoils the answers of its process")
+        return values
 
 
 class PythonReward:
@@ -95,12 +95,8 @@ class PythonReward:
         """SHA-256 of the function's source; empty if it cannot be had, as that of a lambda."""
 
     def __call__(self, /, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
-        """Return the function's values; it gets lists of its own, so that what it does to them harms nobody.
-
-        Raises:
-            RewardFailed: the function raised, or returned no list.
-        """
-        shown = [prompt if isinstance(prompt, str) else [dict(each) for each in prompt] for prompt in prompts]
+        """Return the function's values; it gets lists of its own, so that what it does to them harms nobody."""
+        shown = [prompt if isinstance(prompt, str) else list(map(dict, prompt)) for prompt in prompts]
         own = {name: list(values) for name, values in columns.items()}
         return call_reward(self._function, shown, as_said(prompts, completions), own)
 
@@ -111,14 +107,6 @@ def as_said(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, completions, strict=True)
     ]
-
-
-def _sum_of_files(files: list[Any]) -> str:
-    try:
-        whole = files and all(Path(file).is_file() for file in files)  # no device, of which there is no end
-        return sum_of_texts(sum_of(Path(file)) for file in dict.fromkeys(files)) if whole else ""
-    except (OSError, TypeError, ValueError):
-        return ""
 
 
 def _sum_of_source(function: Callable[..., Any]) -> str:
@@ -147,15 +135,15 @@ def call_reward(
             return [plain_reward(value) for value in values]
     except Exception as error:  # the user's code may raise anything, a generator only now
         frames = traceback.extract_tb(error.__traceback__)
+        raised = f"raised {type(error).__name__}"
         if isinstance(error, TypeError) and len(frames) == 1:  # it was not entered: its parameters do not fit
             names = ", ".join(f"{name}=..." for name in ("prompts", "completions", *columns))
             raise RewardFailed(
-                f"raised TypeError: {_told(str, error)}; it is called with ({names}), and takes what it does not use "
-                "as **columns"
+                f"{raised}: {_shown(str, error)}; it is called with ({names}), and takes what it does not use as "
+                "**columns"
             ) from error
-        frame = frames[-1]
-        where = f"{Path(frame.filename).name} line {frame.lineno}"
-        raise RewardFailed(f"raised {type(error).__name__}: {_told(str, error)} ({where})") from error
+        where = f"{Path(frames[-1].filename).name} line {frames[-1].lineno}"
+        raise RewardFailed(f"{raised}: {_shown(str, error)} ({where})") from error
     raise RewardFailed(f"returned a {type(values).__name__}, not a list of numbers")
 
 
@@ -167,10 +155,10 @@ def plain_reward(value: Any) -> float | list[str] | None:
         number = float(value) if not isinstance(value, str) else math.nan
     except Exception:  # an object of the user's may raise anything
         number = math.nan
-    return number if abs(number) <= LARGEST else [_told(repr, value)[:100]]  # NaN is no number of any size
+    return number if abs(number) <= LARGEST else [_shown(repr, value)[:100]]  # NaN is no number of any size
 
 
-def _told(words: Callable[[Any], str], thing: Any) -> str:
+def _shown(words: Callable[[Any], str], thing: Any) -> str:
     """What `words`, str or repr, say of a thing: cut, and without halves of surrogate pairs, which no file can hold."""
     try:
         text = words(thing)[: LONGEST_TEXT + 1].encode("utf-8", "backslashreplace").decode()
@@ -179,15 +167,8 @@ def _told(words: Callable[[Any], str], thing: Any) -> str:
     return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " ..."
 
 
-def _checked(values: Any) -> Values:
-    """What came from the process, if it is a list of finite numbers, None and [text].
-
-    Raises:
-        RewardFailed: it is not.
-    """
-    for value in values if isinstance(values, list) else [values, math.nan]:
-        shown = isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
-        if not (value is None or shown or (isinstance(value, float) and abs(value) <= LARGEST)):
-            raise RewardFailed("spoils the answers of its process")
-    checked: Values = values
-    return checked
+def _is_value(value: Any) -> bool:
+    """Whether this is what `plain_reward` returns."""
+    if isinstance(value, list):
+        return len(value) == 1 and isinstance(value[0], str)
+    return value is None or (isinstance(value, float) and abs(value) <= LARGEST)

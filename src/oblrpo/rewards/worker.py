@@ -1,15 +1,78 @@
-"""The process in which a user's reward function runs; see `oblrpo.workers`."""
+"""The process in which a user's reward function is loaded and runs; see `oblrpo.workers`."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from oblrpo.errors import InputError
-from oblrpo.rewards.load import Reward, files_of, load_reward
+from oblrpo.errors import InputError, did_you_mean
 from oblrpo.rewards.user import RewardFailed, call_reward
 from oblrpo.workers import serve
 
+Reward = Callable[..., Sequence[float | None]]
+
 _loaded: dict[str, Reward] = {}
+
+
+def load_reward(path: str) -> Reward:
+    """Return the function at `package.module.function` or `file.py:function`; the module or file is run.
+
+    Raises:
+        InputError: there is no such file, module or function, or it fails when it is imported.
+    """
+    file, colon, name = path.rpartition(":")
+    if not colon:
+        file, _, name = path.rpartition(".")
+    if not file or not name.isidentifier():
+        raise InputError(
+            f"reward '{path}' is no path of a function; write package.module.function or file.py:function."
+        )
+    try:
+        module = _run_file(Path(file)) if colon else importlib.import_module(file)
+    except InputError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise InputError(f"reward '{path}' cannot be imported: {type(error).__name__}: {error}.") from error
+    function: Reward | None = getattr(module, name, None)
+    if function is None:
+        names = [word for word, value in vars(module).items() if callable(value)]
+        raise InputError(f"reward '{path}': {file} has no function '{name}'.{did_you_mean(name, names)}")
+    if not callable(function):
+        raise InputError(f"reward '{path}' is a {type(function).__name__}, not a function.")
+    return function
+
+
+def _run_file(file: Path) -> ModuleType:
+    """Return the module that a file makes."""
+    if not file.is_file():
+        raise InputError(f"reward file {file} does not exist; check the path.")
+    # A name of its own, so that two files called reward.py do not take each other's place.
+    name = f"oblrpo_reward_{hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise InputError(f"reward file {file} is no Python file; its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def files_of(path: str, reward: Reward) -> list[str]:
+    """Return the files that a loaded reward is written in: the one that its path names, and where it is defined."""
+    file, colon, _ = path.rpartition(":")
+    named = file if colon else getattr(sys.modules.get(path.rpartition(".")[0]), "__file__", None)
+    defined = getattr(sys.modules.get(getattr(reward, "__module__", None) or ""), "__file__", None)
+    return [str(Path(name).resolve()) for name in (named, defined) if name]
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:

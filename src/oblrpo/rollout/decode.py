@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from oblrpo.errors import DivergedError
-from oblrpo.rollout.cache import Room, cache_name, is_plain, keeps_all
+from oblrpo.policy.adapters import without_adapters
 from oblrpo.rollout.draw import Draw, Drawn
+
+BLOCK = 128
+"""Columns that are added when the room for keys and values is full. A copy of all of them once in so many tokens costs
+next to nothing, and completions that end early never take the memory of the longest that could have been."""
 
 OWN_STEPS = (
     "generate",
@@ -37,7 +42,7 @@ def applies(model: Any, columns: int) -> bool:
     for config in getattr(model, "peft_config", {}).values():
         if config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None):
             return False
-    inner = _inner(model)
+    inner = without_adapters(model)
     unchanged = all(getattr(type(inner), name, None) is getattr(GenerationMixin, name, None) for name in OWN_STEPS)
     return (
         unchanged
@@ -47,11 +52,37 @@ def applies(model: Any, columns: int) -> bool:
     )
 
 
+def keeps_all(config: Any, columns: int) -> bool:
+    """Return whether every layer of such a model keeps the keys and values of all of so many tokens, and nothing else.
+
+    A window that is as long as the longest sequence leaves nothing out.
+    """
+    layers = DynamicCache(config=config).layers
+    return bool(layers) and all(
+        type(layer) is DynamicLayer or (type(layer) is DynamicSlidingWindowLayer and layer.sliding_window >= columns)
+        for layer in layers
+    )
+
+
+def is_plain(cache: Any) -> bool:
+    """Return whether a cache that was used holds keys and values of all tokens in every layer, and nothing else."""
+    layers = cache.layers if type(cache) is DynamicCache else []
+    return bool(layers) and all(type(layer) is DynamicLayer and layer.get_seq_length() > 0 for layer in layers)
+
+
+def cache_name(function: Callable[..., Any]) -> str:
+    """Return what a model's function calls the keys and values it takes, and its results those they give.
+
+    From transformers 5.24 on that is `cache`, and `past_key_values` warns.
+    """
+    return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
+
+
 def decode(
     model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, copies: int, longest: int, ends: Collection[int], pad: int,
     draw: Draw,
 ) -> Drawn | None:  # fmt: skip
-    """Return G completions of every prompt with what is known of each token's draw, (S, C) each.
+    """Return G completions of every prompt with what the draws of their tokens tell, (S, C) each.
 
     It is None where the caller has to use `generate`.
 
@@ -61,61 +92,48 @@ def decode(
     Raises:
         DivergedError: the logits give no probabilities any more.
     """
-    step = _Step.of(model)
-    read = DynamicCache()
-    position_PQ = (mask_PQ.cumsum(1) - 1).clamp(min=0)
-    logits_SV, cache = step(prompt_PQ, mask_PQ, position_PQ, read)
-    if cache is not read or not is_plain(read):
+    inner = without_adapters(model)
+    names, cache_is = inspect.signature(inner.forward).parameters, cache_name(inner.forward)
+    further = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+
+    def read(ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """Read tokens, with the inputs that `generate` gives; return the logits of what follows, and the cache."""
+        given = {"position_ids": positions} if "position_ids" in names else {}
+        output = inner(
+            input_ids=ids,
+            attention_mask=mask,
+            use_cache=True,
+            return_dict=True,
+            **{cache_is: cache},
+            **given,
+            **further,
+        )
+        return output.logits[:, -1], getattr(output, cache_is)
+
+    prompts = DynamicCache()
+    logits_SV, cache = read(prompt_PQ, mask_PQ, (mask_PQ.cumsum(1) - 1).clamp(min=0), prompts)
+    if cache is not prompts or not is_plain(prompts):
         return None
     logits_SV = logits_SV.repeat_interleave(copies, 0)
-    live = _Live.of(read, mask_PQ, copies, longest)
-    completion_SC = prompt_PQ.new_full((live.rows, longest), pad)
-    wide, told = torch.promote_types(logits_SV.dtype, torch.float32), 3 if draw.features and draw.temperature else 1
-    known = [torch.zeros_like(completion_SC, dtype=wide) for _ in range(told)]
-    del read, cache
+    live = _Live.of(prompts, mask_PQ, copies, longest)
+    completion_SC = prompt_PQ.new_full((len(live.row_N), longest), pad)
+    wide = torch.promote_types(logits_SV.dtype, torch.float32)
+    tells = 3 if draw.features and draw.temperature else 1  # log-probability, entropy, logit norm
+    values = [torch.zeros_like(completion_SC, dtype=wide) for _ in range(tells)]
     for column in range(longest):
-        token_N, *others = (each_N for each_N in draw(logits_SV) if each_N is not None)
+        token_N, *values_of_draw = (value_N for value_N in draw(logits_SV) if value_N is not None)
         completion_SC[live.row_N, column] = token_N
-        for each_SC, values_N in zip(known, others, strict=True):
-            each_SC[live.row_N, column] = values_N.to(wide)
+        for value_SC, value_N in zip(values, values_of_draw, strict=True):
+            value_SC[live.row_N, column] = value_N.to(wide)
         tokens = token_N.tolist()
         if min(tokens) < 0:
             raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.")
         token_N = live.without([token in ends for token in tokens], token_N)
-        if not live.rows or column + 1 == longest:
+        if not len(token_N) or column + 1 == longest:
             break
-        position_N1, mask_NT = live.next(prompt_PQ.shape[1] + column + 1)
-        logits_SV, _ = step(token_N[:, None], mask_NT, position_N1, live.cache)
-    return Drawn(*(each_SC[:, : column + 1] for each_SC in (completion_SC, *known)))
-
-
-def _inner(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One forward, with the inputs that `generate` gives."""
-
-    model: Any
-    takes_positions: bool
-    cache_name: str
-    further: dict[str, Any]
-
-    @classmethod
-    def of(cls, model: Any) -> _Step:
-        inner = _inner(model)  # LoRA lives in its layers
-        names = inspect.signature(inner.forward).parameters
-        further = {"use_cache": True, "return_dict": True} | (
-            {"logits_to_keep": 1} if "logits_to_keep" in names else {}
-        )
-        return cls(inner, "position_ids" in names, cache_name(inner.forward), further)
-
-    def __call__(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Read tokens and return the logits of what follows the last, and the cache."""
-        given = {self.cache_name: cache} | ({"position_ids": positions} if self.takes_positions else {})
-        output = self.model(input_ids=ids, attention_mask=mask, **given, **self.further)
-        return output.logits[:, -1], getattr(output, self.cache_name)
+        mask_NT = live.mask_NT[:, : prompt_PQ.shape[1] + column + 1]
+        logits_SV, _ = read(token_N[:, None], mask_NT, (live.length_N + column)[:, None], prompts)
+    return Drawn(*(value_SC[:, : column + 1] for value_SC in (completion_SC, *values)))
 
 
 @dataclass
@@ -125,30 +143,19 @@ class _Live:
     cache: DynamicCache
     row_N: Tensor
     """Which of the S rows each is."""
-    position_N: Tensor
-    """The position of each row's next token."""
+    length_N: Tensor
+    """The length of each row's prompt."""
     mask_NT: Tensor
     """Which tokens are real, with all columns that may come."""
 
     @classmethod
-    def of(cls, read: DynamicCache, mask_PQ: Tensor, copies: int, longest: int) -> _Live:
-        count, width = len(mask_PQ) * copies, mask_PQ.shape[1]
-        for index, layer in enumerate(read.layers):  # one after another: the prompts' own are let go
-            read.layers[index] = Room(layer, copies, width + longest - 1)
+    def of(cls, cache: DynamicCache, mask_PQ: Tensor, copies: int, longest: int) -> _Live:
+        """All rows: `copies` of each prompt, whose keys and values move to a `Room` in the same cache."""
+        for index, layer in enumerate(cache.layers):  # one after another: the prompts' own are let go
+            cache.layers[index] = Room(layer, copies, mask_PQ.shape[1] + longest - 1)
         mask_SQ = mask_PQ.repeat_interleave(copies, 0)
-        mask_ST = torch.cat([mask_SQ, mask_SQ.new_ones(count, longest)], 1)
-        return cls(read, torch.arange(count, device=mask_PQ.device), mask_SQ.sum(1), mask_ST)
-
-    @property
-    def rows(self) -> int:
-        """N, the number of rows that have not ended."""
-        return len(self.row_N)
-
-    def next(self, columns: int) -> tuple[Tensor, Tensor]:
-        """Return the next tokens' positions, and the mask up to their column, the last of so many."""
-        position_N1 = self.position_N[:, None]
-        self.position_N = self.position_N + 1
-        return position_N1, self.mask_NT[:, :columns]
+        mask_ST = torch.cat([mask_SQ, mask_SQ.new_ones(len(mask_SQ), longest)], 1)
+        return cls(cache, torch.arange(len(mask_SQ), device=mask_PQ.device), mask_SQ.sum(1), mask_ST)
 
     def without(self, ended: list[bool], token_N: Tensor) -> Tensor:
         """Let rows leave, and return the tokens of the others in their new places.
@@ -157,15 +164,65 @@ class _Live:
         """
         if not any(ended):
             return token_N
-        left = ended.count(False)
-        holes = [place for place in range(left) if ended[place]]
-        movers = [place for place in range(left, len(ended)) if not ended[place]]
-        into, out_of = (torch.tensor(each, dtype=torch.long, device=token_N.device) for each in (holes, movers))
+        count = ended.count(False)
+        holes = [place for place in range(count) if ended[place]]
+        movers = [place for place in range(count, len(ended)) if not ended[place]]
+        into, out_of = (torch.tensor(places, dtype=torch.long, device=token_N.device) for places in (holes, movers))
         for layer in self.cache.layers:
-            layer.keep(left, into, out_of)
-        for each in (self.row_N, self.position_N, self.mask_NT, token_N):
-            each[into] = each[out_of]
-        self.row_N, self.position_N, self.mask_NT = (
-            each[:left] for each in (self.row_N, self.position_N, self.mask_NT)
-        )
-        return token_N[:left]
+            layer.keep(count, into, out_of)
+        moved = [self.row_N, self.length_N, self.mask_NT, token_N]
+        for values in moved:
+            values[into] = values[out_of]
+        self.row_N, self.length_N, self.mask_NT, token_N = (values[:count] for values in moved)
+        return token_N
+
+
+class Room(DynamicLayer):  # type: ignore[misc]
+    """One layer's keys and values of S rows, (S, heads, columns, width), of which the first `rows` are in use.
+
+    The memory is there before they are: they are written in place, and rows that have ended leave it.
+
+    Args:
+        prompts: what the layer keeps of P prompts.
+        copies: number G of rows of each prompt; row p G + j is the copy j of prompt p.
+        limit: most columns that will ever be needed.
+    """
+
+    def __init__(self, prompts: DynamicLayer, copies: int, limit: int) -> None:
+        super().__init__()
+        self.length: int = prompts.keys.shape[2]
+        self.limit = limit
+        self.rows = len(prompts.keys) * copies
+        self.dtype, self.device, self.is_initialized = prompts.keys.dtype, prompts.keys.device, True
+        columns = min(limit, self.length + BLOCK)
+        self.keys, self.values = (_roomy(kept, copies, columns) for kept in (prompts.keys, prompts.values))
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write the next tokens' keys and values behind those that are there, and return all of them."""
+        stop = self.length + key_states.shape[2]
+        if stop > self.keys.shape[2]:
+            columns = max(stop, min(self.limit, self.length + BLOCK))
+            self.keys = _roomy(self.keys[: self.rows, :, : self.length], 1, columns)
+            self.values = _roomy(self.values[: self.rows, :, : self.length], 1, columns)
+        self.keys[: self.rows, :, self.length : stop] = key_states
+        self.values[: self.rows, :, self.length : stop] = value_states
+        self.length = stop
+        return self.keys[: self.rows, :, :stop], self.values[: self.rows, :, :stop]
+
+    def get_seq_length(self) -> int:
+        """Return the number of columns that have been written."""
+        return self.length
+
+    def keep(self, rows: int, into: Tensor, out_of: Tensor) -> None:
+        """Copy rows `out_of` onto the rows `into`, and use the first `rows` from then on."""
+        for kept in (self.keys, self.values):
+            kept[into, :, : self.length] = kept[out_of, :, : self.length]
+        self.rows = rows
+
+
+def _roomy(kept: Tensor, copies: int, columns: int) -> Tensor:
+    """Copies of every row's keys or values, in room for so many columns."""
+    rows, heads, length, width = kept.shape
+    room = kept.new_empty(rows, copies, heads, columns, width)
+    room[:, :, :, :length] = kept[:, None]
+    return room.flatten(0, 1)

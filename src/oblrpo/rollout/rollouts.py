@@ -38,22 +38,21 @@ class Rollouts:
             [self.completions[row] for row in index_S.tolist()],
             self.clipped_S[index_S],
             None if logps_SC is None else logps_SC[index_S, : sequences.own_SC.shape[1]],
-            None if self.features is None else Features(*(each[index_S] for each in vars(self.features).values())),
+            None if self.features is None else Features(*(kept[index_S] for kept in vars(self.features).values())),
         )
 
 
 def join(blocks: Sequence[Rollouts]) -> Rollouts:
     """The rows of several rollouts of one sampler, in their order."""
-    sequences = Sequences.join([each.sequences for each in blocks])
+    sequences = Sequences.join([block.sequences for block in blocks])
     width = sequences.own_SC.shape[1]
-    logps = [pad(each.sampler_logps_SC, (0, width - each.sampler_logps_SC.shape[1]))
-             for each in blocks if each.sampler_logps_SC is not None]  # fmt: skip
-    features = [vars(each.features).values() for each in blocks if each.features is not None]
+    logps = [block.sampler_logps_SC for block in blocks if block.sampler_logps_SC is not None]
+    features = [vars(block.features).values() for block in blocks if block.features is not None]
     return Rollouts(
         sequences,
-        [text for each in blocks for text in each.completions],
-        torch.cat([each.clipped_S for each in blocks]),
-        torch.cat(logps) if logps else None,
+        [text for block in blocks for text in block.completions],
+        torch.cat([block.clipped_S for block in blocks]),
+        torch.cat([pad(logps_SC, (0, width - logps_SC.shape[1])) for logps_SC in logps]) if logps else None,
         Features(*map(torch.cat, zip(*features, strict=True))) if features else None,
     )
 

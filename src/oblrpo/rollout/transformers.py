@@ -13,14 +13,14 @@ from transformers import DynamicCache, GenerationConfig, GenerationMixin, Logits
 
 from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
-from oblrpo.rollout.cache import cache_name, is_plain, keeps_all
-from oblrpo.rollout.decode import applies, decode
-from oblrpo.rollout.draw import Draw, Drawn
+from oblrpo.policy.adapters import without_adapters
+from oblrpo.rollout.decode import applies, cache_name, decode, is_plain, keeps_all
+from oblrpo.rollout.draw import Draw
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 from oblrpo.scores import Features
 
 CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
-"""The same of `generate`, whose own signature does not tell."""
+"""What `generate` calls the keys and values that it takes; its own signature does not tell."""
 
 
 class TransformersSampler:
@@ -34,13 +34,16 @@ class TransformersSampler:
     """
 
     def __init__(self, policy: Policy, logps: bool = False, features: bool = False) -> None:
-        self.policy, self.told = policy, {"logps": logps, "features": features}
+        self.policy, self.logps, self.features = policy, logps, features
 
     def sample(
         self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
     ) -> Rollouts:
         """Return completions as the function `sample` does."""
-        return sample(self.policy, prompts, num_generations, max_completion_length, temperature, **self.told)
+        return sample(
+            self.policy, prompts, num_generations, max_completion_length, temperature,
+            logps=self.logps, features=self.features,
+        )  # fmt: skip
 
     def sync(self, policy: Policy) -> None:
         """Sample from this policy from now on."""
@@ -78,16 +81,15 @@ def sample(
         DivergedError: the policy gives no probabilities any more.
         RuntimeError: `generate` fails.
     """
-    rows = policy.encode(prompts, room=max_completion_length)
-    prompt_PQ, mask_PQ = policy.pad_prompts(rows)
-    prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
-    drawn: Drawn | None = None
+    prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, room=max_completion_length))
+    drawn = None
     if applies(policy.model, prompt_PQ.shape[1] + max_completion_length):
         pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p, features)
         with policy.arithmetic():
             drawn = decode(
                 policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
             )
+    of_draws = None
     if drawn is None:
         completion_SC, logps_SC = _by_generate(
             policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, temperature, top_p, logps
@@ -96,25 +98,24 @@ def sample(
         completion_SC, logps_SC = drawn.token_S, drawn.logp_S
     ended_SC = ended(policy, completion_SC)
     mask_SC = (ended_SC.cumsum(1) - ended_SC.long() == 0).long()  # up to and including the first end token
-    texts = texts_of(policy, completion_SC, mask_SC)
-    sequences = Sequences.of(prompt_SQ, mask_SQ, completion_SC, mask_SC)
-    known = None
     if drawn is not None and drawn.entropy_S is not None and drawn.logit_norm2_S is not None:
-        known = Features.from_tokens(drawn.logit_norm2_S, drawn.logp_S, drawn.entropy_S, mask_SC)
-    return Rollouts(sequences, texts, ~ended_SC.any(1), logps_SC if logps else None, known)
+        of_draws = Features.from_tokens(drawn.logit_norm2_S, drawn.logp_S, drawn.entropy_S, mask_SC)
+    prompt_SQ, prompt_mask_SQ = (values.repeat_interleave(num_generations, 0) for values in (prompt_PQ, mask_PQ))
+    return Rollouts(
+        Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC),
+        texts_of(policy, completion_SC, mask_SC),
+        ~ended_SC.any(1),
+        logps_SC if logps else None,
+        of_draws,
+    )
 
 
 def _by_generate(
     policy: Policy, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, max_completion_length: int,
     temperature: float, top_p: float, logps: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return completions, (S, C), and if asked for their tokens' log-probabilities; every row runs to the last's end.
-
-    Raises:
-        DivergedError: the policy gives no probabilities any more.
-        RuntimeError: `generate` fails.
-    """
-    prompt_SQ, mask_SQ = (each.repeat_interleave(num_generations, 0) for each in (prompt_PQ, mask_PQ))
+    """Return completions, (S, C), and if asked for their tokens' log-probabilities; rows run to the end of all."""
+    prompt_SQ, mask_SQ = (values.repeat_interleave(num_generations, 0) for values in (prompt_PQ, mask_PQ))
     settings = GenerationConfig(
         **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p} if temperature else {}),
         max_new_tokens=max_completion_length,
@@ -161,14 +162,14 @@ class _Record(LogitsProcessor):  # type: ignore[misc]
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
-        self._before_SV: Tensor | None = None
+        self._before: list[Tensor] = []
         self._logps_S: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Take note of the logits for the next token and return them as they are."""
         self._settle(input_ids[:, -1])
         wide = torch.promote_types(scores.dtype, torch.float32)
-        self._before_SV = (scores.to(wide) / self.temperature).log_softmax(-1)
+        self._before = [(scores.to(wide) / self.temperature).log_softmax(-1)]
         return scores
 
     def logps(self, completion_SC: Tensor) -> Tensor:
@@ -177,20 +178,19 @@ class _Record(LogitsProcessor):  # type: ignore[misc]
         return torch.stack(self._logps_S, 1)
 
     def _settle(self, drawn_S: Tensor) -> None:
-        if self._before_SV is not None:
-            self._logps_S.append(self._before_SV.gather(1, drawn_S[:, None])[:, 0])
+        self._logps_S += [logp_SV.gather(1, drawn_S[:, None])[:, 0] for logp_SV in self._before]
 
 
 @contextmanager
 def _own_settings_only(model: Any) -> Iterator[None]:
     """Set a model's own generation defaults aside, such as top-p: they would change the distribution."""
     # PEFT hands its model's on to the one beneath, which is saved with them when adapters are merged.
-    models = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
-    kept = [each.generation_config for each in models]
-    for each in models:
-        each.generation_config = GenerationConfig()
+    models = list({id(part): part for part in (model, without_adapters(model))}.values())
+    defaults = [part.generation_config for part in models]
+    for part in models:
+        part.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        for each, own in zip(models, kept, strict=True):
-            each.generation_config = own
+        for part, own in zip(models, defaults, strict=True):
+            part.generation_config = own

@@ -12,17 +12,18 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from oblrpo.config import RolloutConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy, Prompt, Sequences
+from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
-from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.scores import Features
 
 LEAST_VERSION, BELOW_VERSION = (0, 17), (0, 34)
@@ -80,16 +81,21 @@ class VLLMSampler:
             for seed in torch.randint(2**48, (len(rows),), device="cpu").tolist()
         ]
         requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
-        outputs = [each for request in requests for each in sorted(request.outputs, key=lambda output: output.index)]
+        outputs = [output for request in requests for output in sorted(request.outputs, key=lambda out: out.index)]
         if len(outputs) != len(rows) * num_generations:
             raise RuntimeError(f"vLLM gave {len(outputs)} completions for {len(rows)} x {num_generations}.")
         return self._rollouts(rows, outputs, num_generations, max_completion_length)
 
     def _rollouts(self, rows: list[list[int]], outputs: list[Any], G: int, longest: int) -> Rollouts:
+        if any(output.logprobs is None for output in outputs):
+            raise RuntimeError("vLLM gave no log-probabilities.")
         tokens = [list(output.token_ids) for output in outputs]
-        logps = [_logps(output) for output in outputs]
+        logps = [
+            [float(at[token].logprob) for at, token in zip(output.logprobs, output.token_ids, strict=True)]
+            for output in outputs
+        ]
         device, padding = self.policy.device, self.policy.tokenizer.pad_token_id
-        prompt_SQ, prompt_mask_SQ = (each.repeat_interleave(G, 0) for each in self.policy.pad_prompts(rows))
+        prompt_SQ, prompt_mask_SQ = (values.repeat_interleave(G, 0) for values in self.policy.pad_prompts(rows))
         completion_SC, mask_SC = pad(tokens, padding, left=False, device=device)
         width = completion_SC.shape[1]
         logps_SC = torch.tensor([row + [0.0] * (width - len(row)) for row in logps], device=device)
@@ -111,12 +117,23 @@ class VLLMSampler:
             RuntimeError: the cache cannot be emptied.
         """
         self.policy = policy
-        self.engine.apply_model(lambda model: _load(model, policy))
+
+        @torch.no_grad()
+        def load(model: Any) -> None:
+            loaded = model.load_weights(checkpoint_weights(policy.model))
+            missing = set() if loaded is None else {name for name, _ in model.named_parameters()} - set(loaded)
+            if missing:
+                raise InputError(
+                    f"vLLM's model has weights that this policy does not set, such as {min(missing)}; use the sampler "
+                    "transformers."
+                )
+
+        self.engine.apply_model(load)
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM could not empty its prefix cache, which holds keys and values of old weights.")
 
 
-def features_of_logps(logps_SC: torch.Tensor, mask_SC: torch.Tensor) -> Features:
+def features_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Features:
     """What log-probabilities alone tell of the draws, with estimates for what a token's whole distribution would.
 
     Of a token drawn with probability p, 1 - p estimates the expected squared norm 1 - sum p^2 of its score for the
@@ -125,28 +142,6 @@ def features_of_logps(logps_SC: torch.Tensor, mask_SC: torch.Tensor) -> Features
     mask_SC = mask_SC.to(logps_SC)
     logps_S = (logps_SC * mask_SC).sum(1)
     return Features(mask_SC.sum(1), ((1 - logps_SC.exp()) * mask_SC).sum(1).clamp(min=0), logps_S, -logps_S)
-
-
-def _logps(output: Any) -> list[float]:
-    """Return the log-probabilities of an output's own tokens.
-
-    Raises:
-        RuntimeError: vLLM gave none.
-    """
-    if output.logprobs is None:
-        raise RuntimeError("vLLM gave no log-probabilities.")
-    return [float(at[token].logprob) for at, token in zip(output.logprobs, output.token_ids, strict=True)]
-
-
-@torch.no_grad()
-def _load(model: Any, policy: Policy) -> None:
-    loaded = model.load_weights(checkpoint_weights(policy.model))
-    missing = set() if loaded is None else {name for name, _ in model.named_parameters()} - set(loaded)
-    if missing:
-        raise InputError(
-            f"vLLM's model has weights that this policy does not set, such as {min(missing)}; use the sampler "
-            "transformers."
-        )
 
 
 def open_engine(
@@ -162,7 +157,7 @@ def open_engine(
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
-    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    model = without_adapters(policy.model)
     folder = tempfile.mkdtemp(prefix="oblrpo-vllm-")
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
@@ -188,13 +183,67 @@ def _check_machine(policy: Policy) -> None:
     least, below = (".".join(map(str, version)) for version in (LEAST_VERSION, BELOW_VERSION))
     wanted = f"the sampler vllm is written for vLLM {least} to below {below}"
     try:
-        found = importlib.metadata.version("vllm")
+        version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
         raise InputError(
             f"{wanted}, which is not installed: pip install 'oblrpo[vllm]' on a machine with a GPU."
         ) from None
-    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
-    if not LEAST_VERSION <= numbers < BELOW_VERSION:
-        raise InputError(f"{wanted}; here is {found}. Install one of those, or use the sampler transformers.")
+    if not LEAST_VERSION <= tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < BELOW_VERSION:
+        raise InputError(f"{wanted}; here is {version}. Install one of those, or use the sampler transformers.")
     if policy.device.type != "cuda":
         raise InputError(f"the sampler vllm needs the policy on a CUDA device, not on {policy.device}.")
+
+
+def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight under its name in a checkpoint, adapters merged; a tied one once, under its first name.
+
+    The weight of a layer with LoRA adapters is W + sum of scale B A. It is computed aside: merging in place and undoing
+    it would leave a rounding error in W at every update.
+
+    Raises:
+        InputError: an adapter cannot be merged into its layer's weight alone.
+    """
+    base = without_adapters(model)
+    if base is model:
+        for name, parameter in model.named_parameters():
+            yield name, parameter.detach()
+        return
+    adapted = {
+        name: module
+        for name, module in base.named_modules()
+        if hasattr(module, "base_layer") and hasattr(module, "active_adapters")
+    }
+    _check_adapters(base, adapted)
+    for full_name, parameter in base.named_parameters():
+        name = re.sub(r"\.base_layer|\.modules_to_save\.[^.]+", "", full_name)
+        if model.prefix in name or "original_module" in name:
+            continue
+        layer = adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        yield name, parameter.detach() if layer is None else _merged(layer, parameter)
+
+
+@torch.no_grad()
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    merged = weight.detach().clone()
+    if not layer.merged and not layer.disable_adapters:
+        for adapter in layer.active_adapters:
+            if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
+                merged += layer.get_delta_weight(adapter).to(merged)
+    return merged
+
+
+def _check_adapters(base: Any, adapted: dict[str, Any]) -> None:
+    tied = bool(getattr(base.config, "tie_word_embeddings", False))
+    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
+    for name, layer in adapted.items():
+        if tied and any(layer is end for end in ends):
+            raise InputError(
+                f"the adapter of {name} changes one use of a tied weight, which the sampler cannot take over; leave "
+                "that layer out of the adapter, or use the sampler transformers."
+            )
+        other = [key for key in ("use_dora", "lora_bias") if any(getattr(layer, key, {}).values())]
+        if other or not hasattr(layer, "get_delta_weight") or not hasattr(layer.base_layer, "weight"):
+            raise InputError(
+                f"the adapter of {name} ({', '.join([type(layer).__name__, *other])}) cannot be merged for the "
+                "sampler; use plain LoRA, or the sampler transformers."
+            )

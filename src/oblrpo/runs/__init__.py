@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oblrpo.runs.atomic import check_writable, write_atomically
+from oblrpo.runs.disk import check_writable, disk_trouble, held, write_atomically
 from oblrpo.runs.folder import RunFolder
-from oblrpo.runs.held import held
 from oblrpo.runs.identity import Identity
 from oblrpo.runs.rows import Metrics, heldout_accuracy_of, parsed, read_rows
 
@@ -18,6 +17,7 @@ __all__ = [
     "Metrics",
     "RunFolder",
     "check_writable",
+    "disk_trouble",
     "held",
     "heldout_accuracy_of",
     "load_state",

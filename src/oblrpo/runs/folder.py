@@ -16,7 +16,7 @@ from oblrpo.checksums import damage, is_as_marked, marked, write_sums
 from oblrpo.config import TrainConfig
 from oblrpo.constraints import may_change_on_resume
 from oblrpo.errors import InputError
-from oblrpo.runs import atomic
+from oblrpo.runs.disk import sync, sync_folder, write_atomically
 from oblrpo.runs.identity import Identity
 from oblrpo.runs.rows import Metrics, read_rows, read_steps, sorted_out
 from oblrpo.settings import IDENTITY, flatten, settings_in, with_settings
@@ -68,14 +68,14 @@ class RunFolder:
         folders = {self.completions, self.checkpoints}
         begun = {self.path / ".lock", self.path / ".config.yaml.partial"}
         return self.path.is_dir() and all(
-            (each in folders and each.is_dir() and not any(each.iterdir())) or each in begun
-            for each in self.path.iterdir()
+            (path in folders and path.is_dir() and not any(path.iterdir())) or path in begun
+            for path in self.path.iterdir()
         )
 
     def write_config(self, config: TrainConfig, identity: Identity) -> None:
         """Write the settings to `config.yaml`, and what else tells the run from others, under their checksum."""
         text = yaml_text(flatten(config) | {IDENTITY: identity.plain()})
-        atomic.write_atomically(self.config_file, marked(text))
+        write_atomically(self.config_file, marked(text))
 
     def identity(self) -> Identity:
         """What tells the run from others that may have the same settings.
@@ -126,7 +126,10 @@ class RunFolder:
 
     def write_metrics(self, metrics: Metrics) -> Metrics:
         """Append one step and return it as written: values that are not finite are null, JSON's only word for them."""
-        clean = {key: value if _is_plain(value) else None for key, value in metrics.items()}
+        clean = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in metrics.items()
+        }
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")
             file.flush()
@@ -144,7 +147,7 @@ class RunFolder:
     def write_failure(self, message: str) -> None:
         """Note what ended the run before its last step; an empty text says that it goes on."""
         if message:
-            atomic.write_atomically(self.failure_file, message + "\n")
+            write_atomically(self.failure_file, message + "\n")
         else:
             self.failure_file.unlink(missing_ok=True)
 
@@ -172,7 +175,7 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
             lost.append(f"{len(damaged)} lines of {self.metrics_file} are damaged, and now in {aside}.")
-        atomic.write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+        write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
         if missing := step + 1 - len(kept):
             lost.append(f"{self.metrics_file} has nothing of {missing} of the {step + 1} steps before.")
         return lost
@@ -180,7 +183,7 @@ class RunFolder:
     def write_completions(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write one line a completion: prompt, completion, reward, baseline, advantage, score norm, length."""
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        atomic.write_atomically(self.completions / f"step_{step}.jsonl", text)
+        write_atomically(self.completions / f"step_{step}.jsonl", text)
 
     def save_checkpoint(
         self,
@@ -239,8 +242,8 @@ class RunFolder:
                 return self.checkpoint(step), damaged
             damaged[step] = wrong
         if damaged:
-            told = "; ".join(f"step_{step}: {wrong}" for step, wrong in damaged.items())
-            raise InputError(f"every checkpoint in {self.checkpoints} is damaged ({told}); start anew elsewhere.")
+            reasons = "; ".join(f"step_{step}: {wrong}" for step, wrong in damaged.items())
+            raise InputError(f"every checkpoint in {self.checkpoints} is damaged ({reasons}); start anew elsewhere.")
         return None, damaged
 
     def wrong_with(self, step: int) -> str:
@@ -311,11 +314,7 @@ def _remove(path: Path) -> None:
 
 def _replace(partial: Path, target: Path) -> None:
     """Put a folder that is written in the place of another, on the disk for good."""
-    atomic.sync_folder(partial)
+    sync_folder(partial)
     _remove(target)
     os.replace(partial, target)
-    atomic.sync(target.parent)
-
-
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
+    sync(target.parent)

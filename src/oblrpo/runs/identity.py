@@ -33,11 +33,11 @@ class Identity:
         if plain is None:
             return cls("")
         try:
-            sources = {str(name): str(known) for name, known in plain["sources"].items()}
+            sources = {str(name): str(digest) for name, digest in plain["sources"].items()}
             return cls(str(plain["run"]), sources)
         except (TypeError, KeyError, AttributeError):
             raise InputError(f"{place}: identity is not what the run wrote; put it back as it was.") from None
 
     def changed(self, sources: Mapping[str, str]) -> list[str]:
         """Names of the sources that are known and not what they were, or cannot be had any more."""
-        return [name for name, known in self.sources.items() if sources.get(name) != known]
+        return [name for name, digest in self.sources.items() if sources.get(name) != digest]

@@ -91,9 +91,13 @@ def parsed(line: bytes) -> Metrics | None:
 def is_of_a_step(row: Metrics) -> bool:
     """Whether a row has the number of its step, and no other values than finite numbers, nulls and warnings."""
     step, warnings = row.get("step"), row.get("warnings", [])
-    told = isinstance(warnings, list) and all(isinstance(each, str) for each in warnings)
-    values = (value for key, value in row.items() if key != "warnings")
-    return told and isinstance(step, int) and step >= 0 and all(each is None or _is_number(each) for each in values)
+    return (
+        isinstance(step, int)
+        and step >= 0
+        and isinstance(warnings, list)
+        and all(isinstance(sentence, str) for sentence in warnings)
+        and all(value is None or _is_number(value) for key, value in row.items() if key != "warnings")
+    )
 
 
 def _has_all(row: Metrics) -> bool:

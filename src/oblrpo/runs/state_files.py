@@ -32,7 +32,7 @@ def load_state(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file is missing, truncated or not what it should be.
     """
-    with _told(folder):
+    with _readable(folder):
         tensors = load_file(folder / TENSORS)
         return {key: _put_tensors(entry, tensors) for key, entry in _tree(folder)}
 
@@ -43,7 +43,7 @@ def origin(folder: Path) -> tuple[str, int]:
     Raises:
         InputError: as `load_state` raises.
     """
-    with _told(folder):
+    with _readable(folder):
         top = dict(_tree(folder))
         return str(top.get("run", "")), int(top["step"])
 
@@ -53,7 +53,7 @@ def _tree(folder: Path) -> list[Any]:
 
 
 @contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

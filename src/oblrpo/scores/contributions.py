@@ -150,25 +150,20 @@ def elements(parts: list[Contribution]) -> int:
     return outers[0].rows * outers[0].columns + max(part.room for part in outers)
 
 
-def group_sums(
-    parts: list[Contribution], coef_S: Tensor | None, groups: Groups, grad: Tensor, scale: Tensor | None = None
-) -> Tensor:
+def group_sums(parts: list[Contribution], coef_S: Tensor | None, groups: Groups, grad: Tensor) -> Tensor:
     """Add sum_s coef_s G_s to `grad`; return the squared norm of each group's sum, (P,).
 
     Group gradients are multiplied out a few at a time: as many multiplications as the one product for the whole
-    batch, so the group norms cost one pass over what was computed anyway. No coefficients means ones. With a `scale`,
-    of the shape of `grad`, the norms are those of scale * sum.
+    batch, so the group norms cost one pass over what was computed anyway. No coefficients means ones.
     """
     norms = [
-        _equal_group_sums(some(parts, rows), None if coef_S is None else coef_S[rows], size, grad, scale)
+        _equal_group_sums(some(parts, rows), None if coef_S is None else coef_S[rows], size, grad)
         for rows, size in runs(groups, parts[0].sequences)
     ]
     return norms[0] if len(norms) == 1 else torch.cat(norms)
 
 
-def _equal_group_sums(
-    parts: list[Contribution], coef_S: Tensor | None, group_size: int, grad: Tensor, scale: Tensor | None
-) -> Tensor:
+def _equal_group_sums(parts: list[Contribution], coef_S: Tensor | None, group_size: int, grad: Tensor) -> Tensor:
     """The same as `group_sums` for groups of one size."""
     outers = matrices(parts)
     groups = parts[0].sequences // group_size
@@ -177,21 +172,16 @@ def _equal_group_sums(
         value_SC = value_SC if coef_S is None else value_SC * coef_S[:, None]
         group_PC = value_SC.view(groups, group_size, -1).sum(1)
         grad += group_PC.sum(0).view_as(grad)
-        return scaled(group_PC, None if scale is None else scale.flatten()).square().sum(-1)
+        return group_PC.square().sum(-1)
     if all(part.is_lookup for part in outers):
-        return _group_sums_of_lookups(outers, coef_S, group_size, grad, scale)
+        return _group_sums_of_lookups(outers, coef_S, group_size, grad)
     norm2_P = []
     for chunk in chunks(groups, grad.numel() + group_size * max(part.room for part in outers)):
         rows = slice(chunk.start * group_size, chunk.stop * group_size)
         group_PRC = _group_gradients(outers, coef_S, rows, group_size)
         grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
-        norm2_P.append(row_norm2(scaled(group_PRC, scale)))
+        norm2_P.append(row_norm2(group_PRC))
     return torch.cat(norm2_P)
-
-
-def scaled(rows: Tensor, scale: Tensor | None) -> Tensor:
-    """The rows times the scale, or the rows themselves where there is no scale."""
-    return rows if scale is None else rows * scale
 
 
 def _group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
@@ -333,9 +323,7 @@ def _scaled(rows_STC: Tensor, coef_S: Tensor) -> Tensor:
     return scaled.to(rows_STC.dtype) if rows_STC.is_cuda else scaled
 
 
-def _group_sums_of_lookups(
-    parts: list[Matrix], coef_S: Tensor | None, group_size: int, grad: Tensor, scale: Tensor | None
-) -> Tensor:
+def _group_sums_of_lookups(parts: list[Matrix], coef_S: Tensor | None, group_size: int, grad: Tensor) -> Tensor:
     """The same as `group_sums` for embeddings, where only the rows that occur are touched."""
     (part,) = joined(parts)
     assert isinstance(part, Outer)
@@ -344,6 +332,5 @@ def _group_sums_of_lookups(
     owner_S1 = (torch.arange(part.sequences, device=grad.device) // group_size)[:, None]
     key_N, rows_NC = sum_equal_rows(part, owner_S1)
     grad.index_add_(0, key_N % part.rows, rows_NC)
-    rows_NC = scaled(rows_NC, None if scale is None else scale[key_N % part.rows])
     norm2_P = rows_NC.new_zeros(part.sequences // group_size)
     return norm2_P.index_add(0, key_N // part.rows, rows_NC.square().sum(-1))

@@ -8,7 +8,7 @@ of single outputs, and nothing beyond the layer that the backward has reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import TracebackType
 
 import torch
@@ -63,7 +63,6 @@ class GroupTape:
         logps_S: Tensor,
         coef_S: Tensor,
         group_size: Groups = 1,
-        metric: Mapping[nn.Parameter, Tensor] | None = None,
         *,
         sequence_ids: Tensor | None = None,
     ) -> Tensor:
@@ -73,7 +72,6 @@ class GroupTape:
             logps_S: (S,) log-probabilities in the order of the batch's rows; entry s depends on sequence s only.
             coef_S: (S,) coefficients, taken as constants and rounded to the type of logps_S.
             group_size: G; sequences [p G, (p + 1) G) are group p. Or the size of each group in turn.
-            metric: as in `ScoreTape.accumulate`, of the norms that are returned.
             sequence_ids: as in `ScoreTape.record`, for packed rows.
 
         Returns:
@@ -94,7 +92,7 @@ class GroupTape:
         layout = Layout(S, self._recorder.tokens, sequence_ids)
         if self._check_rows and S > 1:
             self._recorder.check_rows(logps_S, layout)
-        norms = add_sums(self._recorder, self._recorder.slots, logps_S, coef_S.detach(), layout, group_size, metric)
+        norms = add_sums(self._recorder, self._recorder.slots, logps_S, coef_S.detach(), layout, group_size)
         if not norms:
             raise ValueError("nothing to accumulate: logps_S does not depend on any recorded module.")
         return sum_in_widest(norms)
@@ -125,15 +123,13 @@ def add_sums(
     coef_S: Tensor,
     layout: Layout,
     groups: Groups,
-    metric: Mapping[nn.Parameter, Tensor] | None,
 ) -> list[Tensor]:
     """Run the backward with coefficients, adding up the gradient layer by layer; squared norms of groups, (P,) each.
 
     Raises:
         UnsupportedModelError: as `Recorder.backward` raises.
     """
-    like = coef_S.new_empty(0, dtype=torch.promote_types(coef_S.dtype, torch.float32))
-    sums = {slot: Sums(slot.wide_grad, groups, slot.scale(metric, like)) for slot in slots}
+    sums = {slot: Sums(slot.wide_grad, groups) for slot in slots}
     with torch.enable_grad():
         recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
     return [store.norm2_P for store in sums.values() if store.norm2_P is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,10 +56,6 @@ class Slot:
         yield added
         if added is not grad:
             grad += added
-
-    def scale(self, metric: Mapping[nn.Parameter, Tensor] | None, like: Tensor) -> Tensor | None:
-        """Square root of the metric, for this gradient and of the type of `like`, or None."""
-        return None if metric is None else self.of(metric[self.parameter]).to(like).sqrt()
 
 
 class Owner:

@@ -46,9 +46,9 @@ class Factors:
         """Squared norm of each sequence's gradient, (S,)."""
         return norms.norm2(self.parts, self.multiply)
 
-    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm (of scale * sum), (P,)."""
-        return contributions.group_sums(self.parts, coef_S, groups, grad, scale)
+    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor) -> Tensor:
+        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
+        return contributions.group_sums(self.parts, coef_S, groups, grad)
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of sequences' gradients, (S, S)."""
@@ -86,10 +86,10 @@ class PerSequence:
         """Squared norm of each sequence's gradient, (S,)."""
         return self._norm2_S
 
-    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Add sum_s coef_s G_s to `grad`; return each group's squared norm (of scale * sum), (P,)."""
+    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor) -> Tensor:
+        """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
         flat_SN = self._gradient_S.flatten(1)
-        norms = [_combine(flat_SN[rows], coef_S[rows], size, grad, scale) for rows, size in runs(groups, len(flat_SN))]
+        norms = [_combine(flat_SN[rows], coef_S[rows], size, grad) for rows, size in runs(groups, len(flat_SN))]
         return norms[0] if len(norms) == 1 else torch.cat(norms)
 
     def gram(self) -> Tensor:
@@ -152,12 +152,12 @@ class Folds:
             norm2_S[start : start + len(part_S)] = part_S
         return norm2_S
 
-    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor, scale: Tensor | None = None) -> Tensor:
+    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor) -> Tensor:
         """Add up the sums, with `coef_S` holding the coefficients of each group's columns, (P, K)."""
         norm2_P = coef_S.new_zeros(len(coef_S))
         for first, sums_PKN in self._sums.items():
             those = slice(first, first + len(sums_PKN))
-            norm2_P[those] = _combine(sums_PKN.flatten(0, 1), coef_S[those].flatten(), coef_S.shape[1], grad, scale)
+            norm2_P[those] = _combine(sums_PKN.flatten(0, 1), coef_S[those].flatten(), coef_S.shape[1], grad)
         return norm2_P
 
 
@@ -176,16 +176,14 @@ class NormsOnly:
 class Sums:
     """Adds up shares that carry their coefficients already, in the second pass of two, and lets them go."""
 
-    def __init__(
-        self, wide_grad: Callable[[], AbstractContextManager[Tensor]], groups: Groups, scale: Tensor | None
-    ) -> None:
-        self._wide_grad, self._groups, self._scale = wide_grad, groups, scale
+    def __init__(self, wide_grad: Callable[[], AbstractContextManager[Tensor]], groups: Groups) -> None:
+        self._wide_grad, self._groups = wide_grad, groups
         self.norm2_P: Tensor | None = None
 
     def take(self, parts: list[Contribution]) -> None:
         """Take in the parameter's shares."""
         with self._wide_grad() as grad:
-            self.norm2_P = contributions.group_sums(parts, None, self._groups, grad, self._scale)
+            self.norm2_P = contributions.group_sums(parts, None, self._groups, grad)
 
 
 class Projected(Factors):
@@ -246,7 +244,7 @@ Store: TypeAlias = Factors | PerSequence | Folds | NormsOnly | Streamed
 """The stores that know the norms."""
 
 
-def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor, scale: Tensor | None) -> Tensor:
+def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:
     """Add weighted sums of rows to `grad`; return each group's squared norm; a cache's worth of columns at once."""
     groups = coef_S.shape[0] // group_size
     coef_P1G = coef_S.to(gradient_SN.dtype).view(groups, 1, group_size)
@@ -257,6 +255,5 @@ def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor,
     for start in range(0, flat.numel(), width):
         group_PN = torch.bmm(coef_P1G, rows_PGN[:, :, start : start + width])[:, 0]
         flat[start : start + width] += group_PN.sum(0) if groups > 1 else group_PN[0]
-        scale_N = None if scale is None else scale.flatten()[start : start + width]
-        norm2_P += contributions.row_norm2(contributions.scaled(group_PN, scale_N))
+        norm2_P += contributions.row_norm2(group_PN)
     return norm2_P

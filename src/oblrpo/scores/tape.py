@@ -8,7 +8,7 @@ Bu et al. 2022, arXiv 2210.00038). So the coefficients are chosen *after* the ba
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 
@@ -226,16 +226,12 @@ class ScoreTape:
         return sum_in_widest(known).sqrt() if known else torch.zeros_like(norm2_S)
 
     @torch.no_grad()
-    def accumulate(
-        self, coef_S: Tensor, group_size: Groups = 1, metric: Mapping[nn.Parameter, Tensor] | None = None
-    ) -> Tensor:
+    def accumulate(self, coef_S: Tensor, group_size: Groups = 1) -> Tensor:
         """Add sum_s coef_S[s] grad_theta logps_S[s] to every trainable parameter's `.grad`.
 
         Args:
             coef_S: (S,) coefficients, taken as constants: any, or under "folds" any in the span of the basis.
             group_size: G; sequences [p G, (p + 1) G) are group p. Not under "folds": the size of each group in turn.
-            metric: positive numbers m of every parameter's shape; the norms returned are then sum_i m_i g_i^2
-                (`estimators.inverse_preconditioner`).
 
         Returns:
             (P,) squared norm of each group's own contribution, || sum of coef_s grad logps_s over s in p ||^2.
@@ -254,7 +250,7 @@ class ScoreTape:
             raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
         coef_S = coef_S.detach()
         if self.method == "two_pass":
-            return self._second_pass(coef_S, group_size, metric)
+            return self._second_pass(coef_S, group_size)
         if self.method == "folds":
             if not isinstance(group_size, int) or group_size != self._fold_size:
                 raise ValueError(f"the sums were taken for groups of {self._fold_size}, not {group_size}.")
@@ -263,7 +259,7 @@ class ScoreTape:
         for slot, store in self._stores.items():
             assert not isinstance(store, NormsOnly | Streamed)  # those are above
             with self._no_autocast(), slot.wide_grad() as grad:
-                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad, slot.scale(metric, grad)))
+                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad))
         if self.method == "folds":
             self.forget()
         return sum_in_widest(norms)
@@ -317,7 +313,7 @@ class ScoreTape:
             raise ValueError(f'"{self.method}" keeps no gradients to take inner products of; use "auto".')
         return stores
 
-    def _second_pass(self, coef_S: Tensor, group_size: Groups, metric: Mapping[nn.Parameter, Tensor] | None) -> Tensor:
+    def _second_pass(self, coef_S: Tensor, group_size: Groups) -> Tensor:
         """Run the backward again, with coefficients, adding up the gradient layer by layer.
 
         Raises:
@@ -327,7 +323,7 @@ class ScoreTape:
             raise ValueError('"two_pass" frees its graph in accumulate; record again.')
         (logps_S, layout), self._graph = self._graph, None
         with self._recorder.resumed():
-            return sum_in_widest(add_sums(self._recorder, self._stores, logps_S, coef_S, layout, group_size, metric))
+            return sum_in_widest(add_sums(self._recorder, self._stores, logps_S, coef_S, layout, group_size))
 
     def _no_autocast(self) -> torch.autocast:
         return torch.autocast(next(self.model.parameters()).device.type, enabled=False)

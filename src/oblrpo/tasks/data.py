@@ -4,8 +4,9 @@ import gc
 import random
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -13,12 +14,18 @@ from oblrpo.errors import InputError
 from oblrpo.tasks.rows import text_of
 from oblrpo.tasks.sources import Stream
 from oblrpo.tasks.task import Messages, Problem, check_whole, split_position
-from oblrpo.tasks.verify import last_number
 
 PLACEHOLDER = "{prompt}"
 # `{name}`, but not the argument of a LaTeX command such as `\boxed{answer}`.
 _FIELD = re.compile(r"(?<![A-Za-z])\{[A-Za-z_]\w*\}")
 _ROLES = ("system", "user", "assistant")
+
+# More digits than any real answer has; they bound the cost of hostile text.
+MAX_DIGITS = 60
+# Thousands commas must group by three, so that `3,4` is two numbers.
+_NUMBER = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
+# What stands before a negative number: `-5`, `-$5`, `$-5`, but not the operator in `10-5`.
+_MINUS = re.compile(r"(?:^|[^\w)])[-\u2212]\$?$")
 
 
 class DataTask:
@@ -45,7 +52,9 @@ class DataTask:
         """
         self.name, self.seed, self.default_rewards = name, seed, tuple(default_rewards)
         self.notes: list[str] = []
-        check_fraction(heldout_fraction)
+        is_number = isinstance(heldout_fraction, int | float) and not isinstance(heldout_fraction, bool)
+        if not is_number or not 0 <= heldout_fraction < 1:
+            raise InputError(f"heldout_fraction must be a number of at least 0 and below 1, got {heldout_fraction!r}.")
         training = problems
         if heldout is None:
             heldout, training = [], []
@@ -53,28 +62,24 @@ class DataTask:
                 (heldout if _position(problem) < heldout_fraction else training).append(problem)
         # In the order of their hashes the first few are a fair sample of all, of a file sorted by difficulty too.
         self._heldout = sorted(heldout, key=_position)
-        known = {_key(problem) for problem in self._heldout}
-        self._train = [problem for problem in training if _key(problem) not in known]
-        if dropped := len(training) - len(self._train):
+        questions = {_key(problem) for problem in self._heldout}
+        self.training = [problem for problem in training if _key(problem) not in questions]
+        """The problems that are trained on."""
+        if dropped := len(training) - len(self.training):
             self.notes.append(f"{dropped} training problems of {name} are held out too; they are not trained on.")
 
     @property
     def problems(self) -> list[Problem]:
         """All problems."""
-        return [*self._train, *self._heldout]
-
-    @property
-    def training(self) -> list[Problem]:
-        """The problems that are trained on."""
-        return self._train
+        return [*self.training, *self._heldout]
 
     def drop(self, what: str, unfit: Callable[[Problem], bool]) -> None:
         """Leave out problems, and note how many, and `what` they are."""
-        before = len(self._train), len(self._heldout)
-        self._train = [problem for problem in self._train if not unfit(problem)]
+        before = len(self.problems)
+        self.training = [problem for problem in self.training if not unfit(problem)]
         self._heldout = [problem for problem in self._heldout if not unfit(problem)]
-        if dropped := sum(before) - len(self.problems):
-            self.notes.append(f"{dropped} of {sum(before)} problems of {self.name} are {what}; they are left out.")
+        if dropped := before - len(self.problems):
+            self.notes.append(f"{dropped} of {before} problems of {self.name} are {what}; they are left out.")
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the problems of one step, a pure function of seed, step and size.
@@ -83,10 +88,10 @@ class DataTask:
             InputError: `size` is not positive, or larger than the number of training problems.
         """
         check_whole(f"{self.name}: the batch size", size, 1)
-        self._check_enough(len(self._train), size, "training", "prompts_per_step", "lower")
-        epoch, batch = divmod(step, len(self._train) // size)
-        order = _permutation(f"data_file/{self.seed}/{epoch}", len(self._train))
-        return [self._train[row] for row in order[batch * size : (batch + 1) * size]]
+        self._check_enough(len(self.training), size, "training", "prompts_per_step", "lower")
+        epoch, batch = divmod(step, len(self.training) // size)
+        order = _permutation(f"data_file/{self.seed}/{epoch}", len(self.training))
+        return [self.training[row] for row in order[batch * size : (batch + 1) * size]]
 
     def heldout(self, size: int) -> list[Problem]:
         """Return `size` held-out problems; fewer are always the first of more.
@@ -118,54 +123,37 @@ def problems_of(
         InputError: a bad template, or a bad row; with `numbers` also an answer that holds none.
     """
     check_template(template)
+    problems: list[Problem] = []
     names: dict[str, str] = {}
-    with _uncollected():
-        return [
-            _problem(where, row, prompt_column, answer_column, template, numbers, names.setdefault)
-            for where, row in rows
-        ]
-
-
-def _problem(
-    where: str,
-    row: dict[str, Any],
-    prompt_column: str,
-    answer_column: str,
-    template: str,
-    numbers: bool,
-    shared: Callable[[str, str], str],
-) -> Problem:
-    given = row.get(prompt_column)
-    # Shared, because every row has come with its own copies of the names.
-    columns = {shared(name, name): value for name, value in row.items() if name != prompt_column}
-    columns.pop("prompts", None)
-    columns.pop("completions", None)
-    answer = text_of(row, answer_column, where) if answer_column else ""
-    if numbers and last_number(answer) is None:
-        raise InputError(
-            f"{where}: column '{answer_column}' holds no number that the reward 'numeric' could compare; mend the row "
-            "or use the reward 'exact'."
-        )
-    if answer_column and answer_column != "answer":
-        columns["answer"] = answer
-    if isinstance(given, (list, tuple)) and given and all(isinstance(each, dict) for each in given):
-        return Problem(_messages(given, f"{where}: column '{prompt_column}'"), answer, columns)
-    question = text_of(row, prompt_column, where)
-    # replace, not format: braces in a prompt are only text. A copy of every prompt would take half as much again.
-    prompt = question if template == PLACEHOLDER else template.replace(PLACEHOLDER, question)
-    return Problem(prompt, answer, columns, question)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Make many objects without a collector of garbage that looks through them again and again, a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
+    collects = gc.isenabled()
+    gc.disable()  # it would look through all these new objects again and again, a third of the time
     try:
-        yield
+        for where, row in rows:
+            # Names are shared, because every row has come with its own copies of them.
+            columns = {names.setdefault(name, name): value for name, value in row.items() if name != prompt_column}
+            columns.pop("prompts", None)
+            columns.pop("completions", None)
+            answer = text_of(row, answer_column, where) if answer_column else ""
+            if numbers and last_number(answer) is None:
+                raise InputError(
+                    f"{where}: column '{answer_column}' holds no number that the reward 'numeric' could compare; mend "
+                    "the row or use the reward 'exact'."
+                )
+            if answer_column and answer_column != "answer":
+                columns["answer"] = answer
+            prompt = row.get(prompt_column)
+            if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(message, dict) for message in prompt):
+                messages = _messages(prompt, f"{where}: column '{prompt_column}'")
+                problems.append(Problem(messages, answer, columns))
+                continue
+            question = text_of(row, prompt_column, where)
+            # replace, not format: braces in a prompt are only text. A copy of every prompt would take half again.
+            text = question if template == PLACEHOLDER else template.replace(PLACEHOLDER, question)
+            problems.append(Problem(text, answer, columns, question))
     finally:
-        if enabled:
+        if collects:
             gc.enable()
+    return problems
 
 
 def _messages(given: Sequence[dict[str, Any]], where: str) -> Messages:
@@ -192,14 +180,18 @@ def check_template(template: str) -> None:
             raise InputError(f"prompt_template may contain {{prompt}} only, but it has {field}; remove that.")
 
 
-def check_fraction(value: object) -> None:
-    """Check a held-out fraction.
+def last_number(text: str) -> Decimal | None:
+    """Return the last decimal number in the text; None if there is none or it has over MAX_DIGITS digits.
 
-    Raises:
-        InputError: it is not a number of at least 0 and below 1.
+    Understood: sign, `$` before it, thousands commas, decimals. Not: exponents, fractions, units, LaTeX.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise InputError(f"heldout_fraction must be a number of at least 0 and below 1, got {value!r}.")
+    if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit():  # most answers of most data
+        return Decimal(text)
+    last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
+    if last is None or len(last[0]) > MAX_DIGITS:
+        return None
+    value = Decimal(last[0].replace(",", ""))
+    return -value if _MINUS.search(text[max(0, last.start() - 3) : last.start()]) else value
 
 
 def _position(problem: Problem) -> float:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -43,7 +42,8 @@ def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | No
     if len(names) == 1 and is_hub_name(names[0]):
         path, _, configuration = names[0].partition(":")
         return read_hub(path, configuration, split)
-    return chain.from_iterable(_read_file(path_of(name)) for name in names)
+    paths = map(path_of, names)
+    return chain.from_iterable(READERS.get(path.suffix, _read_jsonl)(path) for path in paths)
 
 
 def is_hub_name(name: str) -> bool:
@@ -101,24 +101,21 @@ def path_of(name: str) -> Path:
     if not str(name).startswith(SHIPPED):
         return Path(name)
     folder = Path(str(files("oblrpo") / "recipes"))
-    known = sorted(file.name for file in folder.glob("*.jsonl"))
-    if (file := name.removeprefix(SHIPPED)) not in known:
-        raise InputError(f"no file {file!r} comes with the package; those that do are: {', '.join(known)}.")
+    shipped = sorted(file.name for file in folder.glob("*.jsonl"))
+    if (file := name.removeprefix(SHIPPED)) not in shipped:
+        raise InputError(f"no file {file!r} comes with the package; those that do are: {', '.join(shipped)}.")
     return folder / file
 
 
-def _read_file(path: Path) -> Stream:
-    return READERS.get(path.suffix, _read_jsonl)(path)
-
-
 def _read_jsonl(path: Path) -> Stream:
-    begin = f"{path} line "
-    return ((begin + str(line), row) for line, row in read_objects(path))
+    return ((f"{path} line {line}", row) for line, row in read_objects(path))
 
 
 def _read_csv(path: Path) -> Rows:
+    limit = csv.field_size_limit()
     try:
-        with regular(path).open(newline="", encoding="utf-8-sig") as file, _fields_of(path.stat().st_size):
+        with regular(path).open(newline="", encoding="utf-8-sig") as file:
+            csv.field_size_limit(max(path.stat().st_size, limit))  # one for everybody, of 131,072 characters
             reader = csv.DictReader(file, strict=True)
             rows = [(f"{path} line {reader.line_num}", dict(row)) for row in reader]
             names = reader.fieldnames or []
@@ -129,6 +126,8 @@ def _read_csv(path: Path) -> Rows:
         raise InputError(
             f"Cannot read the data file {path}: {reason}; check the path, and save it as UTF-8."
         ) from error
+    finally:
+        csv.field_size_limit(limit)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"{path} has two columns '{twice}'; rename one.")
     for where, row in rows:
@@ -137,16 +136,6 @@ def _read_csv(path: Path) -> Rows:
     if not rows:
         raise InputError(f"{path} holds no rows; give a first line of names and one line a row.")
     return [(where, {str(name): value for name, value in row.items()}) for where, row in rows]
-
-
-@contextmanager
-def _fields_of(size: int) -> Iterator[None]:
-    """Let a field be as large as its file: the module `csv` has one limit for everybody, of 131,072 characters."""
-    before = csv.field_size_limit(max(size, csv.field_size_limit()))
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
 
 
 def _read_parquet(path: Path) -> Rows:

@@ -88,26 +88,21 @@ class Reporter:
             self._warn(
                 f"{name} failed at step {step} and gets no more of this run ({_brief(error)}); --resume tries again."
             )
-            self._give_up(name)
+            self._close_one(name, failed=True)
             return
         self._open[name].lacks = step + 1
         self._note[name]["step"] = step
         self._write_note()
 
-    def _give_up(self, name: str) -> None:
-        tracker = self._open.pop(name)
-        try:
-            tracker.close(failed=True)
-        except Exception as error:
-            self._warn(f"{name} did not close ({_brief(error)}).")
-
     def _close(self, failed: bool) -> None:
-        for name, tracker in list(self._open.items()):
-            try:
-                tracker.close(failed)
-            except Exception as error:
-                self._warn(f"{name} did not close, its last steps may be missing ({_brief(error)}).")
-        self._open.clear()
+        for name in list(self._open):
+            self._close_one(name, failed)
+
+    def _close_one(self, name: str, failed: bool) -> None:
+        try:
+            self._open.pop(name).close(failed)
+        except Exception as error:
+            self._warn(f"{name} did not close, its last steps may be missing ({_brief(error)}).")
 
     def _read_note(self) -> dict[str, dict[str, Any]]:
         path = self._folder.path / NOTE

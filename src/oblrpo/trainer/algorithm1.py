@@ -7,7 +7,7 @@ of (`setup.make_learner`), and nothing here asks. The gradient is streamed over 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,24 +58,22 @@ class Learner:
     scheduler: Any
     num_iterations: int
     max_grad_norm: float
-    optimizer_metric: bool
     selection: Selection
     reference: Reference | None = None
     skipped: str = ""
     """Why the last `learn` left an update out; empty if it left none out."""
 
-    def step(self, problems: list[Problem], number: int, weight_P: Tensor | None = None) -> Step:
+    def step(self, problems: list[Problem], number: int) -> Step:
         """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
 
         Args:
             problems: the prompts, and what verifies their outputs.
             number: the number of the step, from 1.
-            weight_P: how many times the gradient of each prompt counts; once if None.
 
         Raises:
             InputError: as `learn` raises, or a reward fails.
         """
-        return self.learn_from(self.sample(problems), number, weight_P)
+        return self.learn_from(self.sample(problems), number)
 
     def sample(self, problems: list[Problem]) -> Sampled:
         """Sample G outputs o of each prompt q, and reward them.
@@ -95,7 +93,7 @@ class Learner:
         )
         return Sampled(rollouts, rewards_PG, valid_PG)
 
-    def learn_from(self, sampled: Sampled, number: int, weight_P: Tensor | None = None) -> Step:
+    def learn_from(self, sampled: Sampled, number: int) -> Step:
         """Learn from what was sampled, and let the sampler take over the new weights; arguments as in `step`.
 
         Raises:
@@ -105,7 +103,7 @@ class Learner:
         learned_PG, kl_PG = rewards_PG, None
         if self.reference is not None:
             learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, rewards_PG)
-        updates = self.learn(rollouts, learned_PG, valid_PG, number, weight_P)
+        updates = self.learn(rollouts, learned_PG, valid_PG, number)
         self.sampler.sync(self.policy)
         return Step(rollouts, rewards_PG, valid_PG, updates, skipped=self.skipped, kl_PG=kl_PG)
 
@@ -115,7 +113,6 @@ class Learner:
         rewards_PG: Tensor,
         valid_PG: Tensor | None = None,
         step: int = 0,
-        weight_P: Tensor | None = None,
     ) -> list[Update]:
         """Make `num_iterations` updates on one batch of completions; the policy before the first is the old one.
 
@@ -128,14 +125,13 @@ class Learner:
             rewards_PG: the rewards F.
             valid_PG: outputs that have a reward (all if None); what stands in the place of the others is ignored.
             step: the number of the step in the run, from 1; 0 takes no ledger.
-            weight_P: how many times the gradient of each prompt counts; once if None.
 
         Raises:
             InputError: the model cannot be recorded, or the gradient cannot be used.
             DivergedError: the updated weights, or log-probabilities, are NaN or infinite.
         """
         self.skipped = ""
-        batch = self.batch(rollouts, rewards_PG, valid_PG, weight_P)
+        batch = self.batch(rollouts, rewards_PG, valid_PG)
         if batch.prompts_in_mean < 2:
             return []
         updates: list[Update] = []
@@ -179,7 +175,6 @@ class Learner:
         rollouts: Rollouts,
         rewards_PG: Tensor,
         valid_PG: Tensor | None = None,
-        weight_P: Tensor | None = None,
     ) -> Batch:
         """The completions with their rewards, and with what this algorithm makes of them in the mean."""
         return Batch.of(
@@ -192,7 +187,6 @@ class Learner:
             clip_max=clip_max_of(self.rollout),
             features=rollouts.features,
             ratio=self.ratio,
-            prompt_weight_P=weight_P,
         )
 
     def gradient(self, batch: Batch, step: int = 0) -> tuple[Gradient, list[Part]]:
@@ -202,11 +196,10 @@ class Learner:
             DivergedError: a log-probability, a score norm or a gradient is NaN or infinite.
             ValueError: what the sampler reports is no log-probability; fewer than two prompts take part.
         """
-        metric = estimators.inverse_preconditioner(self.optimizer) if self.optimizer_metric else None
         self.optimizer.zero_grad(set_to_none=True)
         self.baseline.begin(batch.old_baseline_PG if batch.ratio.by_sign else None)
         batch = self.selection.choose(batch, self.baseline, step)
-        parts = [self._part(part, metric, step) for part in batch.parts(self.micro_batches)]
+        parts = [self._part(part, step) for part in batch.parts(self.micro_batches)]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
         nothing_P = torch.zeros_like(batch.part_P)
         group_norm2_P = by_prompt(parts, [part.group_norm2_P for part in parts], nothing_P)[batch.part_P]
@@ -214,10 +207,8 @@ class Learner:
         check_finite(
             "gradient", torch.tensor(norm2, dtype=torch.float32, device="cpu")
         )  # optimizers square it in float32, and keep the squares
-        in_metric = estimators.squared_norm(self.policy.parameters, metric) if metric else norm2
-        name = "optimizer" if metric else "euclidean"
         nothing = 0.0 if batch.draw is None else batch.draw.nothing
-        moments = estimators.moments(group_norm2_P, in_metric, metric=name, nothing=nothing)
+        moments = estimators.moments(group_norm2_P, norm2, nothing=nothing)
         known_PG = self.baseline.known(batch) if self.baseline.fixed_PG is None else self.baseline.fixed_PG
         return Gradient.of(batch, parts, moments, norm2, group_norm2_P, known_PG, self._entropy(batch)), parts
 
@@ -233,7 +224,7 @@ class Learner:
             total += float((logps.entropy_SC * part.sequences.own_SC).sum())
         return total
 
-    def _part(self, part: Batch, metric: Mapping[torch.nn.Parameter, Tensor] | None, step: int) -> Part:
+    def _part(self, part: Batch, step: int) -> Part:
         """Add the share of one micro-batch to the gradient: one forward, and one backward for activations."""
         # Score: the gradient s of each output's log pi(o|q), left on the tape.
         with self.tape as tape:
@@ -246,7 +237,7 @@ class Learner:
         baseline_PG = self.baseline.of(part, logps, norm2_S)
         # Advantages A = F - b, and the gradient: sum of A s, each with its importance weight and share of the mean.
         coefs_PG = part.share_of_mean() * self.baseline.coefficients(part.rewards_PG - baseline_PG)
-        group_norm2_P = tape.accumulate(coefs_PG.flatten(), part.groups, metric) * part.prompts_in_mean**2
+        group_norm2_P = tape.accumulate(coefs_PG.flatten(), part.groups) * part.prompts_in_mean**2
         check_finite("gradient of a prompt", group_norm2_P)
         tape.forget()
         entropy = float((logps.entropy_SC * part.sequences.own_SC).sum())

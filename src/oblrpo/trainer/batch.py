@@ -46,7 +46,7 @@ class Batch:
     divisor_PG: Tensor
     """The algorithm's normalisation, which F - b is divided by."""
     weight_PG: Tensor
-    """The algorithm's loss weighting, which F - b is multiplied by, with the weight of the prompt."""
+    """The algorithm's loss weighting, which F - b is multiplied by."""
     rho_PG: Tensor
     """Weights of whole completions: the `ratio`, or the truncated pi / sampler; 1 until `weighed`, and on-policy."""
     ratio: Ratio = RATIOS["sequence"]
@@ -93,7 +93,6 @@ class Batch:
         clip_max: float | None = None,
         features: Features | None = None,
         ratio: Ratio = RATIOS["sequence"],
-        prompt_weight_P: Tensor | None = None,
     ) -> Batch:
         """Return a batch, of which prompts with fewer valid outputs than the algorithm compares take no part.
 
@@ -107,7 +106,6 @@ class Batch:
             clip_max: the C of the weights that correct for it.
             features: what the draws themselves tell of each output.
             ratio: what weighs scores in later updates on the batch.
-            prompt_weight_P: how many times the gradient of each prompt counts, where not once.
 
         Raises:
             ValueError: valid_PG has another shape than the rewards.
@@ -120,8 +118,6 @@ class Batch:
         rewards_PG = torch.where(valid_PG, rewards_PG, 0)
         lengths_PG = sequences.lengths_S.view_as(rewards_PG).to(rewards_PG)
         weight_PG = WEIGHTINGS[algorithm.weighting](lengths_PG, longest, valid_PG)
-        if prompt_weight_P is not None:
-            weight_PG = weight_PG * prompt_weight_P.to(weight_PG)[:, None]
         return cls(
             sequences,
             rewards_PG,

@@ -19,13 +19,13 @@ import torch
 
 from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
-from oblrpo.errors import DivergedError, InputError, disk_trouble
+from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluation import heldout_accuracy
 from oblrpo.objects import Objects
-from oblrpo.policy import adopt_policy, make_policy, warm_start
+from oblrpo.policy import adopt_policy, make_policy
 from oblrpo.rewards import Rewards
-from oblrpo.runs import Identity, RunFolder, held, heldout_accuracy_of, load_state
+from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of, load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
 from oblrpo.settings import flatten
@@ -39,6 +39,7 @@ from oblrpo.trainer.prompts import prompts_of
 from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.sources import sources_of
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
+from oblrpo.trainer.warm_start import warm_start
 
 
 class Trainer:

@@ -1,4 +1,4 @@
-"""Which prompts a step learns from: the task's own order, by the pull of their gradients, or until groups differ."""
+"""Which prompts a step learns from: those of the task's own order, or others until groups differ."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from typing import Any
 
 import torch
 
-from oblrpo import estimators
 from oblrpo.config import TrainConfig
-from oblrpo.errors import InputError
-from oblrpo.seeds import seed_of
-from oblrpo.tasks import DataTask, Problem, Task
+from oblrpo.tasks import Problem, Task
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.results import Sampled, Step
 
@@ -20,11 +17,11 @@ class Prompts:
 
     Args:
         task: the problems.
-        config: the seed, the number of prompts a step, and how they are drawn.
+        config: the number of prompts a step, and how they are drawn.
     """
 
     def __init__(self, task: Task, config: TrainConfig) -> None:
-        self.task, self.seed, self.size = task, config.run.seed, config.rollout.prompts_per_step
+        self.task, self.size = task, config.rollout.prompts_per_step
 
     def step(self, learner: Learner, number: int) -> tuple[list[Problem], Step]:
         """Let the learner make a step; return it with the problems that it learned from.
@@ -40,56 +37,7 @@ class Prompts:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            InputError: it does not fit the data.
-        """
-
-
-class PromptsByPull(Prompts):
-    """Draws prompts with chances that follow their gradients' norms so far, and weighs each by what that changes.
-
-    Raises:
-        InputError: the task generates its problems, so that none is met again.
-    """
-
-    def __init__(self, task: Task, config: TrainConfig) -> None:
-        super().__init__(task, config)
-        if not isinstance(task, DataTask):
-            raise InputError(f"prompt_sampling pull needs data; the task {task.name!r} generates its problems.")
-        self.problems = task.training
-        self.pulls = estimators.PromptPulls(len(self.problems))
-
-    def step(self, learner: Learner, number: int) -> tuple[list[Problem], Step]:
-        """Draw by the seed and the step's number, learn, and keep the norms of the prompts' gradients."""
-        generator = torch.Generator().manual_seed(seed_of(self.seed, number))
-        index_P, weight_P = self.pulls.draw(self.size, generator)
-        problems = [self.problems[index] for index in index_P.tolist()]
-        done = learner.step(problems, number, weight_P)
-        if done.updates:
-            gradient = done.updates[0].gradient
-            part_P = gradient.batch.part_P.cpu()
-            index_P, weight_P = index_P[part_P], weight_P[part_P]
-            self.pulls.observe(index_P, weight_P, gradient.group_norm2_P.cpu() / weight_P.square())
-        return problems, done
-
-    def state_dict(self) -> dict[str, Any]:
-        """What earlier steps say of every prompt."""
-        return self.pulls.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            InputError: the data have changed.
-        """
-        try:
-            self.pulls.load_state_dict(state)
-        except (KeyError, ValueError) as error:
-            raise InputError(
-                f"what the run knows of its prompts does not fit ({error}); resume it with its data."
-            ) from None
+        """Take up where `state_dict` left off."""
 
 
 class DynamicSampling(Prompts):
@@ -140,11 +88,5 @@ def _differ(sampled: Sampled) -> torch.Tensor:
 
 
 def prompts_of(task: Task, config: TrainConfig) -> Prompts:
-    """What draws the prompts of a run.
-
-    Raises:
-        InputError: the task does not have what that needs.
-    """
-    if config.rollout.dynamic_sampling:
-        return DynamicSampling(task, config)
-    return (PromptsByPull if config.rollout.prompt_sampling == "pull" else Prompts)(task, config)
+    """What draws the prompts of a run."""
+    return (DynamicSampling if config.rollout.dynamic_sampling else Prompts)(task, config)

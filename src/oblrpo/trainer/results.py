@@ -104,11 +104,11 @@ class Gradient:
     logp_SC: Tensor
     """The same of every token; 0 where there is none of the policy's own."""
     moments: estimators.Moments
-    """Signal and noise, in the schedule's metric."""
+    """Signal and noise."""
     norm2: float
     """The squared norm || g ||^2 of the batch gradient, before any clipping."""
     group_norm2_P: Tensor
-    """That of the gradient g_i of each prompt that takes part, in the schedule's metric."""
+    """That of the gradient g_i of each prompt that takes part."""
     entropy: float
     """The mean entropy of the policy's own tokens, in nats."""
 

@@ -14,10 +14,12 @@ from oblrpo.estimators import Chances
 from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, Draw
 
-NAMES = ("all", "exact", "tolerance", "compute-optimal")
-"""What the setting `train_on` may be, beside a share."""
+NAMES = ("all", "exact", "compute-optimal")
+"""What the setting `train_on` may be."""
 BACKWARD = 3.0
 """What training on a token costs, in forwards of a token."""
+SAMPLING = 1.0
+"""What sampling a token costs, in the same unit."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,10 @@ class Selection:
 
     - `all`: every output.
     - `exact`: those whose coefficients are not 0 anyway, where rewards and lengths tell.
-    - `tolerance`: with chances that add a share `tolerance` to the gradient's variance.
     - `compute-optimal`: with those for which variance times work is least.
-    - a number: with those of least variance for this share of the tokens.
     """
 
     rule: str
-    tolerance: float
-    sampling_cost: float
     several_updates: bool
 
     @classmethod
@@ -43,14 +41,14 @@ class Selection:
         Raises:
             InputError: `train_on` is none of the above.
         """
-        share_of(config.train_on)
-        several = config.num_iterations > 1
-        return cls(config.train_on, config.train_on_tolerance, config.sampling_cost, several)
+        if config.train_on not in NAMES:
+            raise InputError(f"train_on must be all, exact or compute-optimal, not {config.train_on!r}.")
+        return cls(config.train_on, config.num_iterations > 1)
 
     @property
     def draws(self) -> bool:
         """Whether outputs are drawn, and count in proportion."""
-        return self.rule not in {"all", "exact"}
+        return self.rule == "compute-optimal"
 
     def choose(self, batch: Batch, baseline: StepBaseline, step: int) -> Batch:
         """The batch with `keep_PG`, the number of times each output counts, unless it has been chosen already.
@@ -78,30 +76,9 @@ class Selection:
 
     def _chances(self, coef_PG: Tensor, norm2_PG: Tensor, batch: Batch) -> Chances:
         cost_PG = batch.sequences.mask_ST.sum(1).view(batch.shape).to(coef_PG) * BACKWARD
-        if self.rule == "tolerance":
-            return estimators.chances_for_tolerance(coef_PG, norm2_PG, cost_PG, self.tolerance)
-        if self.rule == "compute-optimal":
-            prompts = batch.sequences.prompt_mask_SQ.sum() / batch.shape[1]  # read once for their group
-            sampled = float(prompts + batch.sequences.own_ST.sum()) * self.sampling_cost
-            return estimators.chances_of_least_work(coef_PG, norm2_PG, cost_PG, sampled)
-        return estimators.chances_for_share(coef_PG, norm2_PG, cost_PG, share_of(self.rule))
-
-
-def share_of(rule: str) -> float:
-    """The share that a rule names; NaN of one with a name.
-
-    Raises:
-        InputError: it is neither a name nor a share.
-    """
-    if rule in NAMES:
-        return float("nan")
-    try:
-        share = float(rule)
-    except ValueError:
-        share = -1.0
-    if not 0 < share < 1:
-        raise InputError(f"train_on must be {', '.join(NAMES)} or a share between 0 and 1, not {rule!r}.")
-    return share
+        prompts = batch.sequences.prompt_mask_SQ.sum() / batch.shape[1]  # read once for their group
+        sampled = float(prompts + batch.sequences.own_ST.sum()) * SAMPLING
+        return estimators.chances_of_least_work(coef_PG, norm2_PG, cost_PG, sampled)
 
 
 def _at_least_one(keep_PG: Tensor, valid_PG: Tensor) -> Tensor:

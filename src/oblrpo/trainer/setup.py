@@ -34,8 +34,6 @@ from oblrpo.trainer.variance_ledger import VarianceLedger
 
 SMALL_MODEL = 5_000_000
 
-PRECONDITIONED = ("Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad")
-
 
 MOST_COMPLETIONS = 2**24
 """Completions of a step; their bare text would take gigabytes."""
@@ -103,13 +101,6 @@ def _check_sizes(config: TrainConfig) -> None:
 def _check_schedule(optim: OptimConfig, schedule: str) -> None:
     if refused := RULES[schedule].refusal(optim.optimizer, optim.learning_rate):
         raise InputError(refused)
-    if optim.schedule_metric == "optimizer" and optim.optimizer_args.get("centered"):
-        raise InputError("schedule_metric 'optimizer' needs plain averages of squared gradients; leave out centered.")
-    if optim.schedule_metric == "optimizer" and optim.optimizer not in PRECONDITIONED:
-        raise InputError(
-            f"schedule_metric 'optimizer' needs squared gradients, which {optim.optimizer} does not keep; "
-            f"choose one of: {', '.join(PRECONDITIONED)}."
-        )
 
 
 def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
@@ -187,11 +178,6 @@ def _check_sampler(rollout: RolloutConfig) -> None:
 def _check_prompts(rollout: RolloutConfig) -> None:
     if rollout.dynamic_sampling and rollout.num_generations < 2:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
-    if rollout.dynamic_sampling and rollout.prompt_sampling != "epochs":
-        raise InputError(
-            f"dynamic_sampling takes prompts in the order of the data, and prompt_sampling {rollout.prompt_sampling!r} "
-            "draws them otherwise; leave out one of the two."
-        )
 
 
 def _micro_batches(rollout: RolloutConfig) -> MicroBatches:
@@ -292,7 +278,6 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         micro_batches=micro_batches,
         num_iterations=iterations,
         max_grad_norm=optim.max_grad_norm,
-        optimizer_metric=optim.schedule_metric == "optimizer",
         selection=Selection.of(config.algorithm),
         reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
     )

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 
 from lab.benchmarks.families import build
 from oblrpo.errors import InputError
-from oblrpo.policy.tokenizer import byte_tokenizer
+from oblrpo.policy import byte_tokenizer
 from tests.verl.support.engine_scenarios import PLUGIN, check, make_engine
 from tests.verl.support.ranks import answer
 from tests.verl.support.task import qwen_like

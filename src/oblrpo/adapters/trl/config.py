@@ -90,7 +90,7 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
         default="auto",
         metadata={
             "help": "Factor on the learning rate: `auto` (measured from the updates themselves; `learning_rate` is "
-            "only where it starts), `debiased` or `plugin` (the signal-to-noise ratio's), `kl`, `length`, or `off`."
+            "only where it starts), `debiased` or `plugin` (the signal-to-noise ratio's), `kl`, or `off`."
         },
     )
     schedule_ema: float | None = field(

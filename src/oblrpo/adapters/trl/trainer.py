@@ -21,7 +21,7 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import RULES, SNRSchedule
 from oblrpo.estimators.schedule import Mode
 from oblrpo.policy.rehearsal import rehearse
-from oblrpo.runs.atomic import write_atomically
+from oblrpo.runs import write_atomically
 from oblrpo.scores import UnsupportedModelError
 
 STATE = "oblrpo_state.json"

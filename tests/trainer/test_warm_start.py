@@ -5,8 +5,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from oblrpo.errors import DivergedError, InputError
-from oblrpo.policy import accumulate_loss, sequences_of, tokens_of, warm_start
+from oblrpo.policy import tokens_of
 from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.trainer.warm_start import accumulate_loss, warm_start
 
 PROMPTS = ["ab=", "a long prompt=", "c=", "xy", "z="]
 COMPLETIONS = ["b", "cd", "a long completion", "", "12"]
@@ -36,17 +37,17 @@ def test_the_loss_is_that_of_completions_only(tiny_policy, rows):
     expected = by_hand(tiny_policy)
     expected.backward()
     theirs = gradient(tiny_policy)
-    loss = accumulate_loss(tiny_policy, sequences_of(tiny_policy, PROMPTS, COMPLETIONS), MicroBatches(rows))
+    loss = accumulate_loss(tiny_policy, tiny_policy.sequences(PROMPTS, COMPLETIONS), MicroBatches(rows))
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(gradient(tiny_policy), theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_rows_of_a_batch_may_each_fill_the_context(tiny_policy):
     """A long prompt and another row's long completion do not have to fit together."""
-    batch = sequences_of(tiny_policy, ["a" * 2000, "b"], ["c", "d" * 2000])
+    batch = tiny_policy.sequences(["a" * 2000, "b"], ["c", "d" * 2000])
     assert batch.lengths_S.tolist() == [2, 2001]
     assert batch.ids_ST.shape[1] > tiny_policy.longest
-    alone = [accumulate_loss(tiny_policy, sequences_of(tiny_policy, [p], [c])) for p, c in (("a" * 2000, "c"),)]
+    alone = [accumulate_loss(tiny_policy, tiny_policy.sequences([p], [c])) for p, c in (("a" * 2000, "c"),)]
     logps_S = tiny_policy.logps(batch).logps_S
     assert -logps_S[0].item() / 2 == pytest.approx(alone[0], rel=1e-4)
 

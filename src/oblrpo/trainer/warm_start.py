@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from oblrpo.errors import InputError, check_finite
+from oblrpo.errors import check_finite
+from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.micro_batches import MicroBatches
-from oblrpo.policy.model import Policy
-from oblrpo.policy.prompts import Prompt
-from oblrpo.policy.sequences import Sequences, pad
 
 ALL = MicroBatches()
 
@@ -46,7 +44,7 @@ def warm_start(
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / rise) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        loss = accumulate_loss(policy, sequences_of(policy, *demonstrations(step)), micro_batches)
+        loss = accumulate_loss(policy, policy.sequences(*demonstrations(step)), micro_batches)
         torch.nn.utils.clip_grad_norm_(policy.parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -66,40 +64,3 @@ def accumulate_loss(policy: Policy, batch: Sequences, micro_batches: MicroBatche
         loss += share.detach().to(loss)
     check_finite("loss of the supervised learning (warm_start_learning_rate)", loss)
     return loss.item()
-
-
-def sequences_of(policy: Policy, prompts: Sequence[Prompt], completions: list[str]) -> Sequences:
-    """Return demonstrations as a rectangle of tokens, an end token after each completion.
-
-    Raises:
-        InputError: as `tokens_of` raises.
-    """
-    asked, answers = tokens_of(policy, prompts, completions)
-    answer_SC, answer_mask_SC = pad(answers, policy.tokenizer.pad_token_id, left=False, device=policy.device)
-    return Sequences.of(*policy.pad_prompts(asked), answer_SC, answer_mask_SC)
-
-
-def tokens_of(
-    policy: Policy, prompts: Sequence[Prompt], completions: list[str], places: Sequence[str] = ()
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the token ids of prompts, and of their completions with an end token.
-
-    Args:
-        policy: whose tokenizer, chat template and context they are for.
-        prompts: texts or messages.
-        completions: texts, as many.
-        places: where each demonstration stands, for messages.
-
-    Raises:
-        InputError: a prompt is empty, the chat template refuses it, or a demonstration is longer than the context.
-    """
-    asked = policy.tokens(prompts)
-    answers = policy.answers(prompts, completions)
-    for index, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
-        if len(prompt) + len(answer) > policy.longest:
-            place = places[index] if places else f"the demonstration {completions[index][:40]!r}..."
-            raise InputError(
-                f"{place}: prompt and completion have {len(prompt) + len(answer)} tokens with the end token, but the "
-                f"model reads {policy.longest}; shorten or remove it."
-            )
-    return asked, answers

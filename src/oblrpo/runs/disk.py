@@ -1,0 +1,109 @@
+"""Writing: files that a reader or a crash sees whole or not at all, one writer at a time, what a disk refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from oblrpo.errors import InputError
+
+_REFUSALS = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EIO,
+    errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+}  # fmt: skip
+
+_OF_A_FILE_ONLY = {errno.EACCES, errno.EPERM, errno.EIO}
+"""Without the name of a file these may be of a terminal, a socket or a device."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content so that a reader or a crash sees the old or the new, never a part.
+
+    Raises:
+        InputError: something that is no regular file is there (a device, a pipe, a folder), which must not be replaced.
+    """
+    _refuse_irregular(path)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the work whether `write_atomically` will be able to write there; leaves nothing behind.
+
+    Raises:
+        InputError: the file cannot be written there.
+    """
+    try:
+        _refuse_irregular(path)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.touch()
+        partial.unlink()
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL, or none
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"cannot write to {str(path)[:200]!r} ({reason}); give a file in a folder that is there."
+        ) from None
+
+
+def _refuse_irregular(path: Path) -> None:
+    if os.path.lexists(path) and not path.is_file():
+        raise InputError(f"{path} is there and is no regular file; give another.")
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the folder's files, and those below it, on the disk before it is renamed into place."""
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Put one file, or a folder's list of names, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep other processes of ours from writing into a folder or a file meanwhile; a process that dies lets go.
+
+    Raises:
+        InputError: another process is writing there.
+    """
+    lock = FileLock(path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise InputError(f"another process is writing {path}; wait for its end, or give another --output.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def disk_trouble(error: Exception) -> str:
+    """What the disk refused, in a sentence, if that is what an error says, also one of a library written in Rust."""
+    number, name = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
+    if number is None and (of_rust := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(of_rust[1])
+    if number not in _REFUSALS or (number in _OF_A_FILE_ONLY and name is None):
+        return ""
+    where = f" {str(name)[:200]!r}" if isinstance(name, (str, os.PathLike)) else ""
+    return (
+        f"the disk refused{where}: {os.strerror(number)}; mend that (room, permissions, a limit, another name), then "
+        "go on: what was written before is whole, and a run goes on with --resume."
+    )
