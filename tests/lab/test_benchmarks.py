@@ -315,7 +315,8 @@ def test_the_page_of_training_on_what_pulls(tmp_path, monkeypatch, capsys):
     assert "| rloo | 0.200 | 2.500 | 3.000 | 0.500 | 0.325 | 3.000 | 1.000 | 0.300 |" in printed
     assert "| trl-grpo | 0.500 | 1.000 | 1.000 | 0.400 | 0.300 | 10.000 | 3.333 | 1.000 |" in printed
     assert "CPU s to accuracy 0.400" in printed
-    assert "shrunk-optimal" not in printed
+    assert "| shrunk-optimal | " in printed
+    assert "oblrpo_shrunk" not in printed  # it has no runs
 
 
 def test_the_page_of_single_steps(tmp_path, monkeypatch, capsys):
