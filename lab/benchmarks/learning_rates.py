@@ -89,10 +89,10 @@ def report(grid: Grid) -> None:
 
 def report_window(schedule: str, means: dict[float, float]) -> None:
     """The rates around the best that keep nine tenths of its accuracy."""
-    found = usable(list(means), list(means.values()), USABLE)
-    low = f"{'at most ' * found.open_low}{found.low:.2g}"
-    high = f"{'at least ' * found.open_high}{found.high:.2g}"
-    print(f"\n{schedule}: usable from {low} to {high}, a factor of {found.ratio:.1f}")
+    window = usable(list(means), list(means.values()), USABLE)
+    low = f"{'at most ' * window.open_low}{window.low:.2g}"
+    high = f"{'at least ' * window.open_high}{window.high:.2g}"
+    print(f"\n{schedule}: usable from {low} to {high}, a factor of {window.high / window.low:.1f}")
 
 
 def report_auto(grid: Grid, task: str, schedule: str) -> None:

@@ -1,5 +1,6 @@
 """The commands of the laboratory as a user meets them, in this process, and runs for them to look at."""
 
+import gc
 from importlib import import_module
 
 import pytest
@@ -9,6 +10,15 @@ from oblrpo.cli import carry_out
 from tests.cli.conftest import called, dense_reward, no_page, oblrpo, small_run
 
 __all__ = ["dense_reward", "no_page", "oblrpo", "small_run"]
+
+
+@pytest.fixture
+def frozen():
+    """What is imported is no garbage, as in `python -m lab.bench`: the bench collects before every measurement."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

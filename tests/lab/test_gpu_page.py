@@ -25,6 +25,7 @@ def run_page(monkeypatch, *words):
     return stopped.value.code
 
 
+@pytest.mark.usefixtures("frozen", "no_page")
 def test_the_whole_page_in_small(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(exactness, "FAMILIES", ("llama-untied", "gpt2-tied"))
     monkeypatch.setattr(shapes, "THEN", ())

@@ -12,6 +12,8 @@ from lab.bench.tables import print_tables
 from lab.bench.workload import SHAPES, build
 from oblrpo.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("frozen")
+
 TINY = replace(
     SHAPES["short"], name="tiny", sequences=4, tokens=6, group_size=2, hidden=16, intermediate=24, layers=1,
     heads=2, kv_heads=1, head_dim=8, vocabulary=19,

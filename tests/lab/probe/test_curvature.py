@@ -64,12 +64,12 @@ def test_improvement_is_first_order_right_and_zero_at_home(policy, samples):
 
 @pytest.mark.slow
 def test_standard_errors_are_those_of_the_mean(policy):
-    """Of improvement and of curvature: the spread over 60 independent batches against what each says of itself."""
+    """Of improvement and of curvature: the spread over 40 independent batches against what each says of itself."""
     task, rollout, found = Varied(), RolloutConfig(num_generations=G, max_completion_length=5), []
     torch.manual_seed(2)
     direction = [torch.randn(p.shape).to(p) for p in policy.parameters]
-    for step in range(60):
-        drawn = curvature.draw(policy, Rewards(task), task.train_batch(step, 16), rollout)
+    for step in range(40):
+        drawn = curvature.draw(policy, Rewards(task), task.train_batch(step, 10), rollout)
         bend = curvature.curvature_along(policy, drawn, direction)
         with torch.no_grad():
             for sign in (1, -1):
