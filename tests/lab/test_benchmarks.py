@@ -10,15 +10,16 @@ import pytest
 import torch
 
 import oblrpo as oblrpo_package
-from lab.benchmarks import prior_coupling
+from lab.benchmarks import data_rows, prior_coupling
 from lab.benchmarks.real_scores import Drawn, Source, exponent, proxies
-from oblrpo.config import PolicyConfig, TrainConfig
+from oblrpo.config import PolicyConfig, TaskConfig, TrainConfig
 from oblrpo.estimators import Prior, baseline
 from oblrpo.estimators.rules import mean_kl
 from oblrpo.policy import make_policy
 from oblrpo.scores import Features
 from oblrpo.settings import load_recipe
 from oblrpo.tasks.addition import AdditionTask
+from oblrpo.trainer.task import task_of
 
 ROOT = Path(__file__).parents[2]
 COMPARISONS = sorted((ROOT / "lab" / "comparisons").glob("*.yaml"))
@@ -687,3 +688,17 @@ def test_runs_of_batch_sizes(tmp_path, monkeypatch, capsys):
     _, settings = made[0][1]["path", "SGD", 640, 8, "off:1e-3", 0]
     assert settings["optimizer_args"] == {"momentum": 0.9}
     assert (settings["prompts_per_step"], settings["num_generations"], settings["learning_rate"]) == (8, 4, 1e-3)
+
+
+def test_rows_of_data_are_the_same_of_both_kinds(tmp_path):
+    problems = []
+    for file in (tmp_path / "rows.jsonl", tmp_path / "rows.csv"):
+        data_rows.write(file, 9)
+        problems.append(task_of(TrainConfig(task=TaskConfig(data=(str(file),)))).problems)
+    assert problems[0] == problems[1]
+    assert len(problems[0]) == 9
+
+
+def test_rows_of_data(monkeypatch, capsys):
+    printed = printed_by("data_rows", ["--rows", 4000, "--stages", "trainer"], monkeypatch, capsys)
+    assert re.search(r"\| trainer \| 4,000 \| \d+\.\d \| \d\.\d\d \| \d\.\d\d \|", printed)
