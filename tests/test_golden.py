@@ -14,6 +14,7 @@ import torch
 import oblrpo
 
 FOLDER = Path(__file__).parent / "golden"
+MACHINE = FOLDER / "machine.txt"  # other processors and other torches round otherwise
 TIMES, BUILT = {"step_time"}, {"hidden_size", "num_hidden_layers"}
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(6)]
 
@@ -68,6 +69,14 @@ CASES = {f"{name}-{kind}": {"algorithm": name, **given} for name in ALGORITHMS f
 CASES |= FURTHER
 
 
+def machine():
+    """This processor and this torch."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[:1]} torch {torch.__version__}\n"
+
+
 def reward(prompts, completions, **columns):
     """Of the bytes of a completion, so that most outputs differ; some have no reward where that is asked for."""
     return [sum(map(ord, text)) % 5 / 4 for text in completions]
@@ -112,9 +121,12 @@ def result(name, folder):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_is_what_it_was(name, tmp_path):
+    if os.environ.get("OBLRPO_GOLDEN") != "write" and MACHINE.read_text() != machine():
+        pytest.skip(f"the runs were made on another machine: {MACHINE.read_text().strip()}")
     now = json.loads(json.dumps(result(name, tmp_path)))
     if os.environ.get("OBLRPO_GOLDEN") == "write":
         FOLDER.mkdir(exist_ok=True)
+        MACHINE.write_text(machine())
         (FOLDER / f"{name}.json").write_text(json.dumps(now))
         return
     before = json.loads((FOLDER / f"{name}.json").read_text())

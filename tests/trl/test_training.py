@@ -129,7 +129,7 @@ class Rates(TrainerCallback):
         self.used.append(optimizer.param_groups[0]["lr"])
 
 
-@pytest.mark.parametrize("schedule", ["debiased", "off", "length"])
+@pytest.mark.parametrize("schedule", ["debiased", "off", "plugin"])
 def test_the_logs_tell_the_rate_that_was_used(tmp_path, schedule):
     """With TRL's own scheduler under it, which goes on from its own rate."""
     rates = Rates()
