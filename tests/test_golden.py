@@ -73,8 +73,8 @@ def machine():
     """This processor and this torch."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[:1]} torch {torch.__version__}\n"
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model")]  # number and name
+    return f"{names[:2]} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}\n"
 
 
 def reward(prompts, completions, **columns):
