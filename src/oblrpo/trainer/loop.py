@@ -146,8 +146,7 @@ class Trainer:
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
         of_data = (*getattr(self.task, "notes", ()), *self.demonstrations.notes)
-        of_baseline = self.learner.baseline.notes(self.config.rollout.prompts_per_step)
-        for note in (*of_data, *of_baseline, *self.notes, *lost, *self._set_aside()):
+        for note in (*of_data, *self.notes, *lost, *self._set_aside()):
             progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -21,16 +22,14 @@ from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import flatten
+from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
+from oblrpo.step.ledger import VarianceLedger
+from oblrpo.step.reference import Reference
+from oblrpo.step.selection import SELECTIONS
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
-from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.baseline import step_baseline
-from oblrpo.trainer.movement import Movement
+from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer
-from oblrpo.trainer.reference import Reference
-from oblrpo.trainer.score_norms import SCORE_NORMS
-from oblrpo.trainer.selection import Selection
-from oblrpo.trainer.variance_ledger import VarianceLedger
 
 SMALL_MODEL = 5_000_000
 
@@ -128,7 +127,9 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
-    if not Selection.of(config.algorithm).draws:
+    if config.algorithm.train_on not in SELECTIONS:
+        raise InputError(f"train_on must be all, exact or compute-optimal, not {config.algorithm.train_on!r}.")
+    if not _draws(config):
         return
     entry, told = BASELINES[algorithm.baseline], f"train_on {config.algorithm.train_on!r}"
     if "norm2_PG" in entry.needs and config.scores.score_norms == "exact":
@@ -180,6 +181,11 @@ def _check_prompts(rollout: RolloutConfig) -> None:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
 
 
+def _draws(config: TrainConfig) -> bool:
+    """Whether outputs are drawn, and count in proportion."""
+    return config.algorithm.train_on == "compute-optimal"
+
+
 def _micro_batches(rollout: RolloutConfig) -> MicroBatches:
     return MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
 
@@ -225,8 +231,7 @@ def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
     """
     entry = BASELINES[resolve(config.algorithm, config.optim).baseline]
     known_early = "norm2_PG" not in entry.needs and not entry.by_token
-    selection = Selection.of(config.algorithm)
-    features = selection.draws or (selection.rule == "exact" and known_early)
+    features = _draws(config) or (config.algorithm.train_on == "exact" and known_early)
     return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features)
 
 
@@ -254,13 +259,14 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             kl=None if optim.schedule_kl == -1 else optim.schedule_kl,
             rounds=policy.rounds,
         )
-        by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
-        baseline = step_baseline(algorithm.baseline, config.algorithm, scores, by_length)
+        by_length = bool(rollout.tokens_per_micro_batch) and not _draws(config)
+        weights = RewardWeights(scores.score_norms, scores.calibration_steps)
+        baseline = StepBaseline(algorithm.baseline, weights, past_only=by_length)
         every = 0 if scores.ledger == "off" else scores.ledger_steps
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
-    beta = config.algorithm.beta
+    beta, uncorrected = config.algorithm.beta, rollout.sampler_correction == "none"
     return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
@@ -270,7 +276,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         baseline=baseline,
         tape=tape,
         ledger=ledger,
-        movement=Movement(policy, rollout.temperature, optim.schedule_kl_every, row_batches(rollout)),
+        movement=Movement(policy, rollout.temperature, row_batches(rollout)),
         schedule=schedule,
         optimizer=optimizer,
         scheduler=get_scheduler(optim.lr_scheduler_type, optimizer, 0, config.run.steps * iterations),
@@ -278,7 +284,8 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         micro_batches=micro_batches,
         num_iterations=iterations,
         max_grad_norm=optim.max_grad_norm,
-        selection=Selection.of(config.algorithm),
+        train_on=config.algorithm.train_on,
+        clip_max=None if uncorrected else rollout.importance_sampling_clip_max or math.inf,
         reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
     )
 

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches
-from oblrpo.trainer.results import Gradient, by_token
+from oblrpo.step.gradient import Gradient, by_token
+
+EVERY = 4
+"""One output in so many is scored again."""
 
 
 class Movement:
@@ -18,24 +21,26 @@ class Movement:
     Args:
         policy: the policy that is updated.
         temperature: the temperature of sampling.
-        every: how many of the batch's outputs one that is scored stands for.
         micro_batches: how many outputs go through the model at a time, each a group of its own.
     """
 
-    def __init__(self, policy: Policy, temperature: float, every: int, micro_batches: MicroBatches) -> None:
-        self.policy, self.temperature, self.every, self.micro_batches = policy, temperature, every, micro_batches
+    def __init__(self, policy: Policy, temperature: float, micro_batches: MicroBatches) -> None:
+        self.policy, self.temperature, self.micro_batches = policy, temperature, micro_batches
 
     def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
         """Return a function that tells, after the update, by how much the tokens' log pi has changed, (some S, C).
 
         Where the policy rounds it tells log pi itself.
         """
-        rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
-        chosen = gradient.batch.sequences.at(rows)
+        rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[::EVERY]
+        return self.of(gradient.batch.sequences.at(rows), lambda: gradient.logp_SC[rows])
+
+    def of(self, chosen: Sequences, logp_SC: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """The same of these rows, with a function that tells their log pi before, NaN where that is not known."""
         if self.policy.rounds:  # then the schedule compares forwards of these rows alone (`SNRSchedule`)
             return lambda: self._logp_SC(chosen)
-        before_SC = gradient.logp_SC[rows, : chosen.own_SC.shape[1]]
-        if not before_SC.isfinite().all():  # it did not go through the model
+        before_SC = logp_SC()[:, : chosen.own_SC.shape[1]]
+        if not before_SC.isfinite().all():  # some did not go through the model
             before_SC = self._logp_SC(chosen)
         return lambda: self._logp_SC(chosen) - before_SC
 
