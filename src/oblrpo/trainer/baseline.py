@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from oblrpo import estimators
-from oblrpo.config import AlgorithmConfig, ScoresConfig
 from oblrpo.errors import InputError, check_finite
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Logps
 from oblrpo.scores import ScoreTape
+from oblrpo.settings import AlgorithmConfig, ScoresConfig
 from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.results import Part, by_output
 from oblrpo.trainer.score_norms import ScoreNorms, join

@@ -8,8 +8,6 @@ import torch
 from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, ratio_of, resolve
-from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
-from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.memory import keep_freed
@@ -20,7 +18,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import flatten
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
