@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from oblrpo.config import AlgorithmConfig, OptimConfig
 from oblrpo.errors import InputError
+from oblrpo.settings import AlgorithmConfig, OptimConfig
 
 if TYPE_CHECKING:
     from oblrpo.estimators import Ratio

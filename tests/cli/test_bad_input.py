@@ -10,9 +10,7 @@ from safetensors.torch import load_file
 
 from oblrpo import cli
 from oblrpo.checksums import write_sums
-from oblrpo.config import TrainConfig
-from oblrpo.constraints import refuse_idle
-from oblrpo.settings import RECIPES, load_recipe, recipe_settings
+from oblrpo.settings import RECIPES, TrainConfig, load_recipe, recipe_settings, refuse_idle
 from oblrpo.tasks import PathTask
 from tests.cli.conftest import complained
 

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from oblrpo.cli.train_help import documented
-from oblrpo.config import TrainConfig
 from oblrpo.estimators import BASELINES
-from oblrpo.settings import flatten
+from oblrpo.settings import TrainConfig, flatten
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
@@ -418,6 +417,6 @@ def test_report_to_tensorboard_and_resume(small_run, oblrpo, tmp_path):
 
 
 def test_the_package_runs_without_its_source_folder():
-    import oblrpo.config
+    import oblrpo
 
-    assert (Path(oblrpo.config.__file__).parent / "recipes" / "demo.yaml").is_file()
+    assert (Path(oblrpo.__file__).parent / "recipes" / "demo.yaml").is_file()

@@ -6,7 +6,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from oblrpo.config import (
+from oblrpo.estimators import depends_on_own_output
+from oblrpo.settings import (
     AlgorithmConfig,
     OptimConfig,
     PolicyConfig,
@@ -17,7 +18,6 @@ from oblrpo.config import (
     TrainConfig,
     WarmStartConfig,
 )
-from oblrpo.estimators import depends_on_own_output
 from oblrpo.trainer.loop import Trainer
 from oblrpo.trainer.progress import Progress
 

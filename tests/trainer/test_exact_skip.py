@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import ScoresConfig
 from oblrpo.estimators import BASELINES
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import TransformersSampler
+from oblrpo.settings import ScoresConfig
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.results import Step
 from tests.trainer.learners import learner_of

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS, Algorithm, ratio_of, resolve
-from oblrpo.config import AlgorithmConfig, OptimConfig, ScoresConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import NORMALISATIONS, RATIOS, WEIGHTINGS, baseline, baseline_inputs, moments
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
+from oblrpo.settings import AlgorithmConfig, OptimConfig, ScoresConfig, TrainConfig
 from oblrpo.trainer.results import clip_metrics
 from oblrpo.trainer.setup import check
 from tests.scores.stay_double import StayDouble

@@ -9,11 +9,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oblrpo.algorithms import ALGORITHMS, Algorithm
-from oblrpo.config import ScoresConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Policy, Sequences, byte_tokenizer
 from oblrpo.rollout import TransformersSampler, sample
+from oblrpo.settings import ScoresConfig
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 from tests.scores.stay_double import StayDouble

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from oblrpo.config import TrainConfig
+from oblrpo.settings import TrainConfig
 from oblrpo.step import Sampled
 from oblrpo.tasks import Problem, Task
 from oblrpo.trainer.learner import Learner, StepResult

@@ -9,8 +9,6 @@ import torch
 from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, ratio_of, resolve
-from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
-from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.memory import keep_freed
@@ -21,7 +19,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import flatten
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten
 from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.reference import Reference
