@@ -46,7 +46,7 @@ def measure(arguments: argparse.Namespace) -> None:
     rollouts = Rollouts(Sequences(ids_ST, torch.ones_like(ids_ST), own_ST, arguments.prompt), [], None)
     for step in (1, 2):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        learner.learn(rollouts, torch.rand(arguments.prompts, arguments.generations), step=step)
+        learner.learn(sampled(rollouts, torch.rand(arguments.prompts, arguments.generations)), step=step)
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
     print(json.dumps({"peak": peak / GB, "foretold": foretold.total / GB, "activations": foretold.activations / GB}))
 

@@ -32,7 +32,7 @@ from oblrpo.policy import load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
-from oblrpo.trainer.algorithm1 import Learner
+from oblrpo.trainer import Learner
 from oblrpo.trainer.setup import make_learner, set_threads
 from oblrpo.trainer.task import task_of
 
@@ -103,9 +103,9 @@ def variance(learner: Learner, seed: int, draws: int) -> dict[str, float]:
     batch = learner.batch(sampled.rollouts, sampled.rewards_PG, sampled.valid_PG)
     learner.ledger.every = 1
     learner.ledger.metrics(batch, learner.baseline.prior, 1)
-    drawn, _ = learner.gradient(batch, 1)
+    drawn = learner.gradient(batch, 1)
     found = learner.ledger.of_draw(drawn.batch)
-    whole, _ = learner.gradient(replace(batch, keep_PG=torch.ones_like(batch.rewards_PG)), 1)
+    whole = learner.gradient(replace(batch, keep_PG=torch.ones_like(batch.rewards_PG)), 1)
     mean = [p.grad.clone() for p in learner.policy.parameters if p.grad is not None]
     squares = []
     for _ in range(draws):

@@ -82,7 +82,7 @@ def test_the_head_is_taken_apart_only_where_it_is_one_product(name, plain):
     own_ST = mask_ST.clone()
     own_ST[:, :3] = 0
     batch = Sequences(ids_ST, mask_ST, own_ST, 3)
-    found = policy.logps(batch, 0.7, features=True)
+    found = policy.logps(batch, 0.7)
     for row, mask in enumerate(mask_ST.bool()):
         count = int(own_ST[row].sum())
         ids = ids_ST[row][mask]

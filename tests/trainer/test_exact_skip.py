@@ -12,15 +12,12 @@ from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import TransformersSampler
 from oblrpo.settings import ScoresConfig
 from oblrpo.trainer.metrics import step_metrics
-from oblrpo.trainer.results import Step
-from tests.trainer.learners import learner_of
+from oblrpo.trainer import StepResult
+from tests.trainer.learners import learner_of, sampled
 
 P, G, LONGEST = 5, 3, 4
-UNWEIGHTED = [
-    name for name, row in ALGORITHMS.items()
-    if "norm2_PG" not in BASELINES[row.baseline].needs and not BASELINES[row.baseline].by_token
-]  # fmt: skip
-AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo", "length16"}
+UNWEIGHTED = [name for name, row in ALGORITHMS.items() if "norm2_PG" not in BASELINES[row.baseline].needs]
+AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo"}
 """Baselines under which a prompt whose outputs have earned the same gives no gradient."""
 
 
@@ -43,13 +40,13 @@ def pass_of(policy, algorithm, rollouts, rewards_PG, valid_PG=None, **settings):
     rows: list[int] = []
     counting = policy.model.base_model.register_forward_hook(lambda *seen: rows.append(len(seen[2][0])))
     try:
-        gradient, parts = learner.gradient(learner.batch(rollouts, rewards_PG, valid_PG), 1)
+        gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG, valid_PG)), 1)
     finally:
         counting.remove()
     flat = torch.cat([p.grad.flatten() for p in policy.parameters])
-    update = dataclasses.replace(learner.update(gradient), further=learner.baseline.learn(parts))
+    update = dataclasses.replace(learner.update(gradient), further=learner.baseline.learn(sampled(parts)))
     valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG
-    return flat, step_metrics(1, Step(rollouts, rewards_PG, valid_PG, [update]), 0), sum(rows), gradient
+    return flat, step_metrics(1, StepResult(rollouts, rewards_PG, valid_PG, [update]), 0), sum(rows), gradient
 
 
 def without_schedule(name):
@@ -127,14 +124,14 @@ def test_all_go_through_where_more_than_the_gradient_is_asked_for(tiny_policy, r
 
 def test_norms_are_those_of_all_outputs_in_a_step_that_compares_them(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, without_schedule("rloo"), schedule="off")
-    batch = learner.batch(rollouts, rewards_PG)
-    assert learner.gradient(batch, 1)[0].trained == pytest.approx(2 / 5)
-    assert learner.gradient(batch, 10)[0].trained == 1
+    batch = learner.batch(sampled(rollouts, rewards_PG))
+    assert learner.gradient(batch, 1).trained == pytest.approx(2 / 5)
+    assert learner.gradient(batch, 10).trained == 1
 
 
 def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=0.5, schedule_kl_every=1)
-    gradient, _ = learner.gradient(learner.batch(rollouts, rewards_PG), 1)
+    gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)), 1)
     change = learner.movement.watch(gradient)
     own_SC, before_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
     learner.optimizer.step()
@@ -168,7 +165,7 @@ def test_outputs_that_earned_nothing_are_skipped_by_every_method(tiny_policy, ro
     for train_on in ("all", "exact"):
         scores = ScoresConfig(score_method=method, ledger="off")
         learner = learner_of(tiny_policy, "reinforce", scores=scores, train_on=train_on)
-        gradient, parts = learner.gradient(learner.batch(rollouts, rewards_PG), 1)
+        gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)), 1)
         grads = [p.grad.clone() for p in tiny_policy.parameters]
         found[train_on] = [*grads, gradient.group_norm2_P, torch.tensor([gradient.moments.signal2, gradient.norm2])]
         assert len(parts) == 1
