@@ -23,9 +23,9 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.settings import PolicyConfig
-from oblrpo.tasks import make_task
-from oblrpo.step.off_policy import OffPolicyBatch
 from oblrpo.step.ledger import VarianceLedger
+from oblrpo.step.off_policy import OffPolicyBatch
+from oblrpo.tasks import make_task
 
 
 def gradient(policy) -> torch.Tensor:

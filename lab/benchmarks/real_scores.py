@@ -28,17 +28,17 @@ from oblrpo.rollout import sample
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, ScoreTape, agreement
 from oblrpo.scores.proxies import log_error
 from oblrpo.settings import TrainConfig, load_recipe
+from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.off_policy import OffPolicyBatch
 from oblrpo.step.weights import join
 from oblrpo.trainer.task import task_of
-from oblrpo.step.ledger import VarianceLedger
 
 
 @dataclass(frozen=True)
 class Drawn:
     """A batch of completions with what the tables need of it."""
 
-    batch: Batch
+    batch: OffPolicyBatch
     features: Features
     norm2_S: torch.Tensor
 

@@ -11,8 +11,8 @@ from oblrpo.estimators import BASELINES
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import TransformersSampler
 from oblrpo.settings import ScoresConfig
-from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer import StepResult
+from oblrpo.trainer.metrics import step_metrics
 from tests.trainer.learners import learner_of, sampled
 
 P, G, LONGEST = 5, 3, 4
@@ -44,7 +44,7 @@ def pass_of(policy, algorithm, rollouts, rewards_PG, valid_PG=None, **settings):
     finally:
         counting.remove()
     flat = torch.cat([p.grad.flatten() for p in policy.parameters])
-    update = dataclasses.replace(learner.update(gradient), further=learner.baseline.learn(sampled(parts)))
+    update = dataclasses.replace(learner.update(gradient), further=learner.of_first(gradient))
     valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG
     return flat, step_metrics(1, StepResult(rollouts, rewards_PG, valid_PG, [update]), 0), sum(rows), gradient
 
@@ -168,7 +168,7 @@ def test_outputs_that_earned_nothing_are_skipped_by_every_method(tiny_policy, ro
         gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)), 1)
         grads = [p.grad.clone() for p in tiny_policy.parameters]
         found[train_on] = [*grads, gradient.group_norm2_P, torch.tensor([gradient.moments.signal2, gradient.norm2])]
-        assert len(parts) == 1
+        assert len(gradient.parts) == 1
     assert gradient.trained < 1
     for one, other in zip(found["all"], found["exact"], strict=True):
         torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6 * float(one.abs().max()))

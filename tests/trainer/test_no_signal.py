@@ -9,10 +9,10 @@ from oblrpo.algorithms import ALGORITHMS
 from oblrpo.estimators import RULES, Prior
 from oblrpo.rollout import sample
 from oblrpo.settings import OptimConfig
+from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.optimizers import make_optimizer
-from oblrpo.trainer import StepResult
 from tests.trainer.learners import learner_of, sampled
 
 P, G, LONGEST = 2, 2, 3

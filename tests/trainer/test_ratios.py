@@ -17,6 +17,7 @@ from oblrpo.step.off_policy import clip_metrics
 from oblrpo.trainer.setup import check
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
+from tests.trainer.learners import sampled
 
 P, G, LONGEST = 4, 3, 6
 LOW, HIGH = 0.1, 0.15

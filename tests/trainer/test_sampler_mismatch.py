@@ -15,8 +15,8 @@ from oblrpo.policy import Policy, Sequences, byte_tokenizer
 from oblrpo.rollout import TransformersSampler, sample
 from oblrpo.scores import oracle
 from oblrpo.settings import ScoresConfig
-from oblrpo.trainer.monitors import Monitors
 from oblrpo.step.off_policy import SamplerMismatch
+from oblrpo.trainer.monitors import Monitors
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
 from tests.trainer.learners import one_pass, sampled

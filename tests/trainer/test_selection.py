@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+from oblrpo import estimators
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.errors import InputError
 from oblrpo.estimators import selection as chances
@@ -13,11 +14,11 @@ from oblrpo.estimators import systematic
 from oblrpo.rollout import TransformersSampler
 from oblrpo.rollout.vllm import features_of_logps
 from oblrpo.scores import ScoreTape
-from oblrpo.settings import AlgorithmConfig, ScoresConfig
-from oblrpo.trainer import selection
-from oblrpo.trainer.metrics import step_metrics
+from oblrpo.settings import AlgorithmConfig, ScoresConfig, TrainConfig
+from oblrpo.step import selection
 from oblrpo.trainer import StepResult
-from oblrpo.trainer.selection import Selection
+from oblrpo.trainer.metrics import step_metrics
+from oblrpo.trainer.setup import check
 from tests.estimators.test_selection import starts_of_intervals
 from tests.trainer.learners import learner_of, sampled
 
@@ -70,18 +71,18 @@ def keep_seldom(monkeypatch):
 def every_draw(learner, batch, drawn_at):
     """Numbers for the draws, with the probability of what they lead to."""
     seen = []
-    find = Selection._chances
+    find = estimators.chances_of_least_work
 
-    def noted(self, *inputs):
-        seen.append(find(self, *inputs))
+    def noted(*inputs):
+        seen.append(find(*inputs))
         return seen[-1]
 
-    Selection._chances = noted
+    estimators.chances_of_least_work = noted
     drawn_at(torch.full((P, 1), 1 - 1e-6, dtype=torch.float64))  # keeps something
     try:
         learner.gradient(batch, 1)
     finally:
-        Selection._chances = find
+        estimators.chances_of_least_work = find
     rows = []
     for chance_G in seen[0].chance_PG:
         edges = starts_of_intervals(chance_G)
@@ -254,4 +255,4 @@ def test_a_sampler_that_tells_nothing_is_refused(tiny_policy, rollouts, rewards_
 @pytest.mark.parametrize("word", ["most", "0.4", "tolerance"])
 def test_words_that_name_no_selection_are_refused(word):
     with pytest.raises(InputError, match="train_on must be all, exact or compute-optimal"):
-        Selection.of(AlgorithmConfig(train_on=word))
+        check(TrainConfig(algorithm=AlgorithmConfig(train_on=word)))

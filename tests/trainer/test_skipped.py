@@ -10,8 +10,8 @@ import torch
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
-from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer import StepResult
+from oblrpo.trainer.metrics import step_metrics
 from tests.trainer.learners import learner_of, sampled
 
 P, G, LONGEST = 3, 3, 4
@@ -105,7 +105,9 @@ def test_a_second_update_that_is_not_finite_leaves_the_first(tiny_policy, rollou
     assert len(updates) == 1
     assert learner.skipped == "gradient of a prompt"
     assert same(everything(learner), once)
-    metrics = step_metrics(1, StepResult(rollouts, REWARDS, torch.ones(P, G, dtype=torch.bool), updates, learner.skipped), 9)
+    metrics = step_metrics(
+        1, StepResult(rollouts, REWARDS, torch.ones(P, G, dtype=torch.bool), updates, learner.skipped), 9
+    )
     assert metrics["skipped"] == 1
     assert metrics["learning_rate"] > 0
     learner.learn(sampled(rollouts, REWARDS))
