@@ -44,7 +44,8 @@ def one_at_a_time(policy, batch, temperature):
 def test_padding_changes_no_log_probability(tiny_policy):
     torch.manual_seed(0)
     drawn = sample(tiny_policy, ["a", "abcdef", "xy"], 3, 9, temperature=0.8)
-    logps_S, _, entropy_SC, *_ = tiny_policy.logps(drawn.sequences, temperature=0.8)
+    logps = tiny_policy.logps(drawn.sequences, temperature=0.8)
+    logps_S, entropy_SC = logps.logps_S, logps.entropy_SC
     torch.testing.assert_close(logps_S, one_at_a_time(tiny_policy, drawn.sequences, 0.8), rtol=1e-4, atol=1e-4)
     assert entropy_SC.shape == drawn.sequences.completion_SC.shape
     trimmed = drawn.sequences.at(slice(0, 3))
@@ -100,7 +101,7 @@ def test_the_head_is_taken_apart_only_where_it_is_one_product(name, plain):
 
 def test_entropy_is_that_of_the_sampling_distribution(tiny_policy):
     batch = tiny_policy.sequences(["ab"], ["c"])
-    _, _, entropy_SC, *_ = tiny_policy.logps(batch, temperature=0.5)
+    entropy_SC = tiny_policy.logps(batch, temperature=0.5).entropy_SC
     probability = (tiny_policy.model(batch.prompt_SQ).logits[0, -1] / 0.5).softmax(0)
     assert entropy_SC[0, 0].item() == pytest.approx(-(probability * probability.log()).sum().item(), rel=1e-4)
 

@@ -106,8 +106,8 @@ def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, batch):
     one_pass(learner_of(tiny_policy), rollouts.sequences, rewards_PG, old_logp_SC)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
-    norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(rollouts.sequences)[0]).view(P, G)
-    rho_PG = (tiny_policy.logps(rollouts.sequences)[0].view(P, G) - old_logps_PG).exp()
+    norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(rollouts.sequences).logps_S).view(P, G)
+    rho_PG = (tiny_policy.logps(rollouts.sequences).logps_S.view(P, G) - old_logps_PG).exp()
     baseline_PG = estimators.baseline("oblr", rewards_PG, norm2_PG=norm2_PG * rho_PG.detach() ** 2)
     (-(rho_PG * (rewards_PG - baseline_PG)).mean()).backward()
     expected = grads(tiny_policy)
@@ -193,17 +193,18 @@ def test_rewarding_one_completion_makes_it_likelier(tiny_policy, algorithm, opti
     rewards_PG = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
     rate = 0.05 if optimizer is torch.optim.SGD else 1e-3
     learner = learner_of(tiny_policy, algorithm, optimizer, rate, schedule_floor=1.0)
-    before = tiny_policy.logps(rollouts.sequences)[0]
+    before = tiny_policy.logps(rollouts.sequences).logps_S
     for _ in range(5):
         learner.learn(sampled(rollouts, rewards_PG))
-    gain_PG = (tiny_policy.logps(rollouts.sequences)[0] - before).view(2, 4)
+    gain_PG = (tiny_policy.logps(rollouts.sequences).logps_S - before).view(2, 4)
     assert gain_PG[rewards_PG == 1].min() > gain_PG[rewards_PG == 0].mean()
 
 
 def test_the_shrunk_baseline_sees_earlier_blocks_and_steps_only(tiny_policy, batch):
     """In micro-batches a prompt's prior is that of its block's other prompts, of the blocks before, and of the past."""
     rollouts, rewards_PG = batch
-    learner = learner_of(tiny_policy, "oblrpo_shrunk", micro_batch=2, prior_strength=3.0)
+    learner = learner_of(tiny_policy, "oblrpo_shrunk", micro_batch=2)
+    learner.baseline.prior = estimators.Prior(3.0)
     estimate = one_pass(learner, rollouts.sequences, rewards_PG)
     prior = estimators.Prior(3.0)
     expected = []

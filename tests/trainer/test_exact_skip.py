@@ -141,7 +141,7 @@ def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
 
 def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
     """Prompts of which three, then one, of the outputs are chosen; the mean is over all three all the same."""
-    batch = learner_of(tiny_policy, "rloo").batch(rollouts, rewards_PG)
+    batch = learner_of(tiny_policy, "rloo").batch(sampled(rollouts, rewards_PG))
     chosen_PG = torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]]).bool()
     parts = list(batch.parts(MicroBatches(prompts=2), chosen_PG))
     assert [part.index_P.tolist() for part in parts] == [[0, 1], [3, 4]]

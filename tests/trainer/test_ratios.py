@@ -214,8 +214,8 @@ def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, corr
     own_SC, logp_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
     from_SC = logp_SC if name == "sequence" else old_SC
     rho_PG = ((from_SC - sampler_SC) * own_SC).sum(1).exp().clamp(max=3).view(P, G)
-    wanted_PG = rho_PG if name == "sequence" else rho_PG * plain.batch.rho_PG
-    torch.testing.assert_close(gradient.batch.rho_PG, wanted_PG if correction == "truncated" else plain.batch.rho_PG)
+    wanted_PG = rho_PG if name == "sequence" else rho_PG * plain.rho_PG
+    torch.testing.assert_close(gradient.rho_PG, wanted_PG if correction == "truncated" else plain.rho_PG)
 
 
 def test_a_batch_that_is_clipped_away_changes_nothing(tiny_policy, batch):

@@ -191,7 +191,7 @@ def test_later_updates_are_weighed_against_the_sampler(tiny_policy, drawn, corre
     for update in updates:
         now_PG = update.gradient.logps_PG
         expected = (now_PG - mu_PG).exp().clamp(max=1.05) if correction == "truncated" else (now_PG - old_PG).exp()
-        torch.testing.assert_close(update.gradient.batch.rho_PG, expected, rtol=1e-4, atol=0)
+        torch.testing.assert_close(update.gradient.rho_PG, expected, rtol=1e-4, atol=0)
     assert float((updates[2].gradient.logps_PG - old_PG).abs().max()) > 1e-3
     assert "sampling/truncated_ratio" in updates[0].further
     assert "sampling/truncated_ratio" not in updates[1].further
@@ -201,7 +201,7 @@ def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, drawn):
     learner = learner_of(tiny_policy, Algorithm("rloo", schedule="ess"), temperature=0.8)
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     update = learner.learn(sampled(drawn, rewards_PG))[0]
-    rho_S = update.gradient.batch.rho_PG.flatten()
+    rho_S = update.gradient.rho_PG.flatten()
     assert update.factor == pytest.approx(float((rho_S.mean() ** 2 / rho_S.square().mean()).sqrt()))
     assert update.factor < 1
 

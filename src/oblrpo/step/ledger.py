@@ -131,6 +131,7 @@ class VarianceLedger:
                 if weight_SC is not None:
                     weight = weight_SC[start : start + batch.count, : output.logp_SC.shape[1]]
                     scored_S = (output.logp_SC * weight.to(output.logp_SC) * batch.own_SC).sum(1)
+                check_finite("log-probability", scored_S.detach())
                 tape.record(scored_S)
             start += batch.count
             outputs.append(output.detached())

@@ -26,13 +26,14 @@ class Movement:
 
     def __init__(self, policy: Policy, temperature: float, micro_batches: MicroBatches) -> None:
         self.policy, self.temperature, self.micro_batches = policy, temperature, micro_batches
+        self.every = EVERY
 
     def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
         """Return a function that tells, after the update, by how much the tokens' log pi has changed, (some S, C).
 
         Where the policy rounds it tells log pi itself.
         """
-        rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[::EVERY]
+        rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
         return self.of(gradient.batch.sequences.at(rows), lambda: gradient.logp_SC[rows])
 
     def of(self, chosen: Sequences, logp_SC: Callable[[], Tensor]) -> Callable[[], Tensor]:
