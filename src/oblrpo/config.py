@@ -200,7 +200,7 @@ class AlgorithmConfig:
     """oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, vcpo or js."""
     baseline: str = ""
     """none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal, leave-one-out), oblr_shrunk (the same,
-    shrunk towards other prompts), oblr_crossfit (from the other half), opo, eob or vcpo."""
+    shrunk towards other prompts), opo, eob or vcpo."""
     normalisation: str = ""
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
