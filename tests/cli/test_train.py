@@ -282,10 +282,10 @@ def test_a_recipe_file_and_flags_over_it(oblrpo, tmp_path):
 
 
 @pytest.mark.usefixtures("dense_reward")
-@pytest.mark.parametrize("baseline", ["oblr", "oblr_crossfit"])
+@pytest.mark.parametrize("baseline", ["oblr", "rloo"])
 def test_every_exact_way_trains_alike(small_run, tmp_path, baseline):
     ways = {"auto": {}, "gram": {}, "two_pass": {}, "budget": {"score_method": "auto", "score_memory_mb": 100}}
-    if baseline == "oblr_crossfit":
+    if baseline == "rloo":
         ways["folds"] = {}
     for name, settings in ways.items():
         settings = {"score_method": name, "steps": 2, "calibration_steps": 1} | settings
