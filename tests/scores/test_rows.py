@@ -111,7 +111,8 @@ def test_the_check_is_made_once_a_model_and_where_there_is_something_to_check():
         with ScoreTape(model) as tape:
             counts.append(backwards(tape, logps(model, data[0][rows], data[1][rows], data[2])))
     with GroupTape(model) as tape, Backwards() as mode:
-        tape.accumulate(logps(model, *data), torch.ones(6))
+        tape.record(logps(model, *data))
+        tape.accumulate(torch.ones(6))
     assert [*counts, mode.count] == [1, 2, 1, 1]
     with ScoreTape(copy.deepcopy(model), check_rows=False) as tape:
         assert backwards(tape, logps(tape.model, *data)) == 1

@@ -121,7 +121,7 @@ class ScoreTape:
             ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or an argument is
                 out of place.
         """
-        check_logps(self._recorder, logps_S, self._used, "record")
+        check_logps(self._recorder, logps_S, self._used)
         if (gram or sketches) and self.method != "streamed":
             raise ValueError('record takes gram and sketches for method="streamed" only; others can do so later.')
         S = logps_S.shape[0]
