@@ -58,8 +58,8 @@ def metrics(trainer, device):
     [
         ("oblr_shrunk", {"ledger_steps": 1, "calibration_steps": 1}),  # sketches; every baseline
         ("oblr", {"ledger": "exact", "ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
-        ("rloo", {"ledger": "off", "score_method": "folds", "rollout": {"prompts_per_micro_batch": 2}}),
-        ("oblr", {"score_method": "projected", "rollout": {"sampler_logps": True}}),
+        ("rloo", {"ledger": "off", "rollout": {"prompts_per_micro_batch": 2}}),
+        ("oblr", {"score_method": "gram", "rollout": {"sampler_logps": True}}),
         ("opo", {"score_method": "two_pass"}),
     ],
 )

@@ -158,7 +158,7 @@ def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
     assert not list(batch.parts(MicroBatches(), chosen_PG & False))
 
 
-@pytest.mark.parametrize("method", ["auto", "two_pass", "folds"])
+@pytest.mark.parametrize("method", ["auto", "two_pass"])
 def test_outputs_that_earned_nothing_are_skipped_by_every_method(tiny_policy, rollouts, rewards_PG, method):
     """Without a baseline the outputs that earned nothing are, which leaves prompts of different sizes."""
     found = {}

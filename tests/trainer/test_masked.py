@@ -259,18 +259,6 @@ def test_a_token_mean_counts_the_tokens_of_valid_outputs_alone(policy, batch):
     close(ours, grads(policy))
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINABLE if BASELINES[name].spanned])
-def test_folds_give_the_same_gradient(policy, batch, name):
-    rollouts, rewards_PG = batch
-    design = Algorithm(name, BASELINES[name].normalisation)
-    given = (rollouts.sequences, rewards_PG.where(VALID, math.nan), None, 0, VALID)
-    expected = one_pass(learner_of(policy, design), *given)
-    exact = grads(policy)
-    folds = one_pass(learner_of(policy, design, scores=ScoresConfig("folds", ledger="off")), *given)
-    close(grads(policy), exact, rtol=1e-7)
-    assert folds.moments.trace_cov == pytest.approx(expected.moments.trace_cov)
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_stands_in_the_place_of_a_missing_reward_reaches_nothing(policy, batch, algorithm):
     rollouts, rewards_PG = batch

@@ -82,7 +82,6 @@ class TrainKeywords(TypedDict, total=False):
     epsilon: float
     epsilon_high: float
     score_method: str
-    score_memory_mb: int
     score_norms: str
     calibration_steps: int
     ledger: Literal["projected", "exact", "off"]

@@ -219,9 +219,7 @@ class ScoresConfig:
     """How one backward gives squared score norms and the gradient, and what weighs rewards in the baseline."""
 
     score_method: str = "auto"
-    """auto, gram, instantiate, two_pass: exact; folds: exact, for a baseline per fold; projected: unbiased estimate."""
-    score_memory_mb: Annotated[int, Range(0)] = 0
-    """Memory (MB) that `auto` may use to keep more per-sequence gradients multiplied out, which saves time."""
+    """What is kept of a backward for norms and gradient, all exact: auto, gram, instantiate, or two_pass (nothing)."""
     score_norms: str = "exact"
     """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length, length16,
     logit, calibrated (a regression on exact norms of earlier steps)."""

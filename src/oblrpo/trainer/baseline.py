@@ -41,7 +41,6 @@ class StepBaseline:
     def __init__(self, name: str, config: AlgorithmConfig, scores: ScoresConfig, by_length: bool = False) -> None:
         self.name, self.entry = name, BASELINES[name]
         self.score_norms = ScoreNorms(scores, "norm2_PG" in self.entry.needs)
-        self._whole_groups = scores.score_method == "folds"  # whose sums are of groups of one size
         strength = config.prior_strength if config.prior_strength >= 0 else None
         self.prior = estimators.Prior(strength, config.prior_memory, past_only=by_length)
         """The prior, which holds what earlier steps say."""
@@ -107,13 +106,7 @@ class StepBaseline:
 
     def record(self, tape: ScoreTape, part: Batch, logps: Logps) -> None:
         """Run the backward whose per-sequence gradients are the scores grad log pi(o|q), their tokens weighed."""
-        scored_S = part.scored(logps.logp_SC)
-        if tape.method != "folds":
-            tape.record(scored_S)
-            return
-        # Sums a prompt instead of a gradient a sequence: what spans the advantages must be known beforehand.
-        basis_PGK = estimators.fold_basis(part.rewards_PG, part.valid_PG) * part.share_of_mean()[..., None]
-        tape.record(scored_S, basis_SK=basis_PGK.flatten(0, 1), group_size=part.shape[1])
+        tape.record(part.scored(logps.logp_SC))
 
     def norms(self, tape: ScoreTape, step: int) -> Tensor | None:
         """The squared score norms of what was recorded, (S,); None in a step that has no use for them."""
@@ -193,8 +186,7 @@ class UnweightedBaseline(StepBaseline):
         if baseline_PG is None or self.score_norms.needs_norms(step) or self.needs_features(step):
             return super().pulling(batch, step)
         advantages_PG = torch.where(batch.valid_PG, batch.rewards_PG - baseline_PG, 0)
-        pulling_PG = advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()
-        return pulling_PG.any(1, keepdim=True).expand_as(pulling_PG) if self._whole_groups else pulling_PG
+        return advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()
 
     def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
         """The baseline b of every output, (P, G)."""

@@ -108,12 +108,6 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
     for key, value, table in known:
         if value not in table:
             raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
-    if scores.score_method == "folds" and not BASELINES[algorithm.baseline].spanned:
-        spanned = ", ".join(name for name, baseline in BASELINES.items() if baseline.spanned)
-        raise InputError(
-            f"score_method folds keeps three sums a prompt, which do not give the baseline {algorithm.baseline!r}; "
-            f"choose one of: {spanned}."
-        )
     if scores.ledger == "exact" and _micro_batches(config.rollout).any:
         raise InputError(
             "ledger 'exact' compares all pairs of completions at once; set prompts_per_micro_batch and "
@@ -133,10 +127,6 @@ def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(
             f"{told} needs weights for the baseline {algorithm.baseline!r} before any output goes through the model: "
             "set score_norms to calibrated or logit."
-        )
-    if config.scores.score_method == "folds":
-        raise InputError(
-            f"{told} does not go with score_method folds, which takes all outputs of a prompt; set train_on to exact."
         )
 
 
@@ -236,7 +226,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
     iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
     optimizer = make_optimizer(optim, policy.parameters)
     try:
-        tape = ScoreTape(policy.model, scores.score_method, memory_budget=scores.score_memory_mb * 10**6)
+        tape = ScoreTape(policy.model, scores.score_method)
         schedule = SNRSchedule(
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]

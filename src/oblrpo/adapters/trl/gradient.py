@@ -104,7 +104,9 @@ class BatchGradient:
                     self._weigh(inputs, self._logps(sequences_of(inputs), features=True))
                 continue
             with in_eval_mode(self.policy.model), self._tape as tape:
-                self._weigh(inputs, self._logps(sequences_of(inputs), features=True), tape)
+                logps = self._logps(sequences_of(inputs), features=True)
+                tape.record(logps.logps_S)
+                self._weigh(inputs, logps, tape)
             tape.forget()
         names = ("rewards", "weight", *(name for name in MASKS if name in parts[0]))
         whole = {name: torch.cat([inputs[name] for inputs in parts]) for name in names}
@@ -152,11 +154,12 @@ class BatchGradient:
         sequences, exact = sequences_of(inputs), self._takes_norms(step) and not known
         with in_eval_mode(self.policy.model), self._tape if exact else self._group_tape as tape:
             logps = self._logps(sequences, features=not known)
+            tape.record(logps.logps_S)
             if not known:
                 self._weigh(inputs, logps, tape)
                 self.set_baselines(inputs)
             advantage_S = torch.where(inputs["valid"], inputs["rewards"] - inputs["baseline"], 0)
-            group_norm2_P = self._accumulate(tape, logps.logps_S, -advantage_S / outputs)
+            group_norm2_P = self._accumulate(tape, -advantage_S / outputs)
         found = inputs | {
             "reward": inputs["rewards"],
             "advantage": advantage_S,
@@ -179,10 +182,9 @@ class BatchGradient:
         check_finite("log-probability", logps.logps_S.detach())
         return logps
 
-    def _weigh(self, inputs: dict[str, Tensor], logps: Logps, tape: Any = None) -> None:
+    def _weigh(self, inputs: dict[str, Tensor], logps: Logps, tape: ScoreTape | GroupTape | None = None) -> None:
         """Set the weights that the baseline takes, and what they come from: exact norms, features of the draws."""
         if isinstance(tape, ScoreTape):
-            tape.record(logps.logps_S)
             inputs["norm2"] = tape.norm2()
             check_finite("score norm", inputs["norm2"])
         if logps.features is None:
@@ -191,14 +193,11 @@ class BatchGradient:
             inputs["logit_norm2"] = logps.features.logit_norm2_S
             inputs["weight"] = self.proxy.predict(logps.features)
 
-    def _accumulate(self, tape: ScoreTape | GroupTape, logps_S: Tensor, coef_S: Tensor) -> Tensor:
+    def _accumulate(self, tape: ScoreTape | GroupTape, coef_S: Tensor) -> Tensor:
         """Add to the gradient; return the squared norm of each group's share, as far as groups are complete."""
         G, rows = self.args.num_generations, len(coef_S)
-        if isinstance(tape, ScoreTape):
-            norm2_P = tape.accumulate(coef_S, G)
-            tape.forget()
-        else:
-            norm2_P = tape.accumulate(logps_S, coef_S, min(G, rows))
+        norm2_P = tape.accumulate(coef_S, min(G, rows))
+        tape.forget()
         check_finite("gradient of a prompt", norm2_P)
         if rows >= G:
             return norm2_P
