@@ -48,9 +48,9 @@ def test_a_rate_to_start_from_is_needed(mode):
 
 
 def test_a_rate_that_falls_is_no_sign_of_lost_signal():
-    assert math.isnan(schedule_of("kl").rule.share_in({"lr_factor": 1e-6}, 0.0))
+    assert math.isnan(schedule_of("kl").rule.share_in({"lr_factor": 1e-6}))
 
 
 @pytest.mark.parametrize(("n_snr", "share"), [(3.0, 0.75), (-0.5, 0.0), (-1.0, 0.0), (-7.0, 0.0)])
 def test_an_estimate_below_nothing_is_no_signal(n_snr, share):
-    assert schedule_of("auto").rule.share_in({"n_snr": n_snr}, 0.0) == share
+    assert schedule_of("auto").rule.share_in({"n_snr": n_snr}) == share

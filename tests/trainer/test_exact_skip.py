@@ -133,7 +133,7 @@ def test_norms_are_those_of_all_outputs_in_a_step_that_compares_them(tiny_policy
 
 
 def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
-    learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=0.5, schedule_kl_every=1)
+    learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=0.5, measured_one_in=1)
     gradient, _ = learner.gradient(learner.batch(rollouts, rewards_PG), 1)
     change = learner.movement.watch(gradient)
     own_SC, before_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()

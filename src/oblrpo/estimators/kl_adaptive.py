@@ -44,7 +44,7 @@ class KLAdaptive(MeasuringRule):
         return sets_its_own_rate("kl", optimizer, learning_rate)
 
     @classmethod
-    def share_in(cls, metrics: dict[str, Any], floor: float) -> float:
+    def share_in(cls, metrics: dict[str, Any]) -> float:
         """NaN: the rule knows nothing of signal and noise."""
         return math.nan
 

@@ -84,12 +84,12 @@ class MeasuredRate(MeasuringRule):
         return sets_its_own_rate("auto", optimizer, learning_rate)
 
     @classmethod
-    def share_in(cls, metrics: dict[str, Any], floor: float) -> float:
+    def share_in(cls, metrics: dict[str, Any]) -> float:
         """The share f, which `lr_factor` cannot tell: it is relative to an arbitrary start, and moved by more."""
         if metrics["n_snr"] is None:
             return math.nan
         n_snr = max(float(metrics["n_snr"]), 0.0)  # an unbiased estimate may lie below 0
-        return max(n_snr / (1 + n_snr), floor)
+        return n_snr / (1 + n_snr)
 
     @property
     def kappa(self) -> float:

@@ -88,7 +88,7 @@ class Rule(ABC):
         return ""
 
     @classmethod
-    def share_in(cls, metrics: dict[str, Any], floor: float) -> float:
+    def share_in(cls, metrics: dict[str, Any]) -> float:
         """What the rule makes of the signal in a step's metrics, between 0 and 1; NaN where it is not known."""
         return float(metrics["lr_factor"])
 

@@ -74,8 +74,6 @@ class TrainKeywords(TypedDict, total=False):
     normalisation: str
     weighting: str
     beta: float
-    prior_strength: float
-    prior_memory: float
     train_on: str
     num_iterations: int
     ratio: str
@@ -91,15 +89,10 @@ class TrainKeywords(TypedDict, total=False):
     learning_rate: float
     optimizer_args: dict[str, Any]
     schedule: str
-    schedule_ema: float
-    schedule_floor: float
-    schedule_ceiling: float
     schedule_kl: float
-    schedule_kl_every: int
     warmup_steps: int
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     max_grad_norm: float
-    max_skipped_steps: int
 
 
 class EvaluateKeywords(TypedDict, total=False):

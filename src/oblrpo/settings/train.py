@@ -195,10 +195,6 @@ class AlgorithmConfig:
     beta: Annotated[float, Range(0)] = 0.0
     """What a nat of log(pi / pi_ref) of a completion costs in reward, pi_ref being the policy before the first step; 0:
     nothing, and no reference is kept."""
-    prior_strength: Annotated[float, Range(-1)] = -1.0
-    """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
-    prior_memory: Annotated[float, Range(0, 1)] = 0.8
-    """What an earlier step counts for one step later in the prior of oblr_shrunk, in [0, 1)."""
     train_on: str = "exact"
     """Which completions the gradient is taken of: exact (all but those known to add 0), all; or compute-optimal (drawn
     by their pull and weighed, so that variance times work is least)."""
@@ -247,24 +243,14 @@ class OptimConfig:
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
     learning_rate on), ess (effective sample size), off. Empty: algorithm's."""
-    schedule_ema: float = -1.0
-    """Decay of the averages of signal and noise; -1: 0.97 with auto, 0.9 with the others."""
-    schedule_floor: float = 0.0
-    """Least factor of debiased and plugin; with auto, the least share of signal that it reckons with."""
-    schedule_ceiling: float = 1.0
-    """Greatest factor, or with auto the greatest share."""
     schedule_kl: float = -1.0
     """Nats: what all steps of schedule auto scale with (-1: 1); the target of kl (-1: 0.02)."""
-    schedule_kl_every: Annotated[int, Range(1)] = 4
-    """With schedule auto or kl the KL of a step is measured on one completion of so many, by one more forward."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """How eta_0 itself changes over the run."""
     max_grad_norm: Annotated[float, Range(0)] = 0.0
     """Clip the gradient to this norm after it was measured; 0: never."""
-    max_skipped_steps: Annotated[int, Range(1), MAY_CHANGE] = 5
-    """A step whose gradient is NaN or infinite is skipped; after so many in a row (or half the run) the run stops."""
 
 
 @dataclass(frozen=True)

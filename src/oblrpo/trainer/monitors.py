@@ -35,6 +35,9 @@ FLAT = 0.9
 """The share of prompts without a difference between rewards at which rewards are flat."""
 
 
+MOST_SKIPPED = 5
+"""Steps in a row without a finite gradient after which a run ends, or after half of its steps."""
+
 COLLAPSES = ("fallen", *SHRUNK)
 """What a run stops at with `stop_on_collapse`."""
 
@@ -43,12 +46,11 @@ class Monitors:
     """Watches for steps without a gradient, a fallen policy, a lost learning rate, flat rewards, wild baselines.
 
     Args:
-        most_skipped: the run's `max_skipped_steps`.
+        most_skipped: after how many skipped steps in a row the run ends.
         stop_on_collapse: the run's `stop_on_collapse`.
         correction: the run's `sampler_correction`.
         baseline: the run's baseline.
         schedule: the run's schedule, a key of `estimators.RULES`.
-        floor: the run's `schedule_floor`.
     """
 
     def __init__(
@@ -56,14 +58,13 @@ class Monitors:
         correction: str = "truncated",
         baseline: str = "oblr",
         schedule: str = "debiased",
-        floor: float = 0.0,
-        most_skipped: int = 5,
+        most_skipped: int = MOST_SKIPPED,
         stop_on_collapse: bool = False,
     ) -> None:
         self.stop = ""
         """Why the run is to end after this step, in a sentence; empty if it goes on."""
         self._most_skipped, self._stop_on_collapse, self._skipped = most_skipped, stop_on_collapse, 0
-        self._correction, self._baseline, self._rule, self._floor = correction, baseline, RULES[schedule], floor
+        self._correction, self._baseline, self._rule = correction, baseline, RULES[schedule]
         self._told: set[str] = set()
         self._highest = 0.0
         self._collapsed = self._flat = self._unfelt = 0
@@ -215,7 +216,7 @@ class Monitors:
         )
 
     def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
-        share = self._rule.share_in(metrics, self._floor)  # not the rate: a cosine lowers that
+        share = self._rule.share_in(metrics)  # not the rate: a cosine lowers that
         if math.isnan(share) or metrics.get("grad_norm") == 0:
             return ""
         self._highest = max(self._highest, share)
@@ -228,8 +229,8 @@ class Monitors:
         )
         return (
             f"the {self._rule.watched} has been at most {COLLAPSED:.0%} of its highest for {PATIENCE} "
-            f"steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, or set "
-            "schedule_floor to go on regardless."
+            f"steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, or take "
+            "schedule off to go on regardless."
         )
 
     def _baselines_exploded(self, metrics: dict[str, Any]) -> str:
