@@ -101,7 +101,7 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
             "prompts_per_micro_batch": 3,
         },
         {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},
-        {"algorithm": "otb", "schedule": "plugin"},
+        {"algorithm": "opo", "schedule": "plugin"},
         {"schedule": "kl", "optimizer": "SGD", "learning_rate": 1e-4},
         {
             "algorithm": "oblrpo_shrunk",

@@ -16,11 +16,8 @@ from oblrpo.trainer.results import Step
 from tests.trainer.learners import learner_of
 
 P, G, LONGEST = 5, 3, 4
-UNWEIGHTED = [
-    name for name, row in ALGORITHMS.items()
-    if "norm2_PG" not in BASELINES[row.baseline].needs and not BASELINES[row.baseline].by_token
-]  # fmt: skip
-AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo", "length16"}
+UNWEIGHTED = [name for name, row in ALGORITHMS.items() if "norm2_PG" not in BASELINES[row.baseline].needs]
+AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo"}
 """Baselines under which a prompt whose outputs have earned the same gives no gradient."""
 
 

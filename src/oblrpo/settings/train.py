@@ -184,10 +184,10 @@ class AlgorithmConfig:
     """The gradient estimator. `algorithm` names a row of the table; the three below replace one of its entries."""
 
     algorithm: str = "oblrpo_shrunk"
-    """oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, otb, vcpo or js."""
+    """oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, vcpo or js."""
     baseline: str = ""
     """none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal, leave-one-out), oblr_shrunk (the same,
-    shrunk towards other prompts), oblr_crossfit (from the other half), opo, length16, otb, eob or vcpo."""
+    shrunk towards other prompts), oblr_crossfit (from the other half), opo, eob or vcpo."""
     normalisation: str = ""
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""

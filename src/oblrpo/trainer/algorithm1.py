@@ -236,7 +236,7 @@ class Learner:
         norm2_S = self.baseline.norms(tape, step)
         baseline_PG = self.baseline.of(part, logps, norm2_S)
         # Advantages A = F - b, and the gradient: sum of A s, each with its importance weight and share of the mean.
-        coefs_PG = part.share_of_mean() * self.baseline.coefficients(part.rewards_PG - baseline_PG)
+        coefs_PG = part.share_of_mean() * (part.rewards_PG - baseline_PG)
         group_norm2_P = tape.accumulate(coefs_PG.flatten(), part.groups) * part.prompts_in_mean**2
         check_finite("gradient of a prompt", group_norm2_P)
         tape.forget()
