@@ -57,6 +57,7 @@ from tests.cli.conftest import complained
         (["--train-on", "0.3"], ["train_on must be all, exact or", "0.3 is gone: compute-optimal chooses"]),
         (["--schedule", "length"], ["unknown schedule 'length'", "length is gone: auto measures"]),
         (["--score-norms", "projected"], ["unknown score_norms 'projected'", "projected is gone: calibrated learns"]),
+        (["--ledger", "off"], ["--ledger is gone: `ledger_steps` 0 takes none"]),
         (["--steps", "many"], ["--steps"]),
         (
             ["--algorithm", "oblrpo", "--num-generations", "1"],
@@ -71,7 +72,6 @@ from tests.cli.conftest import complained
         (["--schedule", "auto", "--schedule-kl", "0"], ["need kl > 0"]),
         (["--schedule", "auto", "--learning-rate", "0"], ["above 0 to start from"]),
         (["--schedule", "auto", "--optimizer", "Rprop"], ["'auto'", "Rprop", "AdamW"]),
-        (["--ledger", "exact", "--prompts-per-micro-batch", "1"], ["ledger 'exact' compares all pairs"]),
         (["--prompts-per-step", "1"], ["prompts_per_step is 1; it must be a finite number of at least 2"]),
         (["--temperature", "0"], ["temperature is 0.0; it must be a finite number of at least 0.001"]),
         (["--temperature", "inf"], ["temperature is inf"]),

@@ -100,7 +100,7 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
             "num_iterations": 2,
             "prompts_per_micro_batch": 3,
         },
-        {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},
+        {"algorithm": "vcpo", "num_iterations": 2, "ledger_steps": 2},
         {"algorithm": "opo", "schedule": "plugin"},
         {"schedule": "kl", "optimizer": "SGD", "learning_rate": 1e-4},
         {

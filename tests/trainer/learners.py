@@ -14,7 +14,7 @@ from oblrpo.trainer.setup import make_learner
 
 def learner_of(
     policy, algorithm, *, optimizer=torch.optim.SGD, lr=0.1, scores=None, rewards=None, prior_strength=None,
-    schedule_floor=0.0, measured_one_in=None, **settings,
+    schedule_floor=0.0, measured_one_in=None, exact_ledger=False, **settings,
 ):  # fmt: skip
     """A learner with settings by name, whatever section of the config they are in, and what no setting says."""
     row = asdict(ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm)
@@ -29,6 +29,7 @@ def learner_of(
     learner = make_learner(policy, rewards, config)
     learner.baseline.prior.strength = prior_strength
     learner.schedule.rule.settings = replace(learner.schedule.rule.settings, floor=schedule_floor)
+    learner.ledger.exact = exact_ledger
     learner.movement.every = measured_one_in or learner.movement.every
     return learner
 

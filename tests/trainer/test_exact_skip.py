@@ -163,7 +163,7 @@ def test_outputs_that_earned_nothing_are_skipped_by_every_method(tiny_policy, ro
     """Without a baseline the outputs that earned nothing are, which leaves prompts of different sizes."""
     found = {}
     for train_on in ("all", "exact"):
-        scores = ScoresConfig(score_method=method, ledger="off")
+        scores = ScoresConfig(score_method=method, ledger_steps=0)
         learner = learner_of(tiny_policy, "reinforce", scores=scores, train_on=train_on)
         gradient, parts = learner.gradient(learner.batch(rollouts, rewards_PG), 1)
         grads = [p.grad.clone() for p in tiny_policy.parameters]

@@ -50,6 +50,7 @@ NOT_HERE = {
 """A setting that we do not have -> why, or what to write instead."""
 
 GONE = {
+    "ledger": "`ledger_steps` 0 takes none; inner products come from random projections",
     "max_skipped_steps": "a run ends after 5 steps in a row without a finite gradient, or after half of its steps",
     "prior_memory": "an earlier step counts 0.8 in the next one",
     "prior_strength": "it is chosen from earlier steps",

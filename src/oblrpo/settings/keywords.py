@@ -83,7 +83,6 @@ class TrainKeywords(TypedDict, total=False):
     score_memory_mb: int
     score_norms: str
     calibration_steps: int
-    ledger: Literal["projected", "exact", "off"]
     ledger_steps: int
     optimizer: str
     learning_rate: float

@@ -224,10 +224,9 @@ class ScoresConfig:
     calibration_steps: Annotated[int, Range(0)] = 10
     """Every so many steps exact norms and proxies are both taken: their agreement is logged, `calibrated` learns, and a
     baseline without weights shows its norms. 0: never."""
-    ledger: Literal["projected", "exact", "off"] = "projected"
-    """The variance ledger: the gradient's variance under every baseline, from random projections or exactly."""
     ledger_steps: Annotated[int, Range(0)] = 50
-    """Take the ledger in step 1 and every so many steps; it costs about four gradients."""
+    """Take the variance ledger, the gradient's variance under every baseline, in step 1 and every so many steps, at the
+    cost of about four gradients. 0: never."""
 
 
 @dataclass(frozen=True)

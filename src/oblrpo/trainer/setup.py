@@ -110,11 +110,6 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
             f"score_method folds keeps three sums a prompt, which do not give the baseline {algorithm.baseline!r}; "
             f"choose one of: {spanned}."
         )
-    if scores.ledger == "exact" and _micro_batches(config.rollout).any:
-        raise InputError(
-            "ledger 'exact' compares all pairs of completions at once; set prompts_per_micro_batch and "
-            "tokens_per_micro_batch to 0."
-        )
     if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
         raise InputError(
             "score_norms 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
@@ -242,8 +237,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         )
         by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
         baseline = step_baseline(algorithm.baseline, scores, by_length)
-        every = 0 if scores.ledger == "off" else scores.ledger_steps
-        ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
+        ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
     beta = config.algorithm.beta
