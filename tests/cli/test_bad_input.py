@@ -58,6 +58,7 @@ from tests.cli.conftest import complained
         (["--schedule", "length"], ["unknown schedule 'length'", "length is gone: auto measures"]),
         (["--score-norms", "projected"], ["unknown score_norms 'projected'", "projected is gone: calibrated learns"]),
         (["--ledger", "off"], ["--ledger is gone: `ledger_steps` 0 takes none"]),
+        (["--split", "test"], ["--split is gone: write it behind the name, such as `data` owner/name[validation]"]),
         (["--steps", "many"], ["--steps"]),
         (
             ["--algorithm", "oblrpo", "--num-generations", "1"],
@@ -144,8 +145,6 @@ def test_recipe_files(oblrpo, tmp_path, text, words):
         (["--task", "gsm8k", "--answer-column", "a"], "gsm8k names its columns itself"),
         (["--heldout-fraction", "0.2"], "the task 'path' generates its problems"),
         (["--data", "q.jsonl", "--eval-data", "r.jsonl", "--heldout-fraction", "0.2"], "a source of their own"),
-        (["--data", "q.jsonl", "--split", "train"], "data does not come from the hub"),
-        (["--data", "a/b", "--split", "train", "--eval-split", "test"], "--eval-split would change nothing"),
         (["--vllm-dtype", "float32"], "the sampler is transformers"),
         (["--sampler-correction", "none"], "the sampler keeps no log-probabilities"),
         (["--project", "mine", "--report-to", "tensorboard"], "--project would change nothing"),

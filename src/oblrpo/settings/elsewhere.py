@@ -9,8 +9,8 @@ NAMED_HERE = {
     "attn_impl": "attn_implementation",
     "dataset_name": "data",
     "dataset_config": "data",
-    "dataset_train_split": "split",
-    "dataset_test_split": "eval_split",
+    "dataset_train_split": "data",
+    "dataset_test_split": "eval_data",
     "eval_dataset": "eval_data",
     "generation_batch_size": "prompts_per_step",
     "gradient_accumulation_steps": "prompts_per_micro_batch",
@@ -50,6 +50,7 @@ NOT_HERE = {
 """A setting that we do not have -> why, or what to write instead."""
 
 GONE = {
+    "eval_split": "write it behind the name, such as `eval_data` owner/name[validation]",
     "ledger": "`ledger_steps` 0 takes none; inner products come from random projections",
     "max_skipped_steps": "a run ends after 5 steps in a row without a finite gradient, or after half of its steps",
     "prior_memory": "an earlier step counts 0.8 in the next one",
@@ -61,6 +62,7 @@ GONE = {
     "schedule_floor": "no rule has a floor; schedule off follows no signal",
     "schedule_kl_every": "an update is measured on one completion of four",
     "schedule_metric": "the gradient is measured as it is",
+    "split": "write it behind the name, such as `data` owner/name[validation]",
     "train_on_tolerance": "`train_on` compute-optimal chooses how many completions are drawn",
 }
 """A setting that earlier versions had -> what there is in its place."""

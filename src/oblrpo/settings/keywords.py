@@ -44,8 +44,6 @@ class TrainKeywords(TypedDict, total=False):
     warm_start_noise: float
     task: str
     task_args: dict[str, Any]
-    split: str
-    eval_split: str
     where: dict[str, Any]
     prompt_column: str
     answer_column: str
@@ -118,7 +116,6 @@ class EvaluateKeywords(TypedDict, total=False):
     on_reward_error: Literal["raise", "mask"]
     reward_seconds: float
     threshold: float
-    split: str
     where: dict[str, Any]
     prompt_column: str
     answer_column: str

@@ -21,11 +21,9 @@ from oblrpo.settings.idle import (
     NO_PROJECTS,
     NO_VLLM,
     NO_WARM_START,
-    NOT_OF_THE_HUB,
     ONE_UPDATE,
     OWN_DATA,
     OWN_TEST,
-    TEST_NOT_OF_THE_HUB,
 )
 
 
@@ -109,14 +107,11 @@ class TaskConfig:
     task_args: Annotated[Mapping, OWN_DATA] = field(default_factory=dict)
     """Parameters of the built-in task, such as '{max_terms: 4}'; the configuration of a task of reasoning-gym."""
     data: tuple[str, ...] = ()
-    """Files (JSONL, CSV, Parquet), or one data set of the hub, `owner/name[:configuration]`. None: a benchmark's."""
+    """Files (JSONL, CSV, Parquet), or one data set of the hub, such as `owner/name`, `owner/name:configuration` or
+    `owner/name[split]`; without a split it is train. None: a benchmark's."""
     eval_data: tuple[str, ...] = ()
-    """Files or a data set, as `data`, that held-out accuracy is measured on. None: a share of `data`; of gsm8k from the
-    hub, its test split."""
-    split: Annotated[str, GENERATED, NOT_OF_THE_HUB] = "train"
-    """Split of `data` if it comes from the hub."""
-    eval_split: Annotated[str, GENERATED, TEST_NOT_OF_THE_HUB] = "test"
-    """Split of `eval_data` if it comes from the hub."""
+    """Files or a data set, as `data` (its split test), that held-out accuracy is measured on. None: a share of `data`;
+    of gsm8k from the hub, its test split."""
     where: Mapping = field(default_factory=dict)
     """Rows to keep, by the values of columns, such as '{level: [4, 5]}'; in `data` only."""
     prompt_column: Annotated[str, BENCHMARK_PROMPT, GENERATED_PROMPT] = "prompt"
