@@ -133,7 +133,7 @@ def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -
         "threads": config.run.threads, "output": arguments.folder, "learning-rate": config.optim.learning_rate,
         "prompts-per-step": config.rollout.prompts_per_step, "num-generations": config.rollout.num_generations,
     } | SELECTING.get(arguments.contender, {})  # fmt: skip
-    flags |= {"ledger": "off"} if arguments.no_ledger else {}
+    flags |= {"ledger-steps": 0} if arguments.no_ledger else {}
     words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
     with watched_by(clock):
         dispatch(["train", arguments.recipe, *words])

@@ -18,7 +18,7 @@ from rich.control import Control
 from rich.text import Text
 
 from oblrpo.commands import carry_out, check_asked, check_settings, evaluate_rows
-from oblrpo.errors import InputError, check_current_folder, did_you_mean
+from oblrpo.errors import InputError, check_current_folder
 from oblrpo.objects import Objects, take
 from oblrpo.runs import RunFolder, run_of
 from oblrpo.settings import (
@@ -27,6 +27,7 @@ from oblrpo.settings import (
     TrainConfig,
     as_in_run,
     check_sampling,
+    hint,
     load_recipe,
     with_fields,
     with_settings,
@@ -225,7 +226,7 @@ def _evaluate(
     names = {field.name for part in (asked, judged) for field in fields(part)}
     for name in settings:
         if name not in names:
-            raise InputError(f"oblrpo.evaluate has no setting {name!r}.{did_you_mean(name, names)}")
+            raise InputError(f"oblrpo.evaluate has no setting {name!r}.{hint(name, names)}")
     objects.refuse_idle(said)
     check_asked({name: name for name in said}, said.get("data", ()), run)
     asked, judged = with_fields(asked, said, "oblrpo.evaluate"), with_fields(judged, said, "oblrpo.evaluate")

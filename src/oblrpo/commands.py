@@ -19,7 +19,6 @@ from oblrpo.settings import (
     refuse_idle,
     refuse_named,
 )
-from oblrpo.tasks.sources import is_hub_name
 
 if TYPE_CHECKING:
     from oblrpo.policy import Policy
@@ -87,7 +86,7 @@ def check_asked(
     """
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
-    of_rows = ["split", "where", "prompt_column", "answer_column"]
+    of_rows = ["where", "prompt_column", "answer_column"]
     why: dict[str, list[str]] = {}
     if benchmark:
         why["a benchmark has its own columns and comparison"] = [field.name for field in fields(RewardsConfig)]
@@ -95,8 +94,6 @@ def check_asked(
         why["no benchmark is named"] = ["processes", "seconds"]
         if not data:
             why["the problems are the held-out ones of the run"] = of_rows
-        elif not (len(data) == 1 and is_hub_name(data[0])):
-            why["data does not come from the hub by name"] = ["split"]
     refuse_named(given, why)
 
 
@@ -132,10 +129,10 @@ def evaluate_rows(
         # What was drawn is scored with the prompts it was drawn for.
         template = asked.prompt_template if policy is not None else str(saved.settings().get("prompt_template", ""))
         rows = TaskConfig(
-            data=data, split=judged.split, where=judged.where, prompt_column=judged.prompt_column,
+            data=data, where=judged.where, prompt_column=judged.prompt_column,
             answer_column=judged.answer_column, prompt_template=template, rewards=judged.rewards,
         )  # fmt: skip
-        problems = data_problems(rows, objects)
+        problems = data_problems(rows, objects, "test")
         task = DataTask(saved.file.stem, [], problems)
     elif run is not None and policy is not None:
         saved = SavedCompletions(folder, "heldout")

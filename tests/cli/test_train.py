@@ -75,21 +75,6 @@ def test_one_seed_one_result(small_run, tmp_path):
     assert metrics_of(tmp_path / "a") != metrics_of(tmp_path / "c")
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"prior_memory": 0}, True),
-        ({"prior_memory": 0, "prompts_per_step": 5}, False),
-        ({"prior_memory": 0, "algorithm": "rloo"}, False),
-        ({}, False),
-    ],
-)
-def test_a_run_says_where_its_signal_comes_out_too_high(small_run, settings, told):
-    code, out, err = small_run(steps=1, **settings)
-    assert code == 0, err
-    assert ("lean on each other" in " ".join((out + err).split())) == told
-
-
 def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp_path, dense_reward):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert small_run(output=parts, steps=3, eval_steps=0)[0] == 0
@@ -115,7 +100,7 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
             "num_iterations": 2,
             "prompts_per_micro_batch": 3,
         },
-        {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},
+        {"algorithm": "vcpo", "num_iterations": 2, "ledger_steps": 2},
         {"algorithm": "opo", "schedule": "plugin"},
         {"schedule": "kl", "optimizer": "SGD", "learning_rate": 1e-4},
         {

@@ -57,8 +57,8 @@ def metrics(trainer, device):
     ("baseline", "settings"),
     [
         ("oblr_shrunk", {"ledger_steps": 1, "calibration_steps": 1}),  # sketches; every baseline
-        ("oblr", {"ledger": "exact", "ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
-        ("rloo", {"ledger": "off", "rollout": {"prompts_per_micro_batch": 2}}),
+        ("oblr", {"ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
+        ("rloo", {"ledger_steps": 0, "rollout": {"prompts_per_micro_batch": 2}}),
         ("oblr", {"score_method": "gram", "rollout": {"sampler_logps": True}}),
         ("opo", {"score_method": "two_pass"}),
     ],

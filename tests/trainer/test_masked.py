@@ -46,7 +46,8 @@ def batch(policy):
 
 def learner_of(policy, algorithm, *, scores=None, micro_batch=0, **settings):
     settings |= {"num_generations": G, "max_completion_length": LONGEST, "prompts_per_micro_batch": micro_batch}
-    scores = scores or ScoresConfig(ledger="exact", ledger_steps=1, calibration_steps=1)
+    settings |= {} if scores else {"exact_ledger": True}
+    scores = scores or ScoresConfig(ledger_steps=1, calibration_steps=1)
     return learners.learner_of(policy, algorithm, scores=scores, prior_strength=3.0, **settings)
 
 
@@ -81,7 +82,7 @@ def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design,
     lost_P = torch.tensor([3, 0, 2, 1, 3])
     valid_PG = torch.ones(P, G, dtype=torch.bool).scatter(1, lost_P[:, None], False)
     holes_PG = rewards_PG.where(valid_PG, math.nan)
-    scores = None if not micro_batch else ScoresConfig(ledger="off", calibration_steps=1)
+    scores = None if not micro_batch else ScoresConfig(ledger_steps=0, calibration_steps=1)
     masked = learner_of(policy, design, scores=scores, micro_batch=micro_batch)
     removed = learner_of(policy, design, scores=scores, micro_batch=micro_batch)
     rest, rest_rewards_PG = without(rollouts, rewards_PG, valid_PG)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from oblrpo.cli.flags import parse
 from oblrpo.commands import check_asked, evaluate_rows
 from oblrpo.errors import InputError
 from oblrpo.runs import run_of
@@ -86,13 +87,9 @@ def run(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str], default: EvaluateCommand) -> EvaluateCommand:
-    return tyro.cli(
-        EvaluateCommand,
-        args=argv,
-        prog="oblrpo evaluate",
-        default=default,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
+    parts = (default, default.sampling, default.judged)
+    names = [field.name for part in parts for field in fields(part)]
+    return parse(EvaluateCommand, argv, default, "oblrpo evaluate", names, "--help")
 
 
 def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig | None) -> None:

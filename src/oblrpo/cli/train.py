@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 
+from oblrpo.cli.flags import parse
 from oblrpo.cli.train_help import print_help
 from oblrpo.commands import carry_out, check_settings
 from oblrpo.errors import InputError
-from oblrpo.settings import TrainConfig, flags_in, flatten, hint, load_recipe, with_settings, yaml_text
+from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, with_settings, yaml_text
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,5 @@ def run(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:
-    flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    command, unknown = tyro.cli(
-        TrainCommand,
-        args=argv,
-        prog="oblrpo train",
-        default=TrainCommand(config=base),
-        config=flat,
-        return_unknown_args=True,
-    )
-    if unknown:
-        name = unknown[0].split("=")[0].removeprefix("--").replace("-", "_")
-        likely = hint(name, [*flatten(base), "resume", "accept_changed", "dry_run"], "--")
-        raise InputError(f"unknown argument {unknown[0]!r}; see `oblrpo train --help-all`.{likely}")
-    return command
+    names = [*flatten(base), "resume", "accept_changed", "dry_run"]
+    return parse(TrainCommand, argv, TrainCommand(config=base), "oblrpo train", names, "--help-all")

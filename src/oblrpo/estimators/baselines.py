@@ -310,7 +310,3 @@ def _weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, weights_PG: Tensor | No
     total_P1 = weights_PG.sum(1, keepdim=True)
     weighted_P1 = (weights_PG * rewards_PG).sum(1, keepdim=True) / total_P1
     return torch.where(total_P1 > 0, weighted_P1, mean_P1).expand_as(rewards_PG)
-
-
-def _even(rewards_PG: Tensor) -> Tensor:
-    return torch.arange(rewards_PG.shape[1], device=rewards_PG.device) % 2 == 0

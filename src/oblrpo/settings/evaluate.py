@@ -70,8 +70,6 @@ class RewardsConfig:
     """Longest time for one call of your own reward on one batch."""
     threshold: float = 1.0
     """Least reward of a completion that passes, for pass@k."""
-    split: str = "test"
-    """Split of `data` if it comes from the hub."""
     where: Mapping = field(default_factory=dict)
     """Rows to keep, by the values of columns, such as '{level: [4, 5]}'."""
     prompt_column: str = "prompt"
@@ -81,10 +79,10 @@ class RewardsConfig:
 
 
 def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
-    """Return the settings under which a run measures its held-out accuracy; `where` and `split` are of its training."""
+    """Return the settings under which a run measures its held-out accuracy; `where` is of its training."""
     flat = flatten(config)
     flat["samples"] = flat["eval_samples"]
-    own = {"seed", "device", "trust_remote_code", "output", "where", "split"}
+    own = {"seed", "device", "trust_remote_code", "output", "where"}
     taken = {key: value for key, value in flat.items() if key not in own}
     return (
         with_fields(SamplingConfig(), taken, "config.yaml"),

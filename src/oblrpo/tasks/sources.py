@@ -27,12 +27,16 @@ SHIPPED = "oblrpo:"
 EXTRA = "pip install 'oblrpo[data]'"
 
 
-def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | None = None) -> Stream:
-    """Return the rows of files, one after the other, or of one data set of the hub, `owner/name[:configuration]`.
+def read_source(names: Sequence[str], split: str = "train", given: Mapping[str, Rows] | None = None) -> Stream:
+    """Return the rows of files, one after the other, or of one data set of the hub.
 
-    `oblrpo:NAME` is a file that comes with the package.
+    The name of a data set is `owner/name`, `owner/name:configuration` or either of them with a split behind it, such as
+    `owner/name[test]`. `oblrpo:NAME` is a file that comes with the package.
 
-    Rows that are there already are `given` by the name that stands for them.
+    Args:
+        names: the names.
+        split: the split of a data set whose name says none.
+        given: rows that are there already, by the name that stands for them.
 
     Raises:
         InputError: a file or data set that cannot be read, or without rows; the message says where.
@@ -40,20 +44,21 @@ def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | No
     if given and len(names) == 1 and names[0] in given:
         return given[names[0]]
     if len(names) == 1 and is_hub_name(names[0]):
-        path, _, configuration = names[0].partition(":")
-        return read_hub(path, configuration, split)
+        name, _, named = names[0].removesuffix("]").partition("[")
+        path, _, configuration = name.partition(":")
+        return read_hub(path, configuration, named or split)
     paths = map(path_of, names)
     return chain.from_iterable(READERS.get(path.suffix, _read_jsonl)(path) for path in paths)
 
 
 def is_hub_name(name: str) -> bool:
     """Return whether a name means a data set of the hub: it has one slash, no such file is there, no ending of one."""
-    path = Path(name)
+    path, known = Path(name), Path(name.partition("[")[0] if name.endswith("]") else name)  # without its split
     return (
-        name.count("/") == 1
+        known.as_posix().count("/") == 1
         and not name.startswith((".", "/", "~"))
         and not path.exists()
-        and path.suffix not in READERS
+        and not {path.suffix, known.suffix} & READERS.keys()
     )
 
 

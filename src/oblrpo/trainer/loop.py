@@ -31,7 +31,7 @@ from oblrpo.settings import TrainConfig, flatten
 from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
 from oblrpo.trainer.metrics import completion_rows, step_metrics
-from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, hand_out
 from oblrpo.trainer.progress import Progress
 from oblrpo.trainer.prompts import prompts_of
@@ -77,8 +77,7 @@ class Trainer:
         self.tokens = 0
         self.monitors = Monitors(
             config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule,
-            min(config.optim.max_skipped_steps, max(2, config.run.steps // 2)),
-            config.run.stop_on_collapse,
+            min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
@@ -145,8 +144,7 @@ class Trainer:
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
         of_data = (*getattr(self.task, "notes", ()), *self.demonstrations.notes)
-        of_baseline = self.learner.baseline.notes(self.config.rollout.prompts_per_step)
-        for note in (*of_data, *of_baseline, *self.notes, *lost, *self._set_aside()):
+        for note in (*of_data, *self.notes, *lost, *self._set_aside()):
             progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(

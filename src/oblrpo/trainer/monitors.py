@@ -35,6 +35,9 @@ FLAT = 0.9
 """The share of prompts without a difference between rewards at which rewards are flat."""
 
 
+MOST_SKIPPED = 5
+"""Steps in a row without a finite gradient after which a run ends, or after half of its steps."""
+
 COLLAPSES = ("fallen", *SHRUNK)
 """What a run stops at with `stop_on_collapse`."""
 
@@ -43,7 +46,7 @@ class Monitors:
     """Watches for steps without a gradient, a fallen policy, a lost learning rate, flat rewards, wild baselines.
 
     Args:
-        most_skipped: the run's `max_skipped_steps`.
+        most_skipped: after how many skipped steps in a row the run ends.
         stop_on_collapse: the run's `stop_on_collapse`.
         correction: the run's `sampler_correction`.
         baseline: the run's baseline.
@@ -55,7 +58,7 @@ class Monitors:
         correction: str = "truncated",
         baseline: str = "oblr",
         schedule: str = "debiased",
-        most_skipped: int = 5,
+        most_skipped: int = MOST_SKIPPED,
         stop_on_collapse: bool = False,
     ) -> None:
         self.stop = ""
@@ -227,7 +230,7 @@ class Monitors:
         return (
             f"the schedule's factor on the learning rate has been at most {COLLAPSED:.0%} of its highest for "
             f"{PATIENCE} steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, "
-            "or set schedule_floor to go on regardless."
+            "or take schedule off to go on regardless."
         )
 
     def _baselines_exploded(self, metrics: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten, lost
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
@@ -63,10 +63,6 @@ def check(config: TrainConfig) -> None:
     _check_ratio(config, algorithm)
     _check_sampler(config.rollout)
     _check_prompts(config.rollout)
-    if -1 < config.algorithm.prior_strength < 0:
-        raise InputError(
-            f"prior_strength is {config.algorithm.prior_strength}; it must be at least 0, or -1 for a choice."
-        )
     warm = config.warm_start
     if warm.warm_start_steps and not warm.sft_data and (config.task.data or config.task.task in BENCHMARKS):
         raise InputError("warm_start_steps needs sft_data, or a built-in task, which can demonstrate; data cannot.")
@@ -107,12 +103,7 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
     known = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
     for key, value, table in known:
         if value not in table:
-            raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
-    if scores.ledger == "exact" and _micro_batches(config.rollout).any:
-        raise InputError(
-            "ledger 'exact' compares all pairs of completions at once; set prompts_per_micro_batch and "
-            "tokens_per_micro_batch to 0."
-        )
+            raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.{lost(key, value)}")
     if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
         raise InputError(
             "score_norms 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
@@ -230,17 +221,13 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         schedule = SNRSchedule(
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
-            ema=None if optim.schedule_ema == -1 else optim.schedule_ema,
-            floor=optim.schedule_floor,
-            ceiling=optim.schedule_ceiling,
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
             kl=None if optim.schedule_kl == -1 else optim.schedule_kl,
             rounds=policy.rounds,
         )
         by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
-        baseline = step_baseline(algorithm.baseline, config.algorithm, scores, by_length)
-        every = 0 if scores.ledger == "off" else scores.ledger_steps
-        ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
+        baseline = step_baseline(algorithm.baseline, scores, by_length)
+        ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
     beta = config.algorithm.beta
@@ -253,7 +240,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         baseline=baseline,
         tape=tape,
         ledger=ledger,
-        movement=Movement(policy, rollout.temperature, optim.schedule_kl_every, row_batches(rollout)),
+        movement=Movement(policy, rollout.temperature, row_batches(rollout)),
         schedule=schedule,
         optimizer=optimizer,
         scheduler=get_scheduler(optim.lr_scheduler_type, optimizer, 0, config.run.steps * iterations),

@@ -21,7 +21,7 @@ from oblrpo import estimators
 from oblrpo.adapters.plain_state import from_json, to_json
 from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_logp, own_SC, sequences_of
 from oblrpo.errors import check_finite
-from oblrpo.estimators import BASELINES
+from oblrpo.estimators import BASELINES, ONE_IN
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.scores import CalibratedProxy, Features, GroupTape, ScoreTape
 
@@ -74,7 +74,7 @@ class BatchGradient:
     def __init__(self, policy: Policy, args: Any, accelerator: Any) -> None:
         self.policy, self.args, self.accelerator = policy, args, accelerator
         self.entry = BASELINES[args.baseline]
-        self.prior = estimators.Prior(args.prior_strength, args.prior_memory)
+        self.prior = estimators.Prior()
         self.proxy = CalibratedProxy()
         self.parts: list[Scored] = []
         self.weighted = "norm2_PG" in self.entry.needs
@@ -260,10 +260,10 @@ class BatchGradient:
 
         Where the policy rounds it tells log pi itself.
         """
-        every, start = self.args.schedule_kl_every, 0
+        start = 0
         chosen, before = [], []
         for part in self.parts:
-            rows, start = slice(-start % every, None, every), start + len(part.logp_SC)
+            rows, start = slice(-start % ONE_IN, None, ONE_IN), start + len(part.logp_SC)
             if len(part.logp_SC[rows]):
                 chosen.append(part.sequences.at(rows))
                 before.append(part.logp_SC[rows])
