@@ -208,11 +208,7 @@ def _evaluate(
     k: int | Sequence[int],
     progress: bool,
 ) -> dict[str, Any]:
-    """Load and score what `oblrpo.evaluate` is asked for.
-
-    Raises:
-        InputError: as `oblrpo.evaluate` raises.
-    """
+    """Load and score what `oblrpo.evaluate` is asked for."""
     asked, judged = as_in_run(run) if run else (SamplingConfig(), RewardsConfig())
     said = words | _plain(settings)
     names = {field.name for part in (asked, judged) for field in fields(part)}
@@ -254,11 +250,7 @@ def _resolve(recipe: str, said: Mapping[str, Any], resume: bool) -> tuple[TrainC
 
 
 def _one(reward: Any, settings: Mapping[str, Any]) -> Any:
-    """Return the rewards, which may be said as `reward` or by the command line's name, `rewards`.
-
-    Raises:
-        InputError: both are said.
-    """
+    """Return the rewards, which may be said as `reward` or by the command line's name, `rewards`."""
     if reward is not None and "rewards" in settings:
         raise InputError("reward and rewards are the same; give one of them.")
     return settings.get("rewards") if reward is None else reward

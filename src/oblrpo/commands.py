@@ -33,9 +33,6 @@ def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainCon
         config: all settings of the run.
         given: settings that were said, with how they are written there.
         base: the recipe's settings, which `given` override.
-
-    Raises:
-        InputError: names the settings.
     """
     from oblrpo.trainer.setup import check
 
@@ -76,9 +73,6 @@ def check_asked(
         data: where the problems come from; empty for a benchmark on the hub, or the held-out ones of the run.
         run: the run that the model lies in, if any.
         benchmark: whether a benchmark is named.
-
-    Raises:
-        InputError: there are no problems, or names the settings that do nothing, and why.
     """
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
@@ -109,9 +103,6 @@ def evaluate_rows(
     """Return the figures of a policy on the rows of `data`, or on the held-out problems of the run if there are none.
 
     Without a policy nothing is drawn: what the folder holds is scored.
-
-    Raises:
-        InputError: there are neither data nor a run, or as what it calls raises.
     """
     from oblrpo.evaluation.by_rewards import evaluate_policy
     from oblrpo.evaluation.sampled import SavedCompletions

@@ -40,11 +40,7 @@ def check_finite(what: str, values: Any) -> None:
 
 
 def check_current_folder() -> None:
-    """Refuse to work in a folder that is gone: libraries fail there when they load.
-
-    Raises:
-        InputError: somebody removed it.
-    """
+    """Refuse to work in a folder that is gone: libraries fail there when they load."""
     try:
         os.getcwd()
     except FileNotFoundError:

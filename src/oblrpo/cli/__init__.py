@@ -14,8 +14,7 @@ from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.streams import steady
 
 COMMANDS = ("train", "compare", "evaluate", "report")
-LABORATORY = ("bench", "theory", "probe")
-"""What lies in `lab/` of a checkout, beside the package."""
+LABORATORY = ("bench", "theory", "probe")  # what lies in `lab/` of a checkout, beside the package
 
 USAGE = """\
 oblrpo: RL of language models with the exact variance-optimal baseline and a learning rate that is measured, not set
@@ -98,11 +97,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def dispatch(argv: list[str]) -> None:
-    """Run one command.
-
-    Raises:
-        InputError: the command is unknown, or as the command raises.
-    """
+    """Run one command."""
     if not argv or argv[0] in {"-h", "--help"}:
         print(USAGE)
     elif argv[0] == "--version":

@@ -81,11 +81,7 @@ def run(argv: list[str]) -> None:
 
 
 def _overrides(command: CompareCommand) -> dict[str, Any]:
-    """Return the keys of the spec that flags replace.
-
-    Raises:
-        InputError: a number that cannot be.
-    """
+    """Return the keys of the spec that flags replace."""
     if command.seeds < 0 or command.processes < 0 or command.search_seeds < -1:
         raise InputError("--seeds, --search-seeds and --processes must not be negative.")
     flags = {

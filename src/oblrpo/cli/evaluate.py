@@ -57,11 +57,7 @@ class EvaluateCommand:
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo evaluate`.
-
-    Raises:
-        InputError: settings that do not go together, or as what it calls raises.
-    """
+    """`oblrpo evaluate`."""
     command, started = _parse(argv, EvaluateCommand()), None
     if command.model and not command.benchmark and (started := run_of(command.model)):
         # Without a benchmark the run that the model lies in says what the flags do not.

@@ -9,8 +9,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-STOPPED = 130
-"""The exit code."""
+STOPPED = 130  # the exit code
 
 
 def catch() -> None:

@@ -31,11 +31,7 @@ class ReportCommand:
 
 
 def run(argv: list[str]) -> None:
-    """Run `oblrpo report`.
-
-    Raises:
-        InputError: no run is there, a file is damaged, or the page cannot be written.
-    """
+    """Run `oblrpo report`."""
     command = tyro.cli(ReportCommand, args=argv, prog="oblrpo report")
     if command.seconds < 1:
         raise InputError(f"seconds is {command.seconds}; it must be at least 1.")

@@ -14,15 +14,12 @@ from oblrpo.intervals import smooth
 from oblrpo.report.charts import INK, below_legend, drawing, error_bar, legend, look
 from oblrpo.report.ledger import UNBIASED
 
-REWARD_WINDOW = 9
-"""Steps in the moving average of reward curves."""
+REWARD_WINDOW = 9  # steps in the moving average of reward curves
 
 ACCURACY = "held-out accuracy"
 
-MARGIN = 1.4
-"""How far an axis of rates goes beyond the lowest and the highest, as a factor."""
-MOST_TICKS = 10
-"""The most rates that are written out below an axis."""
+MARGIN = 1.4  # how far an axis of rates goes beyond the lowest and the highest, as a factor
+MOST_TICKS = 10  # the most rates that are written out below an axis
 
 
 def learning(summary: Summary) -> list[str]:

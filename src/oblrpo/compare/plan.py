@@ -21,13 +21,10 @@ from oblrpo.workers import cores
 class Run:
     """One training, and the files beside its folder: `NAME.log`, and `NAME.failed` while it has failed."""
 
-    name: str
-    """Variant, rate and seed, for people."""
+    name: str  # variant, rate and seed, for people
     config: TrainConfig
-    start: Run | None = None
-    """The run whose policy this one goes on from."""
-    is_warm_start: bool = False
-    """Whether this run only makes the policy that others go on from."""
+    start: Run | None = None  # the run whose policy this one goes on from
+    is_warm_start: bool = False  # whether this run only makes the policy that others go on from
 
     @property
     def place(self) -> str:

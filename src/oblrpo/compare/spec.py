@@ -33,11 +33,8 @@ KEYS = ("about", "base", "variants", "learning_rates", "seeds", "reference", "ta
 OURS = {"output": "--output", "seed": "seeds", "recipe": "base"}
 """Settings that the comparison makes itself, and what says them."""
 
-LEVELS = ("of_best", "of_gain", "accuracy")
-"""The keys of a target that say where it lies; it has one of them."""
-
-LONGEST_NAME = 100
-"""Bytes of a variant's name, which is a part of the names of its folders."""
+LEVELS = ("of_best", "of_gain", "accuracy")  # the keys of a target that say where it lies; it has one of them
+LONGEST_NAME = 100  # bytes of a variant's name, which is a part of the names of its folders
 
 MOST_SEEDS = 10_000
 
@@ -55,16 +52,12 @@ class Variant:
 class Target:
     """The level that completions are counted to, given in one of three ways."""
 
-    of_best: float | None = None
-    """A share of the best variant's end."""
-    of_gain: float | None = None
-    """A share of the way from where runs begin to the best variant's end."""
-    accuracy: float | None = None
-    """The level itself."""
+    of_best: float | None = None  # a share of the best variant's end
+    of_gain: float | None = None  # a share of the way from where runs begin to the best variant's end
+    accuracy: float | None = None  # the level itself
     curve: str = "accuracy"
     """The curve that has to reach the level: accuracy (held out) or reward (of the training batches)."""
-    window: int = 3
-    """Points of the curve in its centred moving average."""
+    window: int = 3  # points of the curve in its centred moving average
 
 
 @dataclass(frozen=True)
@@ -85,11 +78,7 @@ class Spec:
     processes: int
 
     def config(self, variant: Variant, rate: float, seed: int, output: str) -> TrainConfig:
-        """Return the config of one run.
-
-        Raises:
-            InputError: an unknown setting or a value of the wrong type, with the variant's name.
-        """
+        """Return the config of one run."""
         settings = variant.settings | {"learning_rate": rate, "seed": seed, "output": output}
         return with_settings(self.base_config, settings, f"{self.name}, variant {variant.name!r}")
 
@@ -107,9 +96,6 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
     """Read a built-in spec or a YAML file; `overrides` replace its keys, `settings` those of its base.
 
     `learning_rates` among the overrides replaces the rates of every variant that does not set `learning_rate`.
-
-    Raises:
-        InputError: no such spec, an unknown key, a bad value; says where, and how to mend it.
     """
     built_in = sorted(entry.name.removesuffix(".yaml") for entry in SPECS.iterdir() if entry.name.endswith(".yaml"))
     path = SPECS / f"{name}.yaml" if name in built_in else Path(name)

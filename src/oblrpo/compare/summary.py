@@ -19,17 +19,10 @@ from oblrpo.intervals import GeometricMean, Mean, geometric_mean, mean, smooth
 from oblrpo.report.ledger import variance_ratios
 from oblrpo.runs import Metrics
 
-LAST = 20
-"""Steps over which the reward at the end is averaged."""
-
-USABLE = 0.9
-"""Share of a variant's best final accuracy at which a rate counts as usable."""
-
-ENDED = ("finished", "unmeasured", "diverged")
-"""States of runs to which nothing more will come."""
-
-Curve = list[tuple[float, float]]
-"""(completions trained on so far, value)."""
+LAST = 20  # steps over which the reward at the end is averaged
+USABLE = 0.9  # share of a variant's best final accuracy at which a rate counts as usable
+ENDED = ("finished", "unmeasured", "diverged")  # states of runs to which nothing more will come
+Curve = list[tuple[float, float]]  # (completions trained on so far, value)
 
 
 @dataclass(frozen=True)
@@ -43,12 +36,9 @@ class Result:
     state: str
     """finished, unmeasured (finished, but without a last held-out accuracy), diverged, failed, part (of its steps) or
     none."""
-    why: str
-    """Why the run is not finished; empty if it is."""
-    rows: list[Metrics]
-    """The metrics so far."""
-    final: float | None
-    """Held-out accuracy at the end, or what a diverged run counts with; None if there is neither."""
+    why: str  # why the run is not finished; empty if it is
+    rows: list[Metrics]  # the metrics so far
+    final: float | None  # held-out accuracy at the end, or what a diverged run counts with; None if there is neither
 
     @property
     def per_step(self) -> int:
@@ -115,20 +105,14 @@ class Outcome:
 
     variant: Variant
     results: list[Result]
-    rate: float | None
-    """The best rate over the seeds that choose it."""
-    best: list[Result]
-    """The runs at that rate."""
-    before: Mean | None
-    """Held-out accuracy before the first step of those runs."""
-    final: Mean | None
-    """Held-out accuracy at the end of those runs."""
+    rate: float | None  # the best rate over the seeds that choose it
+    best: list[Result]  # the runs at that rate
+    before: Mean | None  # held-out accuracy before the first step of those runs
+    final: Mean | None  # held-out accuracy at the end of those runs
     by_rate: dict[float, list[float]]
     """Final accuracies on the seeds that choose the rate, of every rate that has them all."""
-    window: Window | None
-    """The usable rates."""
-    completions: dict[int, float]
-    """Completions to the target, by seed."""
+    window: Window | None  # the usable rates
+    completions: dict[int, float]  # completions to the target, by seed
 
     @property
     def finals(self) -> dict[int, float]:
@@ -186,16 +170,12 @@ class Summary:
     spec: Spec
     plan: Plan
     outcomes: list[Outcome]
-    reference: Outcome
-    """What the others are compared with."""
+    reference: Outcome  # what the others are compared with
     level: float | None
     """The level that the target comes to; None if no variant ends above 0, or if runs begin above it."""
-    tests: dict[str, Paired]
-    """Final accuracy of each variant less the reference's, paired by seed."""
-    adjusted: dict[str, float | None]
-    """The p values of these tests, adjusted for how many they are (Holm)."""
-    floor: float
-    """What a diverged run counts with."""
+    tests: dict[str, Paired]  # final accuracy of each variant less the reference's, paired by seed
+    adjusted: dict[str, float | None]  # the p values of these tests, adjusted for how many they are (Holm)
+    floor: float  # what a diverged run counts with
 
     @property
     def results(self) -> list[Result]:
@@ -204,11 +184,7 @@ class Summary:
 
 
 def summarise(plan: Plan) -> Summary:
-    """Read what is there.
-
-    Raises:
-        InputError: there is no finished run, or a folder holds a run of other settings.
-    """
+    """Read what is there."""
     results = {v.name: [_result(run, v) for run in (*plan.search(v), *plan.later(v))] for v in plan.spec.variants}
     every = [result for of_variant in results.values() for result in of_variant]
     lowest = min((value for result in every for _, value in result.curve("accuracy")), default=0.0)

@@ -29,10 +29,6 @@ def evaluate_policy(
     """Draw the completions that are not there yet, and return the figures of all, with what they were drawn with.
 
     Without a policy nothing is drawn. The figures are written beside the completions.
-
-    Raises:
-        InputError: nothing is there to be scored, the completions answer other questions, a prompt does not fit, or a
-            reward fails.
     """
     questions = [problem.question or problem.prompt for problem in problems]
     if policy is not None:

@@ -16,8 +16,7 @@ from oblrpo.tasks.benchmarks import BenchmarkProblem
 from oblrpo.tasks.grading import MathVerifier, Verdict
 from oblrpo.tasks.rows import read_objects
 
-MOST_SLOW = 3
-"""The questions of a problem's votes that may take too long; each costs the whole time limit."""
+MOST_SLOW = 3  # the questions of a problem's votes that may take too long; each costs the whole time limit
 
 NAMED = 5  # of many indices, how many an error names
 
@@ -26,9 +25,6 @@ def read_completions(path: Path, problems: int) -> list[list[str]]:
     """Return the completions of every problem from rows `{"index": 3, "completion": "..."}`, equally many of each.
 
     With a column `sample`, no (index, sample) may come twice.
-
-    Raises:
-        InputError: a row that does not fit, a problem without completions, or unequal numbers of them.
     """
     completions: list[list[str]] = [[] for _ in range(problems)]
     seen: dict[tuple[int, str], int] = {}
@@ -115,11 +111,7 @@ def evaluate_completions(
     verifier: MathVerifier,
     ks: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the figures of a benchmark, under the keys of its JSON: avg@k, pass@k, maj@k and what could not be graded.
-
-    Raises:
-        InputError: a k that is not from 1 to the number of completions a problem.
-    """
+    """Return the figures of a benchmark by the keys of its JSON: avg@k, pass@k, maj@k, and what could not be graded."""
     n = len(completions[0])
     ks = sorted(set(ks)) or powers_to(n)
     for k in ks:

@@ -34,11 +34,7 @@ class SavedCompletions:
         self.settings_file = folder / f"{name}.settings.json"
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Begin an evaluation, or go on with one of the same settings.
-
-        Raises:
-            InputError: the folder cannot be written, or holds completions drawn with other settings.
-        """
+        """Begin an evaluation, or go on with one of the same settings."""
         if self.settings_file.is_file():
             old = self.settings()
             changed = [key for key in settings if old.get(key) != settings[key]]
@@ -59,22 +55,14 @@ class SavedCompletions:
         return read_rows(self.file) if self.file.is_file() else []
 
     def settings(self) -> dict[str, Any]:
-        """Return what the completions were drawn with.
-
-        Raises:
-            InputError: the file of settings is not there, or damaged.
-        """
+        """Return what the completions were drawn with."""
         try:
             return dict(json.loads(self.settings_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{self.settings_file} cannot be read ({error}); give another --output.") from None
 
     def read(self, questions: Sequence[Any]) -> tuple[list[list[str]], dict[str, Any]]:
-        """Return the completions of each question that was asked, and what a result says of how they were drawn.
-
-        Raises:
-            InputError: there are none, these are not the questions that were asked, or the file is damaged.
-        """
+        """Return the completions of each question that was asked, and what a result says of how they were drawn."""
         rows = self.rows()
         if not rows:
             raise InputError(f"{self.file} holds no completions to grade; check --output.")
@@ -125,9 +113,6 @@ def collect(
         asked: how completions are drawn.
         saved: where they are kept.
         progress: called with the numbers of problems that are done, and of all.
-
-    Raises:
-        InputError: a prompt does not fit, the folder holds another evaluation, or another process is at this one.
     """
     policy.lengths([problem.prompt for problem in problems], asked.max_completion_length)
     draws = {name: getattr(asked, name) for name in OF_DRAWS}

@@ -82,11 +82,7 @@ class RewardsConfig:
 
 
 def run_of(model: str) -> TrainConfig | None:
-    """Return the settings of the run that a checkpoint or a merged model lies in; None if it lies in none.
-
-    Raises:
-        InputError: the settings cannot be read, or it is the folder of a run itself.
-    """
+    """Return the settings of the run that a checkpoint or a merged model lies in; None if it lies in none."""
     path = Path(model)
     if (itself := RunFolder(path)).config_file.is_file() and itself.checkpoints.is_dir():
         raise InputError(f"{model} is the folder of a run; give one of its checkpoints, those in {itself.checkpoints}.")
@@ -108,11 +104,7 @@ def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
 
 
 def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = True) -> None:
-    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn.
-
-    Raises:
-        InputError: names the setting.
-    """
+    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn."""
     for key, value, least in (
         ("samples", asked.samples, 1),
         ("max_completion_length", asked.max_completion_length, 1),

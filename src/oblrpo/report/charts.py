@@ -22,11 +22,8 @@ INK = "#123456"
 """A colour that stands for the page's text colour until the SVG is written, so that light and dark both work."""
 COLORS = ("#3b7dd8", "#d9822b", "#3f9c5a", "#8e6bbf", "#c8505a", "#2a9d9a", "#a8792c", "#c665a8", "#7a869a", "#8a9a2c")
 DASHES = ("-", "--", ":", "-.")
-HEIGHT = 2.8
-"""Height in inches of a chart, which is 5 inches wide."""
-
-LETTERS = 66
-"""How many letters of a legend fit across a chart."""
+HEIGHT = 2.8  # height in inches of a chart, which is 5 inches wide
+LETTERS = 66  # how many letters of a legend fit across a chart
 
 
 @dataclass(frozen=True)

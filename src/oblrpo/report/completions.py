@@ -16,20 +16,11 @@ from oblrpo.report.record import Record
 
 Rows = list[dict[str, Any]]
 
-PROMPTS, COMPLETIONS = 3, 8
-"""The most prompts shown of a step, and the most completions of each."""
-
-LONG = 240
-"""A text of more characters is folded."""
-
-NARROW = 24
-"""Completions of at most so many characters stand in a column beside their figures."""
-
-POINTS = 200
-"""The most points of a step in a scatter."""
-
-DISCRETE = 6
-"""At most so many different rewards are drawn as columns."""
+PROMPTS, COMPLETIONS = 3, 8  # the most prompts shown of a step, and the most completions of each
+LONG = 240  # a text of more characters is folded
+NARROW = 24  # completions of at most so many characters stand in a column beside their figures
+POINTS = 200  # the most points of a step in a scatter
+DISCRETE = 6  # at most so many different rewards are drawn as columns
 
 
 def samples(record: Record) -> str:

@@ -12,14 +12,9 @@ from oblrpo.report.charts import Level, Line, chart
 from oblrpo.report.record import Record
 from oblrpo.runs import Metrics
 
-WINDOW = 9
-"""How many steps the moving averages of batches take."""
-
-WIDE = 20.0
-"""An axis is logarithmic where the greatest value is more than so many times the least."""
-
-SHOWN_WIDER = 10.0
-"""An open end of an interval of the critical batch is drawn at so many times all else."""
+WINDOW = 9  # how many steps the moving averages of batches take
+WIDE = 20.0  # an axis is logarithmic where the greatest value is more than so many times the least
+SHOWN_WIDER = 10.0  # an open end of an interval of the critical batch is drawn at so many times all else
 
 
 def learning(record: Record) -> list[str]:

@@ -20,9 +20,6 @@ def follow(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -
     It returns the page's path, or None if the run never began. A run may be stopped, and resumed from an earlier step,
     meanwhile: the page shows what is there. A page of a run that goes on asks the browser to read it anew; the last one
     written does not.
-
-    Raises:
-        InputError: there is no such folder, or no more, or a file is damaged.
     """
     record, seen = None, None
     tell(f"following {run}; Ctrl-C ends it")

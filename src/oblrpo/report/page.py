@@ -18,8 +18,7 @@ from oblrpo.runs import write_atomically
 from oblrpo.settings import flatten
 from oblrpo.yaml_files import yaml_line
 
-LAST = 20
-"""Steps over which the figures at the end are averaged."""
+LAST = 20  # steps over which the figures at the end are averaged
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:

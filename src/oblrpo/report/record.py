@@ -18,12 +18,9 @@ class Record:
     """What a run has left so far."""
 
     folder: RunFolder
-    settings: dict[str, Any]
-    """The settings in `config.yaml`, by flag."""
-    rows: list[Metrics]
-    """The rows of `metrics.jsonl`; step 0 holds the held-out accuracy alone."""
-    failure: str
-    """The reason why the run ended, if it failed."""
+    settings: dict[str, Any]  # the settings in `config.yaml`, by flag
+    rows: list[Metrics]  # the rows of `metrics.jsonl`; step 0 holds the held-out accuracy alone
+    failure: str  # the reason why the run ended, if it failed
     absent: Mapping[str, str] = field(default_factory=dict)
     """What the page cannot show, of a run of another trainer, and how to have it."""
 
@@ -58,22 +55,14 @@ class Record:
         return self.whole("prompts_per_step")
 
     def number(self, key: str) -> float:
-        """Return a setting that is a number; 0 if it is not there.
-
-        Raises:
-            InputError: it is something else.
-        """
+        """Return a setting that is a number; 0 if it is not there."""
         value = self.settings.get(key, 0.0)
         if not isinstance(value, (int, float)):
             raise InputError(f"{self.folder.config_file}: {key} is {value!r}, but it must be a number.")
         return value
 
     def whole(self, key: str) -> int:
-        """Return a setting that is a whole number; 0 if it is not there.
-
-        Raises:
-            InputError: it is something else.
-        """
+        """Return a setting that is a whole number; 0 if it is not there."""
         value = self.number(key)
         if not isinstance(value, int) and value:
             raise InputError(f"{self.folder.config_file}: {key} is {value!r}, but it must be a whole number.")
@@ -85,11 +74,7 @@ class Record:
         return str(self.settings.get(part) or (getattr(algorithm, part) if algorithm else ""))
 
     def completions(self, step: int) -> list[dict[str, Any]]:
-        """Return the completions of a step; none if they are not there.
-
-        Raises:
-            InputError: they are damaged.
-        """
+        """Return the completions of a step; none if they are not there."""
         rows, file = self.folder.read_completions(step), self.folder.completions / f"step_{step}.jsonl"
         needed = {"prompt", "completion", "reward", "baseline", "advantage"}
         for number, row in enumerate(rows, start=1):
@@ -102,9 +87,6 @@ def read_run(run: Path) -> Record | None:
     """Read the run in a folder; None if it has not finished a step yet, not even the one before RL.
 
     Lines that are still being written are left out.
-
-    Raises:
-        InputError: a file is damaged.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():

@@ -13,8 +13,7 @@ from oblrpo.runs import Metrics, RunFolder
 
 STATE = "trainer_state.json"
 
-EVALUATED = "eval_reward"
-"""TRL's mean reward over the completions of `eval_dataset`."""
+EVALUATED = "eval_reward"  # TRL's mean reward over the completions of `eval_dataset`
 
 ABSENT = {
     # what the page would show: a key that its chart is drawn from, and how to have it
@@ -41,11 +40,7 @@ def state_files(run: Path) -> list[Path]:
 
 
 def read_trl(run: Path) -> Record | None:
-    """Read what a run of TRL left in a folder; None if there is no state, or not a step in it.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Read what a run of TRL left in a folder; None if there is no state, or not a step in it."""
     logs = [(*_read(file), file) for file in state_files(run)]
     if not logs:
         return None
@@ -68,11 +63,7 @@ def read_trl(run: Path) -> Record | None:
 
 
 def _read(file: Path) -> tuple[list[Metrics], int]:
-    """The log by step under our names, and the number of steps that the run was to make.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """The log by step under our names, and the number of steps that the run was to make."""
     try:
         state = dict(json.loads(file.read_text("utf-8")))
         merged: dict[int, Metrics] = {}

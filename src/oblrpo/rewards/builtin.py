@@ -67,5 +67,4 @@ BUILT_IN: dict[str, Callable[[], Callable[..., Sequence[float]]]] = {
 }
 """What makes each reward, by its name."""
 
-NEED_ANSWER = {"math", "exact", "numeric"}
-"""Names of the rewards that compare with the column `answer`."""
+NEED_ANSWER = {"math", "exact", "numeric"}  # names of the rewards that compare with the column `answer`

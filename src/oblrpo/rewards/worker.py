@@ -21,11 +21,7 @@ _loaded: dict[str, Reward] = {}
 
 
 def load_reward(path: str) -> Reward:
-    """Return the function at `package.module.function` or `file.py:function`; the module or file is run.
-
-    Raises:
-        InputError: there is no such file, module or function, or it fails when it is imported.
-    """
+    """Return the function at `package.module.function` or `file.py:function`; the module or file is run."""
     file, colon, name = path.rpartition(":")
     if not colon:
         file, _, name = path.rpartition(".")

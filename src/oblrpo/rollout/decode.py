@@ -141,12 +141,9 @@ class _Live:
     """The N rows that have not ended, in the first N places of everything; they move up when others leave."""
 
     cache: DynamicCache
-    row_N: Tensor
-    """Which of the S rows each is."""
-    length_N: Tensor
-    """The length of each row's prompt."""
-    mask_NT: Tensor
-    """Which tokens are real, with all columns that may come."""
+    row_N: Tensor  # which of the S rows each is
+    length_N: Tensor  # the length of each row's prompt
+    mask_NT: Tensor  # which tokens are real, with all columns that may come
 
     @classmethod
     def of(cls, cache: DynamicCache, mask_PQ: Tensor, copies: int, longest: int) -> _Live:

@@ -29,8 +29,7 @@ from oblrpo.scores import Features
 LEAST_VERSION, BELOW_VERSION = (0, 17), (0, 34)
 """The range of vLLM's versions that this is written for: those whose source was read, and what lies between."""
 
-LEAST_TEMPERATURE = 0.01
-"""The lowest temperature; vLLM raises lower ones to this without saying so."""
+LEAST_TEMPERATURE = 0.01  # the lowest temperature; vLLM raises lower ones to this without saying so
 
 
 class VLLMSampler:
@@ -41,9 +40,6 @@ class VLLMSampler:
         engine: a `vllm.LLM` of the policy's architecture, opened with logprobs_mode "processed_logprobs".
         sampling_params: the class `vllm.SamplingParams`.
         max_model_length: longest prompt + completion that the engine takes.
-
-    Raises:
-        InputError: the engine does not take over every weight.
     """
 
     def __init__(self, policy: Policy, engine: Any, sampling_params: Callable[..., Any], max_model_length: int) -> None:
@@ -147,11 +143,7 @@ def features_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Features:
 def open_engine(
     policy: Policy, config: RolloutConfig, trust_remote_code: bool = False
 ) -> tuple[Any, Callable[..., Any], int]:
-    """Return an engine of the policy's architecture with random weights, SamplingParams, and the longest sequence.
-
-    Raises:
-        InputError: vLLM is missing or of another version, or the policy is on no GPU.
-    """
+    """Return an engine of the policy's architecture with random weights, SamplingParams, and the longest sequence."""
     _check_machine(policy)
     # The worker must live in this process: weights are handed over as tensors.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -199,9 +191,6 @@ def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
     The weight of a layer with LoRA adapters is W + sum of scale B A. It is computed aside: merging in place and undoing
     it would leave a rounding error in W at every update.
-
-    Raises:
-        InputError: an adapter cannot be merged into its layer's weight alone.
     """
     base = without_adapters(model)
     if base is model:

@@ -118,9 +118,6 @@ def problems_of(
     """Return a problem of each row; `answer_column` "": rewards need none.
 
     A prompt is text, put into the template, or messages, used as they are. The other columns are kept for rewards.
-
-    Raises:
-        InputError: a bad template, or a bad row; with `numbers` also an answer that holds none.
     """
     check_template(template)
     problems: list[Problem] = []
@@ -168,11 +165,7 @@ def _messages(given: Sequence[dict[str, Any]], where: str) -> Messages:
 
 
 def check_template(template: str) -> None:
-    """Check that a prompt template has the place `{prompt}` and no other.
-
-    Raises:
-        InputError: it does not.
-    """
+    """Check that a prompt template has the place `{prompt}` and no other."""
     if PLACEHOLDER not in template:
         raise InputError(f"prompt_template must contain {{prompt}}, where the prompt goes; got {template!r}.")
     for field in _FIELD.findall(template):

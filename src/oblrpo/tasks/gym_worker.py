@@ -87,11 +87,7 @@ def _entry(name: str, configuration: str, seed: int, index: int) -> dict[str, An
 
 
 def check(name: str, configuration: str) -> None:
-    """Check that reasoning-gym knows the name and accepts the configuration.
-
-    Raises:
-        InputError: the name is unknown or cannot be trained on, or the configuration is refused.
-    """
+    """Check that reasoning-gym knows the name and accepts the configuration."""
     from reasoning_gym.factory import DATASETS
 
     if name in REFUSED:

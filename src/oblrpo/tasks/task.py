@@ -72,11 +72,7 @@ def split_position(key: str) -> float:
 
 
 def check_whole(what: str, value: object, low: int, high: int | None = None) -> int:
-    """Return `value` if it is a whole number from `low` to `high`.
-
-    Raises:
-        InputError: it is not; the message names `what`.
-    """
+    """Return `value` if it is a whole number from `low` to `high`."""
     if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
         return value
     span = f"of at least {low}" if high is None else f"from {low} to {high}"

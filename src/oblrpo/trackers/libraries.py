@@ -23,28 +23,21 @@ Values = dict[str, float | str]
 class Opening:
     """What a library is told when it is opened."""
 
-    folder: Path
-    """The run's folder."""
-    name: str
-    """The run's name, which stays the same when it is resumed."""
-    identity: str
-    """The run's identity in the library, which stays the same, too."""
+    folder: Path  # the run's folder
+    name: str  # the run's name, which stays the same when it is resumed
+    identity: str  # the run's identity in the library, which stays the same, too
     project: str
     settings: dict[str, Any]
-    sent: int
-    """The last step that the library was sent before; -1 where it was sent none."""
+    sent: int  # the last step that the library was sent before; -1 where it was sent none
 
 
 @dataclass
 class Tracker:
     """An open run in a library."""
 
-    lacks: int
-    """The first step that the library is still to be sent."""
-    log: Callable[[int, Values], None]
-    """Takes one step's values."""
-    close: Callable[[bool], None]
-    """Writes what is left; is told whether the run failed."""
+    lacks: int  # the first step that the library is still to be sent
+    log: Callable[[int, Values], None]  # takes one step's values
+    close: Callable[[bool], None]  # writes what is left; is told whether the run failed
 
 
 def tensorboard(opening: Opening) -> Tracker:

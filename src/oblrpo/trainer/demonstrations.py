@@ -18,11 +18,8 @@ from oblrpo.tasks.data import PLACEHOLDER, problems_of
 from oblrpo.tasks.rows import text_of
 from oblrpo.tasks.sources import read_source
 
-COMPLETION = "completion"
-"""The column of completions."""
-
-RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4
-"""Peak rates where `warm_start_learning_rate` says none."""
+COMPLETION = "completion"  # the column of completions
+RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4  # peak rates where `warm_start_learning_rate` says none
 
 Batch = tuple[list[Prompt], list[str]]
 
@@ -31,14 +28,10 @@ Batch = tuple[list[Prompt], list[str]]
 class Demonstrations:
     """Prompts with completions to learn from."""
 
-    steps: int
-    """Gradient steps; 0: there is nothing to learn from."""
-    batch: Callable[[int], Batch] = lambda step: ([], [])
-    """Prompts and completions of a step, a pure function of it."""
-    told: str = ""
-    """What they are, in words."""
-    notes: list[str] = field(default_factory=list)
-    """What a user should know, a line each."""
+    steps: int  # gradient steps; 0: there is nothing to learn from
+    batch: Callable[[int], Batch] = lambda step: ([], [])  # prompts and completions of a step, a pure function of it
+    told: str = ""  # what they are, in words
+    notes: list[str] = field(default_factory=list)  # what a user should know, a line each
 
 
 @dataclass(frozen=True)
@@ -48,8 +41,7 @@ class Row:
     place: str
     prompt: Prompt
     completion: str
-    key: str
-    """The prompt before any template, without regard to case and spacing."""
+    key: str  # the prompt before any template, without regard to case and spacing
 
 
 def demonstrations_of(
@@ -66,9 +58,6 @@ def demonstrations_of(
         heldout: problems that accuracy is measured on.
         policy: which has to be able to read the rows.
         rows: of `sft_data`.
-
-    Raises:
-        InputError: the policy cannot read a row, or all of them are held out.
     """
     warm, seed = config.warm_start, config.run.seed
     if not rows:
@@ -107,11 +96,7 @@ def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Batch]:
 
 
 def read_rows(config: TrainConfig, objects: Objects) -> list[Row]:
-    """Return the rows of `sft_data`; texts are put into the template that the task's problems are put into.
-
-    Raises:
-        InputError: the data cannot be read, or a row has no prompt or no completion.
-    """
+    """Return the rows of `sft_data`; texts are put into the template that the task's problems are put into."""
     task, names = config.task, config.warm_start.sft_data
     if not names:
         return []
@@ -126,11 +111,7 @@ def read_rows(config: TrainConfig, objects: Objects) -> list[Row]:
 
 
 def _completion(row: dict[str, Any], place: str) -> str:
-    """Return the completion: text, or the content of one message of the assistant.
-
-    Raises:
-        InputError: it is missing, empty or something else.
-    """
+    """Return the completion: text, or the content of one message of the assistant."""
     value = row.get(COMPLETION)
     if not isinstance(value, (list, tuple)):
         return text_of(row, COMPLETION, place)

@@ -9,20 +9,17 @@ from typing import Any
 
 from oblrpo.estimators import BASELINES, RULES
 
-PATIENCE = 10
-"""The number of steps in a row after which a state counts as lasting."""
+PATIENCE = 10  # the number of steps in a row after which a state counts as lasting
 
 COLLAPSED = 0.01
 """The part of its own highest value so far at which the schedule's factor, or the signal's share, has collapsed."""
 
-EXPLODED = 10.0
-"""The multiple of its median over earlier steps at which the spread of baselines has exploded."""
+EXPLODED = 10.0  # the multiple of its median over earlier steps at which the spread of baselines has exploded
 
 FALLEN = 0.5
 """The share of the best mean reward of `PATIENCE` steps, or of the gain until then, whose loss counts as a fall."""
 
-CERTAIN = 4.5
-"""How many standard errors a fall must exceed; many, because the best is the luckiest of many means."""
+CERTAIN = 4.5  # how many standard errors a fall must exceed; many, because the best is the luckiest of many means
 
 MISMATCHED = {"truncated": 1.0, "none": 0.1}
 """The mean |log pi(o|q) - log sampler(o|q)| of completions, in nats, from which on the sampler is not the policy.
@@ -31,12 +28,10 @@ Where weights make up for it, this costs variance and truncation; where nothing 
 SHRUNK = {"entropy": 0.01, "completions/mean_length": 0.2}
 """The share of its own highest mean of `PATIENCE` steps at which entropy, or completions' length, has collapsed."""
 
-FLAT = 0.9
-"""The share of prompts without a difference between rewards at which rewards are flat."""
+FLAT = 0.9  # the share of prompts without a difference between rewards at which rewards are flat
 
 
-COLLAPSES = ("fallen", *SHRUNK)
-"""What a run stops at with `stop_on_collapse`."""
+COLLAPSES = ("fallen", *SHRUNK)  # what a run stops at with `stop_on_collapse`
 
 
 class Monitors:

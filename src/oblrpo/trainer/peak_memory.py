@@ -16,8 +16,7 @@ from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.optimizers import make_optimizer
 
-TRIAL_TOKENS = (24, 48)
-"""The lengths of the trials' rows; what a token takes is the slope between them."""
+TRIAL_TOKENS = (24, 48)  # the lengths of the trials' rows; what a token takes is the slope between them
 
 SLACK_ONE, SLACK_MANY = 1.7, 2.2
 """What glibc's heap takes for activations, over what they ask for: with one micro-batch, and with several, of which the
@@ -30,22 +29,15 @@ GB = 1e9
 class PeakMemory:
     """The parts of the peak, in bytes."""
 
-    libraries: int
-    """Python and libraries, as they were before the model was loaded; 0 on a GPU."""
+    libraries: int  # Python and libraries, as they were before the model was loaded; 0 on a GPU
     weights: int
     gradient: int
-    optimizer: int
-    """What the optimizer remembers of each trained weight."""
-    copy: int
-    """The weights as they were before an update that is measured, for it may have to be shortened."""
-    reference: int
-    """The trained weights as they were before the first step, for a KL penalty."""
-    activations: int
-    """What the backward and the score tape hold of one micro-batch."""
-    slack: int
-    """Room between them that nobody uses."""
-    tokens: int
-    """The tokens of that micro-batch, padding included."""
+    optimizer: int  # what the optimizer remembers of each trained weight
+    copy: int  # the weights as they were before an update that is measured, for it may have to be shortened
+    reference: int  # the trained weights as they were before the first step, for a KL penalty
+    activations: int  # what the backward and the score tape hold of one micro-batch
+    slack: int  # room between them that nobody uses
+    tokens: int  # the tokens of that micro-batch, padding included
 
     @property
     def total(self) -> int:

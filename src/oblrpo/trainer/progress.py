@@ -15,8 +15,7 @@ from rich.progress import Progress as Bar
 from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
 
-LINES = 20
-"""The number of plain lines that a run prints where the console is no terminal."""
+LINES = 20  # the number of plain lines that a run prints where the console is no terminal
 
 MEANS = ("reward", "learning_rate", "lr_factor", "step_time")
 """The metrics whose means over the last steps the summary tells."""
