@@ -1,7 +1,5 @@
 """Checksums of what a run has written or reads, so that damage and changes are noticed before they are trained on."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Sequence

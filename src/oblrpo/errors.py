@@ -1,7 +1,5 @@
 """The one exception that means "the user can mend this"."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Memory: the most that tensors held at once while a function ran, what the process holds, and what it gives back."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """Files that end: a pipe, a socket or a device may never, and who reads it would wait for ever."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

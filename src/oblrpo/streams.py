@@ -1,7 +1,5 @@
 """Standard output and error that end no run: where they are closed, read by nobody, or know few characters."""
 
-from __future__ import annotations
-
 import codecs
 import errno
 import io

@@ -1,7 +1,5 @@
 """The command line: parse, call, print. One module a command, loaded when it is called."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

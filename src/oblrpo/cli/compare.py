@@ -1,7 +1,5 @@
 """`oblrpo compare`: variants x learning rates x seeds, side by side, on one page."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`oblrpo evaluate`: a model on benchmarks or on rows of data, or completions made elsewhere, graded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

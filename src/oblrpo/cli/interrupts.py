@@ -1,7 +1,5 @@
 """Ctrl-C: the first ends a command in order, a further one at once; it tells so in one sentence and exits with 130."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

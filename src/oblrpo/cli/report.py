@@ -1,7 +1,5 @@
 """`oblrpo report`: the page of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

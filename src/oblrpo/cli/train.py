@@ -1,7 +1,5 @@
 """`oblrpo train`: settings from recipe, run and flags; then the trainer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`oblrpo train --help`: the recipes and the settings that most runs need, on one screen."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

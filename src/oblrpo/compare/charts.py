@@ -1,7 +1,5 @@
 """The pictures of a comparison; each variant has one colour throughout."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

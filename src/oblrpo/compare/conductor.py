@@ -1,7 +1,5 @@
 """The conductor starts the runs of a plan as they become possible, tells of them, and keeps what became of them."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from contextlib import nullcontext

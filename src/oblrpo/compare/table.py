@@ -1,7 +1,5 @@
 """The comparison as a table on the console, and every run as a line of a CSV file."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

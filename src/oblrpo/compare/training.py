@@ -4,8 +4,6 @@ On Linux they are forked from a process that has loaded torch and transformers, 
 where forks of such a process are not safe, each loads them itself.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Accuracy on held-out problems and on benchmarks; completions of one problem count as dependent."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

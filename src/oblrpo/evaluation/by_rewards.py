@@ -1,7 +1,5 @@
 """Figures of a policy by rewards, such as those it was trained with, on rows of data or on held-out problems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures of a benchmark, from a file of completions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

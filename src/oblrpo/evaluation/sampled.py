@@ -1,7 +1,5 @@
 """A policy's completions: sampled in batches, kept on disk as they come, continued after a stop."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

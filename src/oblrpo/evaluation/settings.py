@@ -1,7 +1,5 @@
 """What an evaluation can be told, with defaults; the field names are the flags and the keywords. No torch in here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -97,10 +95,7 @@ def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
     flat["samples"] = flat["eval_samples"]
     own = {"seed", "device", "trust_remote_code", "output", "where", "split"}
     taken = {key: value for key, value in flat.items() if key not in own}
-    return (
-        with_fields(SamplingConfig(), taken, "config.yaml"),
-        with_fields(RewardsConfig(), taken, "config.yaml"),
-    )
+    return (with_fields(SamplingConfig(), taken, "config.yaml"), with_fields(RewardsConfig(), taken, "config.yaml"))
 
 
 def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = True) -> None:

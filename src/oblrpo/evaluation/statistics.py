@@ -1,7 +1,5 @@
 """The figures avg@k, pass@k and maj@k of n graded completions a problem, with 95 % intervals over problems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One self-contained HTML page per run, and the charts and the shell that all pages share."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

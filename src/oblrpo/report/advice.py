@@ -1,7 +1,5 @@
 """What a run's own figures say about the batch size."""
 
-from __future__ import annotations
-
 import math
 
 

@@ -1,7 +1,5 @@
 """Charts as inline SVG, drawn by matplotlib in the page's own text colour; titles and notes beside them are HTML."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -1,7 +1,5 @@
 """What a run's policy wrote, before and after: samples, score norm against reward, lengths."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The curves of a run's metrics, step by step."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`oblrpo report --follow` writes the page again and again while the run goes on."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The shell of every page. It suits light and dark screens, laptops and phones, and needs no network and no scripts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """The charts of a run's variance ledger: the gradient's variance under every baseline, on the run's own batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes

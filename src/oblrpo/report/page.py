@@ -1,7 +1,5 @@
 """The page of a run, RUN/report.html: how it went, or goes, from what it left on the disk."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The record of a run on the disk, finished or not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The record of a run of TRL: the log in its `trainer_state.json`, and what it does not hold."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rewards by name, in the signature of the user's own: f(prompts, completions, **columns) -> list of numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several rewards as one: built-in ones by name, the user's own by path or as callables; named when they fail."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

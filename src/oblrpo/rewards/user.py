@@ -1,7 +1,5 @@
 """Reward functions of the user: by path in a process of their own, or given from Python and called in this one."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

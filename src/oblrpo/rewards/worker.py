@@ -1,7 +1,5 @@
 """The process in which a user's reward function is loaded and runs; see `oblrpo.workers`."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Sampling completions from a policy: by our loop, by transformers' `generate`, or by vLLM (extra `vllm`)."""
 
-from __future__ import annotations
-
 from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy
 from oblrpo.rollout.rollouts import Rollouts, Sampler, join

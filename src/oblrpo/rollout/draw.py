@@ -1,7 +1,5 @@
 """Draws of the next token from softmax(logits / temperature)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

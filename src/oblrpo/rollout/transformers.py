@@ -1,7 +1,5 @@
 """Completions sampled from the policy itself: by our loop, or by transformers' `generate` where that does not apply."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

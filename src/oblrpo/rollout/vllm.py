@@ -4,8 +4,6 @@ Written against vLLM's offline API as it stands in 0.17.0, 0.25.1 and 0.33.0: re
 asked for nothing but `LLM(...)`, `LLM.generate`, `LLM.apply_model` and `LLM.reset_prefix_cache`.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

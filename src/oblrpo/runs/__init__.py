@@ -1,7 +1,5 @@
 """What a run leaves on the disk, and how it is read again."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from oblrpo.runs.disk import check_writable, disk_trouble, held, write_atomically

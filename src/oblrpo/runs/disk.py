@@ -1,7 +1,5 @@
 """Writing: files that a reader or a crash sees whole or not at all, one writer at a time, what a disk refuses."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

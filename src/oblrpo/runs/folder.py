@@ -1,7 +1,5 @@
 """The folder a run leaves behind: resolved config, one line of metrics a step, completions, checkpoints."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

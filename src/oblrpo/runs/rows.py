@@ -1,7 +1,5 @@
 """Lines of JSON that a run has written: which are whole, and which are of a step."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Trainer state on disk: tensors in safetensors, the rest in JSON; nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

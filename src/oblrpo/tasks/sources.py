@@ -1,7 +1,5 @@
 """Rows of a data set: from JSON Lines, CSV and Parquet files, or from the Hugging Face hub."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import importlib.util

@@ -4,8 +4,6 @@ None of them needs the network: TensorBoard and trackio write files, and W&B is 
 environment says otherwise (WANDB_MODE=online; TRACKIO_SPACE_ID or TRACKIO_SERVER_URL).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

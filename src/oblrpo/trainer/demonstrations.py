@@ -1,7 +1,5 @@
 """What a run learns from before RL: rows of prompt and completion, or the worked solutions of its built-in task."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Failures that a run's own metrics show; each is told once, with what to do."""
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """The most memory that a training step will hold, foretold from small trials of the model itself."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Supervised learning on demonstrations, to give a policy a skill that RL can then improve."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -15,8 +15,7 @@ _PLAIN = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)"
 _TEN = r"(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d{1,4})))"
 _DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([-+]?\d{{1,4}})|{_TEN})?", re.ASCII)
 _FRACTION = re.compile(
-    rf"\\frac\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}|()({_PLAIN})\s*/\s*()({_PLAIN})",
-    re.ASCII,
+    rf"\\frac\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}|()({_PLAIN})\s*/\s*()({_PLAIN})", re.ASCII
 )
 _MIXED = re.compile(r"(\d+) (\d+)/(\d+)", re.ASCII)
 _PERCENT = re.compile(r"\s*\\?%$|\s*(?:\\text\{\s*)?percent(?:\s*\})?$")
