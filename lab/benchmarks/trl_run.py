@@ -109,19 +109,20 @@ def peak_mb() -> float | None:
 @contextmanager
 def watched_by(clock: Clock) -> Iterator[None]:
     """Let the clock read every run of ours meanwhile."""
-    from oblrpo.trainer import loop, progress
+    from oblrpo.report import console
+    from oblrpo.trainer import loop
 
-    shown = progress.Progress.step
+    shown = console.Progress.step
 
-    def step(self: progress.Progress, number: int, metrics: dict[str, Any]) -> None:
+    def step(self: console.Progress, number: int, metrics: dict[str, Any]) -> None:
         shown(self, number, metrics)
         clock.after(number)
 
-    loop.heldout_accuracy, progress.Progress.step = clock.aside(heldout_accuracy), step  # type: ignore[method-assign]
+    loop.heldout_accuracy, console.Progress.step = clock.aside(heldout_accuracy), step  # type: ignore[method-assign]
     try:
         yield
     finally:
-        loop.heldout_accuracy, progress.Progress.step = heldout_accuracy, shown  # type: ignore[method-assign]
+        loop.heldout_accuracy, console.Progress.step = heldout_accuracy, shown  # type: ignore[method-assign]
 
 
 def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -> None:

@@ -143,8 +143,8 @@ def train(
 
     import torch
 
+    from oblrpo.report.console import Progress, summary
     from oblrpo.trainer.loop import Trainer
-    from oblrpo.trainer.progress import Progress, summary
 
     console, threads = _console(progress), torch.get_num_threads()
     with _quiet_transformers():

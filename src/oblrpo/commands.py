@@ -18,9 +18,9 @@ from oblrpo.tasks.sources import is_hub_name
 
 if TYPE_CHECKING:
     from oblrpo.policy import Policy
+    from oblrpo.report.console import Progress
     from oblrpo.tasks import Task
     from oblrpo.trainer.loop import Trainer
-    from oblrpo.trainer.progress import Progress
 
 
 NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a run has held-out problems of its own."

@@ -18,8 +18,8 @@ from oblrpo.config import (
     WarmStartConfig,
 )
 from oblrpo.estimators import depends_on_own_output
+from oblrpo.report.console import Progress
 from oblrpo.trainer.loop import Trainer
-from oblrpo.trainer.progress import Progress
 
 
 def config(output, baseline="", rollout=None, **scores):

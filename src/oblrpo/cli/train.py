@@ -61,9 +61,9 @@ def run(argv: list[str]) -> None:
     check_settings(command.config, flags_in(argv), recipe)
 
     from oblrpo.memory import resident_bytes
+    from oblrpo.report.console import Progress, summary
     from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
     from oblrpo.trainer.peak_memory import peak_memory
-    from oblrpo.trainer.progress import Progress, summary
 
     transformers_logging.disable_progress_bar()
     libraries = resident_bytes()

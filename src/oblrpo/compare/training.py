@@ -69,8 +69,8 @@ def _train_here(run: Run, processes: int) -> None:
     from rich.console import Console
     from transformers.utils import logging as transformers_logging
 
+    from oblrpo.report.console import Progress
     from oblrpo.trainer.loop import Trainer
-    from oblrpo.trainer.progress import Progress
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # of large models; small ones take one

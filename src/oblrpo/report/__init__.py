@@ -1,4 +1,4 @@
-"""One self-contained HTML page per run, and the charts and the shell that all pages share."""
+"""What a person sees of a run: the console while it goes on, one HTML page, the charts and the shell of all pages."""
 
 from typing import TYPE_CHECKING, Any
 
