@@ -99,7 +99,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
         raise InputError("give a model to evaluate, a file with --completions, or --regrade to grade an output again.")
     if command.completions and not command.benchmark:
         raise InputError("completions made elsewhere are those of a benchmark; name it with --benchmark.")
-    if (command.data and len(command.benchmark) > 1) or (command.completions and len(command.benchmark) > 1):
+    if (command.data or command.completions) and len(command.benchmark) > 1:
         raise InputError(f"data and completions are of one benchmark, but {len(command.benchmark)} are named.")
     check_asked(flags, command.data, started, bool(command.benchmark))
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}

@@ -1,5 +1,6 @@
 """The figures of a benchmark, from a file of completions."""
 
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,23 +39,16 @@ def read_completions(path: Path, problems: int) -> list[list[str]]:
             if first != line:
                 raise InputError(f"{where}: index {index}, sample {row['sample']!r} was in line {first} already.")
         completions[index].append(text)
-    _check_equal(path, completions)
-    return completions
-
-
-def _check_equal(path: Path, completions: list[list[str]]) -> None:
     if missing := [index for index, texts in enumerate(completions) if not texts]:
         raise InputError(f"{path} has no completion for {_names(missing)}; every problem of the data needs one.")
     usual = Counter(map(len, completions)).most_common(1)[0][0]
-    for what, odd in (
-        ("more", [index for index, texts in enumerate(completions) if len(texts) > usual]),
-        ("fewer", [index for index, texts in enumerate(completions) if len(texts) < usual]),
-    ):
-        if odd:
+    for what, differs in (("more", operator.gt), ("fewer", operator.lt)):
+        if odd := [index for index, texts in enumerate(completions) if differs(len(texts), usual)]:
             raise InputError(
-                f"{path} has {what} completions for {_names(odd)} than the {usual} of other problems; "
-                "give equally many of each."
+                f"{path} has {what} completions for {_names(odd)} than the {usual} of other problems; give equally "
+                "many of each."
             )
+    return completions
 
 
 def _names(indices: list[int]) -> str:

@@ -103,63 +103,44 @@ def collect(
 
     Every batch has a seed of its own, so an evaluation that was stopped and continued gives what it would have given.
 
-    Args:
-        policy: it draws.
-        problems: what is asked, `questions` put into `template`.
-        questions: by which the completions are known to answer the same data when they are graded again.
-        template: kept among the settings.
-        asked: how completions are drawn.
-        saved: where they are kept.
-        progress: called with the numbers of problems that are done, and of all.
+    `problems` are `questions` put into `template`; questions tell later whether completions answer the same data.
+    `progress` is called with the numbers of problems that are done, and of all.
     """
     policy.lengths([problem.prompt for problem in problems], asked.max_completion_length)
     draws = {name: getattr(asked, name) for name in OF_DRAWS}
     saved.open(settings_of(policy, problems[0].prompt, questions, template, draws))
+    size, total = asked.problems_per_batch, len(problems)
     with held(saved.file):
-        return _collect(policy, problems, asked, saved, progress)
-
-
-def _collect(
-    policy: Policy,
-    problems: Sequence[Problem],
-    asked: SamplingConfig,
-    saved: SavedCompletions,
-    progress: Callable[[int, int], None],
-) -> list[dict[str, Any]]:
-    size = asked.problems_per_batch
-    starts = range(0, len(problems), size)
-    rows = saved.rows()
-    have = Counter(row.get("index") for row in rows)
-    done = {
-        start
-        for start in starts
-        if all(have[index] == asked.samples for index in range(start, min(start + size, len(problems))))
-    }
-    kept = [row for row in rows if row["index"] // size * size in done]
-    if len(done) < len(starts):
-        saved.keep(kept)  # without a last line that was not finished, which the next would go on
-    for start in starts:
-        if start not in done:
-            drawn = _batch(policy, problems[start : start + size], start, asked)
-            saved.append(drawn)
-            kept += drawn
-        progress(min(start + size, len(problems)), len(problems))
+        rows = saved.rows()
+        have = Counter(row.get("index") for row in rows)
+        starts = range(0, total, size)
+        whole = {
+            start
+            for start in starts
+            if all(have[index] == asked.samples for index in range(start, min(start + size, total)))
+        }
+        kept = [row for row in rows if row["index"] // size * size in whole]
+        if len(whole) < len(starts):
+            saved.keep(kept)  # without a last line that was not finished, which the next would go on
+        for start in starts:
+            if start not in whole:
+                drawn = _batch(policy, problems[start : start + size], start, asked)
+                saved.append(drawn)
+                kept += drawn
+            progress(min(start + size, total), total)
     return sorted(kept, key=lambda row: (row["index"], row["sample"]))
 
 
 def _batch(policy: Policy, problems: Sequence[Problem], start: int, asked: SamplingConfig) -> list[dict[str, Any]]:
     prompts = [problem.prompt for problem in problems]
     with policy.seeded(seed_of(asked.seed, start)):
-        drawn = sample(
-            policy, prompts, asked.samples, asked.max_completion_length, asked.temperature, asked.top_p
-        )  # fmt: skip
-    lengths, clipped = drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist()
-    rows = []
-    for s, text in enumerate(drawn.completions):
-        problem, number = divmod(s, asked.samples)
-        rows.append({"index": start + problem, "sample": number, "completion": text, "tokens": lengths[s],
-                     "clipped": clipped[s]})  # fmt: skip
-    return rows
+        drawn = sample(policy, prompts, asked.samples, asked.max_completion_length, asked.temperature, asked.top_p)
+    figures = zip(drawn.completions, drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist(), strict=True)
+    return [
+        {"index": start + s // asked.samples, "sample": s % asked.samples, "completion": text, "tokens": tokens,
+         "clipped": clipped}
+        for s, (text, tokens, clipped) in enumerate(figures)
+    ]  # fmt: skip
 
 
 def settings_of(

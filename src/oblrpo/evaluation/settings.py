@@ -53,7 +53,7 @@ class SamplingConfig:
 
     def policy(self, model: str) -> PolicyConfig:
         """Return how a model is loaded and asked."""
-        shared = {each.name for each in fields(PolicyConfig)}
+        shared = {field.name for field in fields(PolicyConfig)}
         return PolicyConfig(model, **{name: value for name, value in vars(self).items() if name in shared})
 
 
