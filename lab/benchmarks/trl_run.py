@@ -30,7 +30,7 @@ import torch
 
 from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.evaluation import heldout_accuracy
+from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.seeds import seed_of
 from oblrpo.settings import load_recipe, with_settings
 

@@ -23,9 +23,7 @@ def write_sums(folder: Path) -> None:
 def damage(folder: Path, needed: Sequence[str] = ()) -> str:
     """What is wrong with a folder whose checksums were written, in words; empty if every file is what it was.
 
-    Args:
-        folder: all files have to be listed that loading may read; what a user has put beside them is left alone.
-        needed: patterns of names, of each of which one has to be listed.
+    All files have to be listed that loading may read, and one of each of the patterns `needed`; others are left alone.
     """
     try:
         lines = regular(folder / SUMS).read_text("utf-8").splitlines()

@@ -11,12 +11,7 @@ class InputError(ValueError):
 
 
 class DivergedError(InputError):
-    """Training ended in numbers that are not finite: a result of the settings, the learning rate above all.
-
-    Args:
-        message: the sentence.
-        what: the number, in words.
-    """
+    """Training ended in numbers (`what`) that are not finite: a result of the settings, the learning rate above all."""
 
     def __init__(self, message: str, what: str = "number") -> None:
         super().__init__(message)
@@ -24,15 +19,7 @@ class DivergedError(InputError):
 
 
 def check_finite(what: str, values: Any) -> None:
-    """Tell a policy that has diverged from settings that cannot work.
-
-    Args:
-        what: one of the values, in words.
-        values: a tensor.
-
-    Raises:
-        DivergedError: one of them is NaN or infinite.
-    """
+    """Tell a policy that has diverged from settings that cannot work: DivergedError if a value is NaN or infinite."""
     if not values.isfinite().all():
         raise DivergedError(f"training has diverged: a {what} is NaN or infinite; lower learning_rate.", what)
 

@@ -84,13 +84,8 @@ def take(
 ) -> tuple[dict[str, Any], Objects]:
     """Return the settings that these come to, names as they are and words for objects, and the objects.
 
-    Args:
-        model: a folder or hub name, a loaded model, or the pair of a loaded model and its tokenizer.
-        tokenizer: of a loaded model.
-        data: names of files or of a data set on the hub, or an iterable of rows, each a mapping.
-        eval_data: as `data`.
-        rewards: a name, a callable, or a list of both.
-        sft_data: as `data`.
+    `model` may be the pair of a loaded model and its tokenizer, data a name or an iterable of mappings, and rewards a
+    name, a callable, or a list of both.
     """
     settings: dict[str, Any] = {}
     if isinstance(model, (tuple, list)) and len(model) == 2 and tokenizer is None:

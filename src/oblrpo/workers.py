@@ -49,12 +49,8 @@ class WorkerLied(WorkerDied):
 class Worker:
     """A process that starts when it is first asked, and again after it was killed.
 
-    It is a fresh interpreter, never a fork of the process that holds torch.
-
-    Args:
-        main: the function to run there, as `package.module:function`; it calls `serve`.
-        talkative: whether what it prints reaches our standard error.
-        environment: environment variables in which it differs from this process.
+    It is a fresh interpreter, never a fork of the process that holds torch. It runs `main`, as
+    `package.module:function`, which calls `serve`. What a `talkative` one prints reaches our standard error.
     """
 
     def __init__(self, main: str, talkative: bool = False, environment: Mapping[str, str] | None = None) -> None:
@@ -125,13 +121,7 @@ class Worker:
             ) from None
 
     def _exchange(self, line: str | None, seconds: float, word: str) -> Any:
-        """Send a line and return the reply to it; the process is killed when the time is up.
-
-        Raises:
-            TimeoutError: the time was up.
-            WorkerDied: the process ended by itself.
-            WorkerLied: what came is no reply to this line.
-        """
+        """Send a line and return the reply to it, which carries `word`; the process is killed when the time is up."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

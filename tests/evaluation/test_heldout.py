@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oblrpo.config import RolloutConfig
-from oblrpo.evaluation import heldout_accuracy
+from oblrpo.evaluation.heldout import heldout_accuracy
 
 
 @pytest.mark.parametrize(

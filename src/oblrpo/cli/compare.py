@@ -47,12 +47,7 @@ class CompareCommand:
 
 
 def run(argv: list[str]) -> None:
-    """Run `oblrpo compare`.
-
-    Raises:
-        InputError: a flag or a key that cannot be, a config that cannot work, runs that failed (after the others).
-        KeyboardInterrupt: stopped; the same command goes on.
-    """
+    """Run `oblrpo compare`."""
     command = tyro.cli(CompareCommand, args=argv, prog="oblrpo compare")
     from oblrpo.compare.conductor import Conductor
     from oblrpo.compare.plan import Plan

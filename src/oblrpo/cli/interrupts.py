@@ -33,11 +33,7 @@ def tell(why: str) -> None:
 
 
 def _first(number: int, frame: FrameType | None) -> None:
-    """End in order; but at once while libraries load, where nothing is to be lost and they may swallow it.
-
-    Raises:
-        KeyboardInterrupt: always, but there.
-    """
+    """End in order; but at once while libraries load, where nothing is to be lost and they may swallow it."""
     signal.signal(signal.SIGINT, _further)
     while frame is not None:
         if "importlib._bootstrap" in frame.f_code.co_filename:

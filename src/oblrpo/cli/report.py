@@ -33,8 +33,8 @@ def run(argv: list[str]) -> None:
     command = tyro.cli(ReportCommand, args=argv, prog="oblrpo report")
     if command.seconds < 1:
         raise InputError(f"seconds is {command.seconds}; it must be at least 1.")
-    from oblrpo.report import write_report
     from oblrpo.report.follow import follow
+    from oblrpo.report.page import write_report
     from oblrpo.report.trl import state_files
     from oblrpo.runs import check_writable
 

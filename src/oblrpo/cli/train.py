@@ -33,12 +33,7 @@ class TrainCommand:
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo train`.
-
-    Raises:
-        InputError: what the user can mend.
-        Exception: whatever else ended it; a run that had begun has its page.
-    """
+    """Run `oblrpo train`."""
     if {"-h", "--help"} & set(argv):
         print_help(TrainConfig(), Console(markup=False, highlight=False))
         return

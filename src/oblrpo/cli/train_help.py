@@ -21,24 +21,24 @@ COMMON = (
 
 def recipes() -> dict[str, str]:
     """Every built-in recipe with the first sentence of its comment."""
-    found = {}
+    sentences = {}
     for entry in sorted(RECIPES.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".yaml"):
             lines = entry.read_text(encoding="utf-8").splitlines()
             comment = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
-            found[entry.name.removesuffix(".yaml")] = first_sentence(comment)
-    return found
+            sentences[entry.name.removesuffix(".yaml")] = first_sentence(comment)
+    return sentences
 
 
 def documented() -> dict[str, str]:
     """Every setting with its docstring, which stands under it in `config`."""
-    found = {}
+    sentences = {}
     for section in ast.parse(inspect.getsource(config)).body:
         if isinstance(section, ast.ClassDef):
             for field, text in zip(section.body, section.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
-    return found
+                    sentences[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
+    return sentences
 
 
 def first_sentence(text: str) -> str:
@@ -51,8 +51,8 @@ def print_help(base: config.TrainConfig, console: Console) -> None:
     console.print("usage: oblrpo train [RECIPE|FILE] [--setting VALUE ...]\n")
     console.print(f"{base.__doc__}\n")
     _print_table("Recipes", recipes().items(), console)
-    told, now = documented(), flatten(base)
-    rows = [(f"--{name.replace('_', '-')}", f"{told[name]}{_default(now[name])}") for name in COMMON]
+    texts, now = documented(), flatten(base)
+    rows = [(f"--{name.replace('_', '-')}", f"{texts[name]}{_default(now[name])}") for name in COMMON]
     rows += [
         ("--resume", "Go on with the run in --output from its latest checkpoint, under its own settings."),
         ("--accept-changed", "With --resume: go on although data or rewards are not what the run was started with."),

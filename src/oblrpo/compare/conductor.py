@@ -3,10 +3,10 @@
 import shutil
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.live import Live
@@ -18,13 +18,12 @@ from oblrpo.errors import InputError
 from oblrpo.runs import held
 
 
-@dataclass(frozen=True)
-class Training:
-    """A run in progress and its process."""
+class Training(NamedTuple):
+    """A run in progress, its process, and when that began."""
 
     run: Run
     process: BaseProcess
-    begun: float = field(default_factory=time.monotonic)
+    begun: float
 
 
 class Conductor:
@@ -43,13 +42,7 @@ class Conductor:
         self._begun, self._settled_before = time.monotonic(), 0
 
     def run(self) -> None:
-        """Train every run that is not settled.
-
-        Raises:
-            InputError: a folder holds a run of other settings, a config cannot work, or another process is at it;
-                nothing has started then.
-            KeyboardInterrupt: stopped; the runs in progress have saved what there is.
-        """
+        """Train every run that is not settled; a KeyboardInterrupt comes out once runs in progress have saved."""
         for run in self.plan.all_known():
             run.check_same()
             if run.settled():
@@ -97,7 +90,7 @@ class Conductor:
         while True:
             for run in self._ready()[: self.processes - len(self.running)]:
                 run.failed_file.unlink(missing_ok=True)
-                self.running[run.place] = Training(run, training.start(run, self.processes))
+                self.running[run.place] = Training(run, training.start(run, self.processes), time.monotonic())
             if not self.running:
                 return
             ended = wait([current.process.sentinel for current in self.running.values()])

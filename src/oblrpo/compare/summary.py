@@ -38,23 +38,10 @@ class Result:
     none."""
     why: str  # why the run is not finished; empty if it is
     rows: list[Metrics]  # the metrics so far
+    before: float | None  # held-out accuracy before the first step
     final: float | None  # held-out accuracy at the end, or what a diverged run counts with; None if there is neither
-
-    @property
-    def per_step(self) -> int:
-        """Completions that a step trains on."""
-        return self.run.config.rollout.prompts_per_step * self.run.config.rollout.num_generations
-
-    @property
-    def measured_at_its_ends(self) -> bool:
-        """Whether held-out accuracy was taken only before the first and after the last step."""
-        run = self.run.config.run
-        return not 0 < run.eval_steps < run.steps
-
-    @property
-    def before(self) -> float | None:
-        """Held-out accuracy before the first step."""
-        return self.rows[0].get("eval/accuracy") if self.rows else None
+    per_step: int  # completions that a step trains on
+    measured_at_its_ends: bool  # whether held-out accuracy was taken only before the first and after the last step
 
     @property
     def fell(self) -> bool:
@@ -260,8 +247,13 @@ def _result(run: Run, variant: Variant) -> Result:
         state, why = failure
     else:
         state, why = ("part", f"step {rows[-1]['step']} of {run.config.run.steps}") if rows else ("none", "not begun")
-    config = run.config
-    return Result(run, variant.name, config.optim.learning_rate, config.run.seed, state, why, rows, final)
+    config, before = run.config, rows[0].get("eval/accuracy") if rows else None
+    per_step = config.rollout.prompts_per_step * config.rollout.num_generations
+    at_its_ends = not 0 < config.run.eval_steps < config.run.steps
+    return Result(
+        run, variant.name, config.optim.learning_rate, config.run.seed, state, why, rows, before, final, per_step,
+        at_its_ends,
+    )  # fmt: skip
 
 
 def band(curves: list[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:

@@ -89,12 +89,7 @@ def _stop_with_parent() -> None:
 
 
 def check(plan: Plan) -> None:
-    """Check every config before anything starts, in a process of its own; one of each variant is built.
-
-    Raises:
-        InputError: the first that cannot work, by the name of its run.
-        RuntimeError: the process that checks them died.
-    """
+    """Refuse the first config that cannot work before anything starts, in a process that builds one of each variant."""
     variants, seed = plan.spec.variants, plan.spec.seeds[0]
 
     def with_own_start(variant: Variant, rate: float) -> Run:  # no shared one is there yet

@@ -50,9 +50,6 @@ def score(
 
     Masked completions count nowhere, nor do problems without any other; pass@k is left out where there are some. The
     intervals of rewards that leave [0, 1] are not cut to it.
-
-    Raises:
-        InputError: a reward fails, all completions are masked, or a k is not from 1 to the completions a problem.
     """
     n = len(completions[0])
     ks = sorted(set(ks)) or powers_to(n)

@@ -20,11 +20,7 @@ LAST = 20  # steps over which the figures at the end are averaged
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
-    """Write the page of a run, ours or of TRL, into its folder if no file is given, and return its path.
-
-    Raises:
-        InputError: the folder holds no metrics, or a file is damaged.
-    """
+    """Write the page of a run, ours or of TRL, into its folder if no file is given, and return its path."""
     record = read_run(run) or read_trl(run)
     if record is None:
         raise InputError(

@@ -114,11 +114,7 @@ def _sum_of_source(function: Callable[..., Any]) -> str:
 def call_reward(
     function: Callable[..., Any], prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> Values:
-    """Return the values of a function in TRL's signature.
-
-    Raises:
-        RewardFailed: the function raised, or returned no list; what it raised is the cause.
-    """
+    """Return the values of a function in TRL's signature; RewardFailed if it raised, or gave no list."""
     try:
         values = function(prompts=prompts, completions=completions, **columns)
         if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping, Set)):

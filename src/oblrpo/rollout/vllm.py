@@ -31,13 +31,9 @@ LEAST_TEMPERATURE = 0.01  # the lowest temperature; vLLM raises lower ones to th
 
 
 class VLLMSampler:
-    """Samples with an engine that holds a copy of the policy's weights.
+    """Samples with an engine that holds a copy of the policy's weights, up to `max_model_length` tokens a sequence.
 
-    Args:
-        policy: the policy whose weights are sampled from, until the next `sync`.
-        engine: a `vllm.LLM` of the policy's architecture, opened with logprobs_mode "processed_logprobs".
-        sampling_params: the class `vllm.SamplingParams`.
-        max_model_length: longest prompt + completion that the engine takes.
+    The engine is a `vllm.LLM` of the policy's architecture, opened with logprobs_mode "processed_logprobs".
     """
 
     def __init__(self, policy: Policy, engine: Any, sampling_params: Callable[..., Any], max_model_length: int) -> None:
@@ -50,10 +46,6 @@ class VLLMSampler:
         """Return `num_generations` completions of every prompt, with the log-probabilities they were drawn with.
 
         Every prompt has a seed of its own from torch's global random state; vLLM adds the output's number to it.
-
-        Raises:
-            InputError: a prompt does not fit.
-            RuntimeError: vLLM returned something other than it was asked for.
         """
         rows = self.policy.encode(prompts, room=max_completion_length)
         if (longest := max(map(len, rows)) + max_completion_length) > self.max_model_length:
@@ -104,12 +96,7 @@ class VLLMSampler:
         return Rollouts(sequences, texts, clipped_S, logps_SC, features_of_logps(logps_SC, mask_SC))
 
     def sync(self, policy: Policy) -> None:
-        """Copy the weights into the engine and forget what it cached under the old ones.
-
-        Raises:
-            InputError: a weight of the engine's model has no counterpart in the policy, or an adapter cannot be merged.
-            RuntimeError: the cache cannot be emptied.
-        """
+        """Copy the weights into the engine and forget what it cached under the old ones."""
         self.policy = policy
 
         @torch.no_grad()

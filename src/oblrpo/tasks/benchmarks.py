@@ -42,9 +42,6 @@ def load_benchmark(
     """Return the problems of a named benchmark, from its published files in the order given, or else from the hub.
 
     `split` is a split on the hub other than the one that is reported on. `where` names columns and the values to keep.
-
-    Raises:
-        InputError: no such benchmark, a row that does not fit it (named by file, line and column), or as `read_source`.
     """
     if name not in BENCHMARKS:
         raise InputError(

@@ -91,7 +91,7 @@ def reaches(numbers: Sequence[int], target: int, text: str) -> bool:
 
 
 def spend(expression: str, left: list[int]) -> Fraction:
-    """Return the value of the expression, and remove the numbers that it uses from `left`; ValueError if one is not."""
+    """Return the value of the expression, and remove its numbers from `left`; ValueError if one is not there."""
     value, used = evaluate(expression)
     for number in used:
         left.remove(number)

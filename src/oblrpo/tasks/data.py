@@ -45,11 +45,7 @@ class DataTask:
         seed: int = 0,
         default_rewards: Sequence[str] = ("numeric",),
     ) -> None:
-        """Split if no held-out problems are given.
-
-        Raises:
-            InputError: a bad fraction.
-        """
+        """Split if no held-out problems are given."""
         self.name, self.seed, self.default_rewards = name, seed, tuple(default_rewards)
         self.notes: list[str] = []
         is_number = isinstance(heldout_fraction, int | float) and not isinstance(heldout_fraction, bool)
@@ -82,11 +78,7 @@ class DataTask:
             self.notes.append(f"{dropped} of {before} problems of {self.name} are {what}; they are left out.")
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
-        """Return the problems of one step, a pure function of seed, step and size.
-
-        Raises:
-            InputError: `size` is not positive, or larger than the number of training problems.
-        """
+        """Return the problems of one step, a pure function of seed, step and size."""
         check_whole(f"{self.name}: the batch size", size, 1)
         self._check_enough(len(self.training), size, "training", "prompts_per_step", "lower")
         epoch, batch = divmod(step, len(self.training) // size)
@@ -94,11 +86,7 @@ class DataTask:
         return [self.training[row] for row in order[batch * size : (batch + 1) * size]]
 
     def heldout(self, size: int) -> list[Problem]:
-        """Return `size` held-out problems; fewer are always the first of more.
-
-        Raises:
-            InputError: `size` is not positive, or larger than the number of held-out problems.
-        """
+        """Return `size` held-out problems; fewer are always the first of more."""
         check_whole(f"{self.name}: the held-out size", size, 1)
         self._check_enough(len(self._heldout), size, "held-out", "eval_prompts", "raise")
         return self._heldout[:size]

@@ -66,8 +66,8 @@ class ReasoningGymTask(GeneratedTask):
                 question, answer = self._problem("draw", seed, index)
                 if question is not None:
                     failed = 0
-                    known = json.dumps({"seed": seed, "index": index, "answer": answer}, ensure_ascii=False)
-                    yield Problem(self.template.replace(PLACEHOLDER, question), known)
+                    reference = json.dumps({"seed": seed, "index": index, "answer": answer}, ensure_ascii=False)
+                    yield Problem(self.template.replace(PLACEHOLDER, question), reference)
                     continue
                 failed += 1
                 if failed == GIVE_UP_AFTER:
@@ -97,8 +97,8 @@ class ReasoningGymTask(GeneratedTask):
         shown = re.sub(r"\S+", lambda word: slip(word[0], rng) if rng.random() < noise else word[0], answer.strip())
         return f"<answer>{shown}</answer>" if "<answer>" in self.template else shown
 
-    def _score(self, known: str, answer: str) -> float:
-        place = json.loads(known)["seed"], json.loads(known)["index"]
+    def _score(self, reference: str, answer: str) -> float:
+        place = json.loads(reference)["seed"], json.loads(reference)["index"]
         for _ in range(2):  # a process may die of what came before this answer
             try:
                 self._ask("load", *place)  # a new process must make the problem again, which may take long

@@ -24,9 +24,8 @@ EXTRA = "pip install 'oblrpo[data]'"
 def read_source(names: Sequence[str], split: str, given: Mapping[str, Rows] | None = None) -> Stream:
     """Return the rows of files, one after the other, or of one data set of the hub, `owner/name[:configuration]`.
 
-    `oblrpo:NAME` is a file that comes with the package.
-
-    Rows that are there already are `given` by the name that stands for them.
+    `oblrpo:NAME` is a file that comes with the package. Rows in `given` are there already, by the name that stands for
+    them.
     """
     if given and len(names) == 1 and names[0] in given:
         return given[names[0]]

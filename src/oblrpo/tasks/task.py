@@ -28,7 +28,7 @@ class Problem:
     @property
     def text(self) -> str:
         """The prompt as text; messages become their contents, a line each."""
-        return self.prompt if isinstance(self.prompt, str) else "\n".join(each["content"] for each in self.prompt)
+        return self.prompt if isinstance(self.prompt, str) else "\n".join(message["content"] for message in self.prompt)
 
 
 @runtime_checkable

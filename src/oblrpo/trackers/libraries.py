@@ -97,11 +97,7 @@ TRACKERS: dict[str, Callable[[Opening], Tracker]] = {"tensorboard": tensorboard,
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse unknown names, names given twice, and libraries that are not installed.
-
-    Raises:
-        InputError: says which, and how to install it.
-    """
+    """Refuse unknown names, names given twice, and libraries that are not installed."""
     for place, name in enumerate(names):
         if name not in TRACKERS:
             raise InputError(

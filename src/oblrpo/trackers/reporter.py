@@ -17,20 +17,11 @@ NOTE = "trackers.json"
 
 
 class Reporter:
-    """The reporter feeds the libraries of `report_to`.
+    """The reporter feeds the libraries of `report_to`, and tells `warn` of one that fails.
 
     A resumed run does some steps again, with the same result: those that a library has are not sent a second time. One
     that comes later, or lacks some, is sent the earlier steps first. One that fails is given up with a warning, for the
     training matters more; the steps it missed are sent when the run is resumed.
-
-    Args:
-        names: the libraries, keys of `TRACKERS`.
-        folder: the run's folder.
-        settings: all settings of the run, by flag.
-        warn: is told of a library that fails.
-
-    Raises:
-        InputError: when entered, a library cannot be started, or the note of what was sent is damaged.
     """
 
     def __init__(

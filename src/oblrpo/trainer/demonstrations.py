@@ -45,17 +45,10 @@ class Row:
 def demonstrations_of(
     config: TrainConfig, task: Task, heldout: Sequence[Problem], policy: Policy, rows: Sequence[Row]
 ) -> Demonstrations:
-    """Return what the run learns from before RL.
+    """Return what the run learns from before RL: rows of `sft_data`, or what its task demonstrates.
 
     Rows come in an order shuffled by the seed, each once an epoch; the last batch of an epoch may be shorter. Rows
     whose prompts are held out are left out.
-
-    Args:
-        config: of the run.
-        task: which demonstrates if there are no rows.
-        heldout: problems that accuracy is measured on.
-        policy: which has to be able to read the rows.
-        rows: of `sft_data`.
     """
     warm, seed = config.warm_start, config.run.seed
     if not rows:

@@ -21,12 +21,13 @@ from oblrpo.algorithms import resolve
 from oblrpo.config import TrainConfig
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
-from oblrpo.evaluation import heldout_accuracy
+from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
-from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of, load_state
+from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of
+from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
 from oblrpo.settings import flatten

@@ -27,16 +27,7 @@ Metrics = dict[str, Any]
 
 
 class Monitors:
-    """What a run has shown so far, looked at after every step.
-
-    Args:
-        correction: the run's `sampler_correction`.
-        baseline: the run's baseline.
-        schedule: the run's schedule, a key of `estimators.RULES`.
-        floor: the run's `schedule_floor`.
-        most_skipped: the run's `max_skipped_steps`.
-        stop_on_collapse: the run's `stop_on_collapse`.
-    """
+    """What a run has shown so far, looked at after every step; the arguments are settings of the run."""
 
     def __init__(
         self,
@@ -55,7 +46,7 @@ class Monitors:
             stop_on_collapse,
         )
         self.in_a_row: Counter[str] = Counter()  # steps in which a condition has held, up to now
-        self.told: set[str] = set()
+        self.told_before: set[str] = set()
         self.highest_share = 0.0
         self.spreads: list[float] = []  # in order
         self.rewards: deque[tuple[float, float]] = deque(maxlen=PATIENCE)  # with their standard errors
@@ -71,11 +62,9 @@ class Monitors:
         }  # fmt: skip
 
     def observe(self, metrics: Metrics, skipped: str = "") -> list[str]:
-        """Return the new warnings after a step. A resumed run shows its earlier steps again, to stay quiet on them.
+        """Return the new warnings after a step; `skipped` says in words what was not finite in it, if it was skipped.
 
-        Args:
-            metrics: the step's.
-            skipped: what was not finite in it, in words, if it was skipped.
+        A resumed run shows its earlier steps again, to stay quiet on them.
         """
         self.stop = ""
         if "reward" not in metrics:
@@ -96,8 +85,8 @@ class Monitors:
                 warnings["flat"] = ""  # not for want of easier prompts, or said already
             if self.stop_on_collapse:
                 self.stop = next((warnings[name] for name in COLLAPSES if warnings[name]), "")
-        new = {name: sentence for name, sentence in warnings.items() if sentence and name not in self.told}
-        self.told |= new.keys()
+        new = {name: sentence for name, sentence in warnings.items() if sentence and name not in self.told_before}
+        self.told_before |= new.keys()
         return list(new.values())
 
     def _warning(self, condition: "Condition", metrics: Metrics) -> str:

@@ -56,15 +56,10 @@ class PeakMemory:
 
 
 def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libraries: int) -> PeakMemory:
-    """Foretell the peak of a step in which every completion is as long as it may be.
+    """Foretell the peak of a step in which every completion is as long as it may be; the learner is left as it was.
 
     What a token of a micro-batch takes is measured on two small batches of random tokens; it grows in proportion.
-
-    Args:
-        learner: of the run; it is left as it was.
-        config: the run's settings.
-        prompt_length: tokens of the longest prompt.
-        libraries: bytes that the process held before the model was loaded.
+    `libraries` are the bytes that the process held before the model was loaded.
     """
     policy, rollout = learner.policy, config.rollout
     trained = sum(p.numel() * p.element_size() for p in policy.parameters)
@@ -120,4 +115,4 @@ def _numbers_a_weight(config: OptimConfig) -> int:
     weight.grad = torch.ones_like(weight)
     small = make_optimizer(config, [weight])
     small.step()
-    return sum(each.shape == weight.shape for each in small.state[weight].values() if isinstance(each, Tensor))
+    return sum(value.shape == weight.shape for value in small.state[weight].values() if isinstance(value, Tensor))

@@ -48,14 +48,14 @@ def number(text: str) -> Number | None:
 
 
 def _value(body: str) -> Fraction | None:
-    if found := _DECIMAL.fullmatch(body):
-        exponent = int(found[2] or found[3] or found[4] or 0)
-        return _plain(found[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
-    if found := _FRACTION.fullmatch(body):
-        minus, top, other, bottom = found.groups()[:4] if found[2] else found.groups()[4:]
+    if match := _DECIMAL.fullmatch(body):
+        exponent = int(match[2] or match[3] or match[4] or 0)
+        return _plain(match[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
+    if match := _FRACTION.fullmatch(body):
+        minus, top, other, bottom = match.groups()[:4] if match[2] else match.groups()[4:]
         return (-1 if minus != other else 1) * _plain(top) / _plain(bottom)
-    if found := _MIXED.fullmatch(body):
-        return int(found[1]) + Fraction(int(found[2]), int(found[3]))
+    if match := _MIXED.fullmatch(body):
+        return int(match[1]) + Fraction(int(match[2]), int(match[3]))
     return None
 
 
