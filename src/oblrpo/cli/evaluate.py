@@ -62,13 +62,20 @@ def run(argv: list[str]) -> None:
         sampling, judged = as_in_run(started)
         command = _parse(argv, EvaluateCommand(sampling=sampling, judged=judged))
     _check(command, flags_in(argv), started)
-    if command.completions:
-        (result,) = results = [_grade(command, command.benchmark[0], Path(command.completions))]
-        shown: dict[str, Any] = result
+    if command.benchmark:
+        results = _on_benchmarks(command)
     else:
-        results = _evaluate(command) if command.benchmark else [_by_rewards(command, started)]
-        shown = {"model": results[0]["settings"]["model"], "results": results}
+        policy, folder = _load(command) if command.model else None, Path(command.sampling.output)
+        with _shown("evaluating") as show:
+            results = [
+                evaluate_rows(
+                    policy, command.data, started, command.sampling, command.judged, folder, ks=command.k, progress=show
+                )
+            ]
     if command.json:
+        shown = (
+            {"model": results[0]["settings"]["model"], "results": results} if not command.completions else results[0]
+        )
         print(json.dumps(shown))
         return
     from oblrpo.evaluation.completions import remarks, table
@@ -108,28 +115,22 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     check_sampling(command.sampling, command.k, drawn=bool(command.model))
 
 
-def _grade(command: EvaluateCommand, name: str, file: Path) -> dict[str, Any]:
-    """Grade a file of completions."""
+def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
+    """Grade a file of completions, or draw what is not there yet; what grading needs is there before that."""
     from oblrpo.evaluation.completions import evaluate_completions, read_completions
-    from oblrpo.tasks.benchmarks import load_benchmark
-    from oblrpo.tasks.grading import MathVerifier
-
-    problems = load_benchmark(name, command.data)[: command.sampling.limit or None]
-    completions = read_completions(file, len(problems))
-    with MathVerifier(command.processes, command.seconds) as verifier:
-        return evaluate_completions(name, problems, completions, verifier, command.k)
-
-
-def _evaluate(command: EvaluateCommand) -> list[dict[str, Any]]:
-    """Draw what is not there yet, and grade it; what is needed for that is there before anything is drawn."""
-    from oblrpo.evaluation.completions import evaluate_completions
-    from oblrpo.evaluation.sampled import SavedCompletions, collect
     from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
     from oblrpo.tasks.grading import MathVerifier
 
     asked, results = command.sampling, []
     data = {name: load_benchmark(name, command.data) for name in command.benchmark}
     with MathVerifier(command.processes, command.seconds) as verifier:
+        if command.completions:
+            [(name, problems)] = data.items()
+            problems = problems[: asked.limit or None]
+            completions = read_completions(Path(command.completions), len(problems))
+            return [evaluate_completions(name, problems, completions, verifier, command.k)]
+        from oblrpo.evaluation.sampled import SavedCompletions, collect  # needs torch, which grading a file does not
+
         policy = None if command.regrade else _load(command)
         for name, problems in data.items():
             saved = SavedCompletions(Path(asked.output), name)
@@ -154,16 +155,6 @@ def _load(command: EvaluateCommand) -> Any:
 
     transformers_logging.disable_progress_bar()
     return load_policy(command.model, command.sampling.policy(command.model), train=False)
-
-
-def _by_rewards(command: EvaluateCommand, started: TrainConfig | None) -> dict[str, Any]:
-    """Go by rewards; `started` is the run that the model lies in."""
-    policy = _load(command) if command.model else None
-    folder = Path(command.sampling.output)
-    with _shown("evaluating") as show:
-        return evaluate_rows(
-            policy, command.data, started, command.sampling, command.judged, folder, ks=command.k, progress=show
-        )
 
 
 @contextmanager

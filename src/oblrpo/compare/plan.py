@@ -17,34 +17,20 @@ from oblrpo.runs import Metrics, RunFolder, parsed, write_atomically
 from oblrpo.workers import cores
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Run:
-    """One training, and the files beside its folder: `NAME.log`, and `NAME.failed` while it has failed."""
+    """One training, told apart from others by the `place` of its folder, and the files beside that."""
 
     name: str  # variant, rate and seed, for people
     config: TrainConfig
     start: Run | None = None  # the run whose policy this one goes on from
     is_warm_start: bool = False  # whether this run only makes the policy that others go on from
 
-    @property
-    def place(self) -> str:
-        """The folder's path, by which runs are told apart."""
-        return self.config.run.output
-
-    @property
-    def folder(self) -> RunFolder:
-        """The folder of the run."""
-        return RunFolder(Path(self.place))
-
-    @property
-    def log(self) -> Path:
-        """The file of what the run printed."""
-        return Path(f"{self.place}.log")
-
-    @property
-    def failed_file(self) -> Path:
-        """The file that says why the run ended early."""
-        return Path(f"{self.place}.failed")
+    def __post_init__(self) -> None:
+        self.place = self.config.run.output
+        self.folder = RunFolder(Path(self.place))
+        self.log = Path(f"{self.place}.log")  # what the run printed
+        self.failed_file = Path(f"{self.place}.failed")  # why it ended early, while that is so
 
     def last_row(self) -> Metrics | None:
         """Return the newest metrics, reading the end of the file only; None before the first step."""
@@ -92,11 +78,7 @@ class Run:
         return None if self.is_warm_start or not self.finished() else self.folder.read_metrics()[-1]["eval/accuracy"]
 
     def check_same(self) -> None:
-        """Refuse to go on with, or to report, what lies here if it was made with other settings.
-
-        Raises:
-            InputError: names them.
-        """
+        """Refuse to go on with, or to report, what lies here if it was made with other settings."""
         if not self.folder.config_file.is_file():
             return
         wrong = ""

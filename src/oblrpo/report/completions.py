@@ -34,7 +34,8 @@ def samples(record: Record) -> str:
     parts = []
     for step, groups in groups_of.items():
         # those whose completions differ in reward first: the others teach nothing
-        order = sorted(groups, key=lambda prompt: (prompt not in shared, _is_flat(groups[prompt])))
+        rewards = {prompt: {row["reward"] for row in rows} - {None} for prompt, rows in groups.items()}
+        order = sorted(groups, key=lambda prompt: (prompt not in shared, len(rewards[prompt]) < 2))
         cards = "".join(_group(groups[prompt]) for prompt in order[:PROMPTS])
         parts.append(f"<div><h3>Step {step}, {'before' if step == min(kept) else 'after'}</h3>{cards}</div>")
     return html.charts(parts, large=True)
@@ -168,7 +169,3 @@ def _first_and_last(record: Record, key: str) -> dict[int, Rows]:
                 kept[step] = rows
                 break
     return kept
-
-
-def _is_flat(rows: Rows) -> bool:
-    return len({row["reward"] for row in rows if row["reward"] is not None}) < 2

@@ -36,7 +36,13 @@ def charts(record: Record) -> list[str]:
         return []
     height = 1.2 + 0.27 * len(ratios)
     compared = [name for name in UNBIASED if name in ratios]
-    return [_means(ratios, record.of_algorithm("baseline"), len(rows), height), _course(rows, compared, height)]
+    steps = [row["step"] for row in rows]
+    lines = [Line(name, steps, [variance_ratio(row, name) for row in rows]) for name in compared]
+    course = chart(
+        "Variance of unbiased baselines over the run", lines, ylabel="variance / RLOO's", height=height,
+        note="On the same batch. A single step is a noisy estimate.", levels=[Level(1, "RLOO")],
+    )  # fmt: skip
+    return [_means(ratios, record.of_algorithm("baseline"), len(rows), height), course]
 
 
 def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: float) -> str:
@@ -69,13 +75,3 @@ def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: floa
         "Hollow: biased, the gradient shrinks or is scaled as well, so that less variance is no gain by itself."
     ) + (" Bold: this run's." if used in ratios else "")
     return drawing("Gradient variance under each baseline", "variance / RLOO's", draw, height, note=note)
-
-
-def _course(rows: list[Metrics], names: list[str], height: float) -> str:
-    steps = [row["step"] for row in rows]
-    lines = [Line(name, steps, [variance_ratio(row, name) for row in rows]) for name in names]
-    return chart(
-        "Variance of unbiased baselines over the run", lines, ylabel="variance / RLOO's",
-        note="On the same batch. A single step is a noisy estimate.", levels=[Level(1, "RLOO")],
-        height=height,
-    )  # fmt: skip

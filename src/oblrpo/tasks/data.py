@@ -58,8 +58,8 @@ class DataTask:
                 (heldout if _position(problem) < heldout_fraction else training).append(problem)
         # In the order of their hashes the first few are a fair sample of all, of a file sorted by difficulty too.
         self._heldout = sorted(heldout, key=_position)
-        questions = {_key(problem) for problem in self._heldout}
-        self.training = [problem for problem in training if _key(problem) not in questions]
+        questions = {problem.key for problem in self._heldout}
+        self.training = [problem for problem in training if problem.key not in questions]
         """The problems that are trained on."""
         if dropped := len(training) - len(self.training):
             self.notes.append(f"{dropped} training problems of {name} are held out too; they are not trained on.")
@@ -82,7 +82,7 @@ class DataTask:
         check_whole(f"{self.name}: the batch size", size, 1)
         self._check_enough(len(self.training), size, "training", "prompts_per_step", "lower")
         epoch, batch = divmod(step, len(self.training) // size)
-        order = _permutation(f"data_file/{self.seed}/{epoch}", len(self.training))
+        order = permutation(f"data_file/{self.seed}/{epoch}", len(self.training))
         return [self.training[row] for row in order[batch * size : (batch + 1) * size]]
 
     def heldout(self, size: int) -> list[Problem]:
@@ -179,10 +179,7 @@ def _position(problem: Problem) -> float:
     return split_position(problem.question or problem.text)
 
 
-def _key(problem: Problem) -> str:
-    return " ".join((problem.question or problem.text).casefold().split())
-
-
 @lru_cache(maxsize=4)
-def _permutation(key: str, count: int) -> Sequence[int]:
+def permutation(key: str, count: int) -> Sequence[int]:
+    """Return 0 to count - 1 in an order that the key alone decides."""
     return array("q", random.Random(key).sample(range(count), count))

@@ -30,6 +30,11 @@ class Problem:
         """The prompt as text; messages become their contents, a line each."""
         return self.prompt if isinstance(self.prompt, str) else "\n".join(message["content"] for message in self.prompt)
 
+    @property
+    def key(self) -> str:
+        """The prompt before any template, without regard to case and spacing."""
+        return " ".join((self.question or self.text).casefold().split())
+
 
 @runtime_checkable
 class Task(Protocol):

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, cast
 
 from oblrpo.config import TrainConfig
@@ -12,7 +11,7 @@ from oblrpo.objects import Objects
 from oblrpo.policy import Policy, Prompt, tokens_of
 from oblrpo.tasks import BENCHMARKS, Demonstrator, Problem, Task
 from oblrpo.tasks.benchmarks import TEMPLATE
-from oblrpo.tasks.data import PLACEHOLDER, problems_of
+from oblrpo.tasks.data import PLACEHOLDER, permutation, problems_of
 from oblrpo.tasks.rows import text_of
 from oblrpo.tasks.sources import read_source
 
@@ -53,7 +52,7 @@ def demonstrations_of(
     warm, seed = config.warm_start, config.run.seed
     if not rows:
         return Demonstrations(warm.warm_start_steps, _of_task(config, task), f"demonstrations of {task.name}")
-    held = {_key(problem) for problem in heldout}
+    held = {problem.key for problem in heldout}
     kept = [row for row in rows if row.key not in held]
     notes = []
     if dropped := len(rows) - len(kept):
@@ -66,7 +65,7 @@ def demonstrations_of(
 
     def batch(step: int) -> Batch:
         turn, at = divmod(step, epoch)
-        order = _order(f"sft_data/{seed}/{turn}", len(kept))
+        order = permutation(f"sft_data/{seed}/{turn}", len(kept))
         chosen = order[at * warm.warm_start_batch : (at + 1) * warm.warm_start_batch]
         return [prompts[row] for row in chosen], [completions[row] for row in chosen]
 
@@ -96,7 +95,7 @@ def read_rows(config: TrainConfig, objects: Objects) -> list[Row]:
     template = task.prompt_template or (TEMPLATE if task.task in BENCHMARKS else PLACEHOLDER)
     problems = problems_of(given, task.prompt_column, "", template)
     return [
-        Row(place, problem.prompt, _completion(row, place), _key(problem))
+        Row(place, problem.prompt, _completion(row, place), problem.key)
         for (place, row), problem in zip(given, problems, strict=True)
     ]
 
@@ -125,12 +124,3 @@ def peak_rate(config: TrainConfig, policy: Policy) -> float:
     if getattr(policy.model, "peft_config", None):
         return RATE_ADAPTERS
     return RATE_LOADED if config.policy.model else RATE_BUILT
-
-
-def _key(problem: Problem) -> str:
-    return " ".join((problem.question or problem.text).casefold().split())
-
-
-@lru_cache(maxsize=2)
-def _order(key: str, count: int) -> tuple[int, ...]:
-    return tuple(random.Random(key).sample(range(count), count))

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -66,7 +67,10 @@ class MathVerifier:
     def compare(self, golds: Sequence[tuple[str, ...]], answers: Sequence[str | None]) -> list[Verdict]:
         """Return a verdict for each answer, extracted before; None is unparsable."""
         asked = list(dict.fromkeys((g, a) for g, a in zip(golds, answers, strict=True) if a is not None))
-        verdicts = {pair: verdict for pair in asked if (verdict := _without_algebra(*pair)) is not None}
+        verdicts = {}
+        for pair in asked:
+            with suppress(NeedsAlgebra):  # numbers and structure decide most of them
+                verdicts[pair] = Verdict(equal(*pair, _needs_algebra), "ok", pair[1])
         hard = [pair for pair in asked if pair not in verdicts]
         verdicts.update(zip(hard, self._ask(hard), strict=True))
         nothing = Verdict(False, "unparsable", "")
@@ -96,14 +100,6 @@ class MathVerifier:
             except BaseException:  # an interrupt must not wait for all that is left
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
-
-
-def _without_algebra(golds: tuple[str, ...], answer: str) -> Verdict | None:
-    """Return the verdict if numbers and structure decide; None if computer algebra must."""
-    try:
-        return Verdict(equal(golds, answer, _needs_algebra), "ok", answer)
-    except NeedsAlgebra:
-        return None
 
 
 def _needs_algebra(gold: str, answer: str) -> bool:
