@@ -9,7 +9,6 @@ from pathlib import Path, PurePosixPath
 from oblrpo.regular_files import regular
 
 SUMS = "SHA256SUMS"  # the file of a folder's checksums, in the format of `sha256sum`
-
 READ = (".json", ".jinja", ".safetensors", ".model", ".txt", ".py", ".bin")
 """What the names of files end with that loading a model or a state may read."""
 

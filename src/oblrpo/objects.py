@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 PREFIX = "python:"  # how the word of an object begins
 MOST_ROWS = 1_000_000  # rows of an iterable that does not say how many it has; it may have no end
-
 OF_LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "load_in_4bit")
 """Settings that say how a model is loaded."""
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 PLAIN = "oblrpo-plain"  # the name of the error handler by which `encode` writes plainly what an encoding does not have
-
 _GONE = {errno.EPIPE, errno.EIO}
 """What writing fails with where nobody reads any more: the other end of a pipe, a terminal that was closed."""
 

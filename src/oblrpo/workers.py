@@ -22,12 +22,10 @@ from oblrpo.streams import steady
 
 START = 120.0  # seconds that a worker may take to start: it imports its libraries, perhaps on a busy machine
 LONGEST = 2.0**30  # the longest time limit in seconds; a longer one is cut to it, because timers overflow
-
 LONGEST_REPLY = 1 << 26
 """The most characters of a reply; more is none, so that no process can fill the memory of this one."""
 
 MARK = "OBLRPO_WORKER"  # the environment variable by which a worker's processes are known, in whatever session they are
-
 CHANNEL = 500
 """The least number of the descriptors a worker answers on, out of the way of what its function opens and closes."""
 

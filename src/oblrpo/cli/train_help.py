@@ -26,7 +26,7 @@ def recipes() -> dict[str, str]:
         if entry.name.endswith(".yaml"):
             lines = entry.read_text(encoding="utf-8").splitlines()
             comment = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
-            sentences[entry.name.removesuffix(".yaml")] = first_sentence(comment)
+            sentences[entry.name.removesuffix(".yaml")] = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", comment, maxsplit=1)[0]
     return sentences
 
 
@@ -41,18 +41,14 @@ def documented() -> dict[str, str]:
     return sentences
 
 
-def first_sentence(text: str) -> str:
-    """A text up to its first full stop, colon and example included."""
-    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", text, maxsplit=1)[0]
-
-
 def print_help(base: config.TrainConfig, console: Console) -> None:
     """Print usage, recipes and common settings with the defaults of `base`."""
     console.print("usage: oblrpo train [RECIPE|FILE] [--setting VALUE ...]\n")
     console.print(f"{base.__doc__}\n")
     _print_table("Recipes", recipes().items(), console)
     texts, now = documented(), flatten(base)
-    rows = [(f"--{name.replace('_', '-')}", f"{texts[name]}{_default(now[name])}") for name in COMMON]
+    defaults = {name: f" [{value}]" if value not in ("", [], {}) else "" for name, value in now.items()}
+    rows = [(f"--{name.replace('_', '-')}", f"{texts[name]}{defaults[name]}") for name in COMMON]
     rows += [
         ("--resume", "Go on with the run in --output from its latest checkpoint, under its own settings."),
         ("--accept-changed", "With --resume: go on although data or rewards are not what the run was started with."),
@@ -61,10 +57,6 @@ def print_help(base: config.TrainConfig, console: Console) -> None:
     ]
     _print_table("What most runs set", rows, console)
     console.print("A YAML file may hold settings by the same names; flags override it.")
-
-
-def _default(value: Any) -> str:
-    return f" [{value}]" if value not in ("", [], {}) else ""
 
 
 def _print_table(title: str, rows: Any, console: Console) -> None:

@@ -13,9 +13,7 @@ from oblrpo.report.charts import INK, Level, Line, below_legend, chart, drawing,
 from oblrpo.report.ledger import UNBIASED
 
 REWARD_WINDOW = 9  # steps in the moving average of reward curves
-
 ACCURACY = "held-out accuracy"
-
 MARGIN = 1.4  # how far an axis of rates goes beyond the lowest and the highest, as a factor
 MOST_TICKS = 10  # the most rates that are written out below an axis
 

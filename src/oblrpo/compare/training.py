@@ -24,7 +24,6 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.streams import steady
 
 STOPPED = 130  # the exit code of a process that was told to stop and has saved what there is
-
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 CONTEXT.set_forkserver_preload(["oblrpo.compare.loaded"])
 

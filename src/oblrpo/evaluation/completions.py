@@ -16,7 +16,6 @@ from oblrpo.tasks.grading import MathVerifier, Verdict
 from oblrpo.tasks.rows import read_objects
 
 MOST_SLOW = 3  # the questions of a problem's votes that may take too long; each costs the whole time limit
-
 NAMED = 5  # of many indices, how many an error names
 
 

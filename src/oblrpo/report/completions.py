@@ -13,7 +13,6 @@ from oblrpo.report.html import text
 from oblrpo.report.record import Record
 
 Rows = list[dict[str, Any]]
-
 PROMPTS, COMPLETIONS = 3, 8  # the most prompts shown of a step, and the most completions of each
 LONG = 240  # a text of more characters is folded
 NARROW = 24  # completions of at most so many characters stand in a column beside their figures

@@ -21,7 +21,10 @@ def learning(record: Record) -> list[str]:
         f"Dots: each batch. Line: mean of the {WINDOW} steps around. Bands: 95 %, over prompts. Held-out prompts are "
         "never trained on: what the reward has above them is learned by heart."
     )
-    lines = [reward_line(record.steps), _accuracy_line(record.measured)]
+    errors = [row.get("eval/accuracy_stderr") for row in record.measured]
+    accuracy = _line(record.measured, "eval/accuracy", "held-out accuracy")
+    margins = [None if error is None else Z95 * error for error in errors]
+    lines = [reward_line(record.steps), _with_margins(accuracy, margins)]
     drawn = [chart("Reward and held-out accuracy", lines, ylabel="mean reward", note=note)]
     if any(row.get("frac_reward_zero_std") is not None for row in record.steps):
         note = (
@@ -165,12 +168,6 @@ def reward_line(steps: Sequence[Metrics]) -> Line:
         whole = len(squares) == part.stop - part.start
         margins.append(Z95 * math.sqrt(statistics.fmean(squares) / len(squares)) if whole else None)
     return _with_margins(_averaged(rewarded, "reward", "reward of the batch"), margins)
-
-
-def _accuracy_line(measured: Sequence[Metrics]) -> Line:
-    errors = [row.get("eval/accuracy_stderr") for row in measured]
-    margins = [None if error is None else Z95 * error for error in errors]
-    return _with_margins(_line(measured, "eval/accuracy", "held-out accuracy"), margins)
 
 
 def _with_margins(line: Line, margins: Sequence[float | None]) -> Line:

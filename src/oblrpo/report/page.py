@@ -74,7 +74,11 @@ def _facts(record: Record) -> str:
     facts: dict[str, tuple[str, str]] = {}
     if record.measured:
         first, last = record.measured[0], record.measured[-1]
-        ends = [_with_interval(row) for row in (first, last)]
+        errors = [row.get("eval/accuracy_stderr") for row in (first, last)]
+        ends = [
+            f"{row['eval/accuracy']:.3f}" + ("" if error is None else f" &plusmn; {Z95 * error:.3f}")
+            for row, error in zip((first, last), errors, strict=True)
+        ]
         value = f"{first['eval/accuracy']:.3f} &rarr; {last['eval/accuracy']:.3f}" if first is not last else ends[0]
         over = " (95 % interval over prompts)" if "&plusmn;" in ends[-1] else ""
         facts["Held-out accuracy"] = (value, f"{ends[0]} to {ends[-1]}{over}")
@@ -97,11 +101,6 @@ def _facts(record: Record) -> str:
         per_step = statistics.fmean(row.get("step_time") or 0.0 for row in tail)
         facts["Time"] = (f"{per_step:.2f} s a step", f"{short(tail[-1].get('num_tokens') or 0)} tokens trained on")
     return html.facts(facts)
-
-
-def _with_interval(row: dict[str, float]) -> str:
-    margin = row.get("eval/accuracy_stderr")
-    return f"{row['eval/accuracy']:.3f}" + ("" if margin is None else f" &plusmn; {Z95 * margin:.3f}")
 
 
 def _warnings(record: Record) -> str:

@@ -10,7 +10,6 @@ from oblrpo.report.record import Record
 from oblrpo.runs import Metrics, RunFolder
 
 STATE = "trainer_state.json"
-
 EVALUATED = "eval_reward"  # TRL's mean reward over the completions of `eval_dataset`
 
 ABSENT = {

@@ -14,7 +14,6 @@ from oblrpo.rewards.user import RewardFailed, call_reward
 from oblrpo.workers import serve
 
 Reward = Callable[..., Sequence[float | None]]
-
 _loaded: dict[str, Reward] = {}
 
 

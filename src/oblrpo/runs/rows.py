@@ -11,7 +11,6 @@ from typing import Any
 from oblrpo.errors import InputError
 
 Metrics = dict[str, Any]
-
 NUMBERS = ("learning_rate", "lr_factor", "step_time", "completions/masked_ratio")
 """Metrics of a step of RL that are always numbers."""
 

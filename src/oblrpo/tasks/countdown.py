@@ -16,7 +16,6 @@ LARGEST_TARGET = 99
 CALCULATE = {"+": arithmetic.add, "-": arithmetic.sub, "*": arithmetic.mul}
 OPERATORS = "".join(CALCULATE)
 STYLES = ("steps", "plain", "parentheses")
-
 Step = tuple[str, int, int]  # operator and the places, in what is left, of its two operands
 Plan = tuple[Step, ...]
 T = TypeVar("T")

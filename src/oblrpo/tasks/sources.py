@@ -17,7 +17,6 @@ Row = dict[str, Any]
 Rows = list[tuple[str, Row]]  # where each row stands, and its columns
 Stream = Iterable[tuple[str, Row]]  # the same, perhaps read from a file as they are asked for, and only once
 SHIPPED = "oblrpo:"  # how the name of a file begins that comes with the package, beside the recipes
-
 EXTRA = "pip install 'oblrpo[data]'"
 
 

@@ -17,7 +17,6 @@ from oblrpo.tasks.sources import read_source
 
 COMPLETION = "completion"  # the column of completions
 RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4  # peak rates where `warm_start_learning_rate` says none
-
 Batch = tuple[list[Prompt], list[str]]
 
 

@@ -15,7 +15,6 @@ from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.optimizers import make_optimizer
 
 TRIAL_TOKENS = (24, 48)  # the lengths of the trials' rows; what a token takes is the slope between them
-
 SLACK_ONE, SLACK_MANY = 1.7, 2.2
 """What glibc's heap takes for activations, over what they ask for: with one micro-batch, and with several, of which the
 next does not fit into the room that the one before has left (measured; docs/models.md)."""

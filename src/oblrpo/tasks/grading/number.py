@@ -10,7 +10,6 @@ MAX_DIGITS = 400
 MAX_EXPONENT = 2_000
 # math-verify compares decimals at 6 places. Here these are at most 6 digits too, or 1e-9 would equal 2e-9.
 TOLERANCE = Fraction(5, 10**7)
-
 _PLAIN = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)"
 _TEN = r"(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d{1,4})))"
 _DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([-+]?\d{{1,4}})|{_TEN})?", re.ASCII)
