@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from oblrpo.compare.plan import Plan, Run, foremost
 from oblrpo.compare.spec import Spec, Target, Variant
@@ -86,7 +86,7 @@ class Result:
         return geometric_mean(ratios).value if ratios else None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Outcome:
     """What became of one variant. Means are over the seeds that have ended."""
 
@@ -99,17 +99,11 @@ class Outcome:
     by_rate: dict[float, list[float]]
     """Final accuracies on the seeds that choose the rate, of every rate that has them all."""
     window: Window | None  # the usable rates
-    completions: dict[int, float]  # completions to the target, by seed
+    completions: dict[int, float] = field(default_factory=dict)  # completions to the target, by seed
 
-    @property
-    def finals(self) -> dict[int, float]:
-        """Final accuracies at the best rate, by seed."""
-        return {result.seed: result.final for result in self.best if result.final is not None}
-
-    @property
-    def fallen(self) -> int:
-        """How many seeds at the best rate ended below where they began."""
-        return sum(result.fell for result in self.best)
+    def __post_init__(self) -> None:
+        self.finals = {result.seed: result.final for result in self.best if result.final is not None}  # at that rate
+        self.fallen = sum(result.fell for result in self.best)  # seeds at that rate that ended below where they began
 
     @property
     def median_completions(self) -> float | None:
@@ -232,9 +226,8 @@ def _outcome(plan: Plan, variant: Variant, results: list[Result]) -> Outcome:
     before = [result.before for result in best if result.before is not None]
     final = [result.final for result in best if result.final is not None]
     return Outcome(
-        variant, results, rate, best, mean(before) if before else None, mean(final) if final else None, by_rate, window,
-        completions={},
-    )  # fmt: skip
+        variant, results, rate, best, mean(before) if before else None, mean(final) if final else None, by_rate, window
+    )
 
 
 def _result(run: Run, variant: Variant) -> Result:

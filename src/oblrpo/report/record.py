@@ -11,7 +11,7 @@ from oblrpo.runs import Metrics, RunFolder
 from oblrpo.settings import settings_in
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Record:
     """What a run has left so far."""
 
@@ -22,35 +22,13 @@ class Record:
     absent: Mapping[str, str] = field(default_factory=dict)
     """What the page cannot show, of a run of another trainer, and how to have it."""
 
-    @property
-    def steps(self) -> list[Metrics]:
-        """The rows of RL steps."""
-        return [row for row in self.rows if "reward" in row]
-
-    @property
-    def measured(self) -> list[Metrics]:
-        """The rows with a held-out accuracy."""
-        return [row for row in self.rows if row.get("eval/accuracy") is not None]
-
-    @property
-    def done(self) -> int:
-        """The last step."""
-        return int(self.rows[-1]["step"])
-
-    @property
-    def finished(self) -> bool:
-        """Whether no step is left to do."""
-        return self.done >= self.whole("steps")
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run has finished or failed, so that it does not go on by itself."""
-        return self.finished or bool(self.failure)
-
-    @property
-    def prompts(self) -> int:
-        """How many prompts a step has (P)."""
-        return self.whole("prompts_per_step")
+    def __post_init__(self) -> None:
+        self.steps = [row for row in self.rows if "reward" in row]  # of RL
+        self.measured = [row for row in self.rows if row.get("eval/accuracy") is not None]
+        self.done = int(self.rows[-1]["step"])
+        self.finished = self.done >= self.whole("steps")
+        self.ended = self.finished or bool(self.failure)  # it does not go on by itself
+        self.prompts = self.whole("prompts_per_step")  # P
 
     def number(self, key: str) -> float:
         """Return a setting that is a number; 0 if it is not there."""
