@@ -62,11 +62,6 @@ def _plain(text: str) -> Fraction:
     return Fraction("0" + text.replace(",", "").rstrip("."))
 
 
-def close(gold: Fraction, answer: Fraction, *, decimal: bool) -> bool:
-    """Return whether two values are equal; if the gold answer is a decimal, up to `tolerance`."""
-    return gold == answer or (decimal and abs(gold - answer) <= tolerance(gold))
-
-
 def tolerance(gold: Fraction) -> Fraction:
     """Return half a unit of the sixth decimal place; for a gold answer below 0.1, of its sixth digit."""
     scale = Fraction(1)
@@ -80,8 +75,12 @@ def same_number(gold: Number, answer: Number) -> bool:
 
     A gold of p accepts an answer of p% only above 1: `0.5%` is not what a gold of 0.5 means.
     """
-    as_written = close(gold.value, answer.value, decimal=gold.decimal)
+
+    def close(wanted: Fraction, given: Fraction) -> bool:
+        return wanted == given or (gold.decimal and abs(wanted - given) <= tolerance(wanted))
+
+    as_written = close(gold.value, answer.value)
     if gold.percent == answer.percent:
         return as_written
-    shares = [number.value / 100 if number.percent else number.value for number in (gold, answer)]
-    return close(*shares, decimal=gold.decimal) or (as_written and (gold.percent or abs(answer.value) > 1))
+    wanted, given = (number.value / 100 if number.percent else number.value for number in (gold, answer))
+    return close(wanted, given) or (as_written and (gold.percent or abs(answer.value) > 1))
