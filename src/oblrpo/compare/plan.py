@@ -18,12 +18,12 @@ from oblrpo.workers import cores
 
 
 @dataclass(eq=False)
-class Run:
+class PlannedRun:
     """One training, told apart from others by the `place` of its folder, and the files beside that."""
 
     name: str  # variant, rate and seed, for people
     config: TrainConfig
-    start: Run | None = None  # the run whose policy this one goes on from
+    start: PlannedRun | None = None  # the run whose policy this one goes on from
     is_warm_start: bool = False  # whether this run only makes the policy that others go on from
 
     def __post_init__(self) -> None:
@@ -102,9 +102,9 @@ class Plan:
 
     def __init__(self, spec: Spec, output: Path) -> None:
         self.spec, self.output = spec, output
-        self._made: dict[tuple[str, float, int], Run] = {}
+        self._made: dict[tuple[str, float, int], PlannedRun] = {}
 
-    def run(self, variant: Variant, rate: float, seed: int) -> Run:
+    def run(self, variant: Variant, rate: float, seed: int) -> PlannedRun:
         """Return the run of a variant at a rate and seed; it goes on from a shared warm start if there can be one."""
         key = variant.name, rate, seed
         if key not in self._made:
@@ -115,10 +115,10 @@ class Plan:
                 policy = replace(config.policy, model=str(start.folder.checkpoint(0)))
                 warm = replace(config.warm_start, warm_start_steps=0, sft_data=())
                 config = replace(config, policy=policy, warm_start=warm)
-            self._made[key] = Run(f"{variant.name}, rate {rate:g}, seed {seed}", config, start)
+            self._made[key] = PlannedRun(f"{variant.name}, rate {rate:g}, seed {seed}", config, start)
         return self._made[key]
 
-    def search(self, variant: Variant) -> list[Run]:
+    def search(self, variant: Variant) -> list[PlannedRun]:
         """Return the runs that choose a variant's rate, seed by seed; all its runs if nothing is to be chosen."""
         return [self.run(variant, rate, seed) for seed in self.search_seeds(variant) for rate in variant.learning_rates]
 
@@ -137,14 +137,14 @@ class Plan:
                 finals[rate] = [accuracy for accuracy in accuracies if accuracy is not None]
         return foremost(finals)
 
-    def later(self, variant: Variant) -> list[Run]:
+    def later(self, variant: Variant) -> list[PlannedRun]:
         """Return the best rate's runs on the seeds that did not choose it; none before those that do have ended."""
         rest = self.spec.seeds[len(self.search_seeds(variant)) :]
         ended = rest and all(run.failure() or run.finished() for run in self.search(variant))
         rate = self.best_rate(variant) if ended else None
         return [] if rate is None else [self.run(variant, rate, seed) for seed in rest]
 
-    def all_known(self) -> list[Run]:
+    def all_known(self) -> list[PlannedRun]:
         """Return every run that the plan names by now."""
         return [run for v in self.spec.variants for run in (*self.search(v), *self.later(v))]
 
@@ -160,7 +160,7 @@ class Plan:
         named = any(self.spec.config(v, v.learning_rates[0], 0, "").policy.model for v in self.spec.variants)
         return min(self.spec.processes or (1 if named else cores()), self.count())
 
-    def _warm_start(self, config: TrainConfig) -> Run:
+    def _warm_start(self, config: TrainConfig) -> PlannedRun:
         """Make the supervised start that every variant with this policy, task and demonstrations shares."""
         parts = {part: asdict(getattr(config, part)) for part in ("policy", "warm_start", "task")}
         del parts["policy"]["device"]
@@ -180,7 +180,7 @@ class Plan:
         start = TrainConfig(
             run=short, policy=config.policy, warm_start=config.warm_start, task=config.task, rollout=rollout
         )
-        return Run(f"warm start, seed {seed}", start, is_warm_start=True)
+        return PlannedRun(f"warm start, seed {seed}", start, is_warm_start=True)
 
 
 def foremost(finals: Mapping[float, Sequence[float]]) -> float | None:

@@ -11,7 +11,7 @@ import math
 import statistics
 from dataclasses import dataclass, field, replace
 
-from oblrpo.compare.plan import Plan, Run, foremost
+from oblrpo.compare.plan import Plan, PlannedRun, foremost
 from oblrpo.compare.spec import Spec, Target, Variant
 from oblrpo.compare.statistics import Paired, Window, crossing, holm, paired, usable
 from oblrpo.errors import InputError
@@ -29,7 +29,7 @@ Curve = list[tuple[float, float]]  # (completions trained on so far, value)
 class Result:
     """A run and what it left."""
 
-    run: Run
+    run: PlannedRun
     variant: str
     rate: float
     seed: int
@@ -230,7 +230,7 @@ def _outcome(plan: Plan, variant: Variant, results: list[Result]) -> Outcome:
     )
 
 
-def _result(run: Run, variant: Variant) -> Result:
+def _result(run: PlannedRun, variant: Variant) -> Result:
     run.check_same()
     failure, rows, final = run.failure(), run.folder.read_metrics(), run.final_accuracy()
     if run.finished():

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from oblrpo.report import html
 from oblrpo.report.charts import drawing, legend, look, short
 from oblrpo.report.html import text
-from oblrpo.report.record import Record
+from oblrpo.report.record import RunRecord
 
 Rows = list[dict[str, Any]]
 PROMPTS, COMPLETIONS = 3, 8  # the most prompts shown of a step, and the most completions of each
@@ -20,7 +20,7 @@ POINTS = 200  # the most points of a step in a scatter
 DISCRETE = 6  # at most so many different rewards are drawn as columns
 
 
-def samples(record: Record) -> str:
+def samples(record: RunRecord) -> str:
     """Show prompts of the first and the last step, and their completions; empty if none are left."""
     kept = _first_and_last(record, "reward")
     if not kept:
@@ -85,7 +85,7 @@ def _number(value: float | None, missing: str, form: str) -> str:
     return format(value, form) if form else short(value)
 
 
-def norm_against_reward(record: Record) -> list[str]:
+def norm_against_reward(record: RunRecord) -> list[str]:
     """Draw each completion's squared score norm against its reward, before and after; none where none was taken."""
     kept = _first_and_last(record, "score_norm2/mean")
     pairs = {
@@ -130,7 +130,7 @@ def _columns(axes: Axes, pairs: Mapping[int, Sequence[tuple[float, float]]], rew
     axes.set_xticks(range(len(rewards)), [short(reward) for reward in rewards])
 
 
-def lengths(record: Record) -> list[str]:
+def lengths(record: RunRecord) -> list[str]:
     """Draw how lengths are spread, before and after."""
     taken = {step: [row["length"] for row in rows if row.get("length")]
              for step, rows in _first_and_last(record, "reward").items()}  # fmt: skip
@@ -156,7 +156,7 @@ def _color(number: int) -> str:
     return look(1 - number)[0]  # the last in the colour of the run's own curves
 
 
-def _first_and_last(record: Record, key: str) -> dict[int, Rows]:
+def _first_and_last(record: RunRecord, key: str) -> dict[int, Rows]:
     """Return the completions of the first and of the last step that have the metric and still have completions."""
     steps = [row["step"] for row in record.steps if row.get(key) is not None]
     kept: dict[int, Rows] = {}

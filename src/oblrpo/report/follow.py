@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oblrpo.errors import InputError
 from oblrpo.report.page import write_record
-from oblrpo.report.record import Record, read_run
+from oblrpo.report.record import RunRecord, read_run
 
 Signature = tuple[tuple[int, int, int] | None, ...]
 
@@ -35,7 +35,7 @@ def follow(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -
         return write_record(record, output) if record is not None else None
 
 
-def _render(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -> Record | None:
+def _render(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -> RunRecord | None:
     record = read_run(run)
     if record is None:
         tell("no finished step yet")

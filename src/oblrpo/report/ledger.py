@@ -8,7 +8,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from oblrpo.intervals import GeometricMean, geometric_mean
 from oblrpo.report.charts import INK, Level, Line, chart, drawing, error_bar, look, short
 from oblrpo.report.html import seen
-from oblrpo.report.record import Record
+from oblrpo.report.record import RunRecord
 from oblrpo.runs import Metrics
 
 UNBIASED = ("none", "js", "oblr", "oblr_shrunk", "oblr_crossfit")
@@ -27,7 +27,7 @@ def variance_ratios(rows: Sequence[Metrics], baseline: str) -> list[float]:
     return [ratio for row in rows if (ratio := variance_ratio(row, baseline)) is not None]
 
 
-def charts(record: Record) -> list[str]:
+def charts(record: RunRecord) -> list[str]:
     """Draw the mean ratio under every baseline, and its course; none where the run kept no ledger."""
     rows = [row for row in record.steps if row.get("variance/rloo")]
     names = list(dict.fromkeys(key.removeprefix("variance/") for row in rows for key in row if key[:9] == "variance/"))

@@ -10,7 +10,7 @@ from oblrpo.report import completions, curves, html, ledger
 from oblrpo.report.advice import advice
 from oblrpo.report.charts import short
 from oblrpo.report.html import text
-from oblrpo.report.record import Record, read_run
+from oblrpo.report.record import RunRecord, read_run
 from oblrpo.report.trl import read_trl
 from oblrpo.runs import write_atomically
 from oblrpo.settings import flatten
@@ -30,7 +30,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     return write_record(record, output or run / "report.html")
 
 
-def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
+def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path:
     """Write the page of a record. A browser reads it anew every `reload_seconds`, unless 0."""
     sections = {
         "Learning": html.charts(curves.learning(record), large=True) if record.steps else "",
@@ -58,7 +58,7 @@ def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
     return path
 
 
-def _state(record: Record, reload_seconds: int) -> str:
+def _state(record: RunRecord, reload_seconds: int) -> str:
     steps = record.settings.get("steps")
     parts = [record.settings.get("algorithm"), record.settings.get("model")]
     parts.append(record.settings.get("data") or record.settings.get("task"))
@@ -69,7 +69,7 @@ def _state(record: Record, reload_seconds: int) -> str:
     return f"<p><small>{' · '.join(words)}</small></p>"
 
 
-def _facts(record: Record) -> str:
+def _facts(record: RunRecord) -> str:
     """Show the figures that matter, each only where it is known."""
     facts: dict[str, tuple[str, str]] = {}
     if record.measured:
@@ -103,7 +103,7 @@ def _facts(record: Record) -> str:
     return html.facts(facts)
 
 
-def _warnings(record: Record) -> str:
+def _warnings(record: RunRecord) -> str:
     warnings = [(row["step"], sentence) for row in record.rows for sentence in row.get("warnings") or ()]
     if record.failure:
         warnings.append((record.done, f"the last that was done. The run then failed: {record.failure}"))
@@ -115,7 +115,7 @@ def _warnings(record: Record) -> str:
     return f"<h2 id=warnings>Warnings</h2>{alarms}"
 
 
-def _settings(record: Record) -> str:
+def _settings(record: RunRecord) -> str:
     """Show what differs from the defaults, and everything as it was resolved."""
     usual = flatten(TrainConfig())
     changed = [

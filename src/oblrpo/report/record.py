@@ -12,7 +12,7 @@ from oblrpo.settings import settings_in
 
 
 @dataclass(eq=False)
-class Record:
+class RunRecord:
     """What a run has left so far."""
 
     folder: RunFolder
@@ -59,7 +59,7 @@ class Record:
         return rows
 
 
-def read_run(run: Path) -> Record | None:
+def read_run(run: Path) -> RunRecord | None:
     """Read the run in a folder; None if it has not finished a step yet, not even the one before RL.
 
     Lines that are still being written are left out.
@@ -74,4 +74,4 @@ def read_run(run: Path) -> Record | None:
         raise InputError(f"{folder.metrics_file} cannot be read ({error.strerror}).") from None
     if not rows:
         return None
-    return Record(folder, settings_in(folder.config_file), rows, failure)
+    return RunRecord(folder, settings_in(folder.config_file), rows, failure)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.report.record import Record
+from oblrpo.report.record import RunRecord
 from oblrpo.runs import Metrics, RunFolder
 
 STATE = "trainer_state.json"
@@ -36,7 +36,7 @@ def state_files(run: Path) -> list[Path]:
     return [file for file in (run / STATE, numbered[max(numbered)] if numbered else None) if file and file.is_file()]
 
 
-def read_trl(run: Path) -> Record | None:
+def read_trl(run: Path) -> RunRecord | None:
     """Read what a run of TRL left in a folder; None if there is no state, or not a step in it."""
     logs = [(*_read(file), file) for file in state_files(run)]
     if not logs:
@@ -56,7 +56,7 @@ def read_trl(run: Path) -> Record | None:
         "steps": last,
         "prompts_per_step": next(prompts, 0),
     }
-    return Record(RunFolder(run), settings, rows, "", absent)
+    return RunRecord(RunFolder(run), settings, rows, "", absent)
 
 
 def _read(file: Path) -> tuple[list[Metrics], int]:

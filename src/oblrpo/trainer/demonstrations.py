@@ -17,7 +17,7 @@ from oblrpo.tasks.sources import read_source
 
 COMPLETION = "completion"  # the column of completions
 RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4  # peak rates where `warm_start_learning_rate` says none
-Batch = tuple[list[Prompt], list[str]]
+Examples = tuple[list[Prompt], list[str]]
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Demonstrations:
     """Prompts with completions to learn from."""
 
     steps: int  # gradient steps; 0: there is nothing to learn from
-    batch: Callable[[int], Batch] = lambda step: ([], [])  # prompts and completions of a step, a pure function of it
+    batch: Callable[[int], Examples] = lambda step: ([], [])  # prompts and completions of a step, a pure function of it
     told: str = ""  # what they are, in words
     notes: list[str] = field(default_factory=list)  # what a user should know, a line each
 
 
 @dataclass(frozen=True)
-class Row:
+class Demonstration:
     """A prompt with its completion."""
 
     place: str
@@ -41,7 +41,7 @@ class Row:
 
 
 def demonstrations_of(
-    config: TrainConfig, task: Task, heldout: Sequence[Problem], policy: Policy, rows: Sequence[Row]
+    config: TrainConfig, task: Task, heldout: Sequence[Problem], policy: Policy, rows: Sequence[Demonstration]
 ) -> Demonstrations:
     """Return what the run learns from before RL: rows of `sft_data`, or what its task demonstrates.
 
@@ -62,7 +62,7 @@ def demonstrations_of(
     tokens_of(policy, prompts, completions, [row.place for row in kept])
     epoch = -(-len(kept) // warm.warm_start_batch)  # batches, the last of which may be short
 
-    def batch(step: int) -> Batch:
+    def batch(step: int) -> Examples:
         turn, at = divmod(step, epoch)
         order = permutation(f"sft_data/{seed}/{turn}", len(kept))
         chosen = order[at * warm.warm_start_batch : (at + 1) * warm.warm_start_batch]
@@ -73,8 +73,8 @@ def demonstrations_of(
     return Demonstrations(steps, batch, told, notes)
 
 
-def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Batch]:
-    def batch(step: int) -> Batch:
+def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Examples]:
+    def batch(step: int) -> Examples:
         problems = task.train_batch(-1 - step, config.warm_start.warm_start_batch)  # steps that RL never draws
         rng = random.Random(f"demonstrations/{config.run.seed}/{step}")
         demonstrate = cast(Demonstrator, task).demonstration
@@ -84,7 +84,7 @@ def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Batch]:
     return batch
 
 
-def read_rows(config: TrainConfig, objects: Objects) -> list[Row]:
+def read_rows(config: TrainConfig, objects: Objects) -> list[Demonstration]:
     """Return the rows of `sft_data`; texts are put into the template that the task's problems are put into."""
     task, names = config.task, config.warm_start.sft_data
     if not names:
@@ -94,7 +94,7 @@ def read_rows(config: TrainConfig, objects: Objects) -> list[Row]:
     template = task.prompt_template or (TEMPLATE if task.task in BENCHMARKS else PLACEHOLDER)
     problems = problems_of(given, task.prompt_column, "", template)
     return [
-        Row(place, problem.prompt, _completion(row, place), problem.key)
+        Demonstration(place, problem.prompt, _completion(row, place), problem.key)
         for (place, row), problem in zip(given, problems, strict=True)
     ]
 
