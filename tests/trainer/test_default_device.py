@@ -6,7 +6,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from oblrpo.config import (
+from oblrpo.estimators import depends_on_own_output
+from oblrpo.report.console import Progress
+from oblrpo.settings import (
     AlgorithmConfig,
     OptimConfig,
     PolicyConfig,
@@ -17,8 +19,6 @@ from oblrpo.config import (
     TrainConfig,
     WarmStartConfig,
 )
-from oblrpo.estimators import depends_on_own_output
-from oblrpo.report.console import Progress
 from oblrpo.trainer.loop import Trainer
 
 
@@ -60,7 +60,7 @@ def metrics(trainer, device):
         ("oblr", {"ledger": "exact", "ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
         ("oblr_crossfit", {"ledger": "off", "score_method": "folds", "rollout": {"prompts_per_micro_batch": 2}}),
         ("oblr", {"score_method": "projected", "rollout": {"sampler_logps": True}}),
-        ("otb", {"score_method": "two_pass"}),
+        ("opo", {"score_method": "two_pass"}),
     ],
 )
 def test_a_run_does_not_care_for_the_default_device(tmp_path, baseline, settings):

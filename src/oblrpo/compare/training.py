@@ -19,8 +19,8 @@ from typing import Any
 
 from oblrpo.compare.plan import Plan, PlannedRun
 from oblrpo.compare.spec import Variant
-from oblrpo.config import PolicyConfig, TrainConfig
 from oblrpo.errors import DivergedError, InputError
+from oblrpo.settings import PolicyConfig, TrainConfig
 from oblrpo.streams import steady
 
 STOPPED = 130  # the exit code of a process that was told to stop and has saved what there is

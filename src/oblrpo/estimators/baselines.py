@@ -180,6 +180,8 @@ class Baseline:
     """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
     normalisation: str = "none"
     """The name in `estimators.NORMALISATIONS` of what its authors divide the advantages by."""
+    trainable: bool = True
+    """Whether a run may train with it; the others are measured in the variance ledger only."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -204,8 +206,8 @@ BASELINES: dict[str, Baseline] = {
     "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, spanned=False, off_policy=True),
     "oblr_crossfit": Baseline(oblr_crossfit, unbiased=True, smallest_group=2, off_policy=True),
     "opo": Baseline(opo, unbiased=False, smallest_group=2),
-    "length16": Baseline(length16, unbiased=False, smallest_group=2),
-    "otb": Baseline(otb, unbiased=False, smallest_group=2, spanned=False),
+    "length16": Baseline(length16, unbiased=False, smallest_group=2, trainable=False),
+    "otb": Baseline(otb, unbiased=False, smallest_group=2, spanned=False, trainable=False),
     "eob": Baseline(weighted_mean, unbiased=False, smallest_group=2),
     "vcpo": Baseline(weighted_mean, unbiased=False, smallest_group=2, off_policy=True),
 }

@@ -1,9 +1,9 @@
 """Sampling completions from a policy: by our loop, by transformers' `generate`, or by vLLM (extra `vllm`)."""
 
-from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy
 from oblrpo.rollout.rollouts import Rollouts, Sampler, join
 from oblrpo.rollout.transformers import TransformersSampler, sample
+from oblrpo.settings import RolloutConfig
 
 __all__ = ["Rollouts", "Sampler", "TransformersSampler", "join", "make_sampler", "sample"]
 

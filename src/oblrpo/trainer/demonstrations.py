@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.objects import Objects
 from oblrpo.policy import Policy, Prompt, tokens_of
+from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, Demonstrator, Problem, Task
 from oblrpo.tasks.benchmarks import TEMPLATE
 from oblrpo.tasks.data import PLACEHOLDER, permutation, problems_of

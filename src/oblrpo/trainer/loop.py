@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from oblrpo.algorithms import resolve
-from oblrpo.config import TrainConfig
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluation.heldout import heldout_accuracy
@@ -30,7 +29,7 @@ from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accurac
 from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
-from oblrpo.settings import flatten
+from oblrpo.settings import TrainConfig, flatten
 from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
 from oblrpo.trainer.metrics import completion_rows, step_metrics
