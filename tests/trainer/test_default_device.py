@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from oblrpo.estimators import depends_on_own_output
+from oblrpo.report.console import Progress
 from oblrpo.settings import (
     AlgorithmConfig,
     OptimConfig,
@@ -19,7 +20,6 @@ from oblrpo.settings import (
     WarmStartConfig,
 )
 from oblrpo.trainer.loop import Trainer
-from oblrpo.trainer.progress import Progress
 
 
 def config(output, baseline="", rollout=None, **scores):
