@@ -36,7 +36,7 @@ def measure(arguments: argparse.Namespace) -> None:
         max_completion_length=arguments.completion, tokens_per_micro_batch=arguments.tokens[0],
     )  # fmt: skip
     policy = PolicyConfig(model=arguments.model, lora_r=arguments.lora_r[0])
-    config = TrainConfig(policy=policy, rollout=rollout, scores=ScoresConfig(ledger="off", calibration_steps=0))
+    config = TrainConfig(policy=policy, rollout=rollout, scores=ScoresConfig(ledger_steps=0, calibration_steps=0))
     learner = make_learner(make_policy(config.policy), None, config)
     keep_freed()
     foretold = peak_memory(learner, config, arguments.prompt, before)

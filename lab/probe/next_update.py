@@ -13,7 +13,8 @@ from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler
-from oblrpo.runs import RunFolder, load_state
+from oblrpo.runs import RunFolder
+from oblrpo.runs.state_files import load_state
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig
 from oblrpo.trainer import Learner

@@ -126,7 +126,7 @@ def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_
     rollouts, rewards_PG, old_SC = batch
     row, valid_PG = dataclasses.replace(ALGORITHMS[algorithm], ratio=name), torch.ones(P, G, dtype=torch.bool)
     valid_PG[1, 1] = valid_PG[2, :2] = False
-    learner = learner_of(tiny_policy, row, scores=ScoresConfig(ledger="off"), **bounds_of(name))
+    learner = learner_of(tiny_policy, row, scores=ScoresConfig(ledger_steps=0), **bounds_of(name))
     given = learner.batch(sampled(rollouts, rewards_PG, valid_PG))
     learner.gradient(given.aged(old_SC, first_PG := learner.gradient(given).baseline_PG))
     ours = grads(tiny_policy)

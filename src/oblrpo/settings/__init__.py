@@ -4,7 +4,7 @@ Nothing in here loads torch.
 """
 
 from oblrpo.settings.annotations import Mapping, check_ranges, may_change_on_resume, refuse_idle, refuse_named
-from oblrpo.settings.elsewhere import hint
+from oblrpo.settings.elsewhere import hint, lost
 from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling
 from oblrpo.settings.reading import (
     IDENTITY,
@@ -52,6 +52,7 @@ __all__ = [
     "flatten",
     "hint",
     "load_recipe",
+    "lost",
     "may_change_on_resume",
     "read_yaml",
     "read_yaml_file",

@@ -1,7 +1,5 @@
 """Every setting of `oblrpo evaluate` with its default. Names of fields are the flags."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -54,7 +52,7 @@ class SamplingConfig:
 
     def policy(self, model: str) -> PolicyConfig:
         """Return how a model is loaded and asked."""
-        shared = {each.name for each in fields(PolicyConfig)}
+        shared = {field.name for field in fields(PolicyConfig)}
         return PolicyConfig(model, **{name: value for name, value in vars(self).items() if name in shared})
 
 
@@ -70,8 +68,6 @@ class RewardsConfig:
     """Longest time for one call of your own reward on one batch."""
     threshold: float = 1.0
     """Least reward of a completion that passes, for pass@k."""
-    split: str = "test"
-    """Split of `data` if it comes from the hub."""
     where: Mapping = field(default_factory=dict)
     """Rows to keep, by the values of columns, such as '{level: [4, 5]}'."""
     prompt_column: str = "prompt"
@@ -81,23 +77,16 @@ class RewardsConfig:
 
 
 def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
-    """Return the settings under which a run measures its held-out accuracy; `where` and `split` are of its training."""
+    """Return the settings under which a run measures its held-out accuracy; `where` is of its training."""
     flat = flatten(config)
     flat["samples"] = flat["eval_samples"]
-    own = {"seed", "device", "trust_remote_code", "output", "where", "split"}
+    own = {"seed", "device", "trust_remote_code", "output", "where"}
     taken = {key: value for key, value in flat.items() if key not in own}
-    return (
-        with_fields(SamplingConfig(), taken, "config.yaml"),
-        with_fields(RewardsConfig(), taken, "config.yaml"),
-    )
+    return (with_fields(SamplingConfig(), taken, "config.yaml"), with_fields(RewardsConfig(), taken, "config.yaml"))
 
 
 def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = True) -> None:
-    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn.
-
-    Raises:
-        InputError: names the setting.
-    """
+    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn."""
     for key, value, least in (
         ("samples", asked.samples, 1),
         ("max_completion_length", asked.max_completion_length, 1),

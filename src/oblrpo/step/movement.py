@@ -7,12 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from oblrpo.estimators import ONE_IN
 from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.step.gradient import Gradient, by_token
-
-EVERY = 4
-"""One output in so many is scored again."""
 
 
 class Movement:
@@ -25,8 +23,7 @@ class Movement:
     """
 
     def __init__(self, policy: Policy, temperature: float, micro_batches: MicroBatches) -> None:
-        self.policy, self.temperature, self.micro_batches = policy, temperature, micro_batches
-        self.every = EVERY
+        self.policy, self.temperature, self.micro_batches, self.every = policy, temperature, micro_batches, ONE_IN
 
     def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
         """Return a function that tells, after the update, by how much the tokens' log pi has changed, (some S, C).

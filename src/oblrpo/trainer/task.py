@@ -72,22 +72,20 @@ def _benchmark(task: TaskConfig, seed: int) -> Task:
             f"task_args is {task.task_args}, but the benchmark {task.task} takes none; choose rows by where."
         )
     template = task.prompt_template or TEMPLATE
-    problems = to_train_on(
-        load_benchmark(task.task, task.data, task.split if task.data else train, task.where), template
-    )
+    problems = to_train_on(load_benchmark(task.task, task.data, "train" if task.data else train, task.where), template)
     heldout = None
     if task.eval_data or not task.data:
-        heldout = to_train_on(load_benchmark(task.task, task.eval_data, task.eval_split), template)
+        heldout = to_train_on(load_benchmark(task.task, task.eval_data, "test"), template)
     return DataTask(task.task, problems, heldout, task.heldout_fraction, seed, ("math",))
 
 
-def data_problems(task: TaskConfig, objects: Objects) -> list[Problem]:
-    """Return the problems of `data`, in the order of its rows.
+def data_problems(task: TaskConfig, objects: Objects, split: str = "train") -> list[Problem]:
+    """Return the problems of `data`, in the order of its rows; `split` is that of a data set whose name says none.
 
     Raises:
         InputError: the data cannot be read, or a row does not fit.
     """
-    return _problems(keep_rows(read_source(task.data, task.split, objects.rows), task.where), task)
+    return _problems(keep_rows(read_source(task.data, split, objects.rows), task.where), task)
 
 
 def name_of(data: Sequence[str]) -> str:
@@ -98,7 +96,7 @@ def name_of(data: Sequence[str]) -> str:
 def _data(task: TaskConfig, seed: int, objects: Objects) -> Task:
     heldout = None
     if task.eval_data:
-        heldout = _problems(read_source(task.eval_data, task.eval_split, objects.rows), task)
+        heldout = _problems(read_source(task.eval_data, "test", objects.rows), task)
     return DataTask(name_of(task.data), data_problems(task, objects), heldout, task.heldout_fraction, seed)
 
 
