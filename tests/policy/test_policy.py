@@ -50,7 +50,7 @@ def test_padding_changes_no_log_probability(tiny_policy):
     assert entropy_SC.shape == drawn.sequences.completion_SC.shape
     trimmed = drawn.sequences.at(slice(0, 3))
     assert trimmed.prompt_SQ.shape[1] == 1
-    torch.testing.assert_close(tiny_policy.logps(trimmed, 0.8)[0], logps_S[:3], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(tiny_policy.logps(trimmed, 0.8).logps_S, logps_S[:3], rtol=1e-4, atol=1e-4)
 
 
 def test_rows_are_moved_to_the_left_and_never_read_padding(tiny_policy):

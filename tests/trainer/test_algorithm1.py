@@ -266,7 +266,7 @@ def test_rounding_that_depends_on_the_batch_is_no_movement_where_it_is_to_be_exp
 
     def rounded(self, sequences, *more, **keywords):
         out = plain(self, sequences, *more, **keywords)
-        return out._replace(logp_SC=out.logp_SC + 1e-3 * sequences.count)
+        return dataclasses.replace(out, logp_SC=out.logp_SC + 1e-3 * sequences.count)
 
     monkeypatch.setattr(type(policy), "logps", rounded)
     learner = learner_of(policy, Algorithm("rloo", schedule="auto"), torch.optim.SGD, 1e-30)

@@ -151,7 +151,7 @@ def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
     assert parts[0].rewards_PG.flatten().tolist() == rewards_PG.flatten()[[0, 1, 2, 4]].tolist()
     ids_SC = batch.sequences.at(torch.tensor([0, 1, 2, 4])).completion_SC
     assert torch.equal(parts[0].sequences.completion_SC, ids_SC)
-    assert parts[0].share_of_mean().flatten().tolist() == pytest.approx([-1 / P / G] * 4)
+    assert parts[0].share_of_mean.flatten().tolist() == pytest.approx([-1 / P / G] * 4)
     (whole,) = batch.parts(MicroBatches(prompts=4), chosen_PG)
     assert whole.index_P.tolist() == [0, 3, 4, 1]  # those with more outputs first
     assert whole.groups == [3, 3, 3, 1]

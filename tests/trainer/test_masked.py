@@ -14,7 +14,7 @@ from oblrpo.estimators import BASELINES
 from oblrpo.rollout import Rollouts, sample
 from oblrpo.settings import ScoresConfig
 from oblrpo.tasks import Problem
-from oblrpo.trainer import Step
+from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
@@ -274,11 +274,11 @@ def test_what_stands_in_the_place_of_a_missing_reward_reaches_nothing(policy, ba
         told.append([*(v for v in kept.values() if v is not None), weights, torch.tensor(
             [updates[-1].learning_rate, updates[-1].kl or 0.0, *updates[0].further.values()])])  # fmt: skip
         assert weights.isfinite().all()
-        metrics = step_metrics(1, Step(rollouts, rewards_PG, VALID, updates), 0)
+        metrics = step_metrics(1, StepResult(rollouts, rewards_PG, VALID, updates), 0)
         assert math.isfinite(metrics["reward"] + metrics["baseline/mean"] + metrics["score_norm2/mean"] if
                              "score_norm2/mean" in metrics else metrics["reward"])  # fmt: skip
         problems = [Problem(prompt, "") for prompt in PROMPTS]
-        rows = completion_rows(problems, Step(rollouts, rewards_PG, VALID, updates))
+        rows = completion_rows(problems, StepResult(rollouts, rewards_PG, VALID, updates))
         json.dumps(rows, allow_nan=False)
         assert [row["reward"] is None for row in rows] == (~VALID).flatten().tolist()
     for other in told[1:]:
@@ -292,7 +292,7 @@ def test_metrics_are_those_of_valid_completions(policy, batch):
     rewards_PG[2] = 1.0
     learner = learner_of(policy, Algorithm("rloo"))
     updates = learner.learn(sampled(rollouts, rewards_PG, VALID))
-    metrics = step_metrics(1, Step(rollouts, rewards_PG.where(VALID, math.nan), VALID, updates), 9)
+    metrics = step_metrics(1, StepResult(rollouts, rewards_PG.where(VALID, math.nan), VALID, updates), 9)
     assert metrics["reward"] == pytest.approx(float(rewards_PG[VALID].mean()))
     stds = [float(rewards_PG[i][VALID[i]].std()) for i in range(4)]
     assert metrics["reward_std"] == pytest.approx(sum(stds) / 4)
@@ -313,12 +313,12 @@ def test_a_batch_with_fewer_than_two_prompts_changes_nothing(policy, batch, algo
         valid_PG[:left] = True
         holes_PG = rewards_PG.where(valid_PG, math.nan)
         assert learner.learn(sampled(rollouts, holes_PG, valid_PG), 1) == []
-        metrics = step_metrics(1, Step(rollouts, holes_PG, valid_PG, []), 9)
+        metrics = step_metrics(1, StepResult(rollouts, holes_PG, valid_PG, []), 9)
         assert (metrics["learning_rate"], metrics["frac_prompts_masked"]) == (0.0, 1.0)
         assert metrics["completions/masked_ratio"] == pytest.approx(1 - left / P)
         assert math.isnan(metrics["reward"]) == (not left)
         assert all(row["advantage"] is None for row in completion_rows(
-            [Problem("", "")] * P, Step(rollouts, holes_PG, valid_PG, [])))  # fmt: skip
+            [Problem("", "")] * P, StepResult(rollouts, holes_PG, valid_PG, [])))  # fmt: skip
     assert torch.equal(weights, torch.cat([p.detach().flatten() for p in policy.parameters]))
     assert str(learner.state_dict()) == str(state)
 
