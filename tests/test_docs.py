@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import AlgorithmConfig
 from oblrpo.estimators import BASELINES, RATIOS
+from oblrpo.settings import AlgorithmConfig
 from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
@@ -128,7 +128,9 @@ def test_the_page_of_baselines_says_what_the_table_says():
         assert normalisation.strip("`") == ("" if entry.normalisation == "none" else entry.normalisation), name
 
 
-def test_the_help_names_every_baseline_algorithm_and_ratio():
+def test_the_help_names_every_baseline_to_train_with_algorithm_and_ratio():
     text = inspect.getsource(AlgorithmConfig)
-    for name in (*BASELINES, *ALGORITHMS, *RATIOS):
+    trainable = [name for name, entry in BASELINES.items() if entry.trainable]
+    for name in (*trainable, *ALGORITHMS, *RATIOS):
         assert re.search(rf"\b{name}\b", text), name
+    assert not re.search(rf"\b({'|'.join(set(BASELINES) - set(trainable))})\b", text)

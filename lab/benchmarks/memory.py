@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from oblrpo.config import PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.memory import keep_freed, resident_bytes
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
+from oblrpo.settings import PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.trainer.peak_memory import GB, peak_memory
 from oblrpo.trainer.setup import make_learner
 

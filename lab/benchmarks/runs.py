@@ -10,9 +10,8 @@ from typing import Any
 
 from oblrpo.compare.plan import Run
 from oblrpo.compare.training import how_it_ended, start
-from oblrpo.config import TrainConfig
 from oblrpo.intervals import mean
-from oblrpo.settings import load_recipe, with_settings
+from oblrpo.settings import TrainConfig, load_recipe, with_settings
 
 ADDITION = {"task": "addition", "task_args": {"max_terms": 4}, "max_completion_length": 24}
 

@@ -28,11 +28,10 @@ import torch
 from lab.benchmarks import trl_run
 from lab.benchmarks.against_trl import table
 from lab.benchmarks.runs import mean_interval
-from oblrpo.config import TrainConfig
 from oblrpo.policy import load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.seeds import seed_of
-from oblrpo.settings import load_recipe, with_settings
+from oblrpo.settings import TrainConfig, load_recipe, with_settings
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.setup import make_learner, set_threads
 from oblrpo.trainer.task import task_of

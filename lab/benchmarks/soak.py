@@ -20,10 +20,9 @@ from typing import Any
 from rich.console import Console
 from transformers.utils import logging
 
-from oblrpo.config import TrainConfig
 from oblrpo.intervals import student_t
 from oblrpo.memory import resident_bytes
-from oblrpo.settings import with_settings
+from oblrpo.settings import TrainConfig, with_settings
 from oblrpo.trainer.loop import Trainer
 from oblrpo.trainer.progress import Progress
 

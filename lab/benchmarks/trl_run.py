@@ -28,11 +28,10 @@ from typing import Any
 
 import torch
 
-from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.evaluation import heldout_accuracy
 from oblrpo.seeds import seed_of
-from oblrpo.settings import load_recipe, with_settings
+from oblrpo.settings import TrainConfig, load_recipe, with_settings
 
 OURS = ("grpo", "rloo", "oblrpo_shrunk")
 SELECTING: dict[str, dict[str, str]] = {

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from oblrpo.config import AlgorithmConfig, OptimConfig
 from oblrpo.errors import InputError
+from oblrpo.settings import AlgorithmConfig, OptimConfig
 
 if TYPE_CHECKING:
     from oblrpo.estimators import Ratio
@@ -41,7 +41,6 @@ ALGORITHMS = {
     "reinforce": Algorithm("none"),
     "reinforce_pp": Algorithm("reinforce_pp", "batch_std", ratio="ppo"),
     "opo": Algorithm("opo"),
-    "otb": Algorithm("otb"),
     "vcpo": Algorithm("vcpo", schedule="ess"),
     "js": Algorithm("js"),
 }
@@ -51,13 +50,19 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
     """The table's row with the entries that the user named replaced; a baseline brings its own normalisation.
 
     Raises:
-        InputError: a name that is in no table.
+        InputError: a name that is in no table, or a baseline that is measured in the ledger only.
     """
     # Imported here because they load torch, and `oblrpo report`, which reads the table above, needs none.
     from oblrpo.estimators import BASELINES, NORMALISATIONS, RATIOS, SCHEDULE_MODES, WEIGHTINGS
 
+    trainable = [name for name, entry in BASELINES.items() if entry.trainable]
+    if algorithm.baseline in BASELINES and algorithm.baseline not in trainable:
+        raise InputError(
+            f"the baseline {algorithm.baseline!r} is measured in the variance ledger only; train with one of: "
+            f"{', '.join(trainable)}."
+        )
     given: dict[str, tuple[str, Collection[str]]] = {
-        "baseline": (algorithm.baseline, BASELINES),
+        "baseline": (algorithm.baseline, trainable),
         "normalisation": (algorithm.normalisation, NORMALISATIONS),
         "weighting": (algorithm.weighting, WEIGHTINGS),
         "schedule": (optim.schedule, SCHEDULE_MODES),

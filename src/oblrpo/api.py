@@ -18,18 +18,25 @@ from rich.control import Control
 from rich.text import Text
 
 from oblrpo.commands import carry_out, check_asked, check_settings, evaluate_rows
-from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError, check_current_folder, did_you_mean
-from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run, check_sampling, run_of
 from oblrpo.objects import Objects, take
-from oblrpo.runs import RunFolder
-from oblrpo.settings import load_recipe, with_fields, with_settings
+from oblrpo.runs import RunFolder, run_of
+from oblrpo.settings import (
+    RewardsConfig,
+    SamplingConfig,
+    TrainConfig,
+    as_in_run,
+    check_sampling,
+    load_recipe,
+    with_fields,
+    with_settings,
+)
 from oblrpo.streams import PLAIN
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from oblrpo.keywords import EvaluateKeywords, TrainKeywords
+    from oblrpo.settings.keywords import EvaluateKeywords, TrainKeywords
     from oblrpo.trainer.loop import Trainer
 
 

@@ -8,12 +8,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oblrpo import constraints
-from oblrpo.config import TaskConfig, TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig
 from oblrpo.objects import Objects
-from oblrpo.settings import recipe_settings
+from oblrpo.settings import (
+    RewardsConfig,
+    SamplingConfig,
+    TaskConfig,
+    TrainConfig,
+    recipe_settings,
+    refuse_idle,
+    refuse_named,
+)
 from oblrpo.tasks.sources import is_hub_name
 
 if TYPE_CHECKING:
@@ -42,8 +47,8 @@ def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainCon
     check(config)
     said = recipe_settings(base.recipe) if base.recipe else {}
     if "recipe" not in said:  # the config.yaml of a run names its recipe, and says everything
-        constraints.refuse_idle({name: f"{base.recipe}: {name}" for name in said}, base)
-    constraints.refuse_idle(given, config)
+        refuse_idle({name: f"{base.recipe}: {name}" for name in said}, base)
+    refuse_idle(given, config)
 
 
 def carry_out(trainer: Trainer, progress: Progress) -> Path:
@@ -92,7 +97,7 @@ def check_asked(
             why["the problems are the held-out ones of the run"] = of_rows
         elif not (len(data) == 1 and is_hub_name(data[0])):
             why["data does not come from the hub by name"] = ["split"]
-    constraints.refuse_named(given, why)
+    refuse_named(given, why)
 
 
 def evaluate_rows(

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oblrpo.checksums import sum_of_texts
-from oblrpo.constraints import refuse_named
 from oblrpo.errors import InputError
+from oblrpo.settings import refuse_named
 
 if TYPE_CHECKING:
     from oblrpo.tasks.sources import Rows

@@ -10,9 +10,7 @@ from safetensors.torch import load_file
 
 from oblrpo import cli
 from oblrpo.checksums import write_sums
-from oblrpo.config import TrainConfig
-from oblrpo.constraints import refuse_idle
-from oblrpo.settings import RECIPES, load_recipe, recipe_settings
+from oblrpo.settings import RECIPES, TrainConfig, load_recipe, recipe_settings, refuse_idle
 from oblrpo.tasks import PathTask
 from tests.cli.conftest import complained
 
@@ -24,12 +22,16 @@ from tests.cli.conftest import complained
         (["--task", "adition"], ["Unknown task 'adition'", "addition"]),
         (["--algorithm", "grppo"], ["unknown algorithm 'grppo'", "grpo"]),
         (["--baseline", "best"], ["unknown baseline 'best'", "oblr"]),
+        (
+            ["--baseline", "otb"],
+            ["'otb' is measured in the variance ledger only; train with one of: none, "],
+        ),
+        (["--baseline", "length16"], ["'length16' is measured in the variance ledger only"]),
         (["--normalisation", "z"], ["unknown normalisation 'z'", "group_std"]),
         (["--weighting", "z"], ["unknown weighting 'z'", "token_mean"]),
         (["--schedule", "fast"], ["unknown schedule 'fast'", "debiased"]),
         (["--train-on", "some"], ["train_on must be all, exact or compute-optimal", "'some'"]),
         (["--train-on", "compute-optimal"], ["set score_norms to calibrated or logit"]),
-        (["--train-on", "compute-optimal", "--algorithm", "otb"], ["'otb'", "set train_on to exact"]),
         (["--optimizer", "Adamm"], ["no optimizer 'Adamm' in torch.optim"]),
         (["--learning-rate", "-1"], ["learning_rate is -1.0; it must be a finite number of at least 0"]),
         (["--no-such-flag", "1"], ["unknown argument '--no-such-flag'"]),

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import load_policy, make_policy
+from oblrpo.settings import PolicyConfig
 from tests.cli.conftest import metrics_of, weights_of
 
 pytestmark = pytest.mark.usefixtures("dense_reward")

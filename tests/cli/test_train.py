@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from oblrpo.cli.train_help import documented
-from oblrpo.config import TrainConfig
 from oblrpo.estimators import BASELINES
-from oblrpo.settings import flatten
+from oblrpo.settings import TrainConfig, flatten
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
@@ -117,7 +116,7 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
             "prompts_per_micro_batch": 3,
         },
         {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},
-        {"algorithm": "otb", "schedule": "plugin"},
+        {"algorithm": "opo", "schedule": "plugin"},
         {"schedule": "kl", "optimizer": "SGD", "learning_rate": 1e-4},
         {
             "algorithm": "oblrpo_shrunk",
@@ -410,6 +409,6 @@ def test_report_to_tensorboard_and_resume(small_run, oblrpo, tmp_path):
 
 
 def test_the_package_runs_without_its_source_folder():
-    import oblrpo.config
+    import oblrpo
 
-    assert (Path(oblrpo.config.__file__).parent / "recipes" / "demo.yaml").is_file()
+    assert (Path(oblrpo.__file__).parent / "recipes" / "demo.yaml").is_file()

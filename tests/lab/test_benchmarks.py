@@ -12,12 +12,11 @@ import torch
 import oblrpo as oblrpo_package
 from lab.benchmarks import data_rows, prior_coupling
 from lab.benchmarks.real_scores import Drawn, Source, exponent, proxies
-from oblrpo.config import PolicyConfig, TaskConfig, TrainConfig
 from oblrpo.estimators import Prior, baseline
 from oblrpo.estimators.rules import mean_kl
 from oblrpo.policy import make_policy
 from oblrpo.scores import Features
-from oblrpo.settings import load_recipe
+from oblrpo.settings import PolicyConfig, TaskConfig, TrainConfig, load_recipe
 from oblrpo.tasks.addition import AdditionTask
 from oblrpo.trainer.task import task_of
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.rollout import Rollouts
+from oblrpo.settings import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.trainer.batch import mismatch_metrics
 from oblrpo.trainer.setup import make_learner
 

@@ -49,22 +49,16 @@ def test_the_gradient_is_the_formula(tiny_policy, batch, algorithm):
         algorithm, 1
     )
     weight_PG = {"grpo": 1 / lengths_PG, "dr_grpo": torch.full((P, G), 1 / LONGEST)}.get(algorithm, torch.ones(P, G))
-    if algorithm == "otb":
-        scored_S = (out.logp_SC * (rewards_PG[..., None] - baseline).flatten(0, 1) * mask_SC).sum(1)
-        coef_S = torch.full((P * G,), -1 / (P * G))
-    else:
-        scored_S = out.logps_S
-        coef_S = -((rewards_PG - baseline) / divisor_PG * weight_PG / (P * G)).flatten()
-    group_norm2_P = oracle.accumulate(tiny_policy.model, scored_S, coef_S, G) * P**2
+    coef_S = -((rewards_PG - baseline) / divisor_PG * weight_PG / (P * G)).flatten()
+    group_norm2_P = oracle.accumulate(tiny_policy.model, out.logps_S, coef_S, G) * P**2
     expected = grads(tiny_policy)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6 * float(expected.norm()))
     moments = estimators.moments(group_norm2_P, expected.square().sum())
     assert estimate.moments.trace_cov == pytest.approx(moments.trace_cov, rel=1e-4)
     assert estimate.moments.signal2 == pytest.approx(moments.signal2, rel=1e-3, abs=1e-4 * moments.trace_cov)
     assert estimate.norm2 == pytest.approx(float(expected.square().sum()), rel=1e-4)
-    if algorithm != "otb":
-        torch.testing.assert_close(estimate.advantages_PG, (rewards_PG - baseline) / divisor_PG)
-        torch.testing.assert_close(estimate.norm2_PG, norm2_PG, rtol=1e-4, atol=0)
+    torch.testing.assert_close(estimate.advantages_PG, (rewards_PG - baseline) / divisor_PG)
+    torch.testing.assert_close(estimate.norm2_PG, norm2_PG, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "oblrpo_shrunk"])

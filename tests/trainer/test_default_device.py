@@ -6,7 +6,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from oblrpo.config import (
+from oblrpo.estimators import depends_on_own_output
+from oblrpo.settings import (
     AlgorithmConfig,
     OptimConfig,
     PolicyConfig,
@@ -17,7 +18,6 @@ from oblrpo.config import (
     TrainConfig,
     WarmStartConfig,
 )
-from oblrpo.estimators import depends_on_own_output
 from oblrpo.trainer.loop import Trainer
 from oblrpo.trainer.progress import Progress
 
@@ -60,7 +60,7 @@ def metrics(trainer, device):
         ("oblr", {"ledger": "exact", "ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
         ("oblr", {"ledger": "off", "rollout": {"prompts_per_micro_batch": 2}}),
         ("oblr", {"score_method": "gram", "rollout": {"sampler_logps": True}}),
-        ("otb", {"score_method": "two_pass"}),
+        ("opo", {"score_method": "two_pass"}),
     ],
 )
 def test_a_run_does_not_care_for_the_default_device(tmp_path, baseline, settings):

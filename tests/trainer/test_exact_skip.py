@@ -7,20 +7,17 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import ScoresConfig
 from oblrpo.estimators import BASELINES
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import TransformersSampler
+from oblrpo.settings import ScoresConfig
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.results import Step
 from tests.trainer.learners import learner_of
 
 P, G, LONGEST = 5, 3, 4
-UNWEIGHTED = [
-    name for name, row in ALGORITHMS.items()
-    if "norm2_PG" not in BASELINES[row.baseline].needs and not BASELINES[row.baseline].by_token
-]  # fmt: skip
-AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo", "length16"}
+UNWEIGHTED = [name for name, row in ALGORITHMS.items() if "norm2_PG" not in BASELINES[row.baseline].needs]
+AGREE = {"rloo", "mean", "grpo", "dr_grpo", "opo"}
 """Baselines under which a prompt whose outputs have earned the same gives no gradient."""
 
 

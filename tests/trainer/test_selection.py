@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import AlgorithmConfig, ScoresConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import selection as chances
 from oblrpo.estimators import systematic
 from oblrpo.rollout import TransformersSampler
 from oblrpo.rollout.vllm import features_of_logps
 from oblrpo.scores import ScoreTape
+from oblrpo.settings import AlgorithmConfig, ScoresConfig
 from oblrpo.trainer import selection
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.results import Step

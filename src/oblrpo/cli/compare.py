@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from oblrpo.config import Mapping
 from oblrpo.errors import InputError
-from oblrpo.yaml_files import yaml_text
+from oblrpo.settings import Mapping, yaml_text
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ import tyro
 from rich.console import Console
 
 from oblrpo.commands import check_asked, evaluate_rows
-from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run, check_sampling, run_of
-from oblrpo.settings import flags_in
+from oblrpo.runs import run_of
+from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, as_in_run, check_sampling, flags_in
 
 
 @dataclass(frozen=True)

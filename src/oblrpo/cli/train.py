@@ -10,11 +10,8 @@ from rich.console import Console
 
 from oblrpo.cli.train_help import print_help
 from oblrpo.commands import carry_out, check_settings
-from oblrpo.config import TrainConfig
-from oblrpo.elsewhere import hint
 from oblrpo.errors import InputError
-from oblrpo.settings import flags_in, flatten, load_recipe, with_settings
-from oblrpo.yaml_files import yaml_text
+from oblrpo.settings import TrainConfig, flags_in, flatten, hint, load_recipe, with_settings, yaml_text
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from oblrpo import config
-from oblrpo.settings import RECIPES, flatten
+from oblrpo.settings import RECIPES, TrainConfig, flatten, train
 
 COMMON = (
     "model", "data", "task", "rewards", "output", "steps", "seed", "prompts_per_step", "num_generations",
@@ -33,9 +32,9 @@ def recipes() -> dict[str, str]:
 
 
 def documented() -> dict[str, str]:
-    """Every setting with its docstring, which stands under it in `config`."""
+    """Every setting with its docstring, which stands under it in `settings/train.py`."""
     found = {}
-    for section in ast.parse(inspect.getsource(config)).body:
+    for section in ast.parse(inspect.getsource(train)).body:
         if isinstance(section, ast.ClassDef):
             for field, text in zip(section.body, section.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
@@ -48,7 +47,7 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", text, maxsplit=1)[0]
 
 
-def print_help(base: config.TrainConfig, console: Console) -> None:
+def print_help(base: TrainConfig, console: Console) -> None:
     """Print usage, recipes and common settings with the defaults of `base`."""
     console.print("usage: oblrpo train [RECIPE|FILE] [--setting VALUE ...]\n")
     console.print(f"{base.__doc__}\n")

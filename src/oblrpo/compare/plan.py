@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from oblrpo.compare.spec import Spec, Variant
-from oblrpo.config import RolloutConfig, RunConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.runs import Metrics, RunFolder, parsed, write_atomically
+from oblrpo.settings import RolloutConfig, RunConfig, TrainConfig
 from oblrpo.workers import cores
 
 

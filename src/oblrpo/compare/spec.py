@@ -8,10 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.settings import load_recipe, with_settings
-from oblrpo.yaml_files import read_yaml_file
+from oblrpo.settings import TrainConfig, load_recipe, read_yaml_file, with_settings
 
 SPECS = files("oblrpo") / "recipes" / "compare"
 

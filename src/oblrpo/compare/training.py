@@ -21,8 +21,8 @@ from typing import Any
 
 from oblrpo.compare.plan import Plan, Run
 from oblrpo.compare.spec import Variant
-from oblrpo.config import PolicyConfig, TrainConfig
 from oblrpo.errors import DivergedError, InputError
+from oblrpo.settings import PolicyConfig, TrainConfig
 from oblrpo.streams import steady
 
 STOPPED = 130

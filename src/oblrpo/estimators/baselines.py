@@ -176,6 +176,8 @@ class Baseline:
     """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
     normalisation: str = "none"
     """The name in `estimators.NORMALISATIONS` of what its authors divide the advantages by."""
+    trainable: bool = True
+    """Whether a run may train with it; the others are measured in the variance ledger only."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -200,8 +202,8 @@ BASELINES: dict[str, Baseline] = {
     "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, off_policy=True),
     "oblr_crossfit": Baseline(oblr_crossfit, unbiased=True, smallest_group=2, off_policy=True),
     "opo": Baseline(opo, unbiased=False, smallest_group=2),
-    "length16": Baseline(length16, unbiased=False, smallest_group=2),
-    "otb": Baseline(otb, unbiased=False, smallest_group=2),
+    "length16": Baseline(length16, unbiased=False, smallest_group=2, trainable=False),
+    "otb": Baseline(otb, unbiased=False, smallest_group=2, trainable=False),
     "eob": Baseline(weighted_mean, unbiased=False, smallest_group=2),
     "vcpo": Baseline(weighted_mean, unbiased=False, smallest_group=2, off_policy=True),
 }

@@ -9,10 +9,10 @@ from typing import Any
 from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import as_json
 from oblrpo.evaluation.sampled import SavedCompletions, collect
-from oblrpo.evaluation.settings import SamplingConfig
 from oblrpo.evaluation.statistics import clustered, pass_at, powers_to
 from oblrpo.policy import Policy
 from oblrpo.rewards import Rewards
+from oblrpo.settings import SamplingConfig
 from oblrpo.tasks import Problem
 
 

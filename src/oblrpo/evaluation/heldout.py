@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler
+from oblrpo.settings import RolloutConfig
 from oblrpo.tasks import Problem
 
 

@@ -14,11 +14,11 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import read_completions
-from oblrpo.evaluation.settings import SamplingConfig
 from oblrpo.policy import Policy
 from oblrpo.rollout import sample
 from oblrpo.runs import held, read_rows, write_atomically
 from oblrpo.seeds import seed_of
+from oblrpo.settings import SamplingConfig
 from oblrpo.tasks.task import Problem
 
 # The size of a batch is among them because it decides the draws.

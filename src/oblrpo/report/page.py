@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.report import completions, curves, html, ledger
@@ -15,8 +14,7 @@ from oblrpo.report.html import text
 from oblrpo.report.record import Record, read_run
 from oblrpo.report.trl import read_trl
 from oblrpo.runs import write_atomically
-from oblrpo.settings import flatten
-from oblrpo.yaml_files import yaml_line
+from oblrpo.settings import TrainConfig, flatten, yaml_line
 
 LAST = 20
 """Steps over which the figures at the end are averaged."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy
 from oblrpo.rollout.rollouts import Rollouts, Sampler, join
 from oblrpo.rollout.transformers import TransformersSampler, sample
+from oblrpo.settings import RolloutConfig
 
 __all__ = ["Rollouts", "Sampler", "TransformersSampler", "join", "make_sampler", "sample"]
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oblrpo.config import RolloutConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 from oblrpo.scores import Features
+from oblrpo.settings import RolloutConfig
 
 LEAST_VERSION, BELOW_VERSION = (0, 17), (0, 34)
 """The range of vLLM's versions that this is written for: those whose source was read, and what lies between."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oblrpo.runs.disk import check_writable, disk_trouble, held, write_atomically
-from oblrpo.runs.folder import RunFolder
+from oblrpo.runs.folder import RunFolder, run_of
 from oblrpo.runs.identity import Identity
 from oblrpo.runs.rows import Metrics, heldout_accuracy_of, parsed, read_rows
 
@@ -23,6 +23,7 @@ __all__ = [
     "load_state",
     "parsed",
     "read_rows",
+    "run_of",
     "write_atomically",
 ]
 

@@ -13,14 +13,20 @@ from types import MappingProxyType
 from typing import Any
 
 from oblrpo.checksums import damage, is_as_marked, marked, write_sums
-from oblrpo.config import TrainConfig
-from oblrpo.constraints import may_change_on_resume
 from oblrpo.errors import InputError
 from oblrpo.runs.disk import sync, sync_folder, write_atomically
 from oblrpo.runs.identity import Identity
 from oblrpo.runs.rows import Metrics, read_rows, read_steps, sorted_out
-from oblrpo.settings import IDENTITY, flatten, settings_in, with_settings
-from oblrpo.yaml_files import read_yaml_file, yaml_text
+from oblrpo.settings import (
+    IDENTITY,
+    TrainConfig,
+    flatten,
+    may_change_on_resume,
+    read_yaml_file,
+    settings_in,
+    with_settings,
+    yaml_text,
+)
 
 
 class RunFolder:
@@ -318,3 +324,17 @@ def _replace(partial: Path, target: Path) -> None:
     _remove(target)
     os.replace(partial, target)
     sync(target.parent)
+
+
+def run_of(model: str) -> TrainConfig | None:
+    """Return the settings of the run that a checkpoint or a merged model lies in; None if it lies in none.
+
+    Raises:
+        InputError: the settings cannot be read, or it is the folder of a run itself.
+    """
+    path = Path(model)
+    if (itself := RunFolder(path)).config_file.is_file() and itself.checkpoints.is_dir():
+        raise InputError(f"{model} is the folder of a run; give one of its checkpoints, those in {itself.checkpoints}.")
+    folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
+    inside = path.parent == folder.checkpoints or path == folder.path / "merged"
+    return folder.saved_config() if inside and folder.config_file.is_file() else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.yaml_files import yaml_text
+from oblrpo.settings import yaml_text
 
 Values = dict[str, float | str]
 

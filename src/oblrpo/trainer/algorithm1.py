@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from oblrpo import estimators
 from oblrpo.algorithms import Algorithm
-from oblrpo.config import RolloutConfig
 from oblrpo.errors import DivergedError, InputError, check_finite
 from oblrpo.memory import give_back
 from oblrpo.policy import Policy
@@ -26,6 +25,7 @@ from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts, Sampler
 from oblrpo.scores import ScoreTape, UnsupportedModelError
+from oblrpo.settings import RolloutConfig
 from oblrpo.tasks import Problem
 from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics
@@ -236,7 +236,7 @@ class Learner:
         norm2_S = self.baseline.norms(tape, step)
         baseline_PG = self.baseline.of(part, logps, norm2_S)
         # Advantages A = F - b, and the gradient: sum of A s, each with its importance weight and share of the mean.
-        coefs_PG = part.share_of_mean() * self.baseline.coefficients(part.rewards_PG - baseline_PG)
+        coefs_PG = part.share_of_mean() * (part.rewards_PG - baseline_PG)
         group_norm2_P = tape.accumulate(coefs_PG.flatten(), part.groups) * part.prompts_in_mean**2
         check_finite("gradient of a prompt", group_norm2_P)
         tape.forget()

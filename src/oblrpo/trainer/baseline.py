@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from oblrpo import estimators
-from oblrpo.config import AlgorithmConfig, ScoresConfig
 from oblrpo.errors import InputError, check_finite
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Logps
 from oblrpo.scores import ScoreTape
+from oblrpo.settings import AlgorithmConfig, ScoresConfig
 from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.results import Part, by_output
 from oblrpo.trainer.score_norms import ScoreNorms, join
@@ -126,10 +126,6 @@ class StepBaseline:
         self._seen.observe(part.rewards_PG, norm2_PG * part.rho_PG**2, part.valid_PG)
         return result
 
-    def coefficients(self, advantages_PG: Tensor) -> Tensor:
-        """The advantages: what each recorded score is multiplied by, beside its share of the mean."""
-        return advantages_PG
-
     def learn(self, parts: list[Part]) -> dict[str, float]:
         """Keep what the first pass over a batch says for later steps, and teach the calibrated proxy.
 
@@ -206,43 +202,7 @@ class UnweightedBaseline(StepBaseline):
         return estimators.baseline(self.name, batch.rewards_PG, valid_PG=batch.valid_PG)
 
 
-class TokenBaseline(UnweightedBaseline):
-    """A baseline of one number a token, known before the backward, which carries the advantages token by token."""
-
-    def known(self, batch: Batch) -> Tensor | None:
-        """Always None: it takes the forward."""
-        return None
-
-    def needs_features(self, step: int) -> bool:
-        """Always true: the norms of tokens' scores for their logits come with the features."""
-        return True
-
-    def record(self, tape: ScoreTape, part: Batch, logps: Logps) -> None:
-        """Run the backward of sum_t m_t A_t log pi(o_t), with m the tokens' weights, or 1."""
-        advantages_SC = (part.rewards_PG[..., None] - self._by_token(part, logps)).flatten(0, 1)
-        tape.record(part.scored(logps.logp_SC * advantages_SC))
-
-    def norms(self, tape: ScoreTape, step: int) -> Tensor | None:
-        """Always None: what was recorded is no score."""
-        return None
-
-    def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
-        """The mean baseline of every output's tokens, (P, G)."""
-        baseline_PGT, own_PGT = self._by_token(part, logps), part.own_PGT
-        return (baseline_PGT * own_PGT).sum(2) / own_PGT.sum(2)
-
-    def coefficients(self, advantages_PG: Tensor) -> Tensor:
-        """Ones everywhere, because the backward has carried the advantages."""
-        return torch.ones_like(advantages_PG)
-
-    def _by_token(self, part: Batch, logps: Logps) -> Tensor:
-        assert logps.logit_norm2_SC is not None
-        logit_norm2_PGT = logps.logit_norm2_SC.view(*part.shape, -1)
-        return self._baseline(part, estimators.baseline_inputs(part.own_PGT, logit_norm2_PGT=logit_norm2_PGT))
-
-
 def step_baseline(name: str, config: AlgorithmConfig, scores: ScoresConfig, by_length: bool = False) -> StepBaseline:
     """The named baseline, ready for training steps."""
-    entry = BASELINES[name]
-    kind = StepBaseline if "norm2_PG" in entry.needs else TokenBaseline if entry.by_token else UnweightedBaseline
+    kind = StepBaseline if "norm2_PG" in BASELINES[name].needs else UnweightedBaseline
     return kind(name, config, scores, by_length)

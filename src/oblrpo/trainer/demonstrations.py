@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
-from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.objects import Objects
 from oblrpo.policy import Policy, Prompt, tokens_of
+from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, Demonstrator, Problem, Task
 from oblrpo.tasks.benchmarks import TEMPLATE
 from oblrpo.tasks.data import PLACEHOLDER, problems_of

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from oblrpo.algorithms import resolve
-from oblrpo.config import TrainConfig
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluation import heldout_accuracy
@@ -28,7 +27,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of, load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
-from oblrpo.settings import flatten
+from oblrpo.settings import TrainConfig, flatten
 from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
 from oblrpo.trainer.metrics import completion_rows, step_metrics

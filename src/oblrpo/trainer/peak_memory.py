@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oblrpo.config import OptimConfig, TrainConfig
 from oblrpo.memory import peak_bytes
 from oblrpo.policy import Sequences
 from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.settings import OptimConfig, TrainConfig
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.optimizers import make_optimizer

@@ -24,7 +24,7 @@ class Part:
     norm2_S: Tensor | None
     """Squared score norms, where they were taken."""
     baseline_PG: Tensor
-    """The baseline b; of a baseline by token, its mean over the output's tokens."""
+    """The baseline b."""
     group_norm2_P: Tensor
     """Squared norm of each prompt's gradient g_i."""
     logps: Logps
@@ -98,7 +98,7 @@ class Gradient:
     norm2_PG: Tensor | None
     """Squared score norms, where they were taken."""
     baseline_PG: Tensor
-    """The baseline b; of a baseline by token, its mean over the output's tokens."""
+    """The baseline b."""
     logps_PG: Tensor
     """The log-probability log pi(o|q) of every output, in nats; NaN of those that did not go through the model."""
     logp_SC: Tensor

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from oblrpo import estimators
-from oblrpo.config import AlgorithmConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import Chances
+from oblrpo.settings import AlgorithmConfig
 from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, Draw
 

@@ -8,8 +8,6 @@ import torch
 from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, ratio_of, resolve
-from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
-from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.memory import keep_freed
@@ -20,7 +18,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import flatten
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
@@ -60,7 +58,7 @@ def check(config: TrainConfig) -> None:
             f"the normalisation {algorithm.normalisation!r} needs a num_generations of at least "
             f"{algorithm.smallest_group}, not {G}."
         )
-    _check_scores(config, algorithm)
+    _check_scores(config)
     _check_selection(config, algorithm)
     _check_ratio(config, algorithm)
     _check_sampler(config.rollout)
@@ -103,7 +101,7 @@ def _check_schedule(optim: OptimConfig, schedule: str) -> None:
         raise InputError(refused)
 
 
-def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
+def _check_scores(config: TrainConfig) -> None:
     scores = config.scores
     methods = [name for name in METHODS if name != "streamed"]  # which gives no gradient
     known = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
@@ -130,15 +128,10 @@ def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
             f"{told} needs weights for the baseline {algorithm.baseline!r} before any output goes through the model: "
             "set score_norms to calibrated or logit."
         )
-    if entry.by_token:
-        raise InputError(
-            f"{told} does not go with the baseline {algorithm.baseline!r}, which takes all outputs of a prompt; set "
-            "train_on to exact."
-        )
 
 
 def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
-    """Refuse ratios that do not go with the baseline or the schedule, where there are updates that take them.
+    """Refuse ratios that do not go with the schedule, where there are updates that take them.
 
     Raises:
         InputError: names both.
@@ -146,11 +139,6 @@ def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
     ratio, told = ratio_of(config.algorithm, algorithm), f"the ratio {algorithm.ratio!r}"
     if config.algorithm.num_iterations == 1:
         return
-    if ratio.by_sign and BASELINES[algorithm.baseline].by_token:
-        raise InputError(
-            f"{told} clips by the advantage of the completion, and the baseline {algorithm.baseline!r} gives every "
-            "token its own: set ratio to sequence or cispo."
-        )
     if algorithm.schedule == "ess" and not ratio.whole:
         raise InputError(
             f"schedule ess follows the importance weights of whole completions, which {told} does not use: set ratio "
@@ -219,8 +207,7 @@ def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
     Raises:
         InputError: the sampler cannot be had.
     """
-    entry = BASELINES[resolve(config.algorithm, config.optim).baseline]
-    known_early = "norm2_PG" not in entry.needs and not entry.by_token
+    known_early = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
     selection = Selection.of(config.algorithm)
     features = selection.draws or (selection.rule == "exact" and known_early)
     return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features)

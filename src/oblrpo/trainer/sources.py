@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from oblrpo.checksums import sum_of, sum_of_texts
-from oblrpo.config import TrainConfig
 from oblrpo.objects import PREFIX, lasting
 from oblrpo.rewards import Rewards
+from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, DataTask, Task
 from oblrpo.tasks.sources import is_hub_name, path_of
 from oblrpo.trainer.demonstrations import Row

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from oblrpo.config import TaskConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX, Objects
 from oblrpo.policy import Policy
 from oblrpo.rewards import NEED_ANSWER, split_weight
+from oblrpo.settings import TaskConfig, TrainConfig
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
 from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
 from oblrpo.tasks.data import PLACEHOLDER, problems_of

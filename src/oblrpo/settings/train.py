@@ -1,14 +1,14 @@
-"""Everything a run can be told, with defaults. The field names are the flags and the YAML keys; no torch in here."""
+"""Every setting of `oblrpo train` with its default. Names of fields are the flags and the YAML keys."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from oblrpo.constraints import MAY_CHANGE, Range
-from oblrpo.idle import (
+from oblrpo.settings.annotations import MAY_CHANGE, Mapping, Range
+from oblrpo.settings.idle import (
     BENCHMARK,
     BENCHMARK_PROMPT,
     BUILT,
@@ -27,19 +27,6 @@ from oblrpo.idle import (
     OWN_TEST,
     TEST_NOT_OF_THE_HUB,
 )
-from oblrpo.yaml_files import read_yaml, yaml_line
-
-Mapping = Annotated[
-    dict[str, Any],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="YAML",
-        instance_from_str=lambda words: read_yaml(words[0], words[0]),
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [yaml_line(value)],
-    ),
-]
-"""Further arguments by name; on the command line one word of YAML, such as '{momentum: 0.9}'."""
 
 
 @dataclass(frozen=True)
@@ -197,10 +184,10 @@ class AlgorithmConfig:
     """The gradient estimator. `algorithm` names a row of the table; the three below replace one of its entries."""
 
     algorithm: str = "oblrpo_shrunk"
-    """oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, otb, vcpo or js."""
+    """oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, vcpo or js."""
     baseline: str = ""
     """none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal, leave-one-out), oblr_shrunk (the same,
-    shrunk towards other prompts), oblr_crossfit (from the other half), opo, length16, otb, eob or vcpo."""
+    shrunk towards other prompts), oblr_crossfit (from the other half), opo, eob or vcpo."""
     normalisation: str = ""
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""

@@ -1,10 +1,10 @@
-"""When a setting does nothing: the conditions that the fields of `config` are marked with."""
+"""When a setting does nothing: the conditions that the fields of `train` are marked with."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from oblrpo.constraints import Idle
+from oblrpo.settings.annotations import Idle
 
 
 def _benchmark(config: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The keywords of `oblrpo.train` and `oblrpo.evaluate`; written by `python -m oblrpo.write_keywords`."""
+"""Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m oblrpo.settings.write_keywords`."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict

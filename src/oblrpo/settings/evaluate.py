@@ -1,16 +1,15 @@
-"""What an evaluation can be told, with defaults; the field names are the flags and the keywords. No torch in here."""
+"""Every setting of `oblrpo evaluate` with its default. Names of fields are the flags."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Literal
 
-from oblrpo.config import Mapping, PolicyConfig, TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.runs import RunFolder
-from oblrpo.settings import flatten, with_fields
+from oblrpo.settings.annotations import Mapping
+from oblrpo.settings.reading import flatten, with_fields
+from oblrpo.settings.train import PolicyConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -79,20 +78,6 @@ class RewardsConfig:
     """Column that holds the prompt: text, or messages for the chat template."""
     answer_column: str = "answer"
     """Column that holds the reference answer."""
-
-
-def run_of(model: str) -> TrainConfig | None:
-    """Return the settings of the run that a checkpoint or a merged model lies in; None if it lies in none.
-
-    Raises:
-        InputError: the settings cannot be read, or it is the folder of a run itself.
-    """
-    path = Path(model)
-    if (itself := RunFolder(path)).config_file.is_file() and itself.checkpoints.is_dir():
-        raise InputError(f"{model} is the folder of a run; give one of its checkpoints, those in {itself.checkpoints}.")
-    folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
-    inside = path.parent == folder.checkpoints or path == folder.path / "merged"
-    return folder.saved_config() if inside and folder.config_file.is_file() else None
 
 
 def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
