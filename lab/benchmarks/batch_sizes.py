@@ -5,8 +5,8 @@
     python -m lab.benchmarks.batch_sizes --csv docs/results/batch_sizes.csv --only-report [--completions 30720]
 
 A rule is `auto`, or another schedule without a number (`auto@1e-3` starts there and not at `--start`); a schedule with
-its rate (`off:1e-3`); `kl:0.02`, `auto:0.05`: a schedule that starts at `--start`, with its target in nats
-(`schedule_kl`); or `auto:ceiling=0`, the measured rate without its signal term. All begin, seed by seed, with the same
+its rate (`off:1e-3`); or `kl:0.02`, `auto:0.05`: a schedule that starts at `--start`, with its target in nats
+(`schedule_kl`). All begin, seed by seed, with the same
 warm-started policy, take prompts of 4 completions each and the shrunk baseline, and end after the same number of
 completions. Prints held-out accuracy after the last step, and each rule's over that of the best fixed rate of its
 point. Finished runs are not repeated.
@@ -33,9 +33,7 @@ def settings_of(rule: str, start: float) -> dict[str, Any]:
     name, _, number = rule.partition(":")
     name, _, other = name.partition("@")
     found: dict[str, Any] = {"schedule": name, "learning_rate": float(other or start)}
-    if number.startswith("ceiling="):
-        found["schedule_ceiling"] = float(number.removeprefix("ceiling="))
-    elif number:
+    if number:
         found["schedule_kl" if name in TARGETED else "learning_rate"] = float(number)
     return found
 

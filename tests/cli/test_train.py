@@ -282,7 +282,7 @@ def test_a_recipe_file_and_flags_over_it(oblrpo, tmp_path):
 
 
 @pytest.mark.usefixtures("dense_reward")
-@pytest.mark.parametrize("baseline", ["oblr", "oblr_crossfit"])
+@pytest.mark.parametrize("baseline", ["oblr", "rloo"])
 def test_every_exact_way_trains_alike(small_run, tmp_path, baseline):
     ways = "auto", "gram", "instantiate", "two_pass"
     for name in ways:

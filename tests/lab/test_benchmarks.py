@@ -619,7 +619,7 @@ def test_rules_on_small_policies(tmp_path, monkeypatch, capsys):
     words += ["--completions", "320", "--prompts", "4", "--starts", "1e-2"]
     monkeypatch.setattr(
         "sys.argv",
-        [*words, "--rules", "off:rate=0.01", "off:rate=0.1", "auto", "blind", "auto:ceiling=0"],
+        [*words, "--rules", "off:rate=0.01", "off:rate=0.1", "auto", "blind", "auto:kl=0.5"],
     )
     module.main()
     first = capsys.readouterr().out

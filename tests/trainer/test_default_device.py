@@ -58,7 +58,7 @@ def metrics(trainer, device):
     [
         ("oblr_shrunk", {"ledger_steps": 1, "calibration_steps": 1}),  # sketches; every baseline
         ("oblr", {"ledger": "exact", "ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
-        ("oblr", {"ledger": "off", "rollout": {"prompts_per_micro_batch": 2}}),
+        ("rloo", {"ledger": "off", "rollout": {"prompts_per_micro_batch": 2}}),
         ("oblr", {"score_method": "gram", "rollout": {"sampler_logps": True}}),
         ("opo", {"score_method": "two_pass"}),
     ],

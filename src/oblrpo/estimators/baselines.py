@@ -107,21 +107,6 @@ def oblr_shrunk(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor, prior: P
     )
 
 
-def oblr_crossfit(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """The variance-optimal baseline from the other half of the outputs, even or odd. It is unbiased.
-
-    The formula is b_j = sum_{i not in fold(j)} w_i F_i / sum_{i not in fold(j)} w_i. All outputs of a fold share
-    a baseline, which half of the outputs estimate where `oblr` uses all but one. Where the other fold's w are all 0,
-    the baseline is its mean reward; where it has no valid output, it is 0.
-    """
-    even_G = _even(rewards_PG)
-    result_PG = torch.empty_like(rewards_PG)
-    for fold_G in (even_G, ~even_G):
-        others = (each[:, ~fold_G] for each in (rewards_PG, valid_PG, norm2_PG * valid_PG))
-        result_PG[:, fold_G] = _weighted_mean(*others)[:, :1]
-    return result_PG
-
-
 def opo(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
     """The mean reward of the group weighted by lengths T, in-sample: b_j = sum T F / sum T. It is biased.
 
@@ -200,7 +185,6 @@ BASELINES: dict[str, Baseline] = {
     "js": Baseline(js, unbiased=True),
     "oblr": Baseline(oblr, unbiased=True, smallest_group=2, off_policy=True),
     "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, off_policy=True),
-    "oblr_crossfit": Baseline(oblr_crossfit, unbiased=True, smallest_group=2, off_policy=True),
     "opo": Baseline(opo, unbiased=False, smallest_group=2),
     "length16": Baseline(length16, unbiased=False, smallest_group=2, trainable=False),
     "otb": Baseline(otb, unbiased=False, smallest_group=2, trainable=False),

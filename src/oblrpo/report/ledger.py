@@ -13,7 +13,7 @@ from oblrpo.report.html import seen
 from oblrpo.report.record import Record
 from oblrpo.runs import Metrics
 
-UNBIASED = ("none", "js", "oblr", "oblr_shrunk", "oblr_crossfit")
+UNBIASED = ("none", "js", "oblr", "oblr_shrunk")
 """Baselines of the ledger that are compared by variance with RLOO. Biased ones are left out: they have less variance
 because they shrink the gradient."""
 

@@ -187,7 +187,7 @@ class AlgorithmConfig:
     """oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, vcpo or js."""
     baseline: str = ""
     """none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal, leave-one-out), oblr_shrunk (the same,
-    shrunk towards other prompts), oblr_crossfit (from the other half), opo, eob or vcpo."""
+    shrunk towards other prompts), opo, eob or vcpo."""
     normalisation: str = ""
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
@@ -248,9 +248,9 @@ class OptimConfig:
     schedule_ema: float = -1.0
     """Decay of the averages of signal and noise; -1: 0.97 with auto, 0.9 with the others."""
     schedule_floor: float = 0.0
-    """Least factor of debiased and plugin; with auto, the least share of signal that it reckons with."""
+    """Least factor of debiased and plugin."""
     schedule_ceiling: float = 1.0
-    """Greatest factor, or with auto the greatest share."""
+    """Greatest factor of debiased and plugin."""
     schedule_kl: float = -1.0
     """Nats: what all steps of schedule auto scale with (-1: 1); the target of kl (-1: 0.02)."""
     schedule_kl_every: Annotated[int, Range(1)] = 4

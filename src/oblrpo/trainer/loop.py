@@ -77,7 +77,7 @@ class Trainer:
         self.tokens = 0
         self.monitors = Monitors(
             config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule,
-            config.optim.schedule_floor, min(config.optim.max_skipped_steps, max(2, config.run.steps // 2)),
+            min(config.optim.max_skipped_steps, max(2, config.run.steps // 2)),
             config.run.stop_on_collapse,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)

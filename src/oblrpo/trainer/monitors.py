@@ -48,7 +48,6 @@ class Monitors:
         correction: the run's `sampler_correction`.
         baseline: the run's baseline.
         schedule: the run's schedule, a key of `estimators.RULES`.
-        floor: the run's `schedule_floor`.
     """
 
     def __init__(
@@ -56,14 +55,13 @@ class Monitors:
         correction: str = "truncated",
         baseline: str = "oblr",
         schedule: str = "debiased",
-        floor: float = 0.0,
         most_skipped: int = 5,
         stop_on_collapse: bool = False,
     ) -> None:
         self.stop = ""
         """Why the run is to end after this step, in a sentence; empty if it goes on."""
         self._most_skipped, self._stop_on_collapse, self._skipped = most_skipped, stop_on_collapse, 0
-        self._correction, self._baseline, self._rule, self._floor = correction, baseline, RULES[schedule], floor
+        self._correction, self._baseline, self._rule = correction, baseline, RULES[schedule]
         self._told: set[str] = set()
         self._highest = 0.0
         self._collapsed = self._flat = self._unfelt = 0
@@ -215,11 +213,11 @@ class Monitors:
         )
 
     def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
-        share = self._rule.share_in(metrics, self._floor)  # not the rate: a cosine lowers that
-        if math.isnan(share) or metrics.get("grad_norm") == 0:
+        if self._rule.measures_updates or metrics.get("grad_norm") == 0:  # a measured rate follows no signal
             return ""
-        self._highest = max(self._highest, share)
-        self._collapsed = self._collapsed + 1 if share <= COLLAPSED * self._highest else 0
+        factor = float(metrics["lr_factor"])  # not the rate: a cosine lowers that
+        self._highest = max(self._highest, factor)
+        self._collapsed = self._collapsed + 1 if factor <= COLLAPSED * self._highest else 0
         if self._collapsed < PATIENCE:
             return ""
         critical = metrics["critical_batch_size"]
@@ -227,9 +225,9 @@ class Monitors:
             "" if critical is None or not math.isfinite(critical) else f" (critical batch about {critical:.0f} prompts)"
         )
         return (
-            f"the {self._rule.watched} has been at most {COLLAPSED:.0%} of its highest for {PATIENCE} "
-            f"steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, or set "
-            "schedule_floor to go on regardless."
+            f"the schedule's factor on the learning rate has been at most {COLLAPSED:.0%} of its highest for "
+            f"{PATIENCE} steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, "
+            "or set schedule_floor to go on regardless."
         )
 
     def _baselines_exploded(self, metrics: dict[str, Any]) -> str:

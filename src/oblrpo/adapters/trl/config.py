@@ -63,7 +63,7 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
         default="oblr_shrunk",
         metadata={
             "help": "What is subtracted from each reward: `oblr` (the variance-optimal baseline, leave-one-out), "
-            "`oblr_shrunk` (the same, shrunk towards other prompts and earlier steps), `oblr_crossfit`, `rloo`, `js` "
+            "`oblr_shrunk` (the same, shrunk towards other prompts and earlier steps), `rloo`, `js` "
             "or `none`. Baselines that look at the output's own reward are refused, because they are biased."
         },
     )
@@ -97,10 +97,8 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
         default=None,
         metadata={"help": "Decay of the averages of signal and noise. None: 0.97 with `auto`, 0.9 with the others."},
     )
-    schedule_floor: float = field(
-        default=0.0, metadata={"help": "The least factor; with `auto` the least share of signal it reckons with."}
-    )
-    schedule_ceiling: float = field(default=1.0, metadata={"help": "The greatest factor, or share of signal."})
+    schedule_floor: float = field(default=0.0, metadata={"help": "The least factor of `debiased` and `plugin`."})
+    schedule_ceiling: float = field(default=1.0, metadata={"help": "The greatest factor of `debiased` and `plugin`."})
     schedule_kl: float | None = field(
         default=None,
         metadata={"help": "Nats an output with which all steps of `auto` scale (None: 1); the target of `kl` (0.02)."},

@@ -30,9 +30,9 @@ class Settings:
     ema: float = -1.0
     """Decay of the averages of signal and noise; -1: the schedule's own, 0.97 with auto and 0.9 with the others."""
     floor: float = 0.0
-    """Least factor on the rate; with auto the least share of signal it reckons with."""
+    """Least factor of debiased and plugin."""
     ceiling: float = 1.0
-    """Greatest factor on the rate, or share of signal."""
+    """Greatest factor of debiased and plugin."""
     kl: float = 1.0
     """Nats an output with which all steps of auto scale."""
     kl_every: int = 8
