@@ -57,7 +57,7 @@ def check(config: TrainConfig) -> None:
             f"the normalisation {algorithm.normalisation!r} needs a num_generations of at least "
             f"{algorithm.smallest_group}, not {G}."
         )
-    _check_scores(config, algorithm)
+    _check_scores(config)
     _check_selection(config, algorithm)
     _check_ratio(config, algorithm)
     _check_sampler(config.rollout)
@@ -96,7 +96,7 @@ def _check_schedule(optim: OptimConfig, schedule: str) -> None:
         raise InputError(refused)
 
 
-def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
+def _check_scores(config: TrainConfig) -> None:
     scores = config.scores
     methods = [name for name in METHODS if name != "streamed"]  # which gives no gradient
     known = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
