@@ -99,8 +99,8 @@ def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design,
     assert set(ours.further) == set(theirs.further)
     for key, value in theirs.further.items():
         assert ours.further[key] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), key
-    masked.baseline.next_step()
-    removed.baseline.next_step()
+    masked.baseline.end_step()
+    removed.baseline.end_step()
     for part, state in removed.baseline.state_dict().items():
         for key, value in state.items():
             close(torch.as_tensor(masked.baseline.state_dict()[part][key]), torch.as_tensor(value))

@@ -92,7 +92,7 @@ class Algorithm1:
             ValueError: fewer than two prompts take part.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        self.baseline.begin(batch, step)
+        self.baseline.begin(step, batch)
         parts = [
             add_to_gradient(part, self.policy, self.rollout.temperature, self.tape, self.baseline)
             for part in batch.parts(self.micro_batches)

@@ -41,17 +41,22 @@ class StepBaseline:
         self._seen = self._kept = self.prior
         self._compares = False
 
-    def begin(self, batch: Batch, step: int | None) -> None:
-        """Begin a pass over a batch; `step` says whether norms and their proxies are compared (`RewardWeights`)."""
-        self._seen, self._compares = copy.deepcopy(self.prior), self.weights.compares(step)
-        self.known_PG = batch.baseline_PG
-        if self.known_PG is None and not (self.weighted and batch.proxy_PG is None):
-            self.known_PG = self.of(batch, batch.proxy_PG)
+    def begin(self, step: int | None, batch: Batch | None = None) -> None:
+        """Begin a pass over a batch.
 
-    @property
-    def asks_norms(self) -> bool:
-        """Whether score norms are taken in this pass: to weigh rewards by, or to compare proxies with."""
-        return self._compares or (self.known_PG is None and self.weights.exact)
+        Args:
+            step: the number of the step, by which norms and their proxies are compared (`RewardWeights`); None: not.
+            batch: all of it, for a baseline that is known before any forward.
+        """
+        self._seen, self._compares = copy.deepcopy(self.prior), self.weights.compares(step)
+        self.known_PG = None if batch is None else batch.baseline_PG
+        if batch is not None and self.known_PG is None and not (self.weighted and batch.proxy_PG is None):
+            self.known_PG = self._of(batch, batch.proxy_PG)
+
+    def asks_norms(self, part: Batch | None = None) -> bool:
+        """Whether score norms are taken: to weigh rewards by, or to compare proxies with."""
+        known = self.known_PG is not None or (part is not None and part.baseline_PG is not None)
+        return self._compares or (self.weights.exact and not known)
 
     def __call__(self, part: Batch, logps: Logps, tape: Any) -> tuple[Tensor, Tensor | None]:
         """The baseline b of every output of a micro-batch, (P, G), and the score norms, (S,), where they were taken.
@@ -65,25 +70,41 @@ class StepBaseline:
             DivergedError: a score norm, or a log-probability, is NaN or infinite.
         """
         norm2_S = None
-        if self.asks_norms:
+        if self.asks_norms(part):
             norm2_S = tape.norm2()
             check_finite("score norm", norm2_S)
+        if part.baseline_PG is not None:
+            return part.baseline_PG, norm2_S
         if self.known_PG is not None:
             return self.known_PG.flatten()[part.index_S].view(part.shape), norm2_S
-        return self.of(part, self.weights.of(logps, norm2_S).view(part.shape)), norm2_S
+        return self._of(part, self.weights.of(logps, norm2_S).view(part.shape)), norm2_S
 
-    def of(self, batch: Batch, norm2_PG: Tensor | None = None) -> Tensor:
-        """The baseline of every output, (P, G), from these weights; the prior of later micro-batches takes them in."""
+    def _of(self, batch: Batch, norm2_PG: Tensor | None) -> Tensor:
+        return self.of(batch.rewards_PG, batch.valid_PG, batch.own_PGT, norm2_PG, batch.rho_PG)
+
+    def of(
+        self,
+        rewards_PG: Tensor,
+        valid_PG: Tensor,
+        own_PGT: Tensor | None = None,
+        norm2_PG: Tensor | None = None,
+        rho_PG: Tensor | None = None,
+    ) -> Tensor:
+        """The baseline of every output, (P, G); the prior of what follows in this pass takes the outputs in.
+
+        Args:
+            rewards_PG: the rewards F.
+            valid_PG: which outputs count.
+            own_PGT: the policy's own tokens, for a baseline that looks at lengths.
+            norm2_PG: the weights, for a baseline that takes some.
+            rho_PG: importance weights; 1 if None.
+        """
+        inputs = {} if own_PGT is None else estimators.baseline_inputs(own_PGT, norm2_PG)
         baseline_PG = estimators.baseline(
-            self.name,
-            batch.rewards_PG,
-            valid_PG=batch.valid_PG,
-            rho_PG=batch.rho_PG,
-            prior=self._seen,
-            **estimators.baseline_inputs(batch.own_PGT, norm2_PG),
+            self.name, rewards_PG, valid_PG=valid_PG, rho_PG=rho_PG, prior=self._seen, **inputs
         )
         if self.weighted and norm2_PG is not None:
-            self._seen.observe(batch.rewards_PG, norm2_PG * batch.rho_PG**2, batch.valid_PG)
+            self._seen.observe(rewards_PG, norm2_PG if rho_PG is None else norm2_PG * rho_PG**2, valid_PG)
         return baseline_PG
 
     def keep(self, first: Gradient, drawn: Features | None = None) -> dict[str, float]:

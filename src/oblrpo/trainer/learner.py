@@ -186,8 +186,8 @@ class Learner(Algorithm1):
         if self.train_on == "all" or (self.train_on == "exact" and self._needs_all(batch)):
             return batch
         if self.train_on == "exact":
-            self.baseline.begin(batch, step)
-            if self.baseline.known_PG is None or self.baseline.asks_norms:
+            self.baseline.begin(step, batch)
+            if self.baseline.known_PG is None or self.baseline.asks_norms():
                 return batch
             return replace(batch, keep_PG=without_idle(batch, self.baseline.known_PG))
         if batch.features is None:
@@ -199,7 +199,7 @@ class Learner(Algorithm1):
         batch = replace(batch, proxy_PG=proxy_PG)
         if batch.draw is not None:
             return batch
-        self.baseline.begin(batch, step)
+        self.baseline.begin(step, batch)
         assert self.baseline.known_PG is not None
         keep_PG, draw = draw_least_work(batch, self.baseline.known_PG)
         return replace(batch, keep_PG=keep_PG, draw=draw)
