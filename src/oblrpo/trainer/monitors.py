@@ -61,7 +61,8 @@ class Monitors:
         self.stop = ""
         """Why the run is to end after this step, in a sentence; empty if it goes on."""
         self._most_skipped, self._stop_on_collapse, self._skipped = most_skipped, stop_on_collapse, 0
-        self._correction, self._baseline, self._rule = correction, baseline, RULES[schedule]
+        self._correction, self._baseline, self._measures = correction, baseline, RULES[schedule].measures_updates
+        self._to_shorten = "lower schedule_kl" if self._measures else "take a third of learning_rate, or schedule auto"
         self._told: set[str] = set()
         self._highest = 0.0
         self._collapsed = self._flat = self._unfelt = 0
@@ -119,12 +120,12 @@ class Monitors:
         return (
             f"the last {self._skipped} steps were skipped{_not_finite(what)}: the policy is as it was before. If "
             f"rewards in completions/step_{metrics['step']}.jsonl are outliers, mend the reward and go on with "
-            f"--resume --accept-changed. Else lower learning_rate ({self._rule.to_shorten}), and start anew or "
+            f"--resume --accept-changed. Else lower learning_rate ({self._to_shorten}), and start anew or "
             "from an older one."
         )
 
     def _collapsing(self, told: str) -> str:
-        mend = f"Steps are too long: {self._rule.to_shorten}, and start again or from an earlier checkpoint."
+        mend = f"Steps are too long: {self._to_shorten}, and start again or from an earlier checkpoint."
         return f"{told} {mend}" if told else ""
 
     def _no_update(self, metrics: dict[str, Any]) -> str:
@@ -208,12 +209,12 @@ class Monitors:
             return ""
         return (
             f"the policy has fallen: the mean reward of the last {PATIENCE} steps is {now:.3f}, and was "
-            f"{best:.3f} at its best. Steps are too long: {self._rule.to_shorten}, and start again or from an earlier "
+            f"{best:.3f} at its best. Steps are too long: {self._to_shorten}, and start again or from an earlier "
             "checkpoint."
         )
 
     def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
-        if self._rule.measures_updates or metrics.get("grad_norm") == 0:  # a measured rate follows no signal
+        if self._measures or metrics.get("grad_norm") == 0:  # a measured rate follows no signal
             return ""
         factor = float(metrics["lr_factor"])  # not the rate: a cosine lowers that
         self._highest = max(self._highest, factor)
