@@ -17,8 +17,8 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
+from oblrpo.settings import PolicyConfig
 
 
 def sums(count, seed=0):

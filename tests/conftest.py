@@ -6,8 +6,8 @@ import signal
 import pytest
 import torch
 
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import Policy, make_policy
+from oblrpo.settings import PolicyConfig
 
 torch.set_num_threads(1)
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import AlgorithmConfig
 from oblrpo.estimators import BASELINES, RATIOS
+from oblrpo.settings import AlgorithmConfig
 from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
 
 ROOT = Path(__file__).parent.parent

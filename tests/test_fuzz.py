@@ -19,19 +19,17 @@ from safetensors.torch import save_file
 from oblrpo.checksums import damage
 from oblrpo.cli.train import _parse
 from oblrpo.compare.spec import read_spec
-from oblrpo.config import PolicyConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import read_completions
 from oblrpo.policy import load_policy
 from oblrpo.policy.adapters import base_of
 from oblrpo.runs import read_rows
 from oblrpo.runs.state_files import STATE, TENSORS, load_state, save_state
-from oblrpo.settings import flatten, with_settings
+from oblrpo.settings import PolicyConfig, TrainConfig, flatten, read_yaml, with_settings
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.tasks.benchmarks import load_benchmark
 from oblrpo.tasks.data import problems_of
 from oblrpo.tasks.sources import read_source
-from oblrpo.yaml_files import read_yaml
 
 GIVEN = {True: 0, False: 0}
 """How many inputs were loaded, and how many refused."""

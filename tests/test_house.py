@@ -91,7 +91,7 @@ def test_tasks_import_the_standard_library_only():
 
 
 def test_the_config_needs_no_torch():
-    code = "import sys, oblrpo.config, oblrpo.cli; assert 'torch' not in sys.modules"
+    code = "import sys, oblrpo.settings, oblrpo.cli; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from oblrpo import objects
 from oblrpo.checksums import SUMS, damage
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import load_policy, make_policy
+from oblrpo.settings import PolicyConfig
 from oblrpo.tasks.sources import read_source
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")

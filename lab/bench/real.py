@@ -8,9 +8,9 @@ from itertools import islice
 import torch
 
 from lab.bench.workload import Workload
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import load_policy
+from oblrpo.settings import PolicyConfig
 from oblrpo.tasks.rows import text_of
 from oblrpo.tasks.sources import read_source
 

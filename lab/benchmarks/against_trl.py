@@ -35,9 +35,8 @@ from typing import NamedTuple
 
 from lab.benchmarks.runs import mean_interval, warm_starts
 from lab.benchmarks.trl_run import OURS, SELECTING, TRL
-from oblrpo.config import TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.settings import load_recipe
+from oblrpo.settings import TrainConfig, load_recipe
 
 NUMBERS = ("step", "samples", "seconds", "cpu_seconds", "accuracy", "peak_mb")
 COLUMNS = ("contender", "rate", "seed", *NUMBERS)

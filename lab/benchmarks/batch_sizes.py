@@ -64,7 +64,7 @@ class Points:
                     runs[key] = folder, after_start(task, policies[task, seed]) | settings_of(rule, told.start) | {
                         "seed": seed, "prompts_per_step": P, "num_generations": GENERATIONS, "baseline": "oblr_shrunk",
                         "optimizer": told.optimizer, "optimizer_args": momentum, "eval_steps": 0, "eval_prompts": 512,
-                        "save_steps": 200, "ledger": "off", "calibration_steps": 0,
+                        "save_steps": 200, "ledger_steps": 0, "calibration_steps": 0,
                     }  # fmt: skip
             run_all(runs, max(1, round(told.completions / (P * GENERATIONS))), told.processes, self.results)
 

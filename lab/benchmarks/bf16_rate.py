@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 
-from oblrpo.config import PolicyConfig
 from oblrpo.estimators import Moments, SNRSchedule
 from oblrpo.intervals import geometric_mean
 from oblrpo.policy import Policy, Sequences, load_policy
 from oblrpo.rollout import sample
+from oblrpo.settings import PolicyConfig
 
 PROMPT = "A long story about a village by the sea, told by somebody who has lived there all her life:\n\n"
 NOISE = Moments(signal2=0.0, trace_cov=1.0, n=8)

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from oblrpo.config import PolicyConfig, RunConfig, TaskConfig, TrainConfig
 from oblrpo.memory import resident_bytes
+from oblrpo.settings import PolicyConfig, RunConfig, TaskConfig, TrainConfig
 from oblrpo.trainer.loop import Trainer
 from oblrpo.trainer.task import task_of
 

@@ -12,8 +12,8 @@ import json
 import random
 from collections.abc import Iterator
 
+from oblrpo.settings import read_yaml
 from oblrpo.tasks import make_task
-from oblrpo.yaml_files import read_yaml
 
 
 def rows_of(task: str, task_args: dict, rows: int, noise: float, seed: int) -> Iterator[dict[str, str]]:

@@ -50,7 +50,7 @@ class Grid:
                 after_start(task, policies[task, seed]) | {
                     "seed": seed, "prompts_per_step": 64, "num_generations": 4, "baseline": told.baseline,
                     "schedule": schedule, "learning_rate": rate, "optimizer": told.optimizer,
-                    "eval_steps": 0, "eval_prompts": 512, "save_steps": 40, "ledger": "off", "calibration_steps": 0,
+                    "eval_steps": 0, "eval_prompts": 512, "save_steps": 40, "ledger_steps": 0, "calibration_steps": 0,
                 },
             )
             for task, schedule, rate, seed in keys

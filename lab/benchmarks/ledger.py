@@ -15,7 +15,6 @@ import torch
 
 from lab.benchmarks.pool import LONGEST, arguments_of
 from oblrpo import estimators
-from oblrpo.config import PolicyConfig
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.intervals import Z95
 from oblrpo.policy import load_policy
@@ -23,6 +22,7 @@ from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
+from oblrpo.settings import PolicyConfig
 from oblrpo.tasks import make_task
 from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.variance_ledger import VarianceLedger

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from oblrpo.config import PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.memory import keep_freed, resident_bytes
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
+from oblrpo.settings import PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.trainer.peak_memory import GB, peak_memory
 from oblrpo.trainer.setup import make_learner
 
@@ -35,7 +35,7 @@ def measure(arguments: argparse.Namespace) -> None:
         max_completion_length=arguments.completion, tokens_per_micro_batch=arguments.tokens[0],
     )  # fmt: skip
     policy = PolicyConfig(model=arguments.model, lora_r=arguments.lora_r[0])
-    config = TrainConfig(policy=policy, rollout=rollout, scores=ScoresConfig(ledger="off", calibration_steps=0))
+    config = TrainConfig(policy=policy, rollout=rollout, scores=ScoresConfig(ledger_steps=0, calibration_steps=0))
     learner = make_learner(make_policy(config.policy), None, config)
     keep_freed()
     foretold = peak_memory(learner, config, arguments.prompt, before)

@@ -36,7 +36,7 @@ def settings_of(run: str) -> dict:
     """The settings of a run that is written as RATIO:UPDATES."""
     ratio, _, updates = run.partition(":")
     several = {"num_iterations": int(updates), "ratio": ratio} if int(updates) > 1 else {}
-    return SIZE | several | {"learning_rate": 1e-5, "ledger": "off", "calibration_steps": 0}
+    return SIZE | several | {"learning_rate": 1e-5, "ledger_steps": 0, "calibration_steps": 0}
 
 
 def at(step: int):

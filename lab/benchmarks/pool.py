@@ -7,12 +7,12 @@ import torch
 import yaml
 
 from oblrpo import estimators
-from oblrpo.config import PolicyConfig
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy import load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
+from oblrpo.settings import PolicyConfig
 from oblrpo.tasks import make_task
 
 LONGEST = {"path": 12, "addition": 24, "countdown": 24}

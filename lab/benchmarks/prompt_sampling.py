@@ -63,7 +63,7 @@ def train(arguments: argparse.Namespace, algorithm: str, variant: str, seed: int
             model=str(start), data=problems(arguments.problems, False), eval_data=problems(HELD_OUT, True),
             reward=route, algorithm=algorithm, seed=seed, steps=arguments.steps, eval_steps=arguments.every,
             eval_prompts=HELD_OUT,
-            prompts_per_step=PROMPTS, num_generations=GENERATIONS, max_completion_length=12, ledger="off",
+            prompts_per_step=PROMPTS, num_generations=GENERATIONS, max_completion_length=12, ledger_steps=0,
             save_steps=0, threads=1, output=str(arguments.folder / f"{algorithm}_{variant}_{seed}"), progress=False,
             **ALGORITHMS[algorithm], **VARIANTS[variant],
         )  # fmt: skip

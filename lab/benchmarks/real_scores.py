@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from oblrpo.config import TrainConfig
 from oblrpo.estimators import BASELINES, Prior
 from oblrpo.intervals import geometric_mean, mean, student_t
 from oblrpo.policy import load_policy
@@ -28,7 +27,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, ScoreTape, agreement
 from oblrpo.scores.proxies import log_error
-from oblrpo.settings import load_recipe
+from oblrpo.settings import TrainConfig, load_recipe
 from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.score_norms import join
 from oblrpo.trainer.task import task_of

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import Policy, load_policy
 from oblrpo.rollout import sample
 from oblrpo.rollout.transformers import _by_generate
+from oblrpo.settings import PolicyConfig
 
 SUBJECTS = ("the sea", "a bicycle", "rain", "bread", "the moon", "a lighthouse", "winter", "chess", "a violin", "tea",
             "the desert", "an owl", "glass", "a market", "trains", "honey")  # fmt: skip

@@ -28,11 +28,10 @@ import torch
 from lab.benchmarks import trl_run
 from lab.benchmarks.against_trl import table
 from lab.benchmarks.runs import mean_interval
-from oblrpo.config import TrainConfig
 from oblrpo.policy import load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.seeds import seed_of
-from oblrpo.settings import load_recipe, with_settings
+from oblrpo.settings import TrainConfig, load_recipe, with_settings
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.setup import make_learner, set_threads
 from oblrpo.trainer.task import task_of
@@ -57,12 +56,14 @@ Row = dict[str, Any]
 
 def learner_of(recipe: str, model: str, seed: int, settings: dict[str, str]) -> Learner:
     """A learner of a recipe's task with a policy of its own."""
-    given = {"model": model, "warm_start_steps": 0, "seed": seed, "ledger": "exact", "ledger_steps": 1000} | settings
+    given = {"model": model, "warm_start_steps": 0, "seed": seed, "ledger_steps": 1000} | settings
     config = with_settings(load_recipe(recipe, TrainConfig()), given, recipe)
     policy = load_policy(model, config.policy)
     set_threads(1, policy)
     task = task_of(config)
-    return make_learner(policy, Rewards(task, config.task.rewards), config)
+    learner = make_learner(policy, Rewards(task, config.task.rewards), config)
+    learner.ledger.exact = True
+    return learner
 
 
 def seconds_of_ours(arguments: argparse.Namespace, learners: dict[str, Learner], seed: int) -> list[Row]:

@@ -20,12 +20,11 @@ from typing import Any
 from rich.console import Console
 from transformers.utils import logging
 
-from oblrpo.config import TrainConfig
 from oblrpo.intervals import student_t
 from oblrpo.memory import resident_bytes
-from oblrpo.settings import with_settings
+from oblrpo.report.console import Progress
+from oblrpo.settings import TrainConfig, with_settings
 from oblrpo.trainer.loop import Trainer
-from oblrpo.trainer.progress import Progress
 
 SMALL = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "prompts_per_step": 4, "num_generations": 3,

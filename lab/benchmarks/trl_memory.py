@@ -28,9 +28,9 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer
-from oblrpo.config import PolicyConfig
 from oblrpo.memory import give_back, resident_bytes
 from oblrpo.policy import make_policy
+from oblrpo.settings import PolicyConfig
 
 G, UPDATE = 8, 16
 CASES: dict[str, dict[str, Any]] = {

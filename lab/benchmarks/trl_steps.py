@@ -26,8 +26,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from lab.benchmarks.runs import mean_interval
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
+from oblrpo.settings import PolicyConfig
 
 G = 8
 CONTENDERS: dict[str, dict[str, Any]] = {

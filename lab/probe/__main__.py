@@ -11,9 +11,8 @@ import tyro
 from rich.console import Console
 
 from oblrpo.cli import carry_out
-from oblrpo.config import PolicyConfig, RolloutConfig, TaskConfig, TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.settings import flags_in
+from oblrpo.settings import PolicyConfig, RolloutConfig, TaskConfig, TrainConfig, flags_in
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lab.probe.lanczos import Direction, Ritz, inner, lanczos
 from oblrpo import estimators
-from oblrpo.config import RolloutConfig
 from oblrpo.errors import InputError
 from oblrpo.intervals import Mean, mean
 from oblrpo.policy import Policy, Sequences
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
+from oblrpo.settings import RolloutConfig
 from oblrpo.tasks import Problem
 
 BLOCKS = 16

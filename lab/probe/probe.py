@@ -13,12 +13,12 @@ from lab.probe import curvature
 from lab.probe.curvature import Samples
 from lab.probe.lanczos import Direction, inner
 from lab.probe.next_update import standings
-from oblrpo.config import RolloutConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.intervals import Mean
 from oblrpo.policy import Policy, load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.seeds import seed_of
+from oblrpo.settings import RolloutConfig, TrainConfig
 from oblrpo.trainer.setup import check, set_threads
 from oblrpo.trainer.task import task_of
 

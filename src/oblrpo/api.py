@@ -18,18 +18,26 @@ from rich.control import Control
 from rich.text import Text
 
 from oblrpo.commands import carry_out, check_asked, check_settings, evaluate_rows
-from oblrpo.config import TrainConfig
-from oblrpo.errors import InputError, check_current_folder, did_you_mean
-from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig, as_in_run, check_sampling, run_of
+from oblrpo.errors import InputError, check_current_folder
 from oblrpo.objects import Objects, take
-from oblrpo.runs import RunFolder
-from oblrpo.settings import load_recipe, with_fields, with_settings
+from oblrpo.runs import RunFolder, run_of
+from oblrpo.settings import (
+    RewardsConfig,
+    SamplingConfig,
+    TrainConfig,
+    as_in_run,
+    check_sampling,
+    hint,
+    load_recipe,
+    with_fields,
+    with_settings,
+)
 from oblrpo.streams import PLAIN
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from oblrpo.keywords import EvaluateKeywords, TrainKeywords
+    from oblrpo.settings.keywords import EvaluateKeywords, TrainKeywords
     from oblrpo.trainer.loop import Trainer
 
 
@@ -143,8 +151,8 @@ def train(
 
     import torch
 
+    from oblrpo.report.console import Progress, summary
     from oblrpo.trainer.loop import Trainer
-    from oblrpo.trainer.progress import Progress, summary
 
     console, threads = _console(progress), torch.get_num_threads()
     with _quiet_transformers():
@@ -208,17 +216,13 @@ def _evaluate(
     k: int | Sequence[int],
     progress: bool,
 ) -> dict[str, Any]:
-    """Load and score what `oblrpo.evaluate` is asked for.
-
-    Raises:
-        InputError: as `oblrpo.evaluate` raises.
-    """
+    """Load and score what `oblrpo.evaluate` is asked for."""
     asked, judged = as_in_run(run) if run else (SamplingConfig(), RewardsConfig())
     said = words | _plain(settings)
     names = {field.name for part in (asked, judged) for field in fields(part)}
     for name in settings:
         if name not in names:
-            raise InputError(f"oblrpo.evaluate has no setting {name!r}.{did_you_mean(name, names)}")
+            raise InputError(f"oblrpo.evaluate has no setting {name!r}.{hint(name, names)}")
     objects.refuse_idle(said)
     check_asked({name: name for name in said}, said.get("data", ()), run)
     asked, judged = with_fields(asked, said, "oblrpo.evaluate"), with_fields(judged, said, "oblrpo.evaluate")
@@ -254,11 +258,7 @@ def _resolve(recipe: str, said: Mapping[str, Any], resume: bool) -> tuple[TrainC
 
 
 def _one(reward: Any, settings: Mapping[str, Any]) -> Any:
-    """Return the rewards, which may be said as `reward` or by the command line's name, `rewards`.
-
-    Raises:
-        InputError: both are said.
-    """
+    """Return the rewards, which may be said as `reward` or by the command line's name, `rewards`."""
     if reward is not None and "rewards" in settings:
         raise InputError("reward and rewards are the same; give one of them.")
     return settings.get("rewards") if reward is None else reward

@@ -8,19 +8,23 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oblrpo import constraints
-from oblrpo.config import TaskConfig, TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig
 from oblrpo.objects import Objects
-from oblrpo.settings import recipe_settings
-from oblrpo.tasks.sources import is_hub_name
+from oblrpo.settings import (
+    RewardsConfig,
+    SamplingConfig,
+    TaskConfig,
+    TrainConfig,
+    recipe_settings,
+    refuse_idle,
+    refuse_named,
+)
 
 if TYPE_CHECKING:
     from oblrpo.policy import Policy
+    from oblrpo.report.console import Progress
     from oblrpo.tasks import Task
     from oblrpo.trainer.loop import Trainer
-    from oblrpo.trainer.progress import Progress
 
 
 NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a run has held-out problems of its own."
@@ -29,30 +33,20 @@ NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a 
 def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
     """Refuse what cannot work, and what somebody has said that would change nothing.
 
-    Args:
-        config: all settings of the run.
-        given: settings that were said, with how they are written there.
-        base: the recipe's settings, which `given` override.
-
-    Raises:
-        InputError: names the settings.
+    `given` are the settings that were said, with how they are written there; they override those of the recipe, `base`.
     """
     from oblrpo.trainer.setup import check
 
     check(config)
     said = recipe_settings(base.recipe) if base.recipe else {}
     if "recipe" not in said:  # the config.yaml of a run names its recipe, and says everything
-        constraints.refuse_idle({name: f"{base.recipe}: {name}" for name in said}, base)
-    constraints.refuse_idle(given, config)
+        refuse_idle({name: f"{base.recipe}: {name}" for name in said}, base)
+    refuse_idle(given, config)
 
 
 def carry_out(trainer: Trainer, progress: Progress) -> Path:
-    """Run the trainer, write the page of the run, and return its path; a run that fails leaves its page, too.
-
-    Raises:
-        Exception: whatever ended the run.
-    """
-    from oblrpo.report import write_report
+    """Run the trainer, write the page of the run, and return its path; a run that fails leaves its page, too."""
+    from oblrpo.report.page import write_report
 
     folder = trainer.folder
     try:
@@ -69,20 +63,13 @@ def carry_out(trainer: Trainer, progress: Progress) -> Path:
 def check_asked(
     given: Mapping[str, str], data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
 ) -> None:
-    """Refuse an evaluation without problems, and settings that it would pass over.
+    """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would pass over.
 
-    Args:
-        given: settings that were said, with how they are written there.
-        data: where the problems come from; empty for a benchmark on the hub, or the held-out ones of the run.
-        run: the run that the model lies in, if any.
-        benchmark: whether a benchmark is named.
-
-    Raises:
-        InputError: there are no problems, or names the settings that do nothing, and why.
+    Without `data` the problems are those of a benchmark on the hub, or the held-out ones of the run.
     """
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
-    of_rows = ["split", "where", "prompt_column", "answer_column"]
+    of_rows = ["where", "prompt_column", "answer_column"]
     why: dict[str, list[str]] = {}
     if benchmark:
         why["a benchmark has its own columns and comparison"] = [field.name for field in fields(RewardsConfig)]
@@ -90,9 +77,7 @@ def check_asked(
         why["no benchmark is named"] = ["processes", "seconds"]
         if not data:
             why["the problems are the held-out ones of the run"] = of_rows
-        elif not (len(data) == 1 and is_hub_name(data[0])):
-            why["data does not come from the hub by name"] = ["split"]
-    constraints.refuse_named(given, why)
+    refuse_named(given, why)
 
 
 def evaluate_rows(
@@ -109,9 +94,6 @@ def evaluate_rows(
     """Return the figures of a policy on the rows of `data`, or on the held-out problems of the run if there are none.
 
     Without a policy nothing is drawn: what the folder holds is scored.
-
-    Raises:
-        InputError: there are neither data nor a run, or as what it calls raises.
     """
     from oblrpo.evaluation.by_rewards import evaluate_policy
     from oblrpo.evaluation.sampled import SavedCompletions
@@ -127,10 +109,10 @@ def evaluate_rows(
         # What was drawn is scored with the prompts it was drawn for.
         template = asked.prompt_template if policy is not None else str(saved.settings().get("prompt_template", ""))
         rows = TaskConfig(
-            data=data, split=judged.split, where=judged.where, prompt_column=judged.prompt_column,
+            data=data, where=judged.where, prompt_column=judged.prompt_column,
             answer_column=judged.answer_column, prompt_template=template, rewards=judged.rewards,
         )  # fmt: skip
-        problems = data_problems(rows, objects)
+        problems = data_problems(rows, objects, "test")
         task = DataTask(saved.file.stem, [], problems)
     elif run is not None and policy is not None:
         saved = SavedCompletions(folder, "heldout")

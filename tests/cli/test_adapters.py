@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import load, load_policy, make_policy
 from oblrpo.scores import watching
+from oblrpo.settings import PolicyConfig
 from tests.cli.conftest import metrics_of
 from tests.cli.test_families import folder_of
 

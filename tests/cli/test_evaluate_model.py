@@ -8,13 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from oblrpo.config import PolicyConfig
 from oblrpo.evaluation import sampled
 from oblrpo.evaluation.sampled import SavedCompletions, collect
-from oblrpo.evaluation.settings import SamplingConfig
 from oblrpo.evaluation.statistics import clustered
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
+from oblrpo.settings import PolicyConfig, SamplingConfig
 from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
 from tests.cli.conftest import complained
 from tests.cli.test_families import folder_of

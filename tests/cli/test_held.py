@@ -7,8 +7,8 @@ import pytest
 
 from oblrpo.errors import InputError
 from oblrpo.evaluation.sampled import SavedCompletions, collect
-from oblrpo.evaluation.settings import SamplingConfig
 from oblrpo.runs import held
+from oblrpo.settings import SamplingConfig
 from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
 from tests.cli.conftest import complained, metrics_of
 

@@ -32,7 +32,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_end_the_run(small
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
         break_gradients(patched, {1, 3, 4})
-        result = small_run(max_skipped_steps=2, steps=6, eval_steps=0, ledger="off")
+        result = small_run(steps=4, eval_steps=0, ledger_steps=0)
     complained(result, "the last 2 steps were skipped (a gradient of a prompt was NaN or infinite)", "step_4.jsonl")
     assert "the last 2 steps were skipped" in (run / "failure.txt").read_text()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -41,7 +41,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_end_the_run(small
     assert "an update of step 1 was skipped" in rows[1]["warnings"][0]
     assert not any("warnings" in row for row in rows[3:])
     assert weights_of(run, 0) == weights_of(run, 1) != weights_of(run, 2) == weights_of(run, 3) == weights_of(run, 4)
-    code, out, err = oblrpo("train", "--resume", "--output", run)
+    code, out, err = oblrpo("train", "--resume", "--output", run, "--steps", 6)
     assert code == 0, err
     assert "was skipped" not in out
     assert len(metrics_of(run)) == 7
@@ -61,7 +61,7 @@ def test_a_skipped_step_leaves_a_resumed_run_alike(small_run, oblrpo, tmp_path, 
 @pytest.fixture
 def accuracies(monkeypatch):
     """Held-out accuracies in the place of those that are measured."""
-    from oblrpo.evaluation import heldout_accuracy
+    from oblrpo.evaluation.heldout import heldout_accuracy
     from oblrpo.trainer import loop
 
     given = iter([0.1, 0.9, 0.9, 0.3, 0.2, 0.4])
@@ -116,7 +116,9 @@ def test_a_collapse_ends_the_run_if_asked_to(small_run, oblrpo, tmp_path, monkey
 
     monkeypatch.setattr("oblrpo.tasks.PathTask.reward", reward)
     run = tmp_path / "run"
-    complained(small_run("--stop-on-collapse", steps=30, eval_steps=0, ledger="off"), "the policy has fallen: the mean")
+    complained(
+        small_run("--stop-on-collapse", steps=30, eval_steps=0, ledger_steps=0), "the policy has fallen: the mean"
+    )
     done = metrics_of(run)[-1]["step"]
     assert 12 < done < 25
     assert f"step_{done}" in checkpoints(run)

@@ -113,7 +113,7 @@ def test_what_cannot_be_sampled_with_is_refused(small_run, tmp_path, settings, m
 
 
 def test_the_default_sampler_is_the_policy_itself(tiny_policy):
-    from oblrpo.config import RolloutConfig
+    from oblrpo.settings import RolloutConfig
 
     sampler = rollout.make_sampler(tiny_policy, RolloutConfig())
     assert sampler.policy is tiny_policy

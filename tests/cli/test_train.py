@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from oblrpo.cli.train_help import documented
-from oblrpo.config import TrainConfig
 from oblrpo.estimators import BASELINES
-from oblrpo.settings import flatten
+from oblrpo.settings import TrainConfig, flatten
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
@@ -76,21 +75,6 @@ def test_one_seed_one_result(small_run, tmp_path):
     assert metrics_of(tmp_path / "a") != metrics_of(tmp_path / "c")
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"prior_memory": 0}, True),
-        ({"prior_memory": 0, "prompts_per_step": 5}, False),
-        ({"prior_memory": 0, "algorithm": "rloo"}, False),
-        ({}, False),
-    ],
-)
-def test_a_run_says_where_its_signal_comes_out_too_high(small_run, settings, told):
-    code, out, err = small_run(steps=1, **settings)
-    assert code == 0, err
-    assert ("lean on each other" in " ".join((out + err).split())) == told
-
-
 def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp_path, dense_reward):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert small_run(output=parts, steps=3, eval_steps=0)[0] == 0
@@ -116,7 +100,7 @@ def test_a_longer_resumed_run_equals_an_uninterrupted_one(small_run, oblrpo, tmp
             "num_iterations": 2,
             "prompts_per_micro_batch": 3,
         },
-        {"algorithm": "vcpo", "num_iterations": 2, "ledger": "exact"},
+        {"algorithm": "vcpo", "num_iterations": 2, "ledger_steps": 2},
         {"algorithm": "opo", "schedule": "plugin"},
         {"schedule": "kl", "optimizer": "SGD", "learning_rate": 1e-4},
         {
@@ -285,11 +269,9 @@ def test_a_recipe_file_and_flags_over_it(oblrpo, tmp_path):
 @pytest.mark.usefixtures("dense_reward")
 @pytest.mark.parametrize("baseline", ["oblr", "rloo"])
 def test_every_exact_way_trains_alike(small_run, tmp_path, baseline):
-    ways = {"auto": {}, "gram": {}, "two_pass": {}, "budget": {"score_method": "auto", "score_memory_mb": 100}}
-    if baseline == "rloo":
-        ways["folds"] = {}
-    for name, settings in ways.items():
-        settings = {"score_method": name, "steps": 2, "calibration_steps": 1} | settings
+    ways = "auto", "gram", "instantiate", "two_pass"
+    for name in ways:
+        settings = {"score_method": name, "steps": 2, "calibration_steps": 1}
         assert small_run(output=tmp_path / name, baseline=baseline, **settings)[0] == 0
     first, *others = [metrics_of(tmp_path / name) for name in ways]
     assert {f"score_norm2/agreement_{name}" for name in ("length", "length16", "logit", "calibrated")} < set(first[1])
@@ -337,12 +319,6 @@ def test_the_page_of_a_run_that_never_took_norms(small_run, tmp_path):
     assert code == 0, err
     assert "Squared score norm" not in (tmp_path / "run" / "report.html").read_text()
     assert "not taken" in (tmp_path / "run" / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("dense_reward")
-def test_projected_norms_train(small_run, tmp_path):
-    assert small_run(score_method="projected", steps=2)[0] == 0
-    assert metrics_of(tmp_path / "run")[-1]["score_norm2/mean"] > 0
 
 
 def test_help_is_one_screen_of_recipes_and_common_settings(oblrpo):
@@ -418,6 +394,6 @@ def test_report_to_tensorboard_and_resume(small_run, oblrpo, tmp_path):
 
 
 def test_the_package_runs_without_its_source_folder():
-    import oblrpo.config
+    import oblrpo
 
-    assert (Path(oblrpo.config.__file__).parent / "recipes" / "demo.yaml").is_file()
+    assert (Path(oblrpo.__file__).parent / "recipes" / "demo.yaml").is_file()

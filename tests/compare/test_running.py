@@ -13,9 +13,8 @@ import pytest
 import yaml
 
 from oblrpo.compare.training import first_mistake
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
-from oblrpo.settings import flatten
+from oblrpo.settings import PolicyConfig, flatten
 from tests.cli.conftest import complained, metrics_of
 from tests.compare.conftest import launch, plan_of
 

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 import oblrpo
-from oblrpo import api, keywords, write_keywords
-from oblrpo.config import TrainConfig
-from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig
-from oblrpo.settings import flatten
+from oblrpo import api
+from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, flatten, keywords, write_keywords
 
 EXPORTS = {"train", "evaluate", "Run", "ScoreTape", "SNRSchedule", "baseline", "BASELINES", "ledger", "InputError"}
 

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 import oblrpo
 from oblrpo import api
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import make_policy
+from oblrpo.settings import PolicyConfig
 from tests.door.conftest import ROWS, SMALL, config_of, letters, loaded, metrics_of, write_rows
 
 
@@ -249,7 +249,7 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"hidden_size": 8}, "hidden_size would change nothing, for a model that is loaded has its own sizes"),
         ({"device": "cpu"}, "device would change nothing, for the model is loaded already"),
         ({"reward_seconds": 9.0}, "reward_seconds would change nothing, for functions of this program have no time"),
-        ({"split": "train"}, "split would change nothing"),
+        ({"split": "train"}, "unknown setting 'split'.* split is gone: write it behind the name"),
         ({"data": [1, 2]}, "data row 0 is a int, not a dict of columns"),
         ({"data": 3}, "data is a int; give file names, or rows"),
         ({"data": iter(())}, "data holds no rows"),

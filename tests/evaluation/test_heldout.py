@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oblrpo.config import RolloutConfig
-from oblrpo.evaluation import heldout_accuracy
+from oblrpo.evaluation.heldout import heldout_accuracy
+from oblrpo.settings import RolloutConfig
 
 
 @pytest.mark.parametrize(

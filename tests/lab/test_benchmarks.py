@@ -12,12 +12,11 @@ import torch
 import oblrpo as oblrpo_package
 from lab.benchmarks import data_rows, prior_coupling
 from lab.benchmarks.real_scores import Drawn, Source, exponent, proxies
-from oblrpo.config import PolicyConfig, TaskConfig, TrainConfig
 from oblrpo.estimators import Prior, baseline
 from oblrpo.estimators.rules import mean_kl
 from oblrpo.policy import make_policy
 from oblrpo.scores import Features
-from oblrpo.settings import load_recipe
+from oblrpo.settings import PolicyConfig, TaskConfig, TrainConfig, load_recipe
 from oblrpo.tasks.addition import AdditionTask
 from oblrpo.trainer.task import task_of
 
@@ -415,10 +414,11 @@ def test_the_comparison_with_trl_says_how_to_get_it(tmp_path, monkeypatch, capsy
 
 def test_a_run_of_ours_beside_trl(model, tmp_path, monkeypatch, capsys):
     from lab.benchmarks import trl_run
-    from oblrpo.trainer import loop, progress
+    from oblrpo.report import console
+    from oblrpo.trainer import loop
 
     monkeypatch.setattr(loop, "heldout_accuracy", loop.heldout_accuracy)  # put back what the run replaces
-    monkeypatch.setattr(progress.Progress, "step", progress.Progress.step)
+    monkeypatch.setattr(console.Progress, "step", console.Progress.step)
     sizes = ["--steps", "2", "--every", "1", "--eval-prompts", "4", "--prompts", "8", "--rate", "1e-5"]
     monkeypatch.setattr("sys.argv", ["trl_run", "rloo", str(model), str(tmp_path / "run"), *sizes])
     trl_run.main()

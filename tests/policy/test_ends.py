@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import PromptFormat, load_policy, make_policy, tokens_of
 from oblrpo.rollout import sample
+from oblrpo.settings import PolicyConfig
 
 TURN = "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}<|eot|>{% endfor %}"
 ENDS = (256, 258, 259)  # <|end|>, <|eom|> and <|eot|>

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import load_policy, make_policy
 from oblrpo.rollout import sample
+from oblrpo.settings import PolicyConfig
 from tests.policy.tiny_gguf import write_gguf
 
 pytest.importorskip("gguf")

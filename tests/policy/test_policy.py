@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy, Sequences, byte_tokenizer, load_policy, make_policy
 from oblrpo.rollout import sample
+from oblrpo.settings import PolicyConfig
 from oblrpo.trainer.warm_start import warm_start
 from tests.scores.zoo import VOCABULARY, build_family
 

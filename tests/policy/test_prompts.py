@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, OPTConfig, OPTForCausalLM
 
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy, PromptFormat, byte_tokenizer, load_policy, make_policy
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
+from oblrpo.settings import PolicyConfig
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

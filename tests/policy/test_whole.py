@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import adopt_policy, load_policy, make_policy
+from oblrpo.settings import PolicyConfig
 from tests.scores.zoo import build_family
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it

@@ -5,8 +5,7 @@ import json
 import pytest
 import yaml
 
-from oblrpo.config import TrainConfig
-from oblrpo.settings import flatten
+from oblrpo.settings import TrainConfig, flatten
 
 P, G = 4, 2
 

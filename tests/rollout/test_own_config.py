@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
 from oblrpo.rollout import sample
 from oblrpo.rollout import transformers as sampling
+from oblrpo.settings import PolicyConfig
 
 OWN = {
     "do_sample": True, "temperature": 3.0, "top_k": 2, "top_p": 0.1, "min_p": 0.5, "typical_p": 0.2, "top_h": 0.3,

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oblrpo.config import RolloutConfig
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.rollout import make_sampler, vllm
+from oblrpo.settings import RolloutConfig
 from tests.rollout.fakes import FakeLLM, FakeSamplingParams
 
 PROMPTS, LONGEST = ["a", "bcdef", "gh"], 7

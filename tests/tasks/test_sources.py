@@ -70,6 +70,8 @@ def test_several_files_are_read_in_turn(tmp_path):
 def test_what_is_a_name_of_the_hub(tmp_path, monkeypatch):
     assert is_hub_name("openai/gsm8k")
     assert is_hub_name("openai/gsm8k:main")
+    assert is_hub_name("openai/gsm8k:main[test]")
+    assert is_hub_name("a/b[train[:10%]]")
     for name in ("rows.jsonl", "data/rows.csv", "./a/b", "/a/b", "~/a", "plain", "a/b/c"):
         assert not is_hub_name(name)
     monkeypatch.chdir(tmp_path)

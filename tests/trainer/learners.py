@@ -1,19 +1,22 @@
 """Learners of any algorithm on a policy, and everything that one pass over a batch says."""
 
-from dataclasses import asdict, fields, replace  # noqa: F401
+from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.rollout import Rollouts
+from oblrpo.settings import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.trainer.batch import mismatch_metrics
 from oblrpo.trainer.setup import make_learner
 
 
-def learner_of(policy, algorithm, *, optimizer=torch.optim.SGD, lr=0.1, scores=None, rewards=None, **settings):
-    """A learner with settings by name, whatever section of the config they are in."""
+def learner_of(
+    policy, algorithm, *, optimizer=torch.optim.SGD, lr=0.1, scores=None, rewards=None, prior_strength=None,
+    schedule_floor=0.0, measured_one_in=None, exact_ledger=False, **settings,
+):  # fmt: skip
+    """A learner with settings by name, whatever section of the config they are in, and what no setting says."""
     row = asdict(ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm)
     settings |= row | {"optimizer": optimizer.__name__, "learning_rate": lr}
     sections = {"rollout": RolloutConfig, "algorithm": AlgorithmConfig, "optim": OptimConfig}
@@ -23,7 +26,12 @@ def learner_of(policy, algorithm, *, optimizer=torch.optim.SGD, lr=0.1, scores=N
     }
     assert not settings, settings
     config = TrainConfig(**made, scores=scores or ScoresConfig())
-    return make_learner(policy, rewards, config)
+    learner = make_learner(policy, rewards, config)
+    learner.baseline.prior.strength = prior_strength
+    learner.schedule.rule.settings = replace(learner.schedule.rule.settings, floor=schedule_floor)
+    learner.ledger.exact = exact_ledger
+    learner.movement.every = measured_one_in or learner.movement.every
+    return learner
 
 
 def one_pass(learner, sequences, rewards_PG, old_logp_SC=None, step=0, valid_PG=None, sampler_logps_SC=None):

@@ -236,7 +236,7 @@ def test_auto_measures_the_kl_and_shortens_what_went_too_far(tiny_policy, batch,
         torch.nn.utils.vector_to_parameters(first.clone(), tiny_policy.parameters)
         algorithm = dataclasses.replace(ALGORITHMS["grpo"], schedule="auto")
         learner = learner_of(
-            tiny_policy, algorithm, optimizer, rate, micro_batch=micro_batch, schedule_kl=kl, schedule_kl_every=every
+            tiny_policy, algorithm, optimizer, rate, micro_batch=micro_batch, schedule_kl=kl, measured_one_in=every
         )
         taken = []
         learner.optimizer.register_step_pre_hook(lambda *_, into=taken: into.append(grads(tiny_policy)))

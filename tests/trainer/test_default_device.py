@@ -6,7 +6,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from oblrpo.config import (
+from oblrpo.estimators import depends_on_own_output
+from oblrpo.report.console import Progress
+from oblrpo.settings import (
     AlgorithmConfig,
     OptimConfig,
     PolicyConfig,
@@ -17,9 +19,7 @@ from oblrpo.config import (
     TrainConfig,
     WarmStartConfig,
 )
-from oblrpo.estimators import depends_on_own_output
 from oblrpo.trainer.loop import Trainer
-from oblrpo.trainer.progress import Progress
 
 
 def config(output, baseline="", rollout=None, **scores):
@@ -57,9 +57,9 @@ def metrics(trainer, device):
     ("baseline", "settings"),
     [
         ("oblr_shrunk", {"ledger_steps": 1, "calibration_steps": 1}),  # sketches; every baseline
-        ("oblr", {"ledger": "exact", "ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
-        ("rloo", {"ledger": "off", "score_method": "folds", "rollout": {"prompts_per_micro_batch": 2}}),
-        ("oblr", {"score_method": "projected", "rollout": {"sampler_logps": True}}),
+        ("oblr", {"ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
+        ("rloo", {"ledger_steps": 0, "rollout": {"prompts_per_micro_batch": 2}}),
+        ("oblr", {"score_method": "gram", "rollout": {"sampler_logps": True}}),
         ("opo", {"score_method": "two_pass"}),
     ],
 )

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import OptimConfig
 from oblrpo.estimators import RULES, Prior
 from oblrpo.rollout import sample
+from oblrpo.settings import OptimConfig
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.optimizers import make_optimizer

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from oblrpo.config import OptimConfig
 from oblrpo.errors import InputError
+from oblrpo.settings import OptimConfig
 from oblrpo.trainer.optimizers import PACKAGES, averaged, make_optimizer
 
 

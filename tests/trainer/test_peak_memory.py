@@ -3,9 +3,9 @@ import dataclasses
 import pytest
 import torch
 
-from oblrpo.config import AlgorithmConfig, OptimConfig, PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.memory import peak_bytes
 from oblrpo.policy import Sequences, make_policy
+from oblrpo.settings import AlgorithmConfig, OptimConfig, PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.peak_memory import peak_memory
 from oblrpo.trainer.setup import make_learner

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import RolloutConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.rollout import TransformersSampler, join
+from oblrpo.settings import RolloutConfig, TrainConfig
 from oblrpo.tasks import DataTask, Problem
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.prompts import DynamicSampling, Prompts, prompts_of

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS, Algorithm, ratio_of, resolve
-from oblrpo.config import AlgorithmConfig, OptimConfig, ScoresConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import NORMALISATIONS, RATIOS, WEIGHTINGS, baseline, baseline_inputs, moments
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
+from oblrpo.settings import AlgorithmConfig, OptimConfig, ScoresConfig, TrainConfig
 from oblrpo.trainer.results import clip_metrics
 from oblrpo.trainer.setup import check
 from tests.scores.stay_double import StayDouble
@@ -125,7 +125,7 @@ def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_
     rollouts, rewards_PG, old_SC = batch
     row, valid_PG = dataclasses.replace(ALGORITHMS[algorithm], ratio=name), torch.ones(P, G, dtype=torch.bool)
     valid_PG[1, 1] = valid_PG[2, :2] = False
-    learner = learner_of(tiny_policy, row, scores=ScoresConfig(ledger="off"), **bounds_of(name))
+    learner = learner_of(tiny_policy, row, scores=ScoresConfig(ledger_steps=0), **bounds_of(name))
     given = learner.batch(rollouts, rewards_PG, valid_PG)
     learner.gradient(given.aged(old_SC, first_PG := learner.gradient(given)[0].baseline_PG))
     ours = grads(tiny_policy)

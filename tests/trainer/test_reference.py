@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from oblrpo.algorithms import Algorithm
-from oblrpo.config import PolicyConfig, ScoresConfig
 from oblrpo.policy import make_policy
 from oblrpo.rollout import sample
+from oblrpo.settings import PolicyConfig, ScoresConfig
 from oblrpo.tasks import Problem
 from tests.trainer import learners
 

@@ -9,12 +9,12 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oblrpo.algorithms import ALGORITHMS, Algorithm
-from oblrpo.config import ScoresConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, baseline, baseline_inputs
 from oblrpo.policy import Policy, Sequences, byte_tokenizer
 from oblrpo.rollout import TransformersSampler, sample
 from oblrpo.scores import oracle
+from oblrpo.settings import ScoresConfig
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 from tests.scores.stay_double import StayDouble
@@ -36,7 +36,7 @@ def perturbed(policy, size, seed=3):
 
 def learner_of(policy, algorithm, *, num_iterations=1, lr=0.1, scores=None, **rollout):
     settings = rollout | {"num_generations": G, "max_completion_length": LONGEST, "prior_strength": 2.0}
-    scores = scores or ScoresConfig(ledger="off", calibration_steps=0)
+    scores = scores or ScoresConfig(ledger_steps=0, calibration_steps=0)
     return learners.learner_of(policy, algorithm, lr=lr, scores=scores, num_iterations=num_iterations, **settings)
 
 
@@ -210,7 +210,7 @@ def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, drawn):
 def test_the_ledger_is_that_of_weighted_scores(tiny_policy, drawn, name):
     """Its variance of the baseline in use is the gradient's own, tr H / P."""
     learner = learner_of(
-        tiny_policy, Algorithm(name), temperature=0.8, scores=ScoresConfig(ledger="exact", calibration_steps=0)
+        tiny_policy, Algorithm(name), temperature=0.8, scores=ScoresConfig(calibration_steps=0), exact_ledger=True
     )
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
@@ -219,8 +219,8 @@ def test_the_ledger_is_that_of_weighted_scores(tiny_policy, drawn, name):
 
 
 def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_policy, drawn):
-    scores = ScoresConfig(ledger="exact", calibration_steps=0)
-    learner = learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8, scores=scores)
+    scores = ScoresConfig(calibration_steps=0)
+    learner = learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8, scores=scores, exact_ledger=True)
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
     out, own_SC = tiny_policy.logps(drawn.sequences, 0.8, features=True), drawn.sequences.own_SC

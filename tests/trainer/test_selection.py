@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
-from oblrpo.config import AlgorithmConfig, ScoresConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import selection as chances
 from oblrpo.estimators import systematic
 from oblrpo.rollout import TransformersSampler
 from oblrpo.rollout.vllm import features_of_logps
 from oblrpo.scores import ScoreTape
+from oblrpo.settings import AlgorithmConfig, ScoresConfig
 from oblrpo.trainer import selection
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.results import Step
@@ -22,7 +22,7 @@ from tests.estimators.test_selection import starts_of_intervals
 from tests.trainer.learners import learner_of
 
 P, G, LONGEST = 3, 3, 4
-LOGIT = ScoresConfig(score_norms="logit", ledger="off")
+LOGIT = ScoresConfig(score_norms="logit", ledger_steps=0)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def every_draw(learner, batch, drawn_at):
         ("oblrpo", {}),
         ("oblrpo_shrunk", {}),
         ("oblrpo_shrunk", {"tokens_per_micro_batch": 24}),
-        ("rloo", {"scores": ScoresConfig(ledger="off")}),
+        ("rloo", {"scores": ScoresConfig(ledger_steps=0)}),
         ("grpo", {"prompts_per_micro_batch": 1}),
         ("reinforce", {}),
     ],
@@ -172,13 +172,13 @@ def test_the_ledger_measures_the_variance_that_leaving_out_adds(
 ):
     if not often:
         keep_seldom(monkeypatch)
-    scores = ScoresConfig(score_norms="logit", ledger="exact", ledger_steps=3)
+    scores = ScoresConfig(score_norms="logit", ledger_steps=3)
     valid_PG = torch.ones(P, G, dtype=torch.bool)
     valid_PG[1, 1] = False
     whole = learner_for(tiny_policy, algorithm, train_on="all")
     whole.gradient(whole.batch(rollouts, rewards_PG, valid_PG), 1)
     expected = flat(tiny_policy)
-    learner = learner_for(tiny_policy, algorithm, scores, train_on="compute-optimal")
+    learner = learner_for(tiny_policy, algorithm, scores, train_on="compute-optimal", exact_ledger=True)
     batch = learner.batch(rollouts, rewards_PG, valid_PG)
     added = 0.0
     for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
@@ -197,7 +197,7 @@ def test_the_ledger_measures_the_variance_that_leaving_out_adds(
 
 
 def test_a_step_tells_nothing_of_the_ledger_of_a_skipped_one(tiny_policy, rollouts, rewards_PG, monkeypatch):
-    scores = ScoresConfig(score_norms="logit", ledger="exact", ledger_steps=3)
+    scores = ScoresConfig(score_norms="logit", ledger_steps=3)
     learner = learner_for(tiny_policy, "oblrpo_shrunk", scores, train_on="compute-optimal")
     with monkeypatch.context() as patched:
         patched.setattr(ScoreTape, "accumulate", lambda *_: torch.full((P,), torch.inf))
@@ -233,7 +233,7 @@ def test_further_updates_keep_the_selection(tiny_policy, rollouts, rewards_PG):
 
 
 def test_exact_norms_of_what_was_drawn_teach_the_proxy(tiny_policy, rollouts, rewards_PG):
-    scores = ScoresConfig(score_norms="calibrated", calibration_steps=2, ledger="off")
+    scores = ScoresConfig(score_norms="calibrated", calibration_steps=2, ledger_steps=0)
     learner = learner_for(tiny_policy, "oblrpo_shrunk", scores, train_on="compute-optimal")
     torch.manual_seed(0)
     assert not learner.learn(rollouts, rewards_PG, step=1)[0].further

@@ -2,9 +2,9 @@
 
 import pytest
 
-from oblrpo.config import TaskConfig, TrainConfig, WarmStartConfig
 from oblrpo.objects import Objects
 from oblrpo.rewards import Rewards
+from oblrpo.settings import TaskConfig, TrainConfig, WarmStartConfig
 from oblrpo.tasks import sources
 from oblrpo.trainer.demonstrations import read_rows
 from oblrpo.trainer.sources import sources_of

@@ -8,8 +8,8 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
+from oblrpo.settings import PolicyConfig
 
 PROMPTS = [f"{digit}=" for digit in range(8)]
 

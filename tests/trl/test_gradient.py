@@ -192,7 +192,7 @@ def test_calibrated_weights_predict_before_they_learn(tmp_path, given):
 def test_one_completion_in_so_many_is_scored_after_the_update_in_micro_batches_of_any_size(tmp_path, rows):
     """Those of the whole update that have the number 0, 4, 8 ..."""
     words = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 12 // rows, "num_generations": 6}
-    trainer = ours(tmp_path, max_steps=1, schedule_kl_every=4, **words)
+    trainer = ours(tmp_path, max_steps=1, **words)
     watch, seen = trainer._gradient.watch, []
     trainer._gradient.watch = lambda: (change := watch(), seen.append(change()))[0]
     trainer.train()

@@ -30,7 +30,7 @@ WRONG = {
     "optim": OptimizerNames.LOMO,
     "use_liger_kernel": True, "torch_compile": True, "neftune_noise_alpha": 5.0, "fp16": True, "fsdp": "full_shard",
     "deepspeed": {"zero_optimization": {"stage": 3}}, "baseline": "grpo", "score_norms": "guessed",
-    "score_method": "folds", "calibration_steps": 0, "schedule": "linear", "schedule_kl_every": 0,
+    "score_method": "folds", "calibration_steps": 0, "schedule": "linear",
 }  # fmt: skip
 
 
@@ -62,7 +62,6 @@ def test_what_would_change_the_gradient_is_refused_by_name(tmp_path, key):
         ),
         ({"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}, "two prompts"),
         ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "reentrant"),
-        ({"schedule_floor": 2.0}, "floor"),
         ({"learning_rate": 0.0}, "above 0"),
         ({"optim": "adafactor"}, "Adafactor"),
     ],

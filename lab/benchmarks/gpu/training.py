@@ -104,7 +104,7 @@ def real_model(page: Page, device: str, small: bool, model: Path) -> None:
     recipe, words = (
         ("demo", TINY | {"steps": 2, "reward": parity}) if small else ("smollm2-arithmetic", {"model": str(model)})
     )
-    words = {"steps": STEPS} | words | {"device": device, "save_steps": 0, "progress": False, "ledger": "off"}
+    words = {"steps": STEPS} | words | {"device": device, "save_steps": 0, "progress": False, "ledger_steps": 0}
     for place, (name, further) in enumerate(REAL.items()):
         left = page.deadline - time.monotonic()
         with TemporaryDirectory() as folder:

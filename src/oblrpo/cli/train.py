@@ -1,20 +1,15 @@
 """`oblrpo train`: settings from recipe, run and flags; then the trainer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 
+from oblrpo.cli.flags import parse
 from oblrpo.cli.train_help import print_help
 from oblrpo.commands import carry_out, check_settings
-from oblrpo.config import TrainConfig
-from oblrpo.elsewhere import hint
 from oblrpo.errors import InputError
-from oblrpo.settings import flags_in, flatten, load_recipe, with_settings
-from oblrpo.yaml_files import yaml_text
+from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, with_settings, yaml_text
 
 
 @dataclass(frozen=True)
@@ -35,12 +30,7 @@ class TrainCommand:
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo train`.
-
-    Raises:
-        InputError: what the user can mend.
-        Exception: whatever else ended it; a run that had begun has its page.
-    """
+    """Run `oblrpo train`."""
     if {"-h", "--help"} & set(argv):
         print_help(TrainConfig(), Console(markup=False, highlight=False))
         return
@@ -63,9 +53,9 @@ def run(argv: list[str]) -> None:
     check_settings(command.config, flags_in(argv), recipe)
 
     from oblrpo.memory import resident_bytes
+    from oblrpo.report.console import Progress, summary
     from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
     from oblrpo.trainer.peak_memory import peak_memory
-    from oblrpo.trainer.progress import Progress, summary
 
     transformers_logging.disable_progress_bar()
     libraries = resident_bytes()
@@ -82,17 +72,5 @@ def run(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:
-    flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    command, unknown = tyro.cli(
-        TrainCommand,
-        args=argv,
-        prog="oblrpo train",
-        default=TrainCommand(config=base),
-        config=flat,
-        return_unknown_args=True,
-    )
-    if unknown:
-        name = unknown[0].split("=")[0].removeprefix("--").replace("-", "_")
-        likely = hint(name, [*flatten(base), "resume", "accept_changed", "dry_run"], "--")
-        raise InputError(f"unknown argument {unknown[0]!r}; see `oblrpo train --help-all`.{likely}")
-    return command
+    names = [*flatten(base), "resume", "accept_changed", "dry_run"]
+    return parse(TrainCommand, argv, TrainCommand(config=base), "oblrpo train", names, "--help-all")

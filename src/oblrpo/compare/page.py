@@ -1,7 +1,5 @@
 """OUTPUT/compare.html: the whole comparison on one page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from oblrpo.compare import charts
@@ -10,8 +8,7 @@ from oblrpo.compare.table import HEADS, difference, interval, lines, notes, p_va
 from oblrpo.report import html
 from oblrpo.report.html import text
 from oblrpo.runs import write_atomically
-from oblrpo.settings import flatten
-from oblrpo.yaml_files import yaml_text
+from oblrpo.settings import flatten, yaml_text
 
 CURVES = (
     "Bands of curves: 95 % by Student's t over seeds; of two seeds, the two. A curve ends where the first of its "

@@ -2,9 +2,10 @@
 
 from oblrpo.estimators.advantages import NORMALISATIONS, SMALLEST_GROUP, WEIGHTINGS
 from oblrpo.estimators.assumption import depends_on_own_output
-from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis, kl_in_reward
+from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, kl_in_reward
 from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
+from oblrpo.estimators.measuring import ONE_IN
 from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, squared_norm
 from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.ratios import RATIOS, Bounds, Ratio
@@ -20,6 +21,7 @@ from oblrpo.estimators.selection import (
 __all__ = [
     "BASELINES",
     "NORMALISATIONS",
+    "ONE_IN",
     "RATIOS",
     "RULES",
     "SCHEDULE_MODES",
@@ -40,7 +42,6 @@ __all__ = [
     "chances_of_least_work",
     "depends_on_own_output",
     "draw_outputs",
-    "fold_basis",
     "group_norm2",
     "kappa",
     "kl_in_reward",

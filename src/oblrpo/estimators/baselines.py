@@ -159,8 +159,6 @@ class Baseline:
     """Whether the policy gradient's mean is exactly grad J with it."""
     smallest_group: int = 1
     """The fewest outputs a prompt it is meant for."""
-    spanned: bool = True
-    """Whether its advantages are combinations of `fold_basis`."""
     off_policy: bool = False
     """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
     normalisation: str = "none"
@@ -187,11 +185,11 @@ BASELINES: dict[str, Baseline] = {
     "dr_grpo": Baseline(mean, unbiased=False, smallest_group=2),
     "reinforce_pp": Baseline(batch_mean, unbiased=False, normalisation="batch_std"),
     "js": Baseline(js, unbiased=True),
-    "oblr": Baseline(oblr, unbiased=True, smallest_group=2, spanned=False, off_policy=True),
-    "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, spanned=False, off_policy=True),
+    "oblr": Baseline(oblr, unbiased=True, smallest_group=2, off_policy=True),
+    "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, off_policy=True),
     "opo": Baseline(opo, unbiased=False, smallest_group=2),
     "length16": Baseline(length16, unbiased=False, smallest_group=2, trainable=False),
-    "otb": Baseline(otb, unbiased=False, smallest_group=2, spanned=False, trainable=False),
+    "otb": Baseline(otb, unbiased=False, smallest_group=2, trainable=False),
     "eob": Baseline(weighted_mean, unbiased=False, smallest_group=2),
     "vcpo": Baseline(weighted_mean, unbiased=False, smallest_group=2, off_policy=True),
 }
@@ -287,22 +285,6 @@ def _checked(key: str, value: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> T
     return value
 
 
-def fold_basis(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """The columns (F_j - mean F, [j even], [j odd]), (P, G, 3), which span the advantages under a baseline per fold.
-
-    They span the advantages of every baseline that is `spanned`. The mean is taken off because large rewards of one
-    sign would cancel in the sums. Rows of outputs that do not count (valid_PG) are 0, as their advantages are; the mean
-    is over the others.
-    """
-    even_PG = _even(rewards_PG).to(rewards_PG.dtype).expand_as(rewards_PG)
-    if valid_PG is None:
-        return torch.stack([rewards_PG - rewards_PG.mean(1, keepdim=True), even_PG, 1 - even_PG], -1)
-    valid_PG = valid_PG.bool()
-    rewards_PG = torch.where(valid_PG, rewards_PG, 0)
-    centred_PG = rewards_PG - rewards_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
-    return torch.stack([centred_PG, even_PG, 1 - even_PG], -1) * valid_PG[..., None]
-
-
 def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, beta: float) -> Tensor:
     """The reward F~ = F - beta log(pi / pi_ref), taken as a constant: its policy gradient is that of J - beta KL.
 
@@ -332,7 +314,3 @@ def _weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, weights_PG: Tensor | No
     total_P1 = weights_PG.sum(1, keepdim=True)
     weighted_P1 = (weights_PG * rewards_PG).sum(1, keepdim=True) / total_P1
     return torch.where(total_P1 > 0, weighted_P1, mean_P1).expand_as(rewards_PG)
-
-
-def _even(rewards_PG: Tensor) -> Tensor:
-    return torch.arange(rewards_PG.shape[1], device=rewards_PG.device) % 2 == 0

@@ -30,6 +30,8 @@ NEAR = 4.0
 """How far from `AIM`, to each side, a lengthened update may be; and how many times above rounding it has to be."""
 LINEAR = 1.0
 """The mean square of the change of a token from which on nothing is known of smaller changes."""
+ONE_IN = 4
+"""One of so many of a batch's outputs is scored again after the update, in every training loop of ours."""
 EVERY = 10
 """How many updates are measured with one floor."""
 LONGEST = 1e15

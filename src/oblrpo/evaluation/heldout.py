@@ -1,16 +1,14 @@
 """Held-out accuracy with a standard error that treats the completions of one problem as dependent."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import torch
 
-from oblrpo.config import RolloutConfig
 from oblrpo.policy import Policy
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler
+from oblrpo.settings import RolloutConfig
 from oblrpo.tasks import Problem
 
 

@@ -9,9 +9,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.policy.files import check_complete
+from oblrpo.settings import PolicyConfig
 
 ADAPTER = "adapter_config.json"
 

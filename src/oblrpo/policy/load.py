@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from oblrpo.checksums import SUMS, damage
-from oblrpo.config import PolicyConfig
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX
 from oblrpo.policy.adapters import add_adapter, base_of, load_adapter, load_adapter_weights, without_adapters
@@ -30,6 +29,7 @@ from oblrpo.policy.files import check_complete, check_is_there, is_gguf
 from oblrpo.policy.gguf import read_gguf_model, read_gguf_tokenizer
 from oblrpo.policy.model import Policy
 from oblrpo.policy.prompts import PromptFormat
+from oblrpo.settings import PolicyConfig
 
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges*", "*.model*", "*.tiktoken", "tekken.json")
 """The files that tokenizers keep their words in; transformers makes one that knows none where there is none of them."""

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from oblrpo import estimators
 from oblrpo.algorithms import Algorithm
-from oblrpo.config import RolloutConfig
 from oblrpo.errors import DivergedError, InputError, check_finite
 from oblrpo.memory import give_back
 from oblrpo.policy import Policy
@@ -26,6 +25,7 @@ from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Rollouts, Sampler
 from oblrpo.scores import ScoreTape, UnsupportedModelError
+from oblrpo.settings import RolloutConfig
 from oblrpo.tasks import Problem
 from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, mismatch_metrics

@@ -12,19 +12,17 @@ import torch
 from torch import Tensor
 
 from oblrpo import estimators
-from oblrpo.config import AlgorithmConfig, ScoresConfig
 from oblrpo.errors import InputError, check_finite
 from oblrpo.estimators import BASELINES
 from oblrpo.policy import Logps
 from oblrpo.scores import ScoreTape
+from oblrpo.settings import ScoresConfig
 from oblrpo.trainer.batch import Batch
 from oblrpo.trainer.results import Part, by_output
 from oblrpo.trainer.score_norms import ScoreNorms, join
 
 ROUNDING = 1e-6
 """An advantage below this share of the largest reward is what float32 leaves of 0."""
-COUPLED = 4
-"""Up to so many prompts a prior of their own batch alone has been seen to make the signal 5 % or more too high."""
 
 
 class StepBaseline:
@@ -32,32 +30,20 @@ class StepBaseline:
 
     Args:
         name: a key of `estimators.BASELINES`.
-        config: the prior's strength and memory.
         scores: what weighs rewards, exact norms or a proxy, and how often they are compared.
         by_length: whether lengths decide which prompts go through the model together. The prior then comes from
             earlier steps alone: one from prompts that a prompt's own outputs have chosen would bias the gradient.
     """
 
-    def __init__(self, name: str, config: AlgorithmConfig, scores: ScoresConfig, by_length: bool = False) -> None:
+    def __init__(self, name: str, scores: ScoresConfig, by_length: bool = False) -> None:
         self.name, self.entry = name, BASELINES[name]
         self.score_norms = ScoreNorms(scores, "norm2_PG" in self.entry.needs)
-        self._whole_groups = scores.score_method == "folds"  # whose sums are of groups of one size
-        strength = config.prior_strength if config.prior_strength >= 0 else None
-        self.prior = estimators.Prior(strength, config.prior_memory, past_only=by_length)
+        self.prior = estimators.Prior(past_only=by_length)
         """The prior, which holds what earlier steps say."""
         self._seen = self._kept = self.prior
         self.fixed_PG: Tensor | None = None
         """The baselines of the whole batch, where they were taken before the forward."""
         self._held = False  # fixed_PG is that of the first update on the batch: norms have no further use
-
-    def notes(self, prompts: int) -> list[str]:
-        """What a user should know of steps of so many prompts, a line each."""
-        if "prior" not in self.entry.needs or self.prior.memory or prompts > COUPLED or self.prior.past_only:
-            return []
-        return [
-            f"with prior_memory 0 the {prompts} prompts of a step lean on each other alone, so that signal and snr "
-            f"come out too high under {self.name}; give it a memory, or take more than {COUPLED} prompts"
-        ]
 
     def known(self, batch: Batch) -> Tensor | None:
         """The baseline of every output, (P, G), where rewards and lengths alone tell it; else None."""
@@ -107,13 +93,7 @@ class StepBaseline:
 
     def record(self, tape: ScoreTape, part: Batch, logps: Logps) -> None:
         """Run the backward whose per-sequence gradients are the scores grad log pi(o|q), their tokens weighed."""
-        scored_S = part.scored(logps.logp_SC)
-        if tape.method != "folds":
-            tape.record(scored_S)
-            return
-        # Sums a prompt instead of a gradient a sequence: what spans the advantages must be known beforehand.
-        basis_PGK = estimators.fold_basis(part.rewards_PG, part.valid_PG) * part.share_of_mean()[..., None]
-        tape.record(scored_S, basis_SK=basis_PGK.flatten(0, 1), group_size=part.shape[1])
+        tape.record(part.scored(logps.logp_SC))
 
     def norms(self, tape: ScoreTape, step: int) -> Tensor | None:
         """The squared score norms of what was recorded, (S,); None in a step that has no use for them."""
@@ -193,8 +173,7 @@ class UnweightedBaseline(StepBaseline):
         if baseline_PG is None or self.score_norms.needs_norms(step) or self.needs_features(step):
             return super().pulling(batch, step)
         advantages_PG = torch.where(batch.valid_PG, batch.rewards_PG - baseline_PG, 0)
-        pulling_PG = advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()
-        return pulling_PG.any(1, keepdim=True).expand_as(pulling_PG) if self._whole_groups else pulling_PG
+        return advantages_PG.abs() > ROUNDING * batch.rewards_PG.abs().max()
 
     def of(self, part: Batch, logps: Logps, norm2_S: Tensor | None) -> Tensor:
         """The baseline b of every output, (P, G)."""
@@ -210,7 +189,7 @@ class UnweightedBaseline(StepBaseline):
         return estimators.baseline(self.name, batch.rewards_PG, valid_PG=batch.valid_PG)
 
 
-def step_baseline(name: str, config: AlgorithmConfig, scores: ScoresConfig, by_length: bool = False) -> StepBaseline:
+def step_baseline(name: str, scores: ScoresConfig, by_length: bool = False) -> StepBaseline:
     """The named baseline, ready for training steps."""
     kind = StepBaseline if "norm2_PG" in BASELINES[name].needs else UnweightedBaseline
-    return kind(name, config, scores, by_length)
+    return kind(name, scores, by_length)

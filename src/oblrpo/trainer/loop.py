@@ -18,23 +18,23 @@ from typing import Any
 import torch
 
 from oblrpo.algorithms import resolve
-from oblrpo.config import TrainConfig
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
-from oblrpo.evaluation import heldout_accuracy
+from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy
+from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
-from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of, load_state
+from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of
+from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
-from oblrpo.settings import flatten
+from oblrpo.settings import TrainConfig, flatten
 from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
 from oblrpo.trainer.metrics import completion_rows, step_metrics
-from oblrpo.trainer.monitors import Monitors
+from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, hand_out
-from oblrpo.trainer.progress import Progress
 from oblrpo.trainer.prompts import prompts_of
 from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.sources import sources_of
@@ -78,8 +78,7 @@ class Trainer:
         self.tokens = 0
         self.monitors = Monitors(
             config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule,
-            min(config.optim.max_skipped_steps, max(2, config.run.steps // 2)),
-            config.run.stop_on_collapse,
+            min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
@@ -146,8 +145,7 @@ class Trainer:
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
         of_data = (*getattr(self.task, "notes", ()), *self.demonstrations.notes)
-        of_baseline = self.learner.baseline.notes(self.config.rollout.prompts_per_step)
-        for note in (*of_data, *of_baseline, *self.notes, *lost, *self._set_aside()):
+        for note in (*of_data, *self.notes, *lost, *self._set_aside()):
             progress.warn(note)
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from oblrpo.estimators import ONE_IN
 from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.trainer.results import Gradient, by_token
@@ -18,12 +19,11 @@ class Movement:
     Args:
         policy: the policy that is updated.
         temperature: the temperature of sampling.
-        every: how many of the batch's outputs one that is scored stands for.
         micro_batches: how many outputs go through the model at a time, each a group of its own.
     """
 
-    def __init__(self, policy: Policy, temperature: float, every: int, micro_batches: MicroBatches) -> None:
-        self.policy, self.temperature, self.every, self.micro_batches = policy, temperature, every, micro_batches
+    def __init__(self, policy: Policy, temperature: float, micro_batches: MicroBatches) -> None:
+        self.policy, self.temperature, self.micro_batches, self.every = policy, temperature, micro_batches, ONE_IN
 
     def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
         """Return a function that tells, after the update, by how much the tokens' log pi has changed, (some S, C).

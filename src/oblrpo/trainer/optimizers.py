@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch.optim import Optimizer
 
-from oblrpo.config import OptimConfig
 from oblrpo.errors import InputError
+from oblrpo.settings import OptimConfig
 
 PACKAGES = {
     "Prodigy": "prodigyopt",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from oblrpo.config import TrainConfig
+from oblrpo.settings import TrainConfig
 from oblrpo.tasks import Problem, Task
 from oblrpo.trainer.algorithm1 import Learner
 from oblrpo.trainer.results import Sampled, Step

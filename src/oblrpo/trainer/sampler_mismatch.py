@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oblrpo.config import RolloutConfig
+from oblrpo.settings import RolloutConfig
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oblrpo.config import ScoresConfig
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, agreement
+from oblrpo.settings import ScoresConfig
 
 SCORE_NORMS = ("exact", *PROXIES, "calibrated")
 """What the setting `score_norms` may be."""

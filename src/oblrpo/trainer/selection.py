@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from oblrpo import estimators
-from oblrpo.config import AlgorithmConfig
 from oblrpo.errors import InputError
 from oblrpo.estimators import Chances
+from oblrpo.settings import AlgorithmConfig, lost
 from oblrpo.trainer.baseline import StepBaseline
 from oblrpo.trainer.batch import Batch, Draw
 
@@ -42,7 +42,8 @@ class Selection:
             InputError: `train_on` is none of the above.
         """
         if config.train_on not in NAMES:
-            raise InputError(f"train_on must be all, exact or compute-optimal, not {config.train_on!r}.")
+            was = lost("train_on", config.train_on)
+            raise InputError(f"train_on must be all, exact or compute-optimal, not {config.train_on!r}.{was}")
         return cls(config.train_on, config.num_iterations > 1)
 
     @property

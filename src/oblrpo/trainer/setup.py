@@ -8,8 +8,6 @@ import torch
 from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, ratio_of, resolve
-from oblrpo.config import OptimConfig, RolloutConfig, TrainConfig
-from oblrpo.constraints import check_ranges
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.memory import keep_freed
@@ -20,7 +18,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import flatten
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten, lost
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
@@ -60,15 +58,11 @@ def check(config: TrainConfig) -> None:
             f"the normalisation {algorithm.normalisation!r} needs a num_generations of at least "
             f"{algorithm.smallest_group}, not {G}."
         )
-    _check_scores(config, algorithm)
+    _check_scores(config)
     _check_selection(config, algorithm)
     _check_ratio(config, algorithm)
     _check_sampler(config.rollout)
     _check_prompts(config.rollout)
-    if -1 < config.algorithm.prior_strength < 0:
-        raise InputError(
-            f"prior_strength is {config.algorithm.prior_strength}; it must be at least 0, or -1 for a choice."
-        )
     warm = config.warm_start
     if warm.warm_start_steps and not warm.sft_data and (config.task.data or config.task.task in BENCHMARKS):
         raise InputError("warm_start_steps needs sft_data, or a built-in task, which can demonstrate; data cannot.")
@@ -103,24 +97,13 @@ def _check_schedule(optim: OptimConfig, schedule: str) -> None:
         raise InputError(refused)
 
 
-def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
+def _check_scores(config: TrainConfig) -> None:
     scores = config.scores
     methods = [name for name in METHODS if name != "streamed"]  # which gives no gradient
     known = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
     for key, value, table in known:
         if value not in table:
-            raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
-    if scores.score_method == "folds" and not BASELINES[algorithm.baseline].spanned:
-        spanned = ", ".join(name for name, baseline in BASELINES.items() if baseline.spanned)
-        raise InputError(
-            f"score_method folds keeps three sums a prompt, which do not give the baseline {algorithm.baseline!r}; "
-            f"choose one of: {spanned}."
-        )
-    if scores.ledger == "exact" and _micro_batches(config.rollout).any:
-        raise InputError(
-            "ledger 'exact' compares all pairs of completions at once; set prompts_per_micro_batch and "
-            "tokens_per_micro_batch to 0."
-        )
+            raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.{lost(key, value)}")
     if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
         raise InputError(
             "score_norms 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
@@ -135,10 +118,6 @@ def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(
             f"{told} needs weights for the baseline {algorithm.baseline!r} before any output goes through the model: "
             "set score_norms to calibrated or logit."
-        )
-    if config.scores.score_method == "folds":
-        raise InputError(
-            f"{told} does not go with score_method folds, which takes all outputs of a prompt; set train_on to exact."
         )
 
 
@@ -238,21 +217,17 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
     iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
     optimizer = make_optimizer(optim, policy.parameters)
     try:
-        tape = ScoreTape(policy.model, scores.score_method, memory_budget=scores.score_memory_mb * 10**6)
+        tape = ScoreTape(policy.model, scores.score_method)
         schedule = SNRSchedule(
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
-            ema=None if optim.schedule_ema == -1 else optim.schedule_ema,
-            floor=optim.schedule_floor,
-            ceiling=optim.schedule_ceiling,
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
             kl=None if optim.schedule_kl == -1 else optim.schedule_kl,
             rounds=policy.rounds,
         )
         by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
-        baseline = step_baseline(algorithm.baseline, config.algorithm, scores, by_length)
-        every = 0 if scores.ledger == "off" else scores.ledger_steps
-        ledger = VarianceLedger(policy, rollout.temperature, micro_batches, scores.ledger == "exact", every)
+        baseline = step_baseline(algorithm.baseline, scores, by_length)
+        ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
     beta = config.algorithm.beta
@@ -265,7 +240,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         baseline=baseline,
         tape=tape,
         ledger=ledger,
-        movement=Movement(policy, rollout.temperature, optim.schedule_kl_every, row_batches(rollout)),
+        movement=Movement(policy, rollout.temperature, row_batches(rollout)),
         schedule=schedule,
         optimizer=optimizer,
         scheduler=get_scheduler(optim.lr_scheduler_type, optimizer, 0, config.run.steps * iterations),

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from oblrpo.config import TaskConfig, TrainConfig
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX, Objects
 from oblrpo.policy import Policy
 from oblrpo.rewards import NEED_ANSWER, split_weight
+from oblrpo.settings import TaskConfig, TrainConfig
 from oblrpo.tasks import BENCHMARKS, DataTask, Problem, Task, make_task
 from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
 from oblrpo.tasks.data import PLACEHOLDER, problems_of
@@ -72,22 +72,20 @@ def _benchmark(task: TaskConfig, seed: int) -> Task:
             f"task_args is {task.task_args}, but the benchmark {task.task} takes none; choose rows by where."
         )
     template = task.prompt_template or TEMPLATE
-    problems = to_train_on(
-        load_benchmark(task.task, task.data, task.split if task.data else train, task.where), template
-    )
+    problems = to_train_on(load_benchmark(task.task, task.data, "train" if task.data else train, task.where), template)
     heldout = None
     if task.eval_data or not task.data:
-        heldout = to_train_on(load_benchmark(task.task, task.eval_data, task.eval_split), template)
+        heldout = to_train_on(load_benchmark(task.task, task.eval_data, "test"), template)
     return DataTask(task.task, problems, heldout, task.heldout_fraction, seed, ("math",))
 
 
-def data_problems(task: TaskConfig, objects: Objects) -> list[Problem]:
-    """Return the problems of `data`, in the order of its rows.
+def data_problems(task: TaskConfig, objects: Objects, split: str = "train") -> list[Problem]:
+    """Return the problems of `data`, in the order of its rows; `split` is that of a data set whose name says none.
 
     Raises:
         InputError: the data cannot be read, or a row does not fit.
     """
-    return _problems(keep_rows(read_source(task.data, task.split, objects.rows), task.where), task)
+    return _problems(keep_rows(read_source(task.data, split, objects.rows), task.where), task)
 
 
 def name_of(data: Sequence[str]) -> str:
@@ -98,7 +96,7 @@ def name_of(data: Sequence[str]) -> str:
 def _data(task: TaskConfig, seed: int, objects: Objects) -> Task:
     heldout = None
     if task.eval_data:
-        heldout = _problems(read_source(task.eval_data, task.eval_split, objects.rows), task)
+        heldout = _problems(read_source(task.eval_data, "test", objects.rows), task)
     return DataTask(name_of(task.data), data_problems(task, objects), heldout, task.heldout_fraction, seed)
 
 

@@ -35,7 +35,7 @@ class VarianceLedger:
     """
 
     def __init__(
-        self, policy: Policy, temperature: float, micro_batches: MicroBatches, exact: bool, every: int = 0
+        self, policy: Policy, temperature: float, micro_batches: MicroBatches, exact: bool = False, every: int = 0
     ) -> None:
         if exact and micro_batches.any:
             raise ValueError("an exact ledger needs all prompts in one micro-batch.")

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lab.probe import curvature
-from oblrpo.config import PolicyConfig, RolloutConfig
 from oblrpo.policy import make_policy
 from oblrpo.rewards import Rewards
+from oblrpo.settings import PolicyConfig, RolloutConfig
 from oblrpo.tasks import make_task
 from tests.scores.stay_double import StayDouble
 

@@ -9,10 +9,10 @@ import torch
 
 from lab.probe import curvature
 from lab.probe.lanczos import inner
-from oblrpo.config import RolloutConfig
 from oblrpo.errors import InputError
 from oblrpo.intervals import Mean, student_t
 from oblrpo.rewards import Rewards
+from oblrpo.settings import RolloutConfig
 from tests.lab.probe.conftest import G, P, Varied, drawn, whole_hessian
 
 

@@ -19,9 +19,9 @@ from verl.workers.utils.losses import ppo_loss
 
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.settings import Settings
-from oblrpo.config import PolicyConfig
 from oblrpo.memory import peak_bytes
 from oblrpo.policy import make_policy
+from oblrpo.settings import PolicyConfig
 from tests.verl.support.batches import as_data
 from tests.verl.support.engine_scenarios import make_engine
 from tests.verl.support.task import qwen_like

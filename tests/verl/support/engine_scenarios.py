@@ -231,7 +231,7 @@ def follow(folder, settings, rate=RATE):
     ranks = [keys[start : start + size] for start in range(0, len(rows), size)]
     chosen = []
     for rank in range(len(ranks)):
-        places, meant = measured(ranks, rank, settings.kl_every)
+        places, meant = measured(ranks, rank)
         chosen += [rows[rank * size + place] for place in places[:meant]]
     width = max(len(row["responses"]) for row in chosen)
 
@@ -341,9 +341,9 @@ def main(folder):
         began = time.time()
         results[name] = check(folder, **scenario) | {"seconds": time.time() - began}
         print(os.environ["RANK"], name, results[name], flush=True)
-    results["auto"] = follow(folder, replace(EXACT, kl_every=2))
-    results["auto, confined"] = follow(folder, replace(EXACT, kl_every=2, kl=1e-6))
-    results["auto, not felt"] = follow(folder, replace(EXACT, kl_every=2), rate=1e-12)
+    results["auto"] = follow(folder, EXACT)
+    results["auto, confined"] = follow(folder, replace(EXACT, kl=1e-6))
+    results["auto, not felt"] = follow(folder, EXACT, rate=1e-12)
     half = Settings(schedule="debiased", calibration_share=0.5)  # of the default, calibrated norms
     results["calibrated"] = calibrated(folder, half)
     results["calibrated, packed, sketched"] = calibrated(folder, replace(half, inner_products="sketched"), packed=True)

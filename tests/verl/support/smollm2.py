@@ -61,7 +61,6 @@ def main(folder: Path, steps: int, model: Path) -> None:
     changes = SHRUNK | {
         "+oblrpo.calibration_steps": 4,
         "+oblrpo.calibration_share": 0.5,
-        "+oblrpo.kl_every": 4,
         "actor_rollout_ref.model.path": model,
         "data.train_batch_size": 4,
         "data.max_prompt_length": 64,

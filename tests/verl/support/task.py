@@ -7,8 +7,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from oblrpo.config import PolicyConfig
 from oblrpo.policy import make_policy
+from oblrpo.settings import PolicyConfig
 from oblrpo.trainer.warm_start import warm_start
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -77,7 +77,6 @@ RULES = (
     Rule("score_method", is_one_of("auto", "gram", "instantiate", "two_pass"), "there is no such choice", "'auto'"),
     Rule("calibration_steps", lambda value: value >= 1, "it is a number of steps", "calibration_steps=10"),
     Rule("schedule", is_one_of(*SCHEDULE_MODES), "there is no such choice", "one of " + ", ".join(SCHEDULE_MODES)),
-    Rule("schedule_kl_every", lambda value: value >= 1, "it is a number of completions", "schedule_kl_every=4"),
 )  # fmt: skip
 
 

@@ -93,26 +93,9 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
             "only where it starts), `debiased` or `plugin` (the signal-to-noise ratio's), `kl`, or `off`."
         },
     )
-    schedule_ema: float | None = field(
-        default=None,
-        metadata={"help": "Decay of the averages of signal and noise. None: 0.97 with `auto`, 0.9 with the others."},
-    )
-    schedule_floor: float = field(default=0.0, metadata={"help": "The least factor of `debiased` and `plugin`."})
-    schedule_ceiling: float = field(default=1.0, metadata={"help": "The greatest factor of `debiased` and `plugin`."})
     schedule_kl: float | None = field(
         default=None,
         metadata={"help": "Nats an output with which all steps of `auto` scale (None: 1); the target of `kl` (0.02)."},
-    )
-    schedule_kl_every: int = field(
-        default=4,
-        metadata={"help": "With `auto` and `kl`, an update is measured on one completion of so many."},
-    )
-    prior_strength: float | None = field(
-        default=None,
-        metadata={"help": "Outputs of average weight that the prior of `oblr_shrunk` counts for. None: chosen."},
-    )
-    prior_memory: float = field(
-        default=0.8, metadata={"help": "What an earlier step counts for one step later in that prior."}
     )
 
     def __post_init__(self) -> Any:

@@ -21,7 +21,7 @@ from oblrpo import estimators
 from oblrpo.adapters.plain_state import from_json, to_json
 from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_logp, own_SC, sequences_of
 from oblrpo.errors import check_finite
-from oblrpo.estimators import BASELINES
+from oblrpo.estimators import BASELINES, ONE_IN
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.scores import CalibratedProxy, Features, GroupTape, ScoreTape
 
@@ -74,7 +74,7 @@ class BatchGradient:
     def __init__(self, policy: Policy, args: Any, accelerator: Any) -> None:
         self.policy, self.args, self.accelerator = policy, args, accelerator
         self.entry = BASELINES[args.baseline]
-        self.prior = estimators.Prior(args.prior_strength, args.prior_memory)
+        self.prior = estimators.Prior()
         self.proxy = CalibratedProxy()
         self.parts: list[Scored] = []
         self.weighted = "norm2_PG" in self.entry.needs
@@ -104,7 +104,9 @@ class BatchGradient:
                     self._weigh(inputs, self._logps(sequences_of(inputs), features=True))
                 continue
             with in_eval_mode(self.policy.model), self._tape as tape:
-                self._weigh(inputs, self._logps(sequences_of(inputs), features=True), tape)
+                logps = self._logps(sequences_of(inputs), features=True)
+                tape.record(logps.logps_S)
+                self._weigh(inputs, logps, tape)
             tape.forget()
         names = ("rewards", "weight", *(name for name in MASKS if name in parts[0]))
         whole = {name: torch.cat([inputs[name] for inputs in parts]) for name in names}
@@ -152,11 +154,12 @@ class BatchGradient:
         sequences, exact = sequences_of(inputs), self._takes_norms(step) and not known
         with in_eval_mode(self.policy.model), self._tape if exact else self._group_tape as tape:
             logps = self._logps(sequences, features=not known)
+            tape.record(logps.logps_S)
             if not known:
                 self._weigh(inputs, logps, tape)
                 self.set_baselines(inputs)
             advantage_S = torch.where(inputs["valid"], inputs["rewards"] - inputs["baseline"], 0)
-            group_norm2_P = self._accumulate(tape, logps.logps_S, -advantage_S / outputs)
+            group_norm2_P = self._accumulate(tape, -advantage_S / outputs)
         found = inputs | {
             "reward": inputs["rewards"],
             "advantage": advantage_S,
@@ -179,10 +182,9 @@ class BatchGradient:
         check_finite("log-probability", logps.logps_S.detach())
         return logps
 
-    def _weigh(self, inputs: dict[str, Tensor], logps: Logps, tape: Any = None) -> None:
+    def _weigh(self, inputs: dict[str, Tensor], logps: Logps, tape: ScoreTape | GroupTape | None = None) -> None:
         """Set the weights that the baseline takes, and what they come from: exact norms, features of the draws."""
         if isinstance(tape, ScoreTape):
-            tape.record(logps.logps_S)
             inputs["norm2"] = tape.norm2()
             check_finite("score norm", inputs["norm2"])
         if logps.features is None:
@@ -191,14 +193,11 @@ class BatchGradient:
             inputs["logit_norm2"] = logps.features.logit_norm2_S
             inputs["weight"] = self.proxy.predict(logps.features)
 
-    def _accumulate(self, tape: ScoreTape | GroupTape, logps_S: Tensor, coef_S: Tensor) -> Tensor:
+    def _accumulate(self, tape: ScoreTape | GroupTape, coef_S: Tensor) -> Tensor:
         """Add to the gradient; return the squared norm of each group's share, as far as groups are complete."""
         G, rows = self.args.num_generations, len(coef_S)
-        if isinstance(tape, ScoreTape):
-            norm2_P = tape.accumulate(coef_S, G)
-            tape.forget()
-        else:
-            norm2_P = tape.accumulate(logps_S, coef_S, min(G, rows))
+        norm2_P = tape.accumulate(coef_S, min(G, rows))
+        tape.forget()
         check_finite("gradient of a prompt", norm2_P)
         if rows >= G:
             return norm2_P
@@ -261,10 +260,10 @@ class BatchGradient:
 
         Where the policy rounds it tells log pi itself.
         """
-        every, start = self.args.schedule_kl_every, 0
+        start = 0
         chosen, before = [], []
         for part in self.parts:
-            rows, start = slice(-start % every, None, every), start + len(part.logp_SC)
+            rows, start = slice(-start % ONE_IN, None, ONE_IN), start + len(part.logp_SC)
             if len(part.logp_SC[rows]):
                 chosen.append(part.sequences.at(rows))
                 before.append(part.logp_SC[rows])

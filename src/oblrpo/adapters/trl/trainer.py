@@ -121,9 +121,6 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._schedule = SNRSchedule(
                 optimizer,
                 cast(Mode, given.schedule),
-                ema=given.schedule_ema,
-                floor=given.schedule_floor,
-                ceiling=given.schedule_ceiling,
                 kl=given.schedule_kl,
                 rounds=self._policy.rounds,
             )

@@ -49,9 +49,6 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._schedule = estimators.SNRSchedule(
             self.optimizer,
             settings.schedule,  # type: ignore[arg-type]
-            ema=None if settings.ema == -1 else settings.ema,
-            floor=settings.floor,
-            ceiling=settings.ceiling,
             kl=settings.kl,
             rounds=rounds(self),
         )
@@ -111,7 +108,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             raise ValueError("oblrpo: an update without its prompts' squared gradient norms; was another trainer used?")
         self._mean_length = tu.get_non_tensor_data(data, "oblrpo_mean_length", None)
         if self._schedule.rule.measures_updates:
-            self._movement = Movement(self, data, self._settings.kl_every)
+            self._movement = Movement(self, data)
         self._group_norm2_P = None if group_norm2 is None else torch.tensor(group_norm2, dtype=torch.float64)
         self._metrics: dict[str, float] = {}
         outputs = super().train_batch(data, loss_function)

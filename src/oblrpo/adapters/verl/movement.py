@@ -14,19 +14,20 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
+from oblrpo.estimators import ONE_IN
 
-def measured(keys: Sequence[Sequence[int | None]], rank: int, every: int) -> tuple[list[int], int]:
+
+def measured(keys: Sequence[Sequence[int | None]], rank: int) -> tuple[list[int], int]:
     """This rank's rows of those that are measured, then others, so that all ranks have as many, and how many are meant.
 
-    One row of so many is meant, over all ranks, those of the least keys: which rank has a row is chance in verl.
+    One row of `ONE_IN` is meant, over all ranks, those of the least keys: which rank has a row is chance in verl.
 
     Args:
         keys: of every rank's rows, by what the row says; None for padding.
         rank: whose rows.
-        every: how many rows one stands for.
     """
     known = sorted(key for row in keys for key in row if key is not None)
-    last = known[math.ceil(len(known) / every) - 1]
+    last = known[math.ceil(len(known) / ONE_IN) - 1]
     meant = [[place for place, key in enumerate(row) if key is not None and key <= last] for row in keys]
     mine, most = meant[rank], max(map(len, meant))
     others = [place for place in range(len(keys[rank])) if place not in mine]
@@ -51,17 +52,16 @@ class Movement:
     Args:
         engine: the engine that updates, before its update.
         data: the rows of this rank, padding too, with `old_log_probs`.
-        every: how many of the rows one that is measured stands for.
     """
 
-    def __init__(self, engine: Any, data: TensorDict, every: int) -> None:
+    def __init__(self, engine: Any, data: TensorDict) -> None:
         self._engine = engine
         group = engine.get_data_parallel_group()
         keys: list[Any] = [None] * torch.distributed.get_world_size(group)
         own_S = data["response_mask"].to_padded_tensor(0).any(1).tolist()
         mine = [key_of(ids) if own else None for ids, own in zip(data["input_ids"].unbind(), own_S, strict=True)]
         torch.distributed.all_gather_object(keys, mine, group=group)
-        rows, meant = measured(keys, torch.distributed.get_rank(group), every)
+        rows, meant = measured(keys, torch.distributed.get_rank(group))
         self._rows = tu.index_select_tensor_dict(data, rows)
         tu.assign_non_tensor(self._rows, calculate_entropy=False)
         if size := tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", None):  # verl wants it to divide the rows

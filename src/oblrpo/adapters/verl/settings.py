@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from oblrpo.errors import InputError
+from oblrpo.settings.elsewhere import GONE
 
 ESTIMATORS = {"oblr_po": "oblr", "oblr_po_shrunk": "oblr_shrunk"}
 """The names of the advantage estimators in verl, each with its baseline in `estimators.BASELINES`."""
@@ -27,16 +28,8 @@ class Settings:
     schedule: str = "auto"
     """Factor on actor.optim.lr: auto (measured from the updates themselves; actor.optim.lr is only where it begins),
     debiased or plugin (N SNR / (1 + N SNR)), or off."""
-    ema: float = -1.0
-    """Decay of the averages of signal and noise; -1: the schedule's own, 0.97 with auto and 0.9 with the others."""
-    floor: float = 0.0
-    """Least factor of debiased and plugin."""
-    ceiling: float = 1.0
-    """Greatest factor of debiased and plugin."""
     kl: float = 1.0
     """Nats an output with which all steps of auto scale."""
-    kl_every: int = 8
-    """With auto, an update is measured on one output of so many of a rank."""
     score_norms: str = "calibrated"
     """Weights of rewards in the baseline: calibrated, a proxy from the forward alone that learns from exact norms of
     some prompts every calibration_steps steps; or exact squared score norms in every step."""
@@ -56,10 +49,6 @@ class Settings:
     """How many random combinations of each matrix's rows a sketch starts from."""
     ledger_steps: int = 0
     """Every so many steps the variance ledger is taken; 0: never."""
-    prior_strength: float = -1.0
-    """How many outputs of average weight the prior of oblr_po_shrunk counts for; -1: chosen from earlier steps."""
-    prior_memory: float = 0.8
-    """What an earlier step counts for one step later in the prior of oblr_po_shrunk."""
 
     @property
     def needs_moments(self) -> bool:
@@ -87,7 +76,9 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
     values: dict[str, Any] = {}
     for key, value in (given or {}).items():
         if key not in known:
-            raise InputError(f"unknown setting oblrpo.{key}; there are: {', '.join(known)}.")
+            was = GONE.get(key) or GONE.get(f"schedule_{key}")
+            gone = f" {key} is gone: {was}." if was else ""
+            raise InputError(f"unknown setting oblrpo.{key}; there are: {', '.join(known)}.{gone}")
         kind = known[key]
         if isinstance(value, bool) or not isinstance(value, (kind, int) if kind is float else kind):
             raise InputError(f"oblrpo.{key} must be a {kind.__name__}, got {value!r}.")
@@ -102,19 +93,11 @@ def _check_ranges(settings: Settings) -> None:
     for key, table in tables.items():
         if getattr(settings, key) not in table:
             raise InputError(f"unknown oblrpo.{key} {getattr(settings, key)!r}; choose one of: {', '.join(table)}.")
-    if not 0 <= settings.ema < 1 and settings.ema != -1:
-        raise InputError(f"oblrpo.ema must lie in [0, 1), or be -1 for the schedule's own, got {settings.ema}.")
     if not 0 < settings.kl < math.inf:
         raise InputError(f"oblrpo.kl is a number of nats above 0, got {settings.kl}.")
     if not 0 < settings.calibration_share <= 1:
         raise InputError(f"oblrpo.calibration_share must lie in (0, 1], got {settings.calibration_share}.")
-    if not 0 <= settings.floor <= settings.ceiling:
-        raise InputError("oblrpo.floor and oblrpo.ceiling need 0 <= floor <= ceiling.")
-    if not 0 <= settings.prior_memory < 1:
-        raise InputError(f"oblrpo.prior_memory must lie in [0, 1), got {settings.prior_memory}.")
-    if settings.prior_strength < 0 and settings.prior_strength != -1:
-        raise InputError("oblrpo.prior_strength is a number of outputs, or -1 to choose it.")
-    counts = ("prompts_per_micro_batch", "sketch_dimensions", "sketch_directions", "kl_every", "calibration_steps")
+    counts = ("prompts_per_micro_batch", "sketch_dimensions", "sketch_directions", "calibration_steps")
     for key in counts:
         if getattr(settings, key) < 1:
             raise InputError(f"oblrpo.{key} must be at least 1.")

@@ -45,8 +45,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
             config.actor_rollout_ref.oblrpo = config.get("oblrpo") or {}  # all that workers are given
             config.trainer.v1.trainer_mode = "sync"  # verl asks for this name in several places
         super().__init__(config)
-        strength = self._oblrpo.prior_strength
-        self._prior = estimators.Prior(None if strength == -1 else strength, self._oblrpo.prior_memory)
+        self._prior = estimators.Prior()
         self._proxy = CalibratedProxy()
         self._group_norm2: list[float] | None = None
 

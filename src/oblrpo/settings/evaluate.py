@@ -1,16 +1,13 @@
-"""What an evaluation can be told, with defaults; the field names are the flags and the keywords. No torch in here."""
-
-from __future__ import annotations
+"""Every setting of `oblrpo evaluate` with its default. Names of fields are the flags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Literal
 
-from oblrpo.config import Mapping, PolicyConfig, TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.runs import RunFolder
-from oblrpo.settings import flatten, with_fields
+from oblrpo.settings.annotations import Mapping
+from oblrpo.settings.reading import flatten, with_fields
+from oblrpo.settings.train import PolicyConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class SamplingConfig:
 
     def policy(self, model: str) -> PolicyConfig:
         """Return how a model is loaded and asked."""
-        shared = {each.name for each in fields(PolicyConfig)}
+        shared = {field.name for field in fields(PolicyConfig)}
         return PolicyConfig(model, **{name: value for name, value in vars(self).items() if name in shared})
 
 
@@ -71,8 +68,6 @@ class RewardsConfig:
     """Longest time for one call of your own reward on one batch."""
     threshold: float = 1.0
     """Least reward of a completion that passes, for pass@k."""
-    split: str = "test"
-    """Split of `data` if it comes from the hub."""
     where: Mapping = field(default_factory=dict)
     """Rows to keep, by the values of columns, such as '{level: [4, 5]}'."""
     prompt_column: str = "prompt"
@@ -81,38 +76,17 @@ class RewardsConfig:
     """Column that holds the reference answer."""
 
 
-def run_of(model: str) -> TrainConfig | None:
-    """Return the settings of the run that a checkpoint or a merged model lies in; None if it lies in none.
-
-    Raises:
-        InputError: the settings cannot be read, or it is the folder of a run itself.
-    """
-    path = Path(model)
-    if (itself := RunFolder(path)).config_file.is_file() and itself.checkpoints.is_dir():
-        raise InputError(f"{model} is the folder of a run; give one of its checkpoints, those in {itself.checkpoints}.")
-    folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
-    inside = path.parent == folder.checkpoints or path == folder.path / "merged"
-    return folder.saved_config() if inside and folder.config_file.is_file() else None
-
-
 def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
-    """Return the settings under which a run measures its held-out accuracy; `where` and `split` are of its training."""
+    """Return the settings under which a run measures its held-out accuracy; `where` is of its training."""
     flat = flatten(config)
     flat["samples"] = flat["eval_samples"]
-    own = {"seed", "device", "trust_remote_code", "output", "where", "split"}
+    own = {"seed", "device", "trust_remote_code", "output", "where"}
     taken = {key: value for key, value in flat.items() if key not in own}
-    return (
-        with_fields(SamplingConfig(), taken, "config.yaml"),
-        with_fields(RewardsConfig(), taken, "config.yaml"),
-    )
+    return (with_fields(SamplingConfig(), taken, "config.yaml"), with_fields(RewardsConfig(), taken, "config.yaml"))
 
 
 def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = True) -> None:
-    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn.
-
-    Raises:
-        InputError: names the setting.
-    """
+    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn."""
     for key, value, least in (
         ("samples", asked.samples, 1),
         ("max_completion_length", asked.max_completion_length, 1),

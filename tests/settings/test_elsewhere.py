@@ -1,8 +1,7 @@
 """What TRL's settings are called here."""
 
-from oblrpo.config import TrainConfig
-from oblrpo.elsewhere import NAMED_HERE, NOT_HERE, hint
-from oblrpo.settings import flatten
+from oblrpo.settings import TrainConfig, flatten, hint
+from oblrpo.settings.elsewhere import NAMED_HERE, NOT_HERE
 
 OURS = set(flatten(TrainConfig()))
 

@@ -1,4 +1,4 @@
-"""Write `keywords.py`, by which editors complete settings: `python -m oblrpo.write_keywords`."""
+"""Write `keywords.py`, by which editors complete settings: `python -m oblrpo.settings.write_keywords`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from oblrpo.config import TrainConfig
-from oblrpo.evaluation.settings import RewardsConfig, SamplingConfig
+from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig
+from oblrpo.settings.train import TrainConfig
 
-HEAD = '''"""The keywords of `oblrpo.train` and `oblrpo.evaluate`; written by `python -m oblrpo.write_keywords`."""
+HEAD = '''"""Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m oblrpo.settings.write_keywords`."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict

@@ -1,4 +1,4 @@
-"""Settings of TRL that have another name here, or none, for those who type them."""
+"""Settings that are called otherwise in TRL, or are not there; and those of earlier versions, for who types them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ NAMED_HERE = {
     "attn_impl": "attn_implementation",
     "dataset_name": "data",
     "dataset_config": "data",
-    "dataset_train_split": "split",
-    "dataset_test_split": "eval_split",
+    "dataset_train_split": "data",
+    "dataset_test_split": "eval_data",
     "eval_dataset": "eval_data",
     "generation_batch_size": "prompts_per_step",
     "gradient_accumulation_steps": "prompts_per_micro_batch",
@@ -49,6 +49,40 @@ NOT_HERE = {
 }
 """A setting that we do not have -> why, or what to write instead."""
 
+GONE = {
+    "eval_split": "write it behind the name, such as `eval_data` owner/name[validation]",
+    "ledger": "`ledger_steps` 0 takes none; inner products come from random projections",
+    "max_skipped_steps": "a run ends after 5 steps in a row without a finite gradient, or after half of its steps",
+    "prior_memory": "an earlier step counts 0.8 in the next one",
+    "prior_strength": "it is chosen from earlier steps",
+    "prompt_sampling": "prompts come in epochs",
+    "sampling_cost": "`train_on` compute-optimal takes what sampling costs as it was measured",
+    "schedule_ceiling": "no rule takes more than the rate itself",
+    "schedule_ema": "signal and noise are averaged as suits the schedule: 0.97 with auto, 0.9 with the others",
+    "schedule_floor": "no rule has a floor; schedule off follows no signal",
+    "schedule_kl_every": "an update is measured on one completion of four",
+    "schedule_metric": "the gradient is measured as it is",
+    "split": "write it behind the name, such as `data` owner/name[validation]",
+    "train_on_tolerance": "`train_on` compute-optimal chooses how many completions are drawn",
+}
+"""A setting that earlier versions had -> what there is in its place."""
+
+GONE_VALUES = {
+    ("schedule", "length"): "auto measures how far a step moves the policy, and takes the length of completions in",
+    ("score_method", "folds"): "it served oblr_crossfit; auto is exact, too",
+    ("score_norms", "projected"): "calibrated learns from exact norms, and costs no backward",
+    ("train_on", "tolerance"): "compute-optimal chooses how many completions are drawn",
+}
+"""A setting and a value that it had in earlier versions -> what there is in its place."""
+
+
+def lost(name: str, value: object) -> str:
+    """What became of a value that a setting had in an earlier version, as the end of a sentence, or nothing."""
+    why = GONE_VALUES.get((name, str(value)), "")
+    if name == "train_on" and str(value).replace(".", "", 1).isdecimal():  # a share
+        why = GONE_VALUES[name, "tolerance"]
+    return f" {value} is gone: {why}." if why else ""
+
 
 def hint(name: str, known: Iterable[str], sign: str = "") -> str:
     """What somebody who typed an unknown setting may have meant, as the end of a sentence, or nothing.
@@ -62,6 +96,8 @@ def hint(name: str, known: Iterable[str], sign: str = "") -> str:
     def written(setting: str) -> str:
         return sign + (setting.replace("_", "-") if sign else setting)
 
+    if name in GONE:
+        return f" {written(name)} is gone: {GONE[name]}."
     if name in NAMED_HERE:
         return f" TRL's {written(name)} is {written(NAMED_HERE[name])} here."
     if name in NOT_HERE:

@@ -5,12 +5,10 @@ import time
 import pytest
 
 from oblrpo.compare.spec import read_spec
-from oblrpo.config import RolloutConfig, RunConfig, TrainConfig
 from oblrpo.errors import InputError
-from oblrpo.settings import with_settings
+from oblrpo.settings import RolloutConfig, RunConfig, TrainConfig, read_yaml, with_settings
 from oblrpo.tasks import data, sources
 from oblrpo.trainer.setup import check
-from oblrpo.yaml_files import read_yaml
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
 

@@ -1,10 +1,10 @@
-"""When a setting does nothing: the conditions that the fields of `config` are marked with."""
+"""When a setting does nothing: the conditions that the fields of `train` are marked with."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from oblrpo.constraints import Idle
+from oblrpo.settings.annotations import Idle
 
 
 def _benchmark(config: Any) -> bool:
@@ -22,12 +22,6 @@ def _own_splits(config: Any) -> bool:
     return _benchmark(config) and not config.task.data
 
 
-def _of_hub(names: tuple[str, ...]) -> bool:
-    from oblrpo.tasks.sources import is_hub_name
-
-    return len(names) == 1 and is_hub_name(names[0])
-
-
 LOADED = Idle("a model that is loaded has its own sizes", lambda c: bool(c.policy.model))
 BUILT = Idle("no model is loaded", lambda c: not c.policy.model)
 NO_ADAPTERS = Idle("no adapters are made (lora_r)", lambda c: not c.policy.lora_r)
@@ -41,13 +35,6 @@ GENERATED_PROMPT = Idle(GENERATED.why, lambda c: _generated(c) and not c.warm_st
 OWN_TEST = Idle(
     "held-out problems have a source of their own",
     lambda c: not _generated(c) and bool(c.task.eval_data or _own_splits(c)),
-)
-NOT_OF_THE_HUB = Idle(
-    "data does not come from the hub by name", lambda c: not _generated(c) and not _of_hub(c.task.data)
-)
-TEST_NOT_OF_THE_HUB = Idle(
-    "eval_data does not come from the hub",
-    lambda c: not (_generated(c) or _of_hub(c.task.eval_data)) and bool(c.task.eval_data or not _own_splits(c)),
 )
 NO_PROJECTS = Idle(
     "neither wandb nor trackio is in report_to", lambda c: not {"wandb", "trackio"} & set(c.run.report_to)

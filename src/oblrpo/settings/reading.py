@@ -11,10 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from oblrpo.config import TrainConfig
-from oblrpo.elsewhere import hint
 from oblrpo.errors import InputError
-from oblrpo.yaml_files import read_yaml_file
+from oblrpo.settings.elsewhere import hint
+from oblrpo.settings.train import TrainConfig
+from oblrpo.settings.yaml_files import read_yaml_file
 
 RECIPES = files("oblrpo") / "recipes"
 

@@ -1,14 +1,14 @@
-"""Everything a run can be told, with defaults. The field names are the flags and the YAML keys; no torch in here."""
+"""Every setting of `oblrpo train` with its default. Names of fields are the flags and the YAML keys."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from oblrpo.constraints import MAY_CHANGE, Range
-from oblrpo.idle import (
+from oblrpo.settings.annotations import MAY_CHANGE, Mapping, Range
+from oblrpo.settings.idle import (
     BENCHMARK,
     BENCHMARK_PROMPT,
     BUILT,
@@ -21,25 +21,10 @@ from oblrpo.idle import (
     NO_PROJECTS,
     NO_VLLM,
     NO_WARM_START,
-    NOT_OF_THE_HUB,
     ONE_UPDATE,
     OWN_DATA,
     OWN_TEST,
-    TEST_NOT_OF_THE_HUB,
 )
-from oblrpo.yaml_files import read_yaml, yaml_line
-
-Mapping = Annotated[
-    dict[str, Any],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="YAML",
-        instance_from_str=lambda words: read_yaml(words[0], words[0]),
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [yaml_line(value)],
-    ),
-]
-"""Further arguments by name; on the command line one word of YAML, such as '{momentum: 0.9}'."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +107,11 @@ class TaskConfig:
     task_args: Annotated[Mapping, OWN_DATA] = field(default_factory=dict)
     """Parameters of the built-in task, such as '{max_terms: 4}'; the configuration of a task of reasoning-gym."""
     data: tuple[str, ...] = ()
-    """Files (JSONL, CSV, Parquet), or one data set of the hub, `owner/name[:configuration]`. None: a benchmark's."""
+    """Files (JSONL, CSV, Parquet), or one data set of the hub, such as `owner/name`, `owner/name:configuration` or
+    `owner/name[split]`; without a split it is train. None: a benchmark's."""
     eval_data: tuple[str, ...] = ()
-    """Files or a data set, as `data`, that held-out accuracy is measured on. None: a share of `data`; of gsm8k from the
-    hub, its test split."""
-    split: Annotated[str, GENERATED, NOT_OF_THE_HUB] = "train"
-    """Split of `data` if it comes from the hub."""
-    eval_split: Annotated[str, GENERATED, TEST_NOT_OF_THE_HUB] = "test"
-    """Split of `eval_data` if it comes from the hub."""
+    """Files or a data set, as `data` (its split test), that held-out accuracy is measured on. None: a share of `data`;
+    of gsm8k from the hub, its test split."""
     where: Mapping = field(default_factory=dict)
     """Rows to keep, by the values of columns, such as '{level: [4, 5]}'; in `data` only."""
     prompt_column: Annotated[str, BENCHMARK_PROMPT, GENERATED_PROMPT] = "prompt"
@@ -208,10 +190,6 @@ class AlgorithmConfig:
     beta: Annotated[float, Range(0)] = 0.0
     """What a nat of log(pi / pi_ref) of a completion costs in reward, pi_ref being the policy before the first step; 0:
     nothing, and no reference is kept."""
-    prior_strength: Annotated[float, Range(-1)] = -1.0
-    """How many outputs of average weight the prior of oblr_shrunk counts for; -1: chosen from earlier steps."""
-    prior_memory: Annotated[float, Range(0, 1)] = 0.8
-    """What an earlier step counts for one step later in the prior of oblr_shrunk, in [0, 1)."""
     train_on: str = "exact"
     """Which completions the gradient is taken of: exact (all but those known to add 0), all; or compute-optimal (drawn
     by their pull and weighed, so that variance times work is least)."""
@@ -232,19 +210,16 @@ class ScoresConfig:
     """How one backward gives squared score norms and the gradient, and what weighs rewards in the baseline."""
 
     score_method: str = "auto"
-    """auto, gram, instantiate, two_pass: exact; folds: exact, for a baseline per fold; projected: unbiased estimate."""
-    score_memory_mb: Annotated[int, Range(0)] = 0
-    """Memory (MB) that `auto` may use to keep more per-sequence gradients multiplied out, which saves time."""
+    """What is kept of a backward for norms and gradient, all exact: auto, gram, instantiate, or two_pass (nothing)."""
     score_norms: str = "exact"
     """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length, length16,
     logit, calibrated (a regression on exact norms of earlier steps)."""
     calibration_steps: Annotated[int, Range(0)] = 10
     """Every so many steps exact norms and proxies are both taken: their agreement is logged, `calibrated` learns, and a
     baseline without weights shows its norms. 0: never."""
-    ledger: Literal["projected", "exact", "off"] = "projected"
-    """The variance ledger: the gradient's variance under every baseline, from random projections or exactly."""
     ledger_steps: Annotated[int, Range(0)] = 50
-    """Take the ledger in step 1 and every so many steps; it costs about four gradients."""
+    """Take the variance ledger, the gradient's variance under every baseline, in step 1 and every so many steps, at the
+    cost of about four gradients. 0: never."""
 
 
 @dataclass(frozen=True)
@@ -260,24 +235,14 @@ class OptimConfig:
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
     learning_rate on), ess (effective sample size), off. Empty: algorithm's."""
-    schedule_ema: float = -1.0
-    """Decay of the averages of signal and noise; -1: 0.97 with auto, 0.9 with the others."""
-    schedule_floor: float = 0.0
-    """Least factor of debiased and plugin."""
-    schedule_ceiling: float = 1.0
-    """Greatest factor of debiased and plugin."""
     schedule_kl: float = -1.0
     """Nats: what all steps of schedule auto scale with (-1: 1); the target of kl (-1: 0.02)."""
-    schedule_kl_every: Annotated[int, Range(1)] = 4
-    """With schedule auto or kl the KL of a step is measured on one completion of so many, by one more forward."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """How eta_0 itself changes over the run."""
     max_grad_norm: Annotated[float, Range(0)] = 0.0
     """Clip the gradient to this norm after it was measured; 0: never."""
-    max_skipped_steps: Annotated[int, Range(1), MAY_CHANGE] = 5
-    """A step whose gradient is NaN or infinite is skipped; after so many in a row (or half the run) the run stops."""
 
 
 @dataclass(frozen=True)

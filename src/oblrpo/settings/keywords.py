@@ -1,4 +1,4 @@
-"""The keywords of `oblrpo.train` and `oblrpo.evaluate`; written by `python -m oblrpo.write_keywords`."""
+"""Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m oblrpo.settings.write_keywords`."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
@@ -44,8 +44,6 @@ class TrainKeywords(TypedDict, total=False):
     warm_start_noise: float
     task: str
     task_args: dict[str, Any]
-    split: str
-    eval_split: str
     where: dict[str, Any]
     prompt_column: str
     answer_column: str
@@ -74,32 +72,23 @@ class TrainKeywords(TypedDict, total=False):
     normalisation: str
     weighting: str
     beta: float
-    prior_strength: float
-    prior_memory: float
     train_on: str
     num_iterations: int
     ratio: str
     epsilon: float
     epsilon_high: float
     score_method: str
-    score_memory_mb: int
     score_norms: str
     calibration_steps: int
-    ledger: Literal["projected", "exact", "off"]
     ledger_steps: int
     optimizer: str
     learning_rate: float
     optimizer_args: dict[str, Any]
     schedule: str
-    schedule_ema: float
-    schedule_floor: float
-    schedule_ceiling: float
     schedule_kl: float
-    schedule_kl_every: int
     warmup_steps: int
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     max_grad_norm: float
-    max_skipped_steps: int
 
 
 class EvaluateKeywords(TypedDict, total=False):
@@ -126,7 +115,6 @@ class EvaluateKeywords(TypedDict, total=False):
     on_reward_error: Literal["raise", "mask"]
     reward_seconds: float
     threshold: float
-    split: str
     where: dict[str, Any]
     prompt_column: str
     answer_column: str

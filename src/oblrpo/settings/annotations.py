@@ -1,4 +1,4 @@
-"""The constraints on a setting beside its type and default, declared as annotations where it stands (`config`).
+"""The constraints on a setting beside its type and default, declared as annotations where it stands (`train`).
 
 steps: Annotated[int, Range(0), MAY_CHANGE] = 100
 """
@@ -8,11 +8,27 @@ from __future__ import annotations
 import dataclasses
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from oblrpo.errors import InputError
+from oblrpo.settings.yaml_files import read_yaml, yaml_line
+
+Mapping = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="YAML",
+        instance_from_str=lambda words: read_yaml(words[0], words[0]),
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [yaml_line(value)],
+    ),
+]
+"""Further arguments by name; on the command line one word of YAML, such as '{momentum: 0.9}'."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ def annotations_of(config: Any) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def check_ranges(config: Any, values: Mapping[str, Any]) -> None:
+def check_ranges(config: Any, values: abc.Mapping[str, Any]) -> None:
     """Refuse numbers out of range.
 
     Args:
@@ -70,7 +86,7 @@ def check_ranges(config: Any, values: Mapping[str, Any]) -> None:
                 raise InputError(f"{least}{most}.")
 
 
-def refuse_idle(given: Mapping[str, str], config: Any) -> None:
+def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
     """Refuse what somebody has set and a run would pass over.
 
     Args:
@@ -88,7 +104,7 @@ def refuse_idle(given: Mapping[str, str], config: Any) -> None:
     refuse_named(given, idle)
 
 
-def refuse_named(given: Mapping[str, str], idle: Mapping[str, Sequence[str]]) -> None:
+def refuse_named(given: abc.Mapping[str, str], idle: abc.Mapping[str, Sequence[str]]) -> None:
     """Refuse settings that do nothing, where somebody has set one.
 
     Args:

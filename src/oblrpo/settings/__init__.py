@@ -1,0 +1,67 @@
+"""Every setting of a run: its name, type, default and range, and how it is read from recipes, files, flags and Python.
+
+Nothing in here loads torch.
+"""
+
+from oblrpo.settings.annotations import Mapping, check_ranges, may_change_on_resume, refuse_idle, refuse_named
+from oblrpo.settings.elsewhere import hint, lost
+from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling
+from oblrpo.settings.reading import (
+    IDENTITY,
+    RECIPES,
+    flags_in,
+    flatten,
+    load_recipe,
+    recipe_settings,
+    settings_in,
+    with_fields,
+    with_settings,
+)
+from oblrpo.settings.train import (
+    AlgorithmConfig,
+    OptimConfig,
+    PolicyConfig,
+    RolloutConfig,
+    RunConfig,
+    ScoresConfig,
+    TaskConfig,
+    TrainConfig,
+    WarmStartConfig,
+)
+from oblrpo.settings.yaml_files import read_yaml, read_yaml_file, yaml_line, yaml_text
+
+__all__ = [
+    "IDENTITY",
+    "RECIPES",
+    "AlgorithmConfig",
+    "Mapping",
+    "OptimConfig",
+    "PolicyConfig",
+    "RewardsConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "ScoresConfig",
+    "TaskConfig",
+    "TrainConfig",
+    "WarmStartConfig",
+    "as_in_run",
+    "check_ranges",
+    "check_sampling",
+    "flags_in",
+    "flatten",
+    "hint",
+    "load_recipe",
+    "lost",
+    "may_change_on_resume",
+    "read_yaml",
+    "read_yaml_file",
+    "recipe_settings",
+    "refuse_idle",
+    "refuse_named",
+    "settings_in",
+    "with_fields",
+    "with_settings",
+    "yaml_line",
+    "yaml_text",
+]
