@@ -92,8 +92,8 @@ def moments(
     Examples:
         Four prompts' gradients (1, 1), (1, -1), (1, 1), (1, -1): a signal of (1, 0), noise across it.
 
-        >>> found = moments(torch.tensor([2.0, 2.0, 2.0, 2.0]), mean_norm2=1.0)
-        >>> f"{found.signal2:.3f} {found.trace_cov:.3f} {found.n_snr:.1f} {found.critical_batch_size:.1f}"
+        >>> batch = moments(torch.tensor([2.0, 2.0, 2.0, 2.0]), mean_norm2=1.0)
+        >>> f"{batch.signal2:.3f} {batch.trace_cov:.3f} {batch.n_snr:.1f} {batch.critical_batch_size:.1f}"
         '0.667 1.333 2.0 2.0'
     """
     blocks = group_norm2_P.numel()
@@ -172,6 +172,6 @@ def _square_sum(squares: Any) -> tuple[Tensor, Any]:
 def _summed_over_ranks(share: Tensor, mesh: Any, placements: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, Partial  # slow to import, and seldom needed
 
-    partial = [Partial() if each.is_shard() else each for each in placements]
+    partial = [Partial() if placement.is_shard() else placement for placement in placements]
     total: Tensor = DTensor.from_local(share, mesh, partial, run_check=False).full_tensor()
     return total

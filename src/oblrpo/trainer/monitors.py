@@ -47,10 +47,12 @@ class Monitors:
         self.courses = {key: deque[tuple[float, float]](maxlen=PATIENCE) for key in SHRUNK}  # with the rewards
         self.highest = dict.fromkeys(SHRUNK, (0.0, math.inf))  # mean of a course, and the mean reward at that time
         shrink = "" if "prior" in BASELINES[baseline].needs else ", or take the baseline oblr_shrunk"
-        shorten = f"{self.rule.to_shorten}, and start again or from an earlier checkpoint"
+        measured = self.rule.measures_updates
+        shorten = "lower schedule_kl" if measured else "take a third of learning_rate, or schedule auto"
+        too_long = f"Steps are too long: {shorten}, and start again or from an earlier checkpoint."
         self.figures: dict[str, Any] = {  # what sentences say beside the step's metrics
             "patience": PATIENCE, "collapsed": COLLAPSED, "flat": FLAT, "shrink": shrink,
-            "shorten": self.rule.to_shorten, "too_long": f"Steps are too long: {shorten}.",
+            "shorten": shorten, "too_long": too_long,
             "most_skipped": most_skipped,
         }  # fmt: skip
 
