@@ -191,7 +191,7 @@ def test_a_fault_has_its_page_too(small_run, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("the card is on fire")
 
-    monkeypatch.setattr("oblrpo.trainer.algorithm1.Learner.update", fail)
+    monkeypatch.setattr("oblrpo.trainer.learner.Learner.update", fail)
     with pytest.raises(RuntimeError, match="on fire"):
         small_run()
     assert (tmp_path / "run" / "failure.txt").read_text() == "the card is on fire\n"
