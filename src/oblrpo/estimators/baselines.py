@@ -269,11 +269,7 @@ def _entry(name: str, rewards_PG: Tensor, inputs: dict[str, Tensor]) -> Baseline
 
 
 def _checked(key: str, value: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """Return the input in float64, with 0 where an output does not count.
-
-    Raises:
-        ValueError: it has another shape, NaN, infinity, or a negative weight.
-    """
+    """Return the input in float64, with 0 where an output does not count."""
     if value.shape[:2] != rewards_PG.shape or value.ndim != (3 if key.endswith("_PGT") else 2):
         raise ValueError(f"{key} has shape {tuple(value.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
     valid = valid_PG[..., None] if value.ndim == 3 else valid_PG

@@ -140,11 +140,7 @@ def ledger(
 
 
 def _pairs_of_grams(name: str, gram: Tensor, valid_PG: Tensor) -> Tensor:
-    """Two estimates of the inner products, (2, P, G, P, G), with 0 where an output does not count; exact ones twice.
-
-    Raises:
-        ValueError: gram_SS has neither shape.
-    """
+    """Two estimates of the inner products, (2, P, G, P, G), with 0 where an output does not count; exact ones twice."""
     P, G = valid_PG.shape
     if gram.shape not in {(P * G, P * G), (2, P * G, P * G)}:
         raise ValueError(f"{name} has shape {tuple(gram.shape)}, not ({P * G}, {P * G}), nor two of them.")

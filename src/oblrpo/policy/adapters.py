@@ -20,9 +20,6 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
     """Return the model with new adapters in float32, which alone are trained.
 
     The adapters have no dropout, because sampler and trainer must agree.
-
-    Raises:
-        InputError: PEFT is not installed, or refuses the settings.
     """
     peft = _peft()
     lora = peft.LoraConfig(
@@ -51,11 +48,7 @@ def without_adapters(model: Any) -> Any:
 
 
 def base_of(folder: str) -> str | None:
-    """Return the model that the adapters in a folder belong to, or None if the folder holds no adapters.
-
-    Raises:
-        InputError: the adapters are damaged, or do not name their model.
-    """
+    """Return the model that the adapters in a folder belong to, or None if the folder holds no adapters."""
     file = Path(folder) / ADAPTER
     if not file.is_file():
         return None
@@ -69,11 +62,7 @@ def base_of(folder: str) -> str | None:
 
 
 def load_adapter(model: Any, folder: str) -> Any:
-    """Return the model with the adapters of a folder, ready to be trained on.
-
-    Raises:
-        InputError: PEFT is not installed, the adapters do not fit the model, or a weight of them is missing.
-    """
+    """Return the model with the adapters of a folder, ready to be trained on."""
     peft = _peft()
     try:
         with warnings.catch_warnings():

@@ -17,11 +17,7 @@ def is_gguf(name: str) -> bool:
 
 
 def check_is_there(name: str) -> None:
-    """Say at once that a local model is not there, where transformers would look for it on the hub, or never ends.
-
-    Raises:
-        InputError: the name can only be meant for a file or a folder, and there is none, or a file is no regular one.
-    """
+    """Say at once that a local model is not there, where transformers would look for it on the hub, or never ends."""
     path = Path(name)
     is_local = name.startswith(LOCAL) or (len(path.parts) > 1 and path.parent.is_dir())
     if (is_local or is_gguf(name)) and not path.exists():
@@ -39,11 +35,7 @@ def check_is_there(name: str) -> None:
 def check_complete(
     name: str, missing: Collection[str], other_shapes: Collection[tuple[str, object, object]] = ()
 ) -> None:
-    """Refuse a model or adapters whose files lack a weight, or hold (name, shape in the file, shape of the model).
-
-    Raises:
-        InputError: names the first weight.
-    """
+    """Refuse a model or adapters whose files lack a weight, or hold (name, shape in the file, shape of the model)."""
     if missing:
         many = "1 weight" if len(missing) == 1 else f"{len(missing)} weights"
         raise InputError(f"cannot load the model {name!r}: its files lack {many}, as {min(missing)}; fetch them again.")

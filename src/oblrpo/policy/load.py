@@ -36,11 +36,7 @@ VOCABULARIES = ("tokenizer.json", "vocab*", "merges*", "*.model*", "*.tiktoken",
 
 
 def make_policy(config: PolicyConfig) -> Policy:
-    """Return the policy that the config asks for: built with random weights, or loaded.
-
-    Raises:
-        InputError: no such device, settings that do not go together, or the model cannot be loaded.
-    """
+    """Return the policy that the config asks for: built with random weights, or loaded."""
     check_policy(config)
     return load_policy(config.model, config) if config.model else _built(byte_tokenizer(), config)
 
@@ -49,9 +45,6 @@ def stand_in(config: PolicyConfig) -> Policy:
     """Return a policy of one small layer with the tokenizer of the model that the config names: no weights are loaded.
 
     It reads prompts as the model would, and is for checks that must not wait for a large model.
-
-    Raises:
-        InputError: there is no such model, or its tokenizer cannot be had.
     """
     name, longest = base_of(config.model) or config.model, 2**20
     check_is_there(name)
@@ -115,12 +108,7 @@ def _built(tokenizer: Any, config: PolicyConfig) -> Policy:
 
 
 def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
-    """Return a causal LM and its tokenizer from a folder, a GGUF file or, by name, the hub; adapters with their model.
-
-    Raises:
-        InputError: transformers cannot load it, its tokenizer has neither padding nor end token, or it is a checkpoint
-            whose files are not what was written.
-    """
+    """Return a causal LM and its tokenizer: of a folder, a GGUF file or, by name, the hub; adapters with their model."""
     if train:
         check_policy(config)
     device, base = _device(config.device), base_of(name)
@@ -155,10 +143,6 @@ def adopt_policy(
     """Return a policy of a loaded model and its tokenizer: the model itself, not a copy, on the device where it is.
 
     Dropout is turned off. `lora_r` puts new adapters into the model; `checkpoint` gives it the weights of a folder.
-
-    Raises:
-        InputError: they are no causal language model of transformers (or PEFT's around one) and its tokenizer, the
-            settings do not go with them, or there is nothing that could be trained.
     """
     inner = without_adapters(model)
     if not (isinstance(inner, PreTrainedModel) and inner.can_generate()):
@@ -207,11 +191,7 @@ def _set_padding(tokenizer: Any, whose: str) -> None:
 
 
 def check_policy(config: PolicyConfig) -> None:
-    """Refuse what does not go together; what a loaded model allows is checked by `adopt_policy`.
-
-    Raises:
-        InputError: names the settings.
-    """
+    """Refuse what does not go together; what a loaded model allows is checked by `adopt_policy`."""
     if config.lora_r < 0 or config.lora_alpha <= 0:
         raise InputError("lora_r must be at least 0 and lora_alpha above 0.")
     if config.model.startswith(PREFIX):

@@ -116,11 +116,7 @@ class Policy:
         return [[*row, own if self.format.is_text(prompt) else chat] for prompt, row in zip(prompts, ids, strict=True)]
 
     def encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
-        """Return the token ids of prompts, each of which leaves `room` tokens of the model's context.
-
-        Raises:
-            InputError: a prompt is empty or too long, or the chat template refuses it.
-        """
+        """Return the token ids of prompts, each of which leaves `room` tokens of the model's context."""
         rows = self.tokens(prompts)
         self._check_fit(prompts, map(len, rows), room)
         return rows
@@ -272,11 +268,7 @@ def _without_dropout(layer: Any, checkpoint: Callable[..., Any]) -> Callable[...
 def tokens_of(
     policy: Policy, prompts: Sequence[Prompt], completions: list[str], places: Sequence[str] = ()
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the token ids of prompts, and of their completions with an end token; `places` names them in messages.
-
-    Raises:
-        InputError: a prompt is empty, the chat template refuses it, or a demonstration is longer than the context.
-    """
+    """Return the token ids of prompts, and of their completions with an end token; `places` names them in messages."""
     prompt_rows, answer_rows = policy.tokens(prompts), policy.answers(prompts, completions)
     for index, (prompt, answer) in enumerate(zip(prompt_rows, answer_rows, strict=True)):
         if len(prompt) + len(answer) > policy.longest:

@@ -42,12 +42,7 @@ class PromptFormat:
     """Further arguments of the chat template, such as enable_thinking of Qwen3."""
 
     def tokens(self, tokenizer: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt.
-
-        Raises:
-            InputError: a prompt is empty, the chat template is missing or refuses the messages, or templates take
-                longer than a minute and another for every thousand prompts.
-        """
+        """Return the token ids of each prompt."""
         plain = [row for row, prompt in enumerate(prompts) if self.is_text(prompt)]
         messages = sorted(set(range(len(prompts))) - set(plain))
         rows: list[list[int]] = [[] for _ in prompts]
@@ -72,11 +67,7 @@ class PromptFormat:
         return isinstance(prompt, str) and not self.chat
 
     def turn_ends(self, tokenizer: Any, prompt: Prompt) -> list[int]:
-        """Return the tokens that the chat template puts behind an answer to these messages; none if it does not tell.
-
-        Raises:
-            InputError: the chat template does not end.
-        """
+        """Return the tokens that the chat template puts behind an answer to these messages; none if that is unknown."""
         answered = [*self._messages(prompt), {"role": "assistant", "content": ANSWER}]
         try:
             shown = in_time(
@@ -106,11 +97,7 @@ class PromptFormat:
         return lengths
 
     def text(self, tokenizer: Any, prompt: Prompt) -> str:
-        """Return the text that the model reads.
-
-        Raises:
-            InputError: the chat template is missing or refuses the messages.
-        """
+        """Return the text that the model reads."""
         if isinstance(prompt, str) and self.is_text(prompt):
             return prompt
         if tokenizer.chat_template is None:
@@ -154,9 +141,6 @@ def in_time(function: Callable[[], Returned], seconds: float) -> Returned:
     """Return what a function returns; Python code that takes longer is ended where it stands, in whatever thread.
 
     One operation of the interpreter's own, such as a power of huge numbers, is waited for.
-
-    Raises:
-        InputError: the time was up.
     """
     caller, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), threading.Event()
 

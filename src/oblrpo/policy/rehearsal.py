@@ -19,9 +19,6 @@ def rehearse(policy: Policy, cure: str) -> None:
     Args:
         policy: the policy, in eval mode; it stays as it is, and no random number is drawn.
         cure: of adapters that cannot be taken: how to adapt attention alone.
-
-    Raises:
-        InputError: the tape cannot take the model's scores.
     """
     steps_T = torch.arange(PROMPT + COMPLETION)
     ids_ST = torch.stack([5 + 7 * steps_T, 3 + 11 * steps_T]).to(policy.device) % policy.vocabulary

@@ -56,11 +56,7 @@ class Algorithm1:
         return update
 
     def sample(self, problems: list[Any]) -> Sampled:
-        """Sample G outputs o of each of the P prompts q, and reward them.
-
-        Raises:
-            InputError: a prompt does not fit, or a reward fails.
-        """
+        """Sample G outputs o of each of the P prompts q, and reward them."""
         asked = self.rollout
         rollouts = self.sampler.sample(
             [problem.prompt for problem in problems],

@@ -67,9 +67,6 @@ class StepBaseline:
             part: the micro-batch.
             logps: what its forward tells.
             tape: what has recorded its scores.
-
-        Raises:
-            DivergedError: a score norm, or a log-probability, is NaN or infinite.
         """
         norm2_S = None
         if self.asks_norms(part):

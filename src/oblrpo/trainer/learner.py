@@ -72,9 +72,6 @@ class Learner(Algorithm1):
         Args:
             problems: the prompts, and what verifies their outputs.
             number: the number of the step, from 1.
-
-        Raises:
-            InputError: as `learn` raises, or a reward fails.
         """
         return self.learn_from(self.sample(problems), number)
 
@@ -170,11 +167,7 @@ class Learner(Algorithm1):
         )
 
     def gradient(self, batch: OffPolicyBatch, step: int | None = None) -> Gradient:  # type: ignore[override]
-        """The gradient of Algorithm 1, of the outputs that are chosen; its signal is what all would have given.
-
-        Raises:
-            InputError: the sampler does not tell what the choice needs.
-        """
+        """The gradient of Algorithm 1, of the outputs that are chosen; its signal is what all would have given."""
         batch = self._chosen(batch, step)
         gradient = super().gradient(batch, step)
         if batch.draw is not None:
@@ -251,11 +244,7 @@ class Learner(Algorithm1):
         return {name: part.state_dict() for name in self._PARTS if (part := getattr(self, name)) is not None}
 
     def load_state_dict(self, state: dict[str, Any], run: str) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            InputError: it is the state of another version; the message names `run`.
-        """
+        """Take up where `state_dict` left off."""
         try:
             for name in self._PARTS:
                 if (part := getattr(self, name)) is not None:

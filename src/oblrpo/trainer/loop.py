@@ -43,11 +43,7 @@ from oblrpo.trainer.warm_start import warm_start
 
 
 class Trainer:
-    """One run, new or resumed, described by its config, and by the objects that words of the config stand for.
-
-    Raises:
-        InputError: anything the user can mend, before the output folder is touched where that is possible.
-    """
+    """One run, new or resumed, described by its config, and by the objects that words of the config stand for."""
 
     def __init__(
         self,
@@ -217,11 +213,7 @@ class Trainer:
         return f"{weights} with bfloat16 arithmetic" if policy.bf16 else weights
 
     def _identity(self, sources: dict[str, str], accept_changed: bool) -> Identity:
-        """Return what tells the run from others, with what it learns from as it is now.
-
-        Raises:
-            InputError: the run was started with other settings, or with other data or rewards that are not accepted.
-        """
+        """Return what tells the run from others, with what it learns from as it is now."""
         if not self.resume:
             return Identity(sources=sources)
         self.folder.check_resumable(self.config)

@@ -23,11 +23,7 @@ PACKAGES = {
 
 
 def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) -> Optimizer:
-    """Return the named optimizer of torch.optim, or of one of `PACKAGES`, on these parameters.
-
-    Raises:
-        InputError: there is no such class, its package is not installed, or it refuses its arguments.
-    """
+    """Return the named optimizer of torch.optim, or of one of `PACKAGES`, on these parameters."""
     kind = _class_of(config.optimizer)
     if refused := {"maximize", "differentiable", "capturable"} & set(config.optimizer_args):
         raise InputError(f"optimizer_args must not set {', '.join(sorted(refused))}: the update descends the loss -J.")

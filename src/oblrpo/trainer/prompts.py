@@ -25,11 +25,7 @@ class Prompts:
         self.task, self.size = task, config.rollout.prompts_per_step
 
     def step(self, learner: Learner, number: int) -> tuple[list[Problem], StepResult]:
-        """Let the learner make a step; return it with the problems that it learned from.
-
-        Raises:
-            InputError: as the learner raises.
-        """
+        """Let the learner make a step; return it with the problems that it learned from."""
         problems = self.task.train_batch(number, self.size)
         return problems, learner.step(problems, number)
 

@@ -37,11 +37,7 @@ MOST_COMPLETIONS = 2**24
 
 
 def check(config: TrainConfig) -> None:
-    """Refuse settings that cannot work, before anything is built.
-
-    Raises:
-        InputError: a setting cannot work; the message names it.
-    """
+    """Refuse settings that cannot work, before anything is built."""
     _check_sizes(config)
     algorithm = resolve(config.algorithm, config.optim)
     G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
@@ -70,11 +66,7 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_sizes(config: TrainConfig) -> None:
-    """Refuse what no machine holds and what no file can: numbers, batches and text.
-
-    Raises:
-        InputError: names it.
-    """
+    """Refuse what no machine holds and what no file can: numbers, batches and text."""
     for name, value in flatten(config).items():
         if isinstance(value, int) and name != "seed" and abs(value) >= 2**31:
             raise InputError(f"{name} is beyond 2^31; no machine holds that.")
@@ -124,11 +116,7 @@ def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
-    """Refuse ratios that do not go with the schedule, where there are updates that take them.
-
-    Raises:
-        InputError: names both.
-    """
+    """Refuse ratios that do not go with the schedule, where there are updates that take them."""
     ratio, told = ratio_of(config.algorithm, algorithm), f"the ratio {algorithm.ratio!r}"
     if config.algorithm.num_iterations == 1:
         return
@@ -172,11 +160,7 @@ def row_batches(rollout: RolloutConfig) -> MicroBatches:
 
 
 def check_room(longest: int, rollout: RolloutConfig) -> None:
-    """Refuse a budget of tokens that the completions of a prompt of `longest` tokens may exceed.
-
-    Raises:
-        InputError: it is too small; the message says how large it must be.
-    """
+    """Refuse a budget of tokens that the completions of a prompt of `longest` tokens may exceed."""
     needed = (longest + rollout.max_completion_length) * rollout.num_generations
     if 0 < rollout.tokens_per_micro_batch < needed:
         raise InputError(
@@ -187,11 +171,7 @@ def check_room(longest: int, rollout: RolloutConfig) -> None:
 
 
 def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
-    """Return the policy of a checkpoint.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    """Return the policy of a checkpoint."""
     try:
         return load_policy(str(checkpoint), config.policy)
     except InputError as error:
@@ -200,23 +180,14 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
 
 
 def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
-    """Return the sampler of a run, which tells of its draws what the run's selection asks for.
-
-    Raises:
-        InputError: the sampler cannot be had.
-    """
+    """Return the sampler of a run, which tells of its draws what the run's selection asks for."""
     known_early = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
     features = _draws(config) or (config.algorithm.train_on == "exact" and known_early)
     return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features)
 
 
 def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler: Sampler | None = None) -> Learner:
-    """Return the learner of a config and a policy, with all its parts; a sampler that is given is not made again.
-
-    Raises:
-        InputError: the optimizer or the schedule refuses its settings, the model's scores cannot be taken, or the
-            sampler cannot be had.
-    """
+    """Return the learner of a config and a policy, with all its parts; a sampler that is given is not made again."""
     rehearse(policy, "set lora_target_modules to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)

@@ -18,11 +18,7 @@ from oblrpo.tasks.sources import Stream, keep_rows, read_source
 
 
 def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
-    """Return the built-in task, the benchmark, or the user's data, which may be rows among `objects`.
-
-    Raises:
-        InputError: the task refuses its parameters, the data cannot be read, or an object of the config is not here.
-    """
+    """Return the built-in task, the benchmark, or the user's data, which may be rows among `objects`."""
     task, seed, objects = config.task, config.run.seed, objects or Objects()
     objects.check(data=(*task.data, *task.eval_data), rewards=task.rewards)
     if not all(isinstance(key, str) for key in task.task_args):
@@ -48,11 +44,7 @@ def known_problems(task: Task, prompts_per_step: int) -> list[Problem]:
 
 
 def drop_long_prompts(task: Task, policy: Policy, most: int) -> None:
-    """Leave out a data set's problems whose prompts have more than `most` tokens; 0 leaves out none.
-
-    Raises:
-        InputError: the task generates its problems.
-    """
+    """Leave out a data set's problems whose prompts have more than `most` tokens; 0 leaves out none."""
     if not most:
         return
     if not isinstance(task, DataTask):
@@ -80,11 +72,7 @@ def _benchmark(task: TaskConfig, seed: int) -> Task:
 
 
 def data_problems(task: TaskConfig, objects: Objects, split: str = "train") -> list[Problem]:
-    """Return the problems of `data`, in the order of its rows; `split` is that of a data set whose name says none.
-
-    Raises:
-        InputError: the data cannot be read, or a row does not fit.
-    """
+    """Return the problems of `data`, in the order of its rows; `split` is that of a data set whose name says none."""
     return _problems(keep_rows(read_source(task.data, split, objects.rows), task.where), task)
 
 
