@@ -61,9 +61,9 @@ FURTHER = {
         "algorithm": "oblrpo_shrunk", "on_reward_error": "mask", "eval_data": ROWS[:4], "prompts_per_micro_batch": 2,
         "num_iterations": 2,
     },
-    "sampler": {"algorithm": "oblrpo_shrunk", "sampler_logps": True, "ledger_steps": 1},
-    "sampler-twice": {"algorithm": "grpo", "sampler_logps": True, "num_iterations": 2},
-    "sampler-none": {"algorithm": "rloo", "sampler_logps": True, "sampler_correction": "none"},
+    "sampler": {"algorithm": "oblrpo_shrunk", "sampler_correction": "truncated", "ledger_steps": 1},
+    "sampler-twice": {"algorithm": "grpo", "sampler_correction": "truncated", "num_iterations": 2},
+    "sampler-none": {"algorithm": "rloo", "sampler_correction": "measured"},
 }  # fmt: skip
 CASES = {f"{name}-{kind}": {"algorithm": name, **given} for name in ALGORITHMS for kind, given in SCENARIOS.items()}
 CASES |= FURTHER

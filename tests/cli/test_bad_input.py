@@ -59,6 +59,7 @@ from tests.cli.conftest import complained
         (["--score-norms", "projected"], ["unknown score_norms 'projected'", "projected is gone: calibrated learns"]),
         (["--ledger", "off"], ["--ledger is gone: `ledger_steps` 0 takes none"]),
         (["--split", "test"], ["--split is gone: write it behind the name, such as `data` owner/name[validation]"]),
+        (["--sampler-correction", "none"], ["unknown sampler_correction 'none'", "none is gone: measured takes"]),
         (["--steps", "many"], ["--steps"]),
         (
             ["--algorithm", "oblrpo", "--num-generations", "1"],
@@ -146,7 +147,6 @@ def test_recipe_files(oblrpo, tmp_path, text, words):
         (["--heldout-fraction", "0.2"], "the task 'path' generates its problems"),
         (["--data", "q.jsonl", "--eval-data", "r.jsonl", "--heldout-fraction", "0.2"], "a source of their own"),
         (["--vllm-dtype", "float32"], "the sampler is transformers"),
-        (["--sampler-correction", "none"], "the sampler keeps no log-probabilities"),
         (["--project", "mine", "--report-to", "tensorboard"], "--project would change nothing"),
         (["recipe.yaml"], "recipe.yaml: hidden_size would change nothing"),
     ],

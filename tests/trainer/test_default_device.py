@@ -59,7 +59,7 @@ def metrics(trainer, device):
         ("oblr_shrunk", {"ledger_steps": 1, "calibration_steps": 1}),  # sketches; every baseline
         ("oblr", {"ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
         ("oblr_crossfit", {"ledger_steps": 0, "score_method": "folds", "rollout": {"prompts_per_micro_batch": 2}}),
-        ("oblr", {"score_method": "projected", "rollout": {"sampler_logps": True}}),
+        ("oblr", {"score_method": "projected", "rollout": {"sampler_correction": "truncated"}}),
         ("opo", {"score_method": "two_pass"}),
     ],
 )

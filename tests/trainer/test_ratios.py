@@ -200,12 +200,12 @@ def test_clipped_ratios_keep_the_advantages_of_the_first_update(tiny_policy, bat
     assert 0 < first.further["clip_ratio/region_mean"] <= 0.5  # of both updates, the first of which clips nothing
 
 
-@pytest.mark.parametrize(("name", "correction"), [*((name, "truncated") for name in RATIOS), ("ppo", "none")])
+@pytest.mark.parametrize(("name", "correction"), [*((name, "truncated") for name in RATIOS), ("ppo", "measured")])
 def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, correction):
     """rho is min(C, old / sampler), beside the ratio; the importance weight itself is min(C, now / sampler)."""
     rollouts, rewards_PG, old_SC = batch
     sampler_SC = (old_SC + 0.1 * torch.randn_like(old_SC)).clamp(max=0)
-    learner = learner_of(tiny_policy, Algorithm("rloo", ratio=name), sampler_logps=True, sampler_correction=correction)
+    learner = learner_of(tiny_policy, Algorithm("rloo", ratio=name), sampler_correction=correction)
     given = learner.batch(rollouts, rewards_PG).aged(old_SC, torch.zeros_like(rewards_PG))
     plain, _ = learner.gradient(given)
     given = learners.replace(given, sampler_logps_SC=sampler_SC)

@@ -25,7 +25,7 @@ def make_sampler(
         InputError: vLLM is asked for and is not available here.
     """
     if config.sampler == "transformers":
-        return TransformersSampler(policy, config.sampler_logps, features)
+        return TransformersSampler(policy, config.sampler_correction != "auto", features)
     from oblrpo.rollout.vllm import VLLMSampler, open_engine  # loads vLLM, which takes its time
 
     return VLLMSampler(policy, *open_engine(policy, config, trust_remote_code))

@@ -32,7 +32,7 @@ NAMED_HERE = {
     "torch_dtype": "dtype",
     "use_peft": "lora_r",
     "use_vllm": "sampler",
-    "vllm_importance_sampling_cap": "importance_sampling_clip_max",
+    "vllm_importance_sampling_cap": "sampler_correction",
     "vllm_importance_sampling_correction": "sampler_correction",
     "vllm_max_model_len": "vllm_max_model_length",
     "warmup_ratio": "warmup_steps",
@@ -51,11 +51,13 @@ NOT_HERE = {
 
 GONE = {
     "eval_split": "write it behind the name, such as `eval_data` owner/name[validation]",
+    "importance_sampling_clip_max": "write it behind `sampler_correction`, such as truncated:2",
     "ledger": "`ledger_steps` 0 takes none; inner products come from random projections",
     "max_skipped_steps": "a run ends after 5 steps in a row without a finite gradient, or after half of its steps",
     "prior_memory": "an earlier step counts 0.8 in the next one",
     "prior_strength": "it is chosen from earlier steps",
     "prompt_sampling": "prompts come in epochs",
+    "sampler_logps": "`sampler_correction` truncated or measured takes what the sampler draws tokens with",
     "sampling_cost": "`train_on` compute-optimal takes what sampling costs as it was measured",
     "schedule_ceiling": "no rule takes more than the rate itself",
     "schedule_ema": "signal and noise are averaged as suits the schedule: 0.97 with auto, 0.9 with the others",
@@ -68,6 +70,7 @@ GONE = {
 """A setting that earlier versions had -> what there is in its place."""
 
 GONE_VALUES = {
+    ("sampler_correction", "none"): "measured takes the sampler for the policy, and tells how far it is from it",
     ("schedule", "length"): "auto measures how far a step moves the policy, and takes the length of completions in",
     ("score_method", "folds"): "it served oblr_crossfit; auto is exact, too",
     ("score_norms", "projected"): "calibrated learns from exact norms, and costs no backward",

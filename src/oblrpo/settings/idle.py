@@ -41,7 +41,3 @@ NO_PROJECTS = Idle(
 )
 ONE_UPDATE = Idle("every batch gets one update (num_iterations)", lambda c: c.algorithm.num_iterations == 1)
 NO_VLLM = Idle("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")
-NO_LOGPS = Idle(
-    "the sampler keeps no log-probabilities (sampler_logps)",
-    lambda c: c.rollout.sampler != "vllm" and not c.rollout.sampler_logps,
-)

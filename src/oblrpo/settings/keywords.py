@@ -61,9 +61,7 @@ class TrainKeywords(TypedDict, total=False):
     prompts_per_micro_batch: int
     tokens_per_micro_batch: int
     sampler: Literal["transformers", "vllm"]
-    sampler_logps: bool
-    sampler_correction: Literal["truncated", "none"]
-    importance_sampling_clip_max: float
+    sampler_correction: str
     vllm_gpu_memory_utilization: float
     vllm_max_model_length: int
     vllm_dtype: Literal["bfloat16", "float16", "float32"]

@@ -17,7 +17,6 @@ from oblrpo.settings.idle import (
     GENERATED_PROMPT,
     LOADED,
     NO_ADAPTERS,
-    NO_LOGPS,
     NO_PROJECTS,
     NO_VLLM,
     NO_WARM_START,
@@ -158,14 +157,10 @@ class RolloutConfig:
     `oblr_shrunk` knows of other prompts is then from earlier steps only."""
     sampler: Literal["transformers", "vllm"] = "transformers"
     """What samples: the policy itself, or a vLLM engine beside it on its GPU (extra vllm)."""
-    sampler_logps: bool = False
-    """Keep the log-probabilities that the sampler transformers draws tokens with, as vllm always does, so that their
-    mismatch with the trainer's is measured and corrected."""
-    sampler_correction: Annotated[Literal["truncated", "none"], NO_LOGPS] = "truncated"
-    """What is done about a sampler that keeps log-probabilities: weigh each completion by min(C, pi / sampler), or take
-    the sampler for the policy. The mismatch is measured either way."""
-    importance_sampling_clip_max: Annotated[float, Range(0), NO_LOGPS] = 3.0
-    """The C of the truncated weights, whatever the sampler; 0: weights are not truncated."""
+    sampler_correction: str = "auto"
+    """What is done about a sampler whose probabilities are not the trainer's. truncated: each completion is weighed by
+    min(C, pi / sampler) with C = 3; truncated:2, another C; untruncated: by pi / sampler; measured: nothing, but the
+    difference is measured, as it is with all of these. auto: truncated with vllm, and nothing with transformers."""
     vllm_gpu_memory_utilization: Annotated[float, Range(0, 1), MAY_CHANGE, NO_VLLM] = 0.3
     """Share of the GPU's memory that the vLLM engine may take, its weights included."""
     vllm_max_model_length: Annotated[int, Range(0), NO_VLLM] = 0

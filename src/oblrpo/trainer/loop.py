@@ -35,6 +35,7 @@ from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, hand_out
 from oblrpo.trainer.progress import Progress
 from oblrpo.trainer.prompts import prompts_of
+from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.sources import sources_of
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
@@ -76,7 +77,7 @@ class Trainer:
         self.accuracy: dict[int, float] = {}  # held out, by step
         self.tokens = 0
         self.monitors = Monitors(
-            config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule,
+            clip_max_of(config.rollout) is not None, self.algorithm.baseline, self.algorithm.schedule,
             min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)

@@ -24,7 +24,7 @@ FALLEN = 0.5
 CERTAIN = 4.5
 """How many standard errors a fall must exceed; many, because the best is the luckiest of many means."""
 
-MISMATCHED = {"truncated": 1.0, "none": 0.1}
+MISMATCHED, UNCORRECTED = 1.0, 0.1
 """The mean |log pi(o|q) - log sampler(o|q)| of completions, in nats, from which on the sampler is not the policy.
 Where weights make up for it, this costs variance and truncation; where nothing does, it biases."""
 
@@ -48,14 +48,14 @@ class Monitors:
     Args:
         most_skipped: after how many skipped steps in a row the run ends.
         stop_on_collapse: the run's `stop_on_collapse`.
-        correction: the run's `sampler_correction`.
+        corrects: whether weights make up for what the sampler draws otherwise than the policy.
         baseline: the run's baseline.
         schedule: the run's schedule, a key of `estimators.RULES`.
     """
 
     def __init__(
         self,
-        correction: str = "truncated",
+        corrects: bool = True,
         baseline: str = "oblr",
         schedule: str = "debiased",
         most_skipped: int = MOST_SKIPPED,
@@ -64,7 +64,7 @@ class Monitors:
         self.stop = ""
         """Why the run is to end after this step, in a sentence; empty if it goes on."""
         self._most_skipped, self._stop_on_collapse, self._skipped = most_skipped, stop_on_collapse, 0
-        self._correction, self._baseline, self._rule = correction, baseline, RULES[schedule]
+        self._corrects, self._baseline, self._rule = corrects, baseline, RULES[schedule]
         self._told: set[str] = set()
         self._highest = 0.0
         self._collapsed = self._flat = self._unfelt = 0
@@ -164,15 +164,15 @@ class Monitors:
 
     def _sampler_astray(self, metrics: dict[str, Any]) -> str:
         apart = metrics.get("sampling/sequence_logp_difference/mean")
-        if apart is None or apart <= MISMATCHED[self._correction]:
+        if apart is None or apart <= (MISMATCHED if self._corrects else UNCORRECTED):
             return ""
         token = metrics["sampling/sampling_logp_difference/mean"]
         return (
             f"the sampler's log-probabilities of completions are {apart:.2g} nats from the trainer's in the mean "
             f"({token:.2g} a token), "
             + (
-                "and sampler_correction none takes them for equal: the gradient is biased. Set it to truncated."
-                if self._correction == "none"
+                "and sampler_correction measured takes them for equal: the gradient is biased. Set it to truncated."
+                if not self._corrects
                 else f"and {metrics['sampling/truncated_ratio']:.0%} of the importance weights are truncated, which "
                 "biases. Bring the two closer (vllm_dtype, the type the policy is trained in), or shorten completions."
             )

@@ -9,12 +9,17 @@ min(C, rho) bounds the variance and biases: by -E_mu[(rho - C)+ (F - b) s], whic
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from oblrpo.settings import RolloutConfig
+from oblrpo.errors import InputError
+from oblrpo.settings import RolloutConfig, lost
+
+CORRECTIONS = {"auto": 3.0, "truncated": 3.0, "untruncated": math.inf, "measured": None}
+"""What the setting `sampler_correction` may be -> the C of min(C, pi / mu); None: no weights are taken."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,23 @@ class SamplerMismatch:
 
 
 def clip_max_of(rollout: RolloutConfig) -> float | None:
-    """The C of min(C, pi / mu), infinite where weights are not truncated; None: the sampler is taken for the policy."""
-    if rollout.sampler_correction == "none":
-        return None
-    return rollout.importance_sampling_clip_max or math.inf
+    """The C of min(C, pi / mu), infinite where weights are not truncated; None: the sampler is taken for the policy.
+
+    Raises:
+        InputError: `sampler_correction` is none of those that there are.
+    """
+    name, colon, number = rollout.sampler_correction.partition(":")
+    if name not in CORRECTIONS or (colon and name != "truncated"):
+        raise InputError(
+            f"unknown sampler_correction {rollout.sampler_correction!r}; choose one of: {', '.join(CORRECTIONS)}, or "
+            f"truncated:C with a number C.{lost('sampler_correction', rollout.sampler_correction)}"
+        )
+    if not colon:
+        return CORRECTIONS[name]
+    clip_max = float(number) if re.fullmatch(r"\d+(\.\d+)?", number) else math.nan
+    if not clip_max >= 1:
+        raise InputError(
+            f"sampler_correction is {rollout.sampler_correction}; its C must be a number of at least 1: below, it "
+            "would cut weights that need no correction."
+        )
+    return clip_max

@@ -26,6 +26,7 @@ from oblrpo.trainer.baseline import step_baseline
 from oblrpo.trainer.movement import Movement
 from oblrpo.trainer.optimizers import make_optimizer
 from oblrpo.trainer.reference import Reference
+from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.score_norms import SCORE_NORMS
 from oblrpo.trainer.selection import Selection
 from oblrpo.trainer.variance_ledger import VarianceLedger
@@ -148,11 +149,7 @@ def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def _check_sampler(rollout: RolloutConfig) -> None:
-    if 0 < rollout.importance_sampling_clip_max < 1:
-        raise InputError(
-            f"importance_sampling_clip_max is {rollout.importance_sampling_clip_max}; below 1 it would cut "
-            "weights that need no correction. Set it to at least 1, or to 0 for weights that are not truncated."
-        )
+    clip_max_of(rollout)
     if rollout.sampler == "vllm" and rollout.temperature < LEAST_TEMPERATURE:
         raise InputError(
             f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
