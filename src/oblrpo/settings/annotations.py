@@ -80,7 +80,7 @@ def check_ranges(config: Any, values: abc.Mapping[str, Any]) -> None:
     """
     for name, notes in annotations_of(config).items():
         for note in notes:
-            if isinstance(note, Range) and not note.least <= values[name] <= note.most:
+            if isinstance(note, Range) and values[name] is not None and not note.least <= values[name] <= note.most:
                 most = f" and at most {note.most:g}" if note.most < sys.float_info.max else ""
                 least = f"{name} is {values[name]}; it must be a finite number of at least {note.least:g}"
                 raise InputError(f"{least}{most}.")

@@ -73,8 +73,8 @@ class TrainKeywords(TypedDict, total=False):
     train_on: str
     num_iterations: int
     ratio: str
-    epsilon: float
-    epsilon_high: float
+    epsilon: float | None
+    epsilon_high: float | None
     score_method: str
     score_memory_mb: int
     score_norms: str
@@ -84,7 +84,7 @@ class TrainKeywords(TypedDict, total=False):
     learning_rate: float
     optimizer_args: dict[str, Any]
     schedule: str
-    schedule_kl: float
+    schedule_kl: float | None
     warmup_steps: int
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     max_grad_norm: float

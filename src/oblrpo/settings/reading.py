@@ -105,7 +105,7 @@ def settings_in(path: Path | Traversable) -> dict[str, Any]:
 
 
 def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
-    """The value as the field's type; an int may stand for a float.
+    """The value as the field's type; an int may stand for a float, and null for what is chosen.
 
     Raises:
         InputError: it cannot be that.
@@ -115,6 +115,10 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
         if value not in choices:
             raise InputError(f"{source}: {key} is {value!r}; choose one of: {', '.join(map(str, choices))}.")
         return value
+    if type(None) in typing.get_args(hint):  # `float | None`
+        if value is None:
+            return None
+        (hint,) = set(typing.get_args(hint)) - {type(None)}
     kind = typing.get_origin(hint) or hint
     if kind is tuple:
         if isinstance(value, str):

@@ -194,10 +194,10 @@ class AlgorithmConfig:
     """Weight of scores in updates after the first: sequence (importance weight of the completion), ppo (by token,
     clipped), gspo (by completion, clipped), cispo (by token, truncated), dppo (by token, masked), none. Empty:
     algorithm's."""
-    epsilon: Annotated[float, Range(-1), ONE_UPDATE] = -1.0
-    """How far a ratio may fall before ppo, gspo and dppo clip it; -1: 0.2, 0.0003 and 0.15, as published."""
-    epsilon_high: Annotated[float, Range(-1), ONE_UPDATE] = -1.0
-    """How far it may rise, and where cispo truncates it; -1: epsilon, or as published 0.2, 0.0004, 0.15, cispo 5."""
+    epsilon: Annotated[float | None, Range(0), ONE_UPDATE] = None
+    """How far a ratio may fall before ppo, gspo and dppo clip it. None: 0.2, 0.0003 and 0.15, as published."""
+    epsilon_high: Annotated[float | None, Range(0), ONE_UPDATE] = None
+    """How far it may rise, and where cispo truncates it. None: epsilon, or as published 0.2, 0.0004, 0.15, cispo 5."""
 
 
 @dataclass(frozen=True)
@@ -232,8 +232,8 @@ class OptimConfig:
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
     learning_rate on), ess (effective sample size), off. Empty: algorithm's."""
-    schedule_kl: float = -1.0
-    """Nats: what all steps of schedule auto scale with (-1: 1); the target of kl (-1: 0.02)."""
+    schedule_kl: float | None = None
+    """Nats: what all steps of schedule auto scale with (None: 1), or the target of schedule kl (None: 0.02)."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"

@@ -229,7 +229,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
-            kl=None if optim.schedule_kl == -1 else optim.schedule_kl,
+            kl=optim.schedule_kl,
             rounds=policy.rounds,
         )
         by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
