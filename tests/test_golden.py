@@ -15,7 +15,7 @@ import oblrpo
 
 FOLDER = Path(__file__).parent / "golden"
 MACHINE = FOLDER / "machine.txt"  # other processors and other torches round otherwise
-TIMES, BUILT = {"step_time"}, {"hidden_size", "num_hidden_layers"}
+TIMES, BUILT = {"step_time"}, {"model_args"}
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(6)]
 
 ALGORITHMS = ("oblrpo", "oblrpo_shrunk", "rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "opo", "vcpo", "js")
@@ -26,7 +26,7 @@ SCENARIOS = {
     "tokens": {"tokens_per_micro_batch": 80},
     "twice": {"num_iterations": 2},
     "resumed": {},
-    "lora": {"lora_r": 2},
+    "lora": {"lora": {"r": 2}},
     "skip": {"train_on": "exact", "calibration_steps": 0},
 }
 FURTHER = {
@@ -95,16 +95,16 @@ def patchy(prompts, completions, **columns):
 def result(name, folder):
     torch.set_num_threads(1)
     given = {"data": ROWS, "learning_rate": 3e-3, "prompts_per_step": 6, "num_generations": 4, "eval_prompts": 4,
-             "max_completion_length": 8, "eval_samples": 1, "threads": 1, "hidden_size": 32, "num_hidden_layers": 2,
-             "calibration_steps": 2, "reward": reward} | CASES[name]  # fmt: skip
+             "max_completion_length": 8, "eval_samples": 1, "threads": 1, "calibration_steps": 2, "reward": reward,
+             "model_args": {"hidden_size": 32, "num_hidden_layers": 2}} | CASES[name]  # fmt: skip
     if "on_reward_error" in given:
         given["reward"] = patchy
     if name.endswith("-skip"):
         given["reward"] = sparse
     if given["data"] is None:
         del given["data"], given["reward"]
-    if "lora_r" in given:
-        made = oblrpo.train(**given | {"lora_r": 0}, steps=0, output=str(folder / "base"), progress=False)
+    if "lora" in given:
+        made = oblrpo.train(**given | {"lora": {}}, steps=0, output=str(folder / "base"), progress=False)
         made.policy.save(folder / "model")
         given = {key: value for key, value in given.items() if key not in BUILT} | {"model": str(folder / "model")}
     output = str(folder / "run")

@@ -100,7 +100,7 @@ def test_the_policy_can_be_measured_as_its_own_sampler(small_run, tmp_path):
         ({"sampler_correction": "truncated:0.5"}, "at least 1: below, it would cut weights that need no correction"),
         ({"sampler_correction": "truncated:nan"}, "sampler_correction is truncated:nan"),
         ({"sampler": "vllm", "temperature": 0.005}, "vLLM samples at a temperature of at least 0.01, not at 0.005"),
-        ({"sampler": "vllm", "vllm_gpu_memory_utilization": 1.5}, "vllm_gpu_memory_utilization is 1.5"),
+        ({"sampler": "vllm", "vllm_args": {"gpu_memory_utilization": 1.5}}, "vllm_args.gpu_memory_utilization is 1.5"),
         ({"sampler": "vllm"}, "vLLM 0.17 to below 0.34, which is not installed"),
     ],
 )

@@ -28,7 +28,9 @@ def write(tmp_path):
 def loaded(tmp_path):
     """A folder with a model and a chat template."""
     torch.manual_seed(1)
-    policy = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, device="cpu"))
+    policy = make_policy(
+        PolicyConfig(model_args={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu")
+    )
     policy.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     policy.save(tmp_path / "model")
     return tmp_path / "model"
@@ -77,7 +79,7 @@ def test_a_loaded_model_is_measured_before(small_run, write, loaded, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of PEFT
 def test_adapters(small_run, write, loaded, tmp_path):
-    code, out, err = small_run(sft_data=write(ROWS), model=loaded, lora_r=2, warm_start_batch=4, steps=1)
+    code, out, err = small_run(sft_data=write(ROWS), model=loaded, lora={"r": 2}, warm_start_batch=4, steps=1)
     assert code == 0, err
     assert "AdamW at 0.0002" in out
     adapters = tmp_path / "run" / "checkpoints" / "step_0"

@@ -54,7 +54,7 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
         assert row["advantage"] == pytest.approx(row["reward"] - row["baseline"])
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert set(config) == set(flatten(TrainConfig())) | {"identity"}
-    assert config["hidden_size"] == 16
+    assert config["model_args"]["hidden_size"] == 16
     assert "held-out accuracy" in out
     assert "4 prompts x 3 completions = 12 completions" in out
     page = (run / "report.html").read_text()
@@ -335,7 +335,7 @@ def test_help_is_one_screen_of_recipes_and_common_settings(oblrpo):
     assert len(out.splitlines()) < 100
     assert "smollm2-arithmetic" in out
     assert "--max-completion-length" in out
-    assert "--initializer-range" not in out
+    assert "--model-args" not in out
     assert "A small Qwen3 policy learns to find routes in graphs" in " ".join(out.split())
     assert set(documented()) >= set(flatten(TrainConfig()))
 

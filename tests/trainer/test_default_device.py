@@ -25,7 +25,9 @@ from oblrpo.trainer.progress import Progress
 def config(output, baseline="", rollout=None, **scores):
     settings = {"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 8}
     return TrainConfig(
-        policy=PolicyConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, device="cpu"),
+        policy=PolicyConfig(
+            model_args={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu"
+        ),
         task=TaskConfig(task="addition", rewards=("length",)),  # of random completions, too, one that varies
         rollout=RolloutConfig(**settings | (rollout or {})),
         algorithm=AlgorithmConfig(baseline=baseline),

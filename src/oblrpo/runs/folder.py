@@ -20,6 +20,7 @@ from oblrpo.runs.rows import Metrics, read_rows, read_steps, sorted_out
 from oblrpo.settings import (
     IDENTITY,
     TrainConfig,
+    every_value,
     flatten,
     may_change_on_resume,
     read_yaml_file,
@@ -123,7 +124,7 @@ class RunFolder:
         Raises:
             InputError: as `saved_config` raises.
         """
-        old, new = flatten(self.saved_config()), flatten(config)
+        old, new = every_value(self.saved_config()), every_value(config)
         free = may_change_on_resume(config) | {"recipe"}
         changed = [key for key in new if new[key] != old[key] and key not in free]
         if old["steps"] != new["steps"] and new["lr_scheduler_type"] != "constant":

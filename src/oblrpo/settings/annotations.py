@@ -57,14 +57,25 @@ class Idle:
     """Whether it is so under a `TrainConfig`."""
 
 
+@dataclass(frozen=True)
+class Holds:
+    """The setting is a mapping whose keys are the fields of a dataclass, with their types, defaults and annotations."""
+
+    kind: type
+
+
 def annotations_of(config: Any) -> dict[str, tuple[Any, ...]]:
-    """The annotations of every setting by its name, over all sections of a config."""
+    """The annotations of every setting by its name, over all sections of a config; of the keys that one holds, too."""
     found: dict[str, tuple[Any, ...]] = {}
     for section in dataclasses.fields(config):
         part = getattr(config, section.name)
         if dataclasses.is_dataclass(part):
             hints = typing.get_type_hints(type(part), include_extras=True)
             found |= {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    for name, notes in list(found.items()):
+        for kind in (note.kind for note in notes if isinstance(note, Holds)):
+            hints = typing.get_type_hints(kind, include_extras=True)
+            found |= {f"{name}.{key}": getattr(hint, "__metadata__", ()) for key, hint in hints.items()}
     return found
 
 

@@ -26,16 +26,10 @@ class TrainKeywords(TypedDict, total=False):
     dtype: Literal["float32", "bfloat16"]
     attn_implementation: str
     gradient_checkpointing: bool
-    lora_r: int
-    lora_alpha: int
-    lora_target_modules: str | Sequence[str]
+    lora: dict[str, Any]
     load_in_4bit: bool
     merge: bool
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    initializer_range: float
-    max_position_embeddings: int
+    model_args: dict[str, Any]
     device: str
     trust_remote_code: bool
     warm_start_steps: int
@@ -62,9 +56,7 @@ class TrainKeywords(TypedDict, total=False):
     tokens_per_micro_batch: int
     sampler: Literal["transformers", "vllm"]
     sampler_correction: str
-    vllm_gpu_memory_utilization: float
-    vllm_max_model_length: int
-    vllm_dtype: Literal["bfloat16", "float16", "float32"]
+    vllm_args: dict[str, Any]
     algorithm: str
     baseline: str
     normalisation: str

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from oblrpo.settings.annotations import MAY_CHANGE, Mapping, Range
+from oblrpo.settings.annotations import MAY_CHANGE, Holds, Mapping, Range
 from oblrpo.settings.idle import (
     BENCHMARK,
     BENCHMARK_PROMPT,
@@ -16,7 +16,6 @@ from oblrpo.settings.idle import (
     GENERATED,
     GENERATED_PROMPT,
     LOADED,
-    NO_ADAPTERS,
     NO_PROJECTS,
     NO_VLLM,
     NO_WARM_START,
@@ -24,6 +23,47 @@ from oblrpo.settings.idle import (
     OWN_DATA,
     OWN_TEST,
 )
+from oblrpo.settings.typed import of_mapping
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What `model_args` may hold, by transformers' names: the sizes of a small Qwen3."""
+
+    hidden_size: Annotated[int, Range(1)] = 64
+    """Width."""
+    num_hidden_layers: Annotated[int, Range(1)] = 3
+    """Layers."""
+    num_attention_heads: int = 4
+    """Attention heads; there are half as many key-value heads."""
+    initializer_range: Annotated[float, Range(0)] = 0.05
+    """Standard deviation of the random weights; transformers' 0.02 is meant for wider models."""
+    max_position_embeddings: Annotated[int, Range(2)] = 2048
+    """Longest prompt + completion, in tokens."""
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """What `lora` may hold."""
+
+    r: Annotated[int, Range(0)] = 0
+    """Rank."""
+    alpha: Annotated[int, Range(1)] = 16
+    """Scale of the adapters, over their rank."""
+    target_modules: tuple[str, ...] = ()
+    """Layers to adapt, by the end of their names. None: all linear ones but the head."""
+
+
+@dataclass(frozen=True)
+class VLLM:
+    """What `vllm_args` may hold, by vLLM's names."""
+
+    gpu_memory_utilization: Annotated[float, Range(0, 1), MAY_CHANGE] = 0.3
+    """Share of the GPU's memory that the engine may take, its weights included."""
+    max_model_len: Annotated[int | None, Range(1)] = None
+    """Longest prompt + completion that the engine can hold, in tokens. None: as long as the model can read."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Type that the engine computes in; the closer to the trainer's, the smaller the mismatch."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +86,37 @@ class PolicyConfig:
     """Attention that transformers uses: sdpa, eager, flash_attention_2 ... Empty: its own choice."""
     gradient_checkpointing: bool = False
     """Compute each layer's activations again in the backward instead of keeping them."""
-    lora_r: int = 0
-    """Rank of LoRA adapters, through PEFT; 0: train the whole model."""
-    lora_alpha: Annotated[int, NO_ADAPTERS] = 16
-    """Scale of the adapters, over their rank."""
-    lora_target_modules: Annotated[tuple[str, ...], NO_ADAPTERS] = ()
-    """Layers to adapt, by the end of their names. None: all linear ones but the head."""
+    lora: Annotated[Mapping, Holds(LoRA)] = field(default_factory=dict)
+    """LoRA adapters, through PEFT, with their rank r, such as '{r: 16, alpha: 32, target_modules: [q_proj, v_proj]}'.
+    None: the whole model is trained."""
     load_in_4bit: bool = False
     """QLoRA: keep the model under the adapters in 4 bits (NF4), through bitsandbytes."""
     merge: bool = False
     """After the last step write the model with its adapters merged to `OUTPUT/merged`."""
-    hidden_size: Annotated[int, LOADED] = 64
-    """Width of a built policy."""
-    num_hidden_layers: Annotated[int, Range(1), LOADED] = 3
-    """Layers of a built policy."""
-    num_attention_heads: Annotated[int, LOADED] = 4
-    """Attention heads of a built policy; it has half as many key-value heads."""
-    initializer_range: Annotated[float, Range(0), LOADED] = 0.05
-    """Standard deviation of a built policy's random weights; transformers' 0.02 is meant for wider models."""
-    max_position_embeddings: Annotated[int, Range(2), LOADED] = 2048
-    """Longest prompt + completion of a built policy, in tokens."""
+    model_args: Annotated[Mapping, Holds(Sizes), LOADED] = field(default_factory=dict)
+    """Sizes of a policy that is built, such as '{hidden_size: 128, num_hidden_layers: 4}'."""
     device: Annotated[str, MAY_CHANGE] = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
     trust_remote_code: Annotated[bool, BUILT] = False
     """Let transformers run Python code that comes with the model."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of a policy that is built.
+
+        Raises:
+            InputError: an unknown key or a value of the wrong type.
+        """
+        return of_mapping(Sizes, self.model_args, "model_args")
+
+    @property
+    def adapters(self) -> LoRA:
+        """The adapters that are made; of rank 0 where there are none.
+
+        Raises:
+            InputError: an unknown key or a value of the wrong type.
+        """
+        return of_mapping(LoRA, self.lora, "lora")
 
 
 @dataclass(frozen=True)
@@ -161,12 +208,17 @@ class RolloutConfig:
     """What is done about a sampler whose probabilities are not the trainer's. truncated: each completion is weighed by
     min(C, pi / sampler) with C = 3; truncated:2, another C; untruncated: by pi / sampler; measured: nothing, but the
     difference is measured, as it is with all of these. auto: truncated with vllm, and nothing with transformers."""
-    vllm_gpu_memory_utilization: Annotated[float, Range(0, 1), MAY_CHANGE, NO_VLLM] = 0.3
-    """Share of the GPU's memory that the vLLM engine may take, its weights included."""
-    vllm_max_model_length: Annotated[int, Range(0), NO_VLLM] = 0
-    """Longest prompt + completion that the vLLM engine can hold, in tokens; 0: as long as the model can read."""
-    vllm_dtype: Annotated[Literal["bfloat16", "float16", "float32"], NO_VLLM] = "bfloat16"
-    """Type that the vLLM engine computes in; the closer to the trainer's, the smaller the mismatch."""
+    vllm_args: Annotated[Mapping, Holds(VLLM), NO_VLLM] = field(default_factory=dict)
+    """Settings of the vLLM engine, such as '{gpu_memory_utilization: 0.3, max_model_len: 4096, dtype: bfloat16}'."""
+
+    @property
+    def vllm(self) -> VLLM:
+        """Settings of the vLLM engine.
+
+        Raises:
+            InputError: an unknown key or a value of the wrong type.
+        """
+        return of_mapping(VLLM, self.vllm_args, "vllm_args")
 
 
 @dataclass(frozen=True)

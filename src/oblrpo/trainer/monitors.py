@@ -174,7 +174,8 @@ class Monitors:
                 "and sampler_correction measured takes them for equal: the gradient is biased. Set it to truncated."
                 if not self._corrects
                 else f"and {metrics['sampling/truncated_ratio']:.0%} of the importance weights are truncated, which "
-                "biases. Bring the two closer (vllm_dtype, the type the policy is trained in), or shorten completions."
+                "biases. Bring the two closer (dtype in vllm_args, the type the policy is trained in), or shorten "
+                "completions."
             )
         )
 

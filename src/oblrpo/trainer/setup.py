@@ -18,7 +18,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten, lost
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, every_value, lost
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.algorithm1 import Learner
@@ -52,7 +52,7 @@ def check(config: TrainConfig) -> None:
             f"the baseline {algorithm.baseline!r} compares outputs of a prompt, so num_generations must be at least "
             f"{smallest}, not {G}."
         )
-    check_ranges(config, flatten(config))
+    check_ranges(config, every_value(config))
     _check_schedule(config.optim, algorithm.schedule)
     if algorithm.smallest_group > G:
         raise InputError(
@@ -77,7 +77,7 @@ def _check_sizes(config: TrainConfig) -> None:
     Raises:
         InputError: names it.
     """
-    for name, value in flatten(config).items():
+    for name, value in every_value(config).items():
         if isinstance(value, int) and name != "seed" and abs(value) >= 2**31:
             raise InputError(f"{name} is beyond 2^31; no machine holds that.")
         for text in value if isinstance(value, list) else [value]:
@@ -218,7 +218,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         InputError: the optimizer or the schedule refuses its settings, the model's scores cannot be taken, or the
             sampler cannot be had.
     """
-    rehearse(policy, "set lora_target_modules to q_proj, k_proj, v_proj, o_proj")
+    rehearse(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)
     iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
