@@ -80,8 +80,8 @@ from tests.cli.conftest import complained
         (["--learning-rate", "nan"], ["learning_rate is nan"]),
         (["--max-grad-norm", "-1"], ["max_grad_norm is -1.0; it must be a finite number of at least 0"]),
         (
-            ["--warm-start-noise", "2"],
-            ["warm_start_noise is 2.0; it must be a finite number of at least 0 and at most 1"],
+            ["--warm-start-steps", "1", "--warm-start-args", "{noise: 2}"],
+            ["warm_start_args.noise is 2.0; it must be a finite number of at least 0 and at most 1"],
         ),
         (["--threads", "-1"], ["threads is -1"]),
         (["--model-args", "{num_attention_heads: 0}"], ["num_attention_heads must be even"]),
@@ -144,7 +144,7 @@ def test_recipe_files(oblrpo, tmp_path, text, words):
     [
         (["--model", "x", "--model-args", "{hidden_size: 8}"], "--model-args would change nothing, for a model"),
         (["--attn_implementation", "eager"], "--attn_implementation would change nothing, for no model is loaded"),
-        (["--warm-start-batch", "8"], "for warm_start_steps is 0"),
+        (["--warm-start-args", "{batch: 8}"], "for warm_start_steps is 0"),
         (["--data", "q.jsonl", "--task", "addition"], "--task would change nothing, for the problems come from data"),
         (["--task", "gsm8k", "--answer-column", "a"], "gsm8k names its columns itself"),
         (["--heldout-fraction", "0.2"], "the task 'path' generates its problems"),

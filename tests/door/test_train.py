@@ -415,12 +415,12 @@ def test_rows_to_learn_from_first(tmp_path, train):
     """Rows of prompt and completion as objects come to the same as a file of them."""
     rows = [{"prompt": [{"role": "user", "content": "x"}], "completion": "y"}] * 3
     plain = [{"prompt": f"{number} or", "completion": "y"} for number in range(3)]
-    by_object = train(sft_data=plain, steps=1, warm_start_learning_rate=1e-2)
+    by_object = train(sft_data=plain, steps=1, warm_start_args={"learning_rate": 1e-2})
     by_name = train(
         sft_data=write_rows(tmp_path / "sft.jsonl", plain),
         output=tmp_path / "b",
         steps=1,
-        warm_start_learning_rate=1e-2,
+        warm_start_args={"learning_rate": 1e-2},
     )
     assert metrics_of(by_object) == metrics_of(by_name)
     assert "eval/accuracy_before_warm_start" in by_object.metrics[0]

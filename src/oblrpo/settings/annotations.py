@@ -108,7 +108,17 @@ def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
         InputError: names those that do nothing, and why.
     """
     idle: dict[str, list[str]] = {}
-    for name, notes in annotations_of(config).items():
+    known = annotations_of(config)
+    # Who has set a mapping has set the keys in it.
+    parts = [part for part in vars(config).values() if dataclasses.is_dataclass(part)]
+    given = dict(given) | {
+        f"{name}.{key}": f"{key} in {given[name]}"
+        for part in parts
+        for name, value in vars(part).items()
+        if name in given and any(isinstance(note, Holds) for note in known[name])
+        for key in value
+    }
+    for name, notes in known.items():
         for note in notes:
             if isinstance(note, Idle) and note.when(config):
                 idle.setdefault(note.why.format(task=config.task.task), []).append(name)

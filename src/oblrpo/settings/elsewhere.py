@@ -76,6 +76,9 @@ GONE = {
     "vllm_dtype": "write `vllm_args` {dtype: float16}",
     "vllm_gpu_memory_utilization": "write `vllm_args` {gpu_memory_utilization: 0.4}",
     "vllm_max_model_length": "write `vllm_args` {max_model_len: 4096}",
+    "warm_start_batch": "write `warm_start_args` {batch: 16}",
+    "warm_start_learning_rate": "write `warm_start_args` {learning_rate: 1e-4}",
+    "warm_start_noise": "write `warm_start_args` {noise: 0.05}",
 }
 """A setting that earlier versions had -> what there is in its place."""
 

@@ -33,9 +33,7 @@ class TrainKeywords(TypedDict, total=False):
     device: str
     trust_remote_code: bool
     warm_start_steps: int
-    warm_start_batch: int
-    warm_start_learning_rate: float
-    warm_start_noise: float
+    warm_start_args: dict[str, Any]
     task: str
     task_args: dict[str, Any]
     where: dict[str, Any]

@@ -120,6 +120,19 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True)
+class WarmStart:
+    """What `warm_start_args` may hold."""
+
+    batch: Annotated[int, Range(1)] = 128
+    """Demonstrations a step."""
+    learning_rate: Annotated[float | None, Range(0)] = None
+    """AdamW's peak rate; it falls to 0 along a cosine. None: 2e-5 for a loaded model, 2e-4 for adapters, 3e-3 for a
+    policy built from nothing."""
+    noise: Annotated[float, Range(0, 1), FROM_ROWS] = 0.15
+    """Probability that a step of the task's demonstration is wrong."""
+
+
+@dataclass(frozen=True)
 class WarmStartConfig:
     """Supervised learning before RL: on rows of prompt and completion, or on the task's own noisy demonstrations."""
 
@@ -128,18 +141,22 @@ class WarmStartConfig:
     or one message of the assistant. None: the built-in task demonstrates, if warm_start_steps says so."""
     warm_start_steps: Annotated[int, Range(0)] = 0
     """Gradient steps of supervised learning; 0: one epoch of sft_data, or none without it."""
-    warm_start_batch: Annotated[int, Range(1), NO_WARM_START] = 128
-    """Demonstrations a step."""
-    warm_start_learning_rate: Annotated[float, Range(0), NO_WARM_START] = 0.0
-    """AdamW's peak rate; it falls to 0 along a cosine. 0: 2e-5 for a loaded model, 2e-4 for adapters, 3e-3 for a policy
-    built from nothing."""
-    warm_start_noise: Annotated[float, Range(0, 1), NO_WARM_START, FROM_ROWS] = 0.15
-    """Probability that a step of the task's demonstration is wrong."""
+    warm_start_args: Annotated[Mapping, Holds(WarmStart), NO_WARM_START] = field(default_factory=dict)
+    """How it learns, such as '{batch: 16, learning_rate: 1e-4, noise: 0.05}'."""
 
     @property
     def begins(self) -> bool:
         """Whether the run begins with supervised learning."""
         return bool(self.sft_data or self.warm_start_steps)
+
+    @property
+    def learning(self) -> WarmStart:
+        """How it learns.
+
+        Raises:
+            InputError: an unknown key or a value of the wrong type.
+        """
+        return of_mapping(WarmStart, self.warm_start_args, "warm_start_args")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ COMPLETION = "completion"
 """The column of completions."""
 
 RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4
-"""Peak rates where `warm_start_learning_rate` says none."""
+"""Peak rates where `warm_start_args` says none."""
 
 Batch = tuple[list[Prompt], list[str]]
 
@@ -82,12 +82,12 @@ def demonstrations_of(
         raise InputError("the prompts of sft_data are all held out (eval_prompts); give rows with other prompts.")
     prompts, completions = [row.prompt for row in kept], [row.completion for row in kept]
     tokens_of(policy, prompts, completions, [row.place for row in kept])
-    epoch = -(-len(kept) // warm.warm_start_batch)  # batches, the last of which may be short
+    epoch = -(-len(kept) // warm.learning.batch)  # batches, the last of which may be short
 
     def batch(step: int) -> Batch:
         turn, at = divmod(step, epoch)
         order = _order(f"sft_data/{seed}/{turn}", len(kept))
-        chosen = order[at * warm.warm_start_batch : (at + 1) * warm.warm_start_batch]
+        chosen = order[at * warm.learning.batch : (at + 1) * warm.learning.batch]
         return [prompts[row] for row in chosen], [completions[row] for row in chosen]
 
     steps = warm.warm_start_steps or epoch
@@ -97,10 +97,10 @@ def demonstrations_of(
 
 def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Batch]:
     def batch(step: int) -> Batch:
-        problems = task.train_batch(-1 - step, config.warm_start.warm_start_batch)  # steps that RL never draws
+        problems = task.train_batch(-1 - step, config.warm_start.learning.batch)  # steps that RL never draws
         rng = random.Random(f"demonstrations/{config.run.seed}/{step}")
         demonstrate = cast(Demonstrator, task).demonstration
-        shown = [demonstrate(problem, rng, config.warm_start.warm_start_noise) for problem in problems]
+        shown = [demonstrate(problem, rng, config.warm_start.learning.noise) for problem in problems]
         return [problem.prompt for problem in problems], shown
 
     return batch
@@ -148,8 +148,8 @@ def _completion(row: dict[str, Any], place: str) -> str:
 
 def peak_rate(config: TrainConfig, policy: Policy) -> float:
     """Return the peak learning rate: as set, or else by what is trained: a built policy, a loaded one, or adapters."""
-    if config.warm_start.warm_start_learning_rate:
-        return config.warm_start.warm_start_learning_rate
+    if config.warm_start.learning.learning_rate is not None:
+        return config.warm_start.learning.learning_rate
     if getattr(policy.model, "peft_config", None):
         return RATE_ADAPTERS
     return RATE_LOADED if config.policy.model else RATE_BUILT

@@ -205,7 +205,7 @@ class Trainer:
 
     def _learns_from(self) -> str:
         """Write what comes before RL, or nothing."""
-        shown, batch = self.demonstrations, self.config.warm_start.warm_start_batch
+        shown, batch = self.demonstrations, self.config.warm_start.learning.batch
         if not shown.steps:
             return ""
         rate = peak_rate(self.config, self.policy)
