@@ -15,6 +15,7 @@ import oblrpo
 
 FOLDER = Path(__file__).parent / "golden"
 MACHINE = FOLDER / "machine.txt"  # other processors and other torches round otherwise
+REMOVED = {"variance/oblr_crossfit", "signal2/oblr_crossfit"}  # since the runs were written
 TIMES, BUILT = {"step_time"}, {"model_args"}
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(6)]
 
@@ -130,6 +131,7 @@ def test_a_run_is_what_it_was(name, tmp_path):
         (FOLDER / f"{name}.json").write_text(json.dumps(now))
         return
     before = json.loads((FOLDER / f"{name}.json").read_text())
-    assert now["metrics"] == before["metrics"]
+    expected = [{key: value for key, value in row.items() if key not in REMOVED} for row in before["metrics"]]
+    assert now["metrics"] == expected
     assert now["completions"] == before["completions"]
     assert now["weights"] == before["weights"]

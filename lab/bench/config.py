@@ -13,7 +13,7 @@ class BenchConfig:
     """Compare ways to have squared score norms and the weighted gradient: time, operations, memory and error.
 
     Every figure is a ratio to a plain forward and backward in the same run. Examples: `python -m lab.bench scores`;
-    `python -m lab.bench scores --shape long --methods "exact (auto)" projected`; `python -m lab.bench scores
+    `python -m lab.bench scores --shape long --methods "exact (auto)" "exact, Gram"`; `python -m lab.bench scores
     --scaling`; `python -m lab.bench scores --shape qwen3-4b --sequences 2 --tokens 4096 --device cuda --dtype
     bfloat16`; `python -m lab.bench scores --model path/to/model --data texts.jsonl --rounds 3`.
     """

@@ -16,7 +16,7 @@ from lab.bench.workload import SHAPES, Shape, Workload, build
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.memory import keep_freed
 
-SCALED = ("exact (auto)", "exact, gradients kept", "exact, folds", "projected")
+SCALED = ("exact (auto)",)
 """Methods of the scaling table."""
 
 

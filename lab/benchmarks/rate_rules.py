@@ -8,10 +8,10 @@ The policy answers each of 512 prompts of 24 features with 4 tokens out of 8, a 
 reward of `sparse` is 1 if all four tokens are right, that of `graded` the share that is. In `long-sparse` and
 `long-graded` 44 tokens follow that no reward looks at (9,216 weights). Every step takes P prompts of 4 completions,
 RLOO's baseline and AdamW; a run ends after a number of completions, and its figure is the policy's exact expected
-reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate, `auto:ceiling=0` the
-measured rate without the gradient's signal. `blind` is the measured rate that is not told how long outputs are. Rules
-without a rate start at each of `--starts`. Prints each rule's mean over that of the best fixed rate of the point, and
-over all points the first rule that has no rate less the others, seed by seed.
+reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate. `blind` is the measured
+rate that is not told how long outputs are. Rules without a rate start at each of `--starts`. Prints each rule's mean
+over that of the best fixed rate of the point, and over all points the first rule that has no rate less the others, seed
+by seed.
 Every line of the CSV is a run; finished runs are not repeated.
 """
 
@@ -250,7 +250,7 @@ def rules_of(told: argparse.Namespace) -> list[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rules", nargs="+", default=[*FIXED, "auto", "auto:ceiling=0", "blind", "kl"])
+    parser.add_argument("--rules", nargs="+", default=[*FIXED, "auto", "blind", "kl"])
     parser.add_argument("--starts", nargs="+", default=["1e-4", "1e-2", "1"])
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
     parser.add_argument("--completions", nargs="+", type=int, default=[15360])

@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from oblrpo.compare.plan import Run
+from oblrpo.compare.plan import PlannedRun
 from oblrpo.compare.training import how_it_ended, start
 from oblrpo.intervals import mean
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
@@ -55,12 +55,12 @@ def train_all(runs: Runs, processes: int, tell: Callable[[Key], None] = lambda k
             process.terminate()
 
 
-def run_of(output: Path, settings: dict) -> Run:
+def run_of(output: Path, settings: dict) -> PlannedRun:
     """The run with these settings over the demo's, and with the weight decay of the published runs."""
     decay = {} if settings.get("optimizer") == "SGD" else {"optimizer_args": {"weight_decay": 0.01}}
     given = decay | settings | {"output": str(output)}
     config = with_settings(load_recipe("demo", TrainConfig()), given, output.name)
-    return Run(output.name, config)
+    return PlannedRun(output.name, config)
 
 
 class Results:

@@ -22,9 +22,9 @@ from transformers.utils import logging
 
 from oblrpo.intervals import student_t
 from oblrpo.memory import resident_bytes
+from oblrpo.report.console import Progress
 from oblrpo.settings import TrainConfig, with_settings
 from oblrpo.trainer.loop import Trainer
-from oblrpo.trainer.progress import Progress
 
 SMALL = {
     "model_args": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, "prompts_per_step": 4,

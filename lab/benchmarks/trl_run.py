@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation import heldout_accuracy
+from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
 
@@ -108,19 +108,20 @@ def peak_mb() -> float | None:
 @contextmanager
 def watched_by(clock: Clock) -> Iterator[None]:
     """Let the clock read every run of ours meanwhile."""
-    from oblrpo.trainer import loop, progress
+    from oblrpo.report import console
+    from oblrpo.trainer import loop
 
-    shown = progress.Progress.step
+    shown = console.Progress.step
 
-    def step(self: progress.Progress, number: int, metrics: dict[str, Any]) -> None:
+    def step(self: console.Progress, number: int, metrics: dict[str, Any]) -> None:
         shown(self, number, metrics)
         clock.after(number)
 
-    loop.heldout_accuracy, progress.Progress.step = clock.aside(heldout_accuracy), step  # type: ignore[method-assign]
+    loop.heldout_accuracy, console.Progress.step = clock.aside(heldout_accuracy), step  # type: ignore[method-assign]
     try:
         yield
     finally:
-        loop.heldout_accuracy, progress.Progress.step = heldout_accuracy, shown  # type: ignore[method-assign]
+        loop.heldout_accuracy, console.Progress.step = heldout_accuracy, shown  # type: ignore[method-assign]
 
 
 def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -> None:

@@ -101,8 +101,7 @@ def _unbiasedness() -> list[Claim]:
     small = bandit(0, O=3)
     found = [everywhere(lambda w, name=name: theorems.unbiased(w, name, 2)) for name in ("none", "rloo", "oblr")]  # type: ignore[misc]
     found.append(everywhere(lambda w: theorems.unbiased(w, "oblr", 2, shifted(w))))
-    found += [theorems.unbiased(tree(0), name, 3) for name in ("oblr", "oblr_crossfit")]
-    found.append(theorems.unbiased(tree(0), "oblr", 3, shifted(tree(0))))
+    found += [theorems.unbiased(tree(0), "oblr", 3), theorems.unbiased(tree(0), "oblr", 3, shifted(tree(0)))]
     return found + [theorems.unbiased_across_prompts(small, name) for name in ("oblr_shrunk", "js")]
 
 

@@ -151,8 +151,8 @@ def train(
 
     import torch
 
+    from oblrpo.report.console import Progress, summary
     from oblrpo.trainer.loop import Trainer
-    from oblrpo.trainer.progress import Progress, summary
 
     console, threads = _console(progress), torch.get_num_threads()
     with _quiet_transformers():
@@ -216,11 +216,7 @@ def _evaluate(
     k: int | Sequence[int],
     progress: bool,
 ) -> dict[str, Any]:
-    """Load and score what `oblrpo.evaluate` is asked for.
-
-    Raises:
-        InputError: as `oblrpo.evaluate` raises.
-    """
+    """Load and score what `oblrpo.evaluate` is asked for."""
     asked, judged = as_in_run(run) if run else (SamplingConfig(), RewardsConfig())
     said = words | _plain(settings)
     names = {field.name for part in (asked, judged) for field in fields(part)}
@@ -262,11 +258,7 @@ def _resolve(recipe: str, said: Mapping[str, Any], resume: bool) -> tuple[TrainC
 
 
 def _one(reward: Any, settings: Mapping[str, Any]) -> Any:
-    """Return the rewards, which may be said as `reward` or by the command line's name, `rewards`.
-
-    Raises:
-        InputError: both are said.
-    """
+    """Return the rewards, which may be said as `reward` or by the command line's name, `rewards`."""
     if reward is not None and "rewards" in settings:
         raise InputError("reward and rewards are the same; give one of them.")
     return settings.get("rewards") if reward is None else reward

@@ -1,7 +1,5 @@
 """Checksums of what a run has written or reads, so that damage and changes are noticed before they are trained on."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -10,9 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from oblrpo.regular_files import regular
 
-SUMS = "SHA256SUMS"
-"""The file of a folder's checksums, in the format of `sha256sum`."""
-
+SUMS = "SHA256SUMS"  # the file of a folder's checksums, in the format of `sha256sum`
 READ = (".json", ".jinja", ".safetensors", ".model", ".txt", ".py", ".bin")
 """What the names of files end with that loading a model or a state may read."""
 
@@ -26,9 +22,7 @@ def write_sums(folder: Path) -> None:
 def damage(folder: Path, needed: Sequence[str] = ()) -> str:
     """What is wrong with a folder whose checksums were written, in words; empty if every file is what it was.
 
-    Args:
-        folder: all files have to be listed that loading may read; what a user has put beside them is left alone.
-        needed: patterns of names, of each of which one has to be listed.
+    All files have to be listed that loading may read, and one of each of the patterns `needed`; others are left alone.
     """
     try:
         lines = regular(folder / SUMS).read_text("utf-8").splitlines()

@@ -22,9 +22,9 @@ from oblrpo.settings import (
 
 if TYPE_CHECKING:
     from oblrpo.policy import Policy
+    from oblrpo.report.console import Progress
     from oblrpo.tasks import Task
     from oblrpo.trainer.loop import Trainer
-    from oblrpo.trainer.progress import Progress
 
 
 NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a run has held-out problems of its own."
@@ -33,13 +33,7 @@ NO_PROBLEMS = "give data to evaluate on, or a benchmark; only a checkpoint of a 
 def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainConfig) -> None:
     """Refuse what cannot work, and what somebody has said that would change nothing.
 
-    Args:
-        config: all settings of the run.
-        given: settings that were said, with how they are written there.
-        base: the recipe's settings, which `given` override.
-
-    Raises:
-        InputError: names the settings.
+    `given` are the settings that were said, with how they are written there; they override those of the recipe, `base`.
     """
     from oblrpo.trainer.setup import check
 
@@ -51,12 +45,8 @@ def check_settings(config: TrainConfig, given: Mapping[str, str], base: TrainCon
 
 
 def carry_out(trainer: Trainer, progress: Progress) -> Path:
-    """Run the trainer, write the page of the run, and return its path; a run that fails leaves its page, too.
-
-    Raises:
-        Exception: whatever ended the run.
-    """
-    from oblrpo.report import write_report
+    """Run the trainer, write the page of the run, and return its path; a run that fails leaves its page, too."""
+    from oblrpo.report.page import write_report
 
     folder = trainer.folder
     try:
@@ -73,16 +63,9 @@ def carry_out(trainer: Trainer, progress: Progress) -> Path:
 def check_asked(
     given: Mapping[str, str], data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
 ) -> None:
-    """Refuse an evaluation without problems, and settings that it would pass over.
+    """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would pass over.
 
-    Args:
-        given: settings that were said, with how they are written there.
-        data: where the problems come from; empty for a benchmark on the hub, or the held-out ones of the run.
-        run: the run that the model lies in, if any.
-        benchmark: whether a benchmark is named.
-
-    Raises:
-        InputError: there are no problems, or names the settings that do nothing, and why.
+    Without `data` the problems are those of a benchmark on the hub, or the held-out ones of the run.
     """
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
@@ -111,9 +94,6 @@ def evaluate_rows(
     """Return the figures of a policy on the rows of `data`, or on the held-out problems of the run if there are none.
 
     Without a policy nothing is drawn: what the folder holds is scored.
-
-    Raises:
-        InputError: there are neither data nor a run, or as what it calls raises.
     """
     from oblrpo.evaluation.by_rewards import evaluate_policy
     from oblrpo.evaluation.sampled import SavedCompletions

@@ -1,7 +1,5 @@
 """The one exception that means "the user can mend this"."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterable
@@ -13,12 +11,7 @@ class InputError(ValueError):
 
 
 class DivergedError(InputError):
-    """Training ended in numbers that are not finite: a result of the settings, the learning rate above all.
-
-    Args:
-        message: the sentence.
-        what: the number, in words.
-    """
+    """Training ended in numbers (`what`) that are not finite: a result of the settings, the learning rate above all."""
 
     def __init__(self, message: str, what: str = "number") -> None:
         super().__init__(message)
@@ -26,25 +19,13 @@ class DivergedError(InputError):
 
 
 def check_finite(what: str, values: Any) -> None:
-    """Tell a policy that has diverged from settings that cannot work.
-
-    Args:
-        what: one of the values, in words.
-        values: a tensor.
-
-    Raises:
-        DivergedError: one of them is NaN or infinite.
-    """
+    """Tell a policy that has diverged from settings that cannot work: DivergedError if a value is NaN or infinite."""
     if not values.isfinite().all():
         raise DivergedError(f"training has diverged: a {what} is NaN or infinite; lower learning_rate.", what)
 
 
 def check_current_folder() -> None:
-    """Refuse to work in a folder that is gone: libraries fail there when they load.
-
-    Raises:
-        InputError: somebody removed it.
-    """
+    """Refuse to work in a folder that is gone: libraries fail there when they load."""
     try:
         os.getcwd()
     except FileNotFoundError:

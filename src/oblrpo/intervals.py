@@ -1,7 +1,5 @@
 """Means with intervals by Student's t, and moving averages; the standard library only."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Memory: the most that tensors held at once while a function ran, what the process holds, and what it gives back."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os
@@ -22,19 +20,13 @@ def peak_bytes(function: Callable[[], object], device: torch.device | str) -> in
     was live before counts only if an earlier call of this function saw it allocated; drop it before, not within.
     """
     gc.collect()  # cycles left by earlier work would otherwise be freed within
-    return _cuda(function, device) if torch.device(device).type == "cuda" else _cpu(function)
-
-
-def _cuda(function: Callable[[], object], device: torch.device | str) -> int:
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    function()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
-def _cpu(function: Callable[[], object]) -> int:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        function()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports its start and its end on stderr
     from torch.profiler import ProfilerActivity, profile
 

@@ -19,12 +19,8 @@ from oblrpo.settings import refuse_named
 if TYPE_CHECKING:
     from oblrpo.tasks.sources import Rows
 
-PREFIX = "python:"
-"""How the word of an object begins."""
-
-MOST_ROWS = 1_000_000
-"""Rows of an iterable that does not say how many it has; it may have no end."""
-
+PREFIX = "python:"  # how the word of an object begins
+MOST_ROWS = 1_000_000  # rows of an iterable that does not say how many it has; it may have no end
 OF_LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "load_in_4bit")
 """Settings that say how a model is loaded."""
 
@@ -33,23 +29,15 @@ OF_LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "lo
 class Objects:
     """Objects by the words that stand for them in the settings."""
 
-    model: Any = None
-    """A loaded model, or None."""
-    tokenizer: Any = None
-    """The tokenizer of `model`."""
-    rows: Mapping[str, Rows] = field(default_factory=dict)
-    """Rows of `data`, `eval_data` and `sft_data`."""
-    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """Reward functions."""
+    model: Any = None  # a loaded model, or None
+    tokenizer: Any = None  # the tokenizer of `model`
+    rows: Mapping[str, Rows] = field(default_factory=dict)  # rows of `data`, `eval_data` and `sft_data`
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # reward functions
 
     def check(
         self, model: str = "", data: Iterable[str] = (), rewards: Iterable[str] = (), sft_data: Iterable[str] = ()
     ) -> None:
-        """Refuse words whose objects are not here.
-
-        Raises:
-            InputError: names one, and says where it can be had.
-        """
+        """Refuse words whose objects are not here."""
         present = {*self.rows, *self.functions} | ({model} if self.model is not None else set())
         for setting, words in (("model", [model]), ("data", data), ("rewards", rewards), ("sft_data", sft_data)):
             for word in words:
@@ -60,11 +48,7 @@ class Objects:
                     )
 
     def refuse_idle(self, said: Mapping[str, Any]) -> None:
-        """Refuse settings that have nothing to say beside these objects.
-
-        Raises:
-            InputError: names them, and why.
-        """
+        """Refuse settings that have nothing to say beside these objects."""
         why: dict[str, tuple[str, ...]] = {}
         if self.model is not None:
             why["the model is loaded already"] = OF_LOADING
@@ -99,16 +83,8 @@ def take(
 ) -> tuple[dict[str, Any], Objects]:
     """Return the settings that these come to, names as they are and words for objects, and the objects.
 
-    Args:
-        model: a folder or hub name, a loaded model, or the pair of a loaded model and its tokenizer.
-        tokenizer: of a loaded model.
-        data: names of files or of a data set on the hub, or an iterable of rows, each a mapping.
-        eval_data: as `data`.
-        rewards: a name, a callable, or a list of both.
-        sft_data: as `data`.
-
-    Raises:
-        InputError: one of them is something else.
+    `model` may be the pair of a loaded model and its tokenizer, data a name or an iterable of mappings, and rewards a
+    name, a callable, or a list of both.
     """
     settings: dict[str, Any] = {}
     if isinstance(model, (tuple, list)) and len(model) == 2 and tokenizer is None:
@@ -141,12 +117,7 @@ def take(
 
 
 def rows_of(given: Any, name: str) -> Rows:
-    """Return all rows of a list, a data set of the library `datasets`, or any other iterable of mappings.
-
-    Raises:
-        InputError: there are none, too many of an iterable without a length, or one is no mapping; `name` says what
-            was given.
-    """
+    """Return all rows of a list, a data set of the library `datasets`, or any other iterable of mappings."""
     if isinstance(given, Mapping):
         example = next(iter(given), "train")
         raise InputError(f"{name} holds parts by name; give one of them, such as {name}={name}[{example!r}].")
@@ -200,11 +171,7 @@ def lasting(value: Any) -> Any:
 
 
 def _rewards(given: Any, functions: dict[str, Callable[..., Any]]) -> tuple[str, ...]:
-    """Return the names of rewards, and put those that are callables into `functions`.
-
-    Raises:
-        InputError: one is neither a name nor a callable.
-    """
+    """Return the names of rewards, and put those that are callables into `functions`."""
     names = []
     for reward in given if isinstance(given, (list, tuple)) else [given]:
         if isinstance(reward, str):

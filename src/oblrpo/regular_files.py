@@ -1,7 +1,5 @@
 """Files that end: a pipe, a socket or a device may never, and who reads it would wait for ever."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -9,12 +7,7 @@ from pathlib import Path
 
 
 def regular(path: Path) -> Path:
-    """Return the path of a regular file, or of a link to one.
-
-    Raises:
-        OSError: it is something else, or not there.
-        ValueError: the path holds the character NUL.
-    """
+    """Return the path of a regular file, or of a link to one; OSError for anything else, ValueError for a NUL."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

@@ -1,7 +1,5 @@
 """Standard output and error that end no run: where they are closed, read by nobody, or know few characters."""
 
-from __future__ import annotations
-
 import codecs
 import errno
 import io
@@ -10,9 +8,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-PLAIN = "oblrpo-plain"
-"""The name of the error handler by which `encode` writes plainly what an encoding does not have."""
-
+PLAIN = "oblrpo-plain"  # the name of the error handler by which `encode` writes plainly what an encoding does not have
 _GONE = {errno.EPIPE, errno.EIO}
 """What writing fails with where nobody reads any more: the other end of a pipe, a terminal that was closed."""
 
@@ -55,11 +51,7 @@ class _Steady(io.TextIOWrapper):
             self._go_on(error)
 
     def _go_on(self, error: OSError) -> None:
-        """Write what comes to nowhere from now on.
-
-        Raises:
-            OSError: it is something else that is wrong, or nobody needs what is printed but its reader.
-        """
+        """Write what comes to nowhere from now on, unless something else is wrong, or its reader alone needs it."""
         if not self.lasting or error.errno not in _GONE:
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -71,10 +63,8 @@ def steady(lasting: bool = True) -> None:
     """Put such streams in the place of this process's; what somebody else has put there stays.
 
     A descriptor 0, 1 or 2 that is closed leads to nowhere from now on. Else the next file that is opened would get its
-    number, and what libraries and other processes print would go into that file.
-
-    Args:
-        lasting: whether the process goes on when nobody reads its output; its errors never end it.
+    number, and what libraries and other processes print would go into that file. With `lasting` the process goes on
+    when nobody reads its output; its errors never end it.
     """
     for number in range(3):
         try:

@@ -20,18 +20,12 @@ from typing import Any
 from oblrpo.errors import InputError
 from oblrpo.streams import steady
 
-START = 120.0
-"""Seconds that a worker may take to start: it imports its libraries, perhaps on a busy machine."""
-
-LONGEST = 2.0**30
-"""The longest time limit in seconds; a longer one is cut to it, because timers overflow."""
-
+START = 120.0  # seconds that a worker may take to start: it imports its libraries, perhaps on a busy machine
+LONGEST = 2.0**30  # the longest time limit in seconds; a longer one is cut to it, because timers overflow
 LONGEST_REPLY = 1 << 26
 """The most characters of a reply; more is none, so that no process can fill the memory of this one."""
 
-MARK = "OBLRPO_WORKER"
-"""The environment variable by which a worker's processes are known, in whatever session they are."""
-
+MARK = "OBLRPO_WORKER"  # the environment variable by which a worker's processes are known, in whatever session they are
 CHANNEL = 500
 """The least number of the descriptors a worker answers on, out of the way of what its function opens and closes."""
 
@@ -53,12 +47,8 @@ class WorkerLied(WorkerDied):
 class Worker:
     """A process that starts when it is first asked, and again after it was killed.
 
-    It is a fresh interpreter, never a fork of the process that holds torch.
-
-    Args:
-        main: the function to run there, as `package.module:function`; it calls `serve`.
-        talkative: whether what it prints reaches our standard error.
-        environment: environment variables in which it differs from this process.
+    It is a fresh interpreter, never a fork of the process that holds torch. It runs `main`, as
+    `package.module:function`, which calls `serve`. What a `talkative` one prints reaches our standard error.
     """
 
     def __init__(self, main: str, talkative: bool = False, environment: Mapping[str, str] | None = None) -> None:
@@ -129,13 +119,7 @@ class Worker:
             ) from None
 
     def _exchange(self, line: str | None, seconds: float, word: str) -> Any:
-        """Send a line and return the reply to it; the process is killed when the time is up.
-
-        Raises:
-            TimeoutError: the time was up.
-            WorkerDied: the process ended by itself.
-            WorkerLied: what came is no reply to this line.
-        """
+        """Send a line and return the reply to it, which carries `word`; the process is killed when the time is up."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

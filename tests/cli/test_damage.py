@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from oblrpo.checksums import SUMS, damage, write_sums
+from oblrpo.report.console import summary
 from oblrpo.runs.rows import sorted_out
 from oblrpo.trainer.monitors import Monitors
-from oblrpo.trainer.progress import summary
 from tests.cli.conftest import complained, metrics_of, weights_of
 
 

@@ -113,7 +113,7 @@ def test_resumed_before_it_had_ended(small_run, write, tmp_path, oblrpo, monkeyp
     settings = {"sft_data": write(ROWS), "warm_start_args": {"batch": 2}, "steps": 2}
     assert small_run(output=tmp_path / "whole", **settings)[0] == 0
     with monkeypatch.context() as patch:
-        patch.setattr("oblrpo.trainer.progress.Progress.warm_start", lambda self, step, loss: 1 / (3 - step))
+        patch.setattr("oblrpo.report.console.Progress.warm_start", lambda self, step, loss: 1 / (3 - step))
         with pytest.raises(ZeroDivisionError):
             small_run(**settings)
     assert oblrpo("train", "--resume", "--output", tmp_path / "run")[0] == 0

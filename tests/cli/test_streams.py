@@ -79,7 +79,7 @@ def test_a_program_may_have_no_standard_output(monkeypatch):
     )
     done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], check=False)
     assert done.returncode == 7
-    from oblrpo.trainer.progress import _curve
+    from oblrpo.report.console import _curve
 
     monkeypatch.setattr(sys, "stdout", None)
     assert "(reward)" in _curve([{"step": 1, "reward": 0.5}])

@@ -191,7 +191,7 @@ def test_a_fault_has_its_page_too(small_run, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("the card is on fire")
 
-    monkeypatch.setattr("oblrpo.trainer.algorithm1.Learner.update", fail)
+    monkeypatch.setattr("oblrpo.trainer.learner.Learner.update", fail)
     with pytest.raises(RuntimeError, match="on fire"):
         small_run()
     assert (tmp_path / "run" / "failure.txt").read_text() == "the card is on fire\n"
@@ -267,13 +267,11 @@ def test_a_recipe_file_and_flags_over_it(oblrpo, tmp_path):
 
 
 @pytest.mark.usefixtures("dense_reward")
-@pytest.mark.parametrize("baseline", ["oblr", "oblr_crossfit"])
+@pytest.mark.parametrize("baseline", ["oblr", "rloo"])
 def test_every_exact_way_trains_alike(small_run, tmp_path, baseline):
-    ways = {"auto": {}, "gram": {}, "two_pass": {}, "budget": {"score_method": "auto", "score_memory_mb": 100}}
-    if baseline == "oblr_crossfit":
-        ways["folds"] = {}
-    for name, settings in ways.items():
-        settings = {"score_method": name, "steps": 2, "calibration_steps": 1} | settings
+    ways = "auto", "gram", "instantiate", "two_pass"
+    for name in ways:
+        settings = {"score_method": name, "steps": 2, "calibration_steps": 1}
         assert small_run(output=tmp_path / name, baseline=baseline, **settings)[0] == 0
     first, *others = [metrics_of(tmp_path / name) for name in ways]
     assert {f"score_norm2/agreement_{name}" for name in ("length", "length16", "logit", "calibrated")} < set(first[1])
@@ -321,12 +319,6 @@ def test_the_page_of_a_run_that_never_took_norms(small_run, tmp_path):
     assert code == 0, err
     assert "Squared score norm" not in (tmp_path / "run" / "report.html").read_text()
     assert "not taken" in (tmp_path / "run" / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("dense_reward")
-def test_projected_norms_train(small_run, tmp_path):
-    assert small_run(score_method="projected", steps=2)[0] == 0
-    assert metrics_of(tmp_path / "run")[-1]["score_norm2/mean"] > 0
 
 
 def test_help_is_one_screen_of_recipes_and_common_settings(oblrpo):

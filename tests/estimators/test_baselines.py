@@ -83,9 +83,6 @@ FORMULAS = {
     "js": plain_js,
     "oblr": lambda groups, p, own: weighted(rest_of(groups[p], own), lambda o: o.weight),
     "oblr_shrunk": plain_shrunk,
-    "oblr_crossfit": lambda groups, p, own: weighted(
-        [o for o in groups[p] if o.place % 2 != own.place % 2], lambda o: o.weight
-    ),
     "opo": lambda groups, p, own: weighted(groups[p], lambda o: o.length),
     "length16": lambda groups, p, own: weighted(groups[p], lambda o: o.length**1.6),
     "eob": lambda groups, p, own: weighted(groups[p], lambda o: o.weight),
@@ -251,7 +248,6 @@ TWO = [[0.0, 1.0]]
         ("rloo", [[1.0]], {}, "'rloo' needs at least 2 outputs a prompt, got 1"),
         ("grpo", [[1.0]], {}, "at least 2 outputs"),
         ("oblr", [[1.0]], {"norm2_PG": [[1.0]]}, "at least 2 outputs"),
-        ("oblr_crossfit", [[1.0]], {"norm2_PG": [[1.0]]}, "at least 2 outputs"),
         ("rloo", [0.0, 1.0], {}, r"rewards_PG must have shape \(prompts, outputs a prompt\), got \(2,\)"),
         ("rloo", [[0.0, float("nan")]], {}, "rewards_PG holds NaN or infinity"),
         ("oblr", TWO, {"norm2_PG": [[1.0, float("inf")]]}, "norm2_PG holds NaN or infinity"),

@@ -188,7 +188,6 @@ def test_a_prompt_with_one_valid_output(name):
         "none": 0.0,
         "rloo": 0.0,
         "oblr": 0.0,
-        "oblr_crossfit": 0.0,
         "js": rewards_PG[1:].mean(1).mean(),
         "oblr_shrunk": (weights_PG * rewards_PG)[1:].sum() / weights_PG[1:].sum(),
         "reinforce_pp": (rewards_PG[1:].sum() + rewards_PG[0, 2]) / 9,

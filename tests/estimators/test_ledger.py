@@ -12,7 +12,7 @@ from oblrpo.estimators.ledger import _effective_dimension, _pairs_of_grams, _pro
 from tests.estimators.bandits import bandit
 
 PROMPT_PROBABILITY = (0.4, 0.6)
-NAMES = ("none", "rloo", "oblr", "oblr_crossfit", "mean", "eob")
+NAMES = ("none", "rloo", "oblr", "mean", "eob")
 
 
 def random_batch(prompts=5, outputs=3, dimensions=7, seed=0):
@@ -66,7 +66,7 @@ def test_within_by_pairs_of_outputs_written_out(G):
             terms.append((rewards_PG[p, j] - b) * (rewards_PG[p, k] - b) * (score_PGD[p, j] @ score_PGD[p, k]))
     mu2 = float(sum(terms) / len(terms))
     entries = take(rewards_PG, score_SD).entries
-    for name in ("none", "rloo", "oblr", "oblr_crossfit"):
+    for name in ("none", "rloo", "oblr"):
         g_PD = prompt_gradients(advantages([name], rewards_PG, score_SD)[name], score_SD)
         assert entries[name].within == pytest.approx((float(g_PD.square().sum(1).mean()) - mu2) / P, rel=1e-10)
 

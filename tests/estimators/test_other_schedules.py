@@ -1,7 +1,5 @@
 """Rules of others: the KL-adaptive rate, and the decay when outputs grow."""
 
-import math
-
 import pytest
 import torch
 
@@ -45,12 +43,3 @@ def test_a_rate_to_start_from_is_needed(mode):
     rule = type(schedule_of(mode).rule)
     assert "which Prodigy makes its own" in rule.refusal("Prodigy", 1.0)
     assert not rule.refusal("AdamW", 1e-6)
-
-
-def test_a_rate_that_falls_is_no_sign_of_lost_signal():
-    assert math.isnan(schedule_of("kl").rule.share_in({"lr_factor": 1e-6}))
-
-
-@pytest.mark.parametrize(("n_snr", "share"), [(3.0, 0.75), (-0.5, 0.0), (-1.0, 0.0), (-7.0, 0.0)])
-def test_an_estimate_below_nothing_is_no_signal(n_snr, share):
-    assert schedule_of("auto").rule.share_in({"n_snr": n_snr}) == share

@@ -414,10 +414,11 @@ def test_the_comparison_with_trl_says_how_to_get_it(tmp_path, monkeypatch, capsy
 
 def test_a_run_of_ours_beside_trl(model, tmp_path, monkeypatch, capsys):
     from lab.benchmarks import trl_run
-    from oblrpo.trainer import loop, progress
+    from oblrpo.report import console
+    from oblrpo.trainer import loop
 
     monkeypatch.setattr(loop, "heldout_accuracy", loop.heldout_accuracy)  # put back what the run replaces
-    monkeypatch.setattr(progress.Progress, "step", progress.Progress.step)
+    monkeypatch.setattr(console.Progress, "step", console.Progress.step)
     sizes = ["--steps", "2", "--every", "1", "--eval-prompts", "4", "--prompts", "8", "--rate", "1e-5"]
     monkeypatch.setattr("sys.argv", ["trl_run", "rloo", str(model), str(tmp_path / "run"), *sizes])
     trl_run.main()
@@ -619,7 +620,7 @@ def test_rules_on_small_policies(tmp_path, monkeypatch, capsys):
     words += ["--completions", "320", "--prompts", "4", "--starts", "1e-2"]
     monkeypatch.setattr(
         "sys.argv",
-        [*words, "--rules", "off:rate=0.01", "off:rate=0.1", "auto", "blind", "auto:ceiling=0"],
+        [*words, "--rules", "off:rate=0.01", "off:rate=0.1", "auto", "blind", "auto:kl=0.5"],
     )
     module.main()
     first = capsys.readouterr().out

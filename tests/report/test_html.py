@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from oblrpo.report import write_report
 from oblrpo.report.charts import Line, chart
 from oblrpo.report.html import page, text
+from oblrpo.report.page import write_report
 from tests.report.conftest import row
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -11,11 +11,11 @@ import pytest
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.intervals import geometric_mean
-from oblrpo.report import write_report
 from oblrpo.report.charts import short
 from oblrpo.report.completions import samples
 from oblrpo.report.curves import WINDOW, noise, reward_line, selection
 from oblrpo.report.ledger import UNBIASED, variance_ratios
+from oblrpo.report.page import write_report
 from oblrpo.report.record import read_run
 from tests.report.conftest import completions, row
 
@@ -220,7 +220,7 @@ def test_a_reason_to_fail_that_is_no_text_is_shown_as_far_as_it_is(whole):
 
 def test_a_page_needs_no_torch(whole):
     code = (
-        "import sys, pathlib; from oblrpo.report import write_report; "
+        "import sys, pathlib; from oblrpo.report.page import write_report; "
         f"write_report(pathlib.Path({str(whole)!r})); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,7 +9,7 @@ import pytest
 
 from oblrpo import cli
 from oblrpo.errors import InputError
-from oblrpo.report import write_report
+from oblrpo.report.page import write_report
 from oblrpo.report.trl import read_trl
 
 STATE = Path(__file__).parent / "trl_run" / "checkpoint-12" / "trainer_state.json"

@@ -45,7 +45,7 @@ def test_log_probabilities_are_enough_for_the_proxies(tiny_policy):
     sampler, _ = sampler_of(tiny_policy)
     torch.manual_seed(3)
     drawn = sampler.sample(PROMPTS, 200, 1, 0.7)
-    exact = tiny_policy.logps(drawn.sequences, 0.7, features=True).features
+    exact = tiny_policy.logps(drawn.sequences, 0.7).features
     assert torch.equal(drawn.features.length_S.long(), drawn.sequences.lengths_S)
     torch.testing.assert_close(drawn.features.logps_S, exact.logps_S.detach(), atol=1e-4, rtol=1e-4)
     for name in ("logit_norm2_S", "entropy_S"):

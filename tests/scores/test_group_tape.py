@@ -1,5 +1,7 @@
 """The gradient under known coefficients: the same as the ordinary tape's, and as autograd's, on every kind of model."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,8 @@ def worst(model, forward, groups=G, sequences=6, **ids):
     expected = gradients(model)
     model.zero_grad()
     with GroupTape(model) as tape:
-        found_P = tape.accumulate(forward(), coef_S, groups, **ids)
+        tape.record(forward(), **ids)
+    found_P = tape.accumulate(coef_S, groups)
     found = gradients(model)
     model.zero_grad()
     assert found.keys() == expected.keys() != set()
@@ -50,7 +53,8 @@ def test_it_is_loop_autograd_s():
     torch.manual_seed(2)
     model, data, coef_S = build("qwen3-tied-gqa"), batch(), torch.randn(6, dtype=torch.float64)
     with GroupTape(model) as tape:
-        found_P = tape.accumulate(logps(model, *data), coef_S, G)
+        tape.record(logps(model, *data))
+    found_P = tape.accumulate(coef_S, G)
     found = gradients(model)
     model.zero_grad()
     assert relative(found_P, oracle.accumulate(model, logps(model, *data), coef_S, G)) <= 1e-9
@@ -61,7 +65,8 @@ def test_in_float32_it_is_as_exact_as_float32():
     torch.manual_seed(3)
     model, data, coef_S = build("qwen3-tied-gqa", torch.float32), batch(), torch.randn(6)
     with GroupTape(model) as tape:
-        found_P = tape.accumulate(logps(model, *data), coef_S, G)
+        tape.record(logps(model, *data))
+    found_P = tape.accumulate(coef_S, G)
     found = gradients(model)
     model.zero_grad()
     assert relative(found_P, oracle.accumulate(model, logps(model, *data), coef_S, G)) <= 1e-5
@@ -114,7 +119,8 @@ def test_it_adds_up_over_micro_batches_and_to_what_was_there():
     for start in range(0, 8, 4):
         rows = slice(start, start + 4)
         with tape:
-            tape.accumulate(logps(model, ids_ST[rows], mask_ST[rows], prompt), coef_S[rows], 2)
+            tape.record(logps(model, ids_ST[rows], mask_ST[rows], prompt))
+            tape.accumulate(coef_S[rows], 2)  # inside, or after it
     found = gradients(model)
     model.zero_grad()
     (logps(model, ids_ST, mask_ST, prompt) * coef_S).sum().backward()
@@ -129,7 +135,8 @@ def test_frozen_parameters_stay_without_a_gradient():
         parameter.requires_grad_("layers.1" in name)
     assert worst(model, lambda: logps(model, *data)) <= 1e-9
     with GroupTape(model) as tape:
-        tape.accumulate(logps(model, *data), torch.ones(6, dtype=torch.float64))
+        tape.record(logps(model, *data))
+    tape.accumulate(torch.ones(6, dtype=torch.float64))
     assert all((p.grad is None) != p.requires_grad for p in model.parameters())
 
 
@@ -137,30 +144,55 @@ def test_what_is_refused():
     torch.manual_seed(10)
     model, data, ones_S = build("qwen2-tied"), batch(), torch.ones(6, dtype=torch.float64)
     tape = GroupTape(model)
-    with pytest.raises(ValueError, match="accumulate inside the `with`"):
-        tape.accumulate(logps(model, *data), ones_S)
+    with pytest.raises(ValueError, match="record inside the `with`"):
+        tape.record(logps(model, *data))
     with tape:
         logps_S = logps(model, *data)
         with pytest.raises(ValueError, match="shape"):
-            tape.accumulate(logps_S.sum(), ones_S)
+            tape.record(logps_S.sum())
         with pytest.raises(ValueError, match="differentiable"):
-            tape.accumulate(logps_S.detach(), ones_S)
-        for coef_S, groups in ((ones_S[:5], 1), (ones_S, 4), (ones_S, 0), (ones_S, [3, 2])):
-            with pytest.raises(ValueError, match="do not fit 6 sequences"):
-                tape.accumulate(logps_S, coef_S, groups)
-        assert all(p.grad is None for p in model.parameters())
-        tape.accumulate(logps_S, ones_S)
-        with pytest.raises(ValueError, match="accumulate once in each `with`"):
-            tape.accumulate(logps(model, *data), ones_S)
-    with tape, pytest.raises(ValueError, match="nothing to accumulate"):
-        tape.accumulate(torch.zeros(6, requires_grad=True), ones_S)
+            tape.record(logps_S.detach())
+        with pytest.raises(ValueError, match="call record"):
+            tape.accumulate(ones_S)
+        tape.record(logps_S)
+        with pytest.raises(ValueError, match="record once in each `with`"):
+            tape.record(logps(model, *data))
+    for coef_S, groups in ((ones_S[:5], 1), (ones_S, 4), (ones_S, 0), (ones_S, [3, 2])):
+        with pytest.raises(ValueError, match="do not fit 6 sequences"):
+            tape.accumulate(coef_S, groups)
+    assert all(p.grad is None for p in model.parameters())
+    tape.accumulate(ones_S)
+    with pytest.raises(ValueError, match="accumulate uses it up"):
+        tape.accumulate(ones_S)
+    with tape, pytest.raises(ValueError, match="nothing to record"):
+        tape.record(torch.zeros(6, requires_grad=True))
+    with tape:
+        logps(model, *data)
+        tape.record(torch.zeros(6, requires_grad=True))
+    with pytest.raises(ValueError, match="nothing to accumulate"):
+        tape.accumulate(torch.ones(6))
+
+
+def test_what_is_recorded_is_let_go():
+    torch.manual_seed(13)
+    model, data, ones_S = build("qwen2-tied"), batch(), torch.ones(6, dtype=torch.float64)
+    tape = GroupTape(model)
+    for let_go in (tape.forget, lambda: tape.accumulate(ones_S), tape.__enter__):
+        with tape:
+            tape.record(logps_S := logps(model, *data))
+        graph = weakref.ref(logps_S)
+        del logps_S
+        assert graph() is not None
+        let_go()
+        assert graph() is None
+    tape.__exit__(None, None, None)
 
 
 def test_what_hides_a_gradient_is_refused():
     torch.manual_seed(11)
-    model, data, ones_S = build("qwen2-tied"), batch(), torch.ones(6, dtype=torch.float64)
+    model, data = build("qwen2-tied"), batch()
     with pytest.raises(UnsupportedModelError, match="another order than the rows"), GroupTape(model) as tape:
-        tape.accumulate(logps(model, *data).flip(0), ones_S)
+        tape.record(logps(model, *data).flip(0))
 
     class AroundTheModule(nn.Module):
         def __init__(self):
@@ -171,9 +203,10 @@ def test_what_hides_a_gradient_is_refused():
             return nn.functional.linear(self.one(x), self.two.weight).sum(1) + self.two(x).sum(1)
 
     around = AroundTheModule()
-    with pytest.raises(UnsupportedModelError, match=r"two\.weight is used other than by calling"):  # noqa: SIM117
-        with GroupTape(around) as tape:
-            tape.accumulate(around(torch.randn(4, 3)), torch.ones(4))
+    with GroupTape(around, check_rows=False) as tape:
+        tape.record(around(torch.randn(4, 3)))
+    with pytest.raises(UnsupportedModelError, match=r"two\.weight is used other than by calling"):
+        tape.accumulate(torch.ones(4))
 
 
 def test_the_model_is_restored():
@@ -181,7 +214,8 @@ def test_the_model_is_restored():
     model, data = build("qwen2-tied"), batch()
     before = {name: id(p) for name, p in model.named_parameters()}
     with GroupTape(model) as tape:
-        tape.accumulate(logps(model, *data), torch.ones(6, dtype=torch.float64))
+        tape.record(logps(model, *data))
+    tape.accumulate(torch.ones(6, dtype=torch.float64))
     with pytest.raises(IndexError), GroupTape(model):
         logps(model, data[0] + VOCABULARY, *data[1:])
     assert {name: id(p) for name, p in model.named_parameters()} == before

@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from oblrpo.estimators import depends_on_own_output
+from oblrpo.report.console import Progress
 from oblrpo.settings import (
     AlgorithmConfig,
     OptimConfig,
@@ -19,7 +20,6 @@ from oblrpo.settings import (
     WarmStartConfig,
 )
 from oblrpo.trainer.loop import Trainer
-from oblrpo.trainer.progress import Progress
 
 
 def config(output, baseline="", rollout=None, **scores):
@@ -60,8 +60,8 @@ def metrics(trainer, device):
     [
         ("oblr_shrunk", {"ledger_steps": 1, "calibration_steps": 1}),  # sketches; every baseline
         ("oblr", {"ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
-        ("oblr_crossfit", {"ledger_steps": 0, "score_method": "folds", "rollout": {"prompts_per_micro_batch": 2}}),
-        ("oblr", {"score_method": "projected", "rollout": {"sampler_correction": "truncated"}}),
+        ("rloo", {"ledger_steps": 0, "rollout": {"prompts_per_micro_batch": 2}}),
+        ("oblr", {"score_method": "gram", "rollout": {"sampler_correction": "truncated"}}),
         ("opo", {"score_method": "two_pass"}),
     ],
 )

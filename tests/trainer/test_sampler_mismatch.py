@@ -15,11 +15,11 @@ from oblrpo.policy import Policy, Sequences, byte_tokenizer
 from oblrpo.rollout import TransformersSampler, sample
 from oblrpo.scores import oracle
 from oblrpo.settings import ScoresConfig
+from oblrpo.step.off_policy import SamplerMismatch
 from oblrpo.trainer.monitors import Monitors
-from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
-from tests.trainer.learners import one_pass
+from tests.trainer.learners import one_pass, sampled
 
 V, P, G, LONGEST = 3, 2, 2, 6
 
@@ -183,14 +183,14 @@ def test_later_updates_are_weighed_against_the_sampler(tiny_policy, drawn, corre
         tiny_policy, Algorithm("rloo"), num_iterations=3, lr=0.05, temperature=0.8, sampler_correction=correction,
     )  # fmt: skip
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    updates = learner.learn(drawn, rewards_PG)
+    updates = learner.learn(sampled(drawn, rewards_PG))
     mask_SC = drawn.sequences.own_SC
     mu_PG = (drawn.sampler_logps_SC * mask_SC).sum(1).view(3, G)
     old_PG = updates[0].gradient.logps_PG
     for update in updates:
         now_PG = update.gradient.logps_PG
         expected = (now_PG - mu_PG).exp().clamp(max=1.05) if correction != "measured" else (now_PG - old_PG).exp()
-        torch.testing.assert_close(update.gradient.batch.rho_PG, expected, rtol=1e-4, atol=0)
+        torch.testing.assert_close(update.gradient.rho_PG, expected, rtol=1e-4, atol=0)
     assert float((updates[2].gradient.logps_PG - old_PG).abs().max()) > 1e-3
     assert "sampling/truncated_ratio" in updates[0].further
     assert "sampling/truncated_ratio" not in updates[1].further
@@ -199,8 +199,8 @@ def test_later_updates_are_weighed_against_the_sampler(tiny_policy, drawn, corre
 def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, drawn):
     learner = learner_of(tiny_policy, Algorithm("rloo", schedule="ess"), temperature=0.8)
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    update = learner.learn(drawn, rewards_PG)[0]
-    rho_S = update.gradient.batch.rho_PG.flatten()
+    update = learner.learn(sampled(drawn, rewards_PG))[0]
+    rho_S = update.gradient.rho_PG.flatten()
     assert update.factor == pytest.approx(float((rho_S.mean() ** 2 / rho_S.square().mean()).sqrt()))
     assert update.factor < 1
 
@@ -222,7 +222,7 @@ def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_polic
     learner = learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8, scores=scores, exact_ledger=True)
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
-    out, own_SC = tiny_policy.logps(drawn.sequences, 0.8, features=True), drawn.sequences.own_SC
+    out, own_SC = tiny_policy.logps(drawn.sequences, 0.8), drawn.sequences.own_SC
     inputs = baseline_inputs(own_SC.view(3, G, -1), logit_norm2_PGT=out.logit_norm2_SC.view(3, G, -1))
     advantages_SC = (rewards_PG[..., None] - baseline("otb", rewards_PG, **inputs)).flatten(0, 1)
     rows = oracle.scores(tiny_policy.model, (out.logp_SC * advantages_SC * own_SC).sum(1))
@@ -235,7 +235,7 @@ def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_polic
 def test_what_is_no_log_probability_is_refused(tiny_policy, drawn, broken):
     drawn.sampler_logps_SC[1, 0] = broken
     with pytest.raises(InputError, match="reports a log-probability that is none"):
-        learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8).learn(drawn, torch.randn(3, G).double())
+        learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8).learn(sampled(drawn, torch.randn(3, G).double()))
 
 
 def test_what_stands_behind_the_end_does_not_matter():

@@ -6,7 +6,7 @@ import pytest
 from trl import GRPOTrainer
 
 from oblrpo.adapters.trl import OBLRPOTrainer, VarianceLedgerCallback
-from oblrpo.report import write_report
+from oblrpo.report.page import write_report
 from oblrpo.report.trl import read_trl
 from tests.trl.support import ours, theirs
 

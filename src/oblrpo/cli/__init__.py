@@ -1,12 +1,9 @@
 """The command line: parse, call, print. One module a command, loaded when it is called."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import NoReturn
 
 from oblrpo import __version__
 from oblrpo.cli import interrupts
@@ -14,8 +11,7 @@ from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.streams import steady
 
 COMMANDS = ("train", "compare", "evaluate", "report")
-LABORATORY = ("bench", "theory", "probe")
-"""What lies in `lab/` of a checkout, beside the package."""
+LABORATORY = ("bench", "theory", "probe")  # what lies in `lab/` of a checkout, beside the package
 
 USAGE = """\
 oblrpo: RL of language models with the exact variance-optimal baseline and a learning rate that is measured, not set
@@ -65,44 +61,31 @@ def _explain(command: Callable[[list[str]], None], argv: list[str]) -> None:
             raise SystemExit(1) from None
         from oblrpo.runs import disk_trouble
 
-        if refused := str(error) if isinstance(error, InputError) else disk_trouble(error):
-            _complain(refused)
-        if not _out_of_memory(error):  # a fault of ours, or of a library
+        sentence = str(error) if isinstance(error, InputError) else disk_trouble(error) or _out_of_memory(error)
+        if not sentence:  # a fault of ours, or of a library
             raise
-        what = (str(error).splitlines() or ["no memory for Python's own objects"])[0][:200]
-        print(
-            f"oblrpo: out of memory ({what}); set tokens_per_micro_batch or prompts_per_micro_batch, or lower "
-            "prompts_per_step, max_completion_length or the model's size.",
-            file=sys.stderr,
-        )
+        from rich.console import Console
+
+        sentence = sentence.encode("utf-8", "backslashreplace").decode()  # what no terminal can show is escaped
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(f"oblrpo: {sentence}", style="bold red", markup=False, highlight=False)
         raise SystemExit(2) from None
 
 
-def _complain(what: str) -> NoReturn:
-    """Print one sentence in red and end with 2; text that no terminal can show is escaped.
-
-    Raises:
-        SystemExit: always.
-    """
-    from rich.console import Console
-
-    what = what.encode("utf-8", "backslashreplace").decode()
-    Console(stderr=True, soft_wrap=True).print(f"oblrpo: {what}", style="bold red", markup=False, highlight=False)
-    raise SystemExit(2) from None
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed: by torch's class of such errors on a GPU, by its allocator's name on a CPU."""
+def _out_of_memory(error: Exception) -> str:
+    """Say that an allocation failed: by torch's class of such errors on a GPU, by its allocator's name on a CPU."""
     failed = {"OutOfMemoryError", "MemoryError"} & {kind.__name__ for kind in type(error).__mro__}
-    return bool(failed) or "DefaultCPUAllocator" in str(error)
+    if not failed and "DefaultCPUAllocator" not in str(error):
+        return ""
+    what = (str(error).splitlines() or ["no memory for Python's own objects"])[0][:200]
+    return (
+        f"out of memory ({what}); set tokens_per_micro_batch or prompts_per_micro_batch, or lower prompts_per_step, "
+        "max_completion_length or the model's size."
+    )
 
 
 def dispatch(argv: list[str]) -> None:
-    """Run one command.
-
-    Raises:
-        InputError: the command is unknown, or as the command raises.
-    """
+    """Run one command."""
     if not argv or argv[0] in {"-h", "--help"}:
         print(USAGE)
     elif argv[0] == "--version":

@@ -1,7 +1,5 @@
 """`oblrpo compare`: variants x learning rates x seeds, side by side, on one page."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,12 +46,7 @@ class CompareCommand:
 
 
 def run(argv: list[str]) -> None:
-    """Run `oblrpo compare`.
-
-    Raises:
-        InputError: a flag or a key that cannot be, a config that cannot work, runs that failed (after the others).
-        KeyboardInterrupt: stopped; the same command goes on.
-    """
+    """Run `oblrpo compare`."""
     command = tyro.cli(CompareCommand, args=argv, prog="oblrpo compare")
     from oblrpo.compare.conductor import Conductor
     from oblrpo.compare.plan import Plan
@@ -80,11 +73,7 @@ def run(argv: list[str]) -> None:
 
 
 def _overrides(command: CompareCommand) -> dict[str, Any]:
-    """Return the keys of the spec that flags replace.
-
-    Raises:
-        InputError: a number that cannot be.
-    """
+    """Return the keys of the spec that flags replace."""
     if command.seeds < 0 or command.processes < 0 or command.search_seeds < -1:
         raise InputError("--seeds, --search-seeds and --processes must not be negative.")
     flags = {

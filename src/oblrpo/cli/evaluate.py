@@ -1,7 +1,5 @@
 """`oblrpo evaluate`: a model on benchmarks or on rows of data, or completions made elsewhere, graded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,24 +55,27 @@ class EvaluateCommand:
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo evaluate`.
-
-    Raises:
-        InputError: settings that do not go together, or as what it calls raises.
-    """
+    """`oblrpo evaluate`."""
     command, started = _parse(argv, EvaluateCommand()), None
     if command.model and not command.benchmark and (started := run_of(command.model)):
         # Without a benchmark the run that the model lies in says what the flags do not.
         sampling, judged = as_in_run(started)
         command = _parse(argv, EvaluateCommand(sampling=sampling, judged=judged))
     _check(command, flags_in(argv), started)
-    if command.completions:
-        (result,) = results = [_grade(command, command.benchmark[0], Path(command.completions))]
-        shown: dict[str, Any] = result
+    if command.benchmark:
+        results = _on_benchmarks(command)
     else:
-        results = _evaluate(command) if command.benchmark else [_by_rewards(command, started)]
-        shown = {"model": results[0]["settings"]["model"], "results": results}
+        policy, folder = _load(command) if command.model else None, Path(command.sampling.output)
+        with _shown("evaluating") as show:
+            results = [
+                evaluate_rows(
+                    policy, command.data, started, command.sampling, command.judged, folder, ks=command.k, progress=show
+                )
+            ]
     if command.json:
+        shown = (
+            {"model": results[0]["settings"]["model"], "results": results} if not command.completions else results[0]
+        )
         print(json.dumps(shown))
         return
     from oblrpo.evaluation.completions import remarks, table
@@ -101,7 +102,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
         raise InputError("give a model to evaluate, a file with --completions, or --regrade to grade an output again.")
     if command.completions and not command.benchmark:
         raise InputError("completions made elsewhere are those of a benchmark; name it with --benchmark.")
-    if (command.data and len(command.benchmark) > 1) or (command.completions and len(command.benchmark) > 1):
+    if (command.data or command.completions) and len(command.benchmark) > 1:
         raise InputError(f"data and completions are of one benchmark, but {len(command.benchmark)} are named.")
     check_asked(flags, command.data, started, bool(command.benchmark))
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
@@ -110,28 +111,22 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     check_sampling(command.sampling, command.k, drawn=bool(command.model))
 
 
-def _grade(command: EvaluateCommand, name: str, file: Path) -> dict[str, Any]:
-    """Grade a file of completions."""
+def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
+    """Grade a file of completions, or draw what is not there yet; what grading needs is there before that."""
     from oblrpo.evaluation.completions import evaluate_completions, read_completions
-    from oblrpo.tasks.benchmarks import load_benchmark
-    from oblrpo.tasks.grading import MathVerifier
-
-    problems = load_benchmark(name, command.data)[: command.sampling.limit or None]
-    completions = read_completions(file, len(problems))
-    with MathVerifier(command.processes, command.seconds) as verifier:
-        return evaluate_completions(name, problems, completions, verifier, command.k)
-
-
-def _evaluate(command: EvaluateCommand) -> list[dict[str, Any]]:
-    """Draw what is not there yet, and grade it; what is needed for that is there before anything is drawn."""
-    from oblrpo.evaluation.completions import evaluate_completions
-    from oblrpo.evaluation.sampled import SavedCompletions, collect
     from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
     from oblrpo.tasks.grading import MathVerifier
 
     asked, results = command.sampling, []
     data = {name: load_benchmark(name, command.data) for name in command.benchmark}
     with MathVerifier(command.processes, command.seconds) as verifier:
+        if command.completions:
+            [(name, problems)] = data.items()
+            problems = problems[: asked.limit or None]
+            completions = read_completions(Path(command.completions), len(problems))
+            return [evaluate_completions(name, problems, completions, verifier, command.k)]
+        from oblrpo.evaluation.sampled import SavedCompletions, collect  # needs torch, which grading a file does not
+
         policy = None if command.regrade else _load(command)
         for name, problems in data.items():
             saved = SavedCompletions(Path(asked.output), name)
@@ -156,16 +151,6 @@ def _load(command: EvaluateCommand) -> Any:
 
     transformers_logging.disable_progress_bar()
     return load_policy(command.model, command.sampling.policy(command.model), train=False)
-
-
-def _by_rewards(command: EvaluateCommand, started: TrainConfig | None) -> dict[str, Any]:
-    """Go by rewards; `started` is the run that the model lies in."""
-    policy = _load(command) if command.model else None
-    folder = Path(command.sampling.output)
-    with _shown("evaluating") as show:
-        return evaluate_rows(
-            policy, command.data, started, command.sampling, command.judged, folder, ks=command.k, progress=show
-        )
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Ctrl-C: the first ends a command in order, a further one at once; it tells so in one sentence and exits with 130."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -9,8 +7,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-STOPPED = 130
-"""The exit code."""
+STOPPED = 130  # the exit code
 
 
 def catch() -> None:
@@ -36,11 +33,7 @@ def tell(why: str) -> None:
 
 
 def _first(number: int, frame: FrameType | None) -> None:
-    """End in order; but at once while libraries load, where nothing is to be lost and they may swallow it.
-
-    Raises:
-        KeyboardInterrupt: always, but there.
-    """
+    """End in order; but at once while libraries load, where nothing is to be lost and they may swallow it."""
     signal.signal(signal.SIGINT, _further)
     while frame is not None:
         if "importlib._bootstrap" in frame.f_code.co_filename:

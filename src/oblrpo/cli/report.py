@@ -1,7 +1,5 @@
 """`oblrpo report`: the page of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -31,16 +29,12 @@ class ReportCommand:
 
 
 def run(argv: list[str]) -> None:
-    """Run `oblrpo report`.
-
-    Raises:
-        InputError: no run is there, a file is damaged, or the page cannot be written.
-    """
+    """Run `oblrpo report`."""
     command = tyro.cli(ReportCommand, args=argv, prog="oblrpo report")
     if command.seconds < 1:
         raise InputError(f"seconds is {command.seconds}; it must be at least 1.")
-    from oblrpo.report import write_report
     from oblrpo.report.follow import follow
+    from oblrpo.report.page import write_report
     from oblrpo.report.trl import state_files
     from oblrpo.runs import check_writable
 

@@ -1,7 +1,5 @@
 """`oblrpo train`: settings from recipe, run and flags; then the trainer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +30,7 @@ class TrainCommand:
 
 
 def run(argv: list[str]) -> None:
-    """`oblrpo train`.
-
-    Raises:
-        InputError: what the user can mend.
-        Exception: whatever else ended it; a run that had begun has its page.
-    """
+    """Run `oblrpo train`."""
     if {"-h", "--help"} & set(argv):
         print_help(TrainConfig(), Console(markup=False, highlight=False))
         return
@@ -60,9 +53,9 @@ def run(argv: list[str]) -> None:
     check_settings(command.config, flags_in(argv), recipe)
 
     from oblrpo.memory import resident_bytes
+    from oblrpo.report.console import Progress, summary
     from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
     from oblrpo.trainer.peak_memory import peak_memory
-    from oblrpo.trainer.progress import Progress, summary
 
     transformers_logging.disable_progress_bar()
     libraries = resident_bytes()

@@ -1,7 +1,5 @@
 """`oblrpo train --help`: the recipes and the settings that most runs need, on one screen."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -22,29 +20,24 @@ COMMON = (
 
 def recipes() -> dict[str, str]:
     """Every built-in recipe with the first sentence of its comment."""
-    found = {}
+    sentences = {}
     for entry in sorted(RECIPES.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".yaml"):
             lines = entry.read_text(encoding="utf-8").splitlines()
             comment = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
-            found[entry.name.removesuffix(".yaml")] = first_sentence(comment)
-    return found
+            sentences[entry.name.removesuffix(".yaml")] = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", comment, maxsplit=1)[0]
+    return sentences
 
 
 def documented() -> dict[str, str]:
     """Every setting with its docstring, which stands under it in `settings/train.py`."""
-    found = {}
+    sentences = {}
     for section in ast.parse(inspect.getsource(train)).body:
         if isinstance(section, ast.ClassDef):
             for field, text in zip(section.body, section.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
-    return found
-
-
-def first_sentence(text: str) -> str:
-    """A text up to its first full stop, colon and example included."""
-    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", text, maxsplit=1)[0]
+                    sentences[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
+    return sentences
 
 
 def print_help(base: TrainConfig, console: Console) -> None:
@@ -52,8 +45,9 @@ def print_help(base: TrainConfig, console: Console) -> None:
     console.print("usage: oblrpo train [RECIPE|FILE] [--setting VALUE ...]\n")
     console.print(f"{base.__doc__}\n")
     _print_table("Recipes", recipes().items(), console)
-    told, now = documented(), flatten(base)
-    rows = [(f"--{name.replace('_', '-')}", f"{told[name]}{_default(now[name])}") for name in COMMON]
+    texts, now = documented(), flatten(base)
+    defaults = {name: f" [{value}]" if value not in ("", [], {}) else "" for name, value in now.items()}
+    rows = [(f"--{name.replace('_', '-')}", f"{texts[name]}{defaults[name]}") for name in COMMON]
     rows += [
         ("--resume", "Go on with the run in --output from its latest checkpoint, under its own settings."),
         ("--accept-changed", "With --resume: go on although data or rewards are not what the run was started with."),
@@ -62,10 +56,6 @@ def print_help(base: TrainConfig, console: Console) -> None:
     ]
     _print_table("What most runs set", rows, console)
     console.print("A YAML file may hold settings by the same names; flags override it.")
-
-
-def _default(value: Any) -> str:
-    return f" [{value}]" if value not in ("", [], {}) else ""
 
 
 def _print_table(title: str, rows: Any, console: Console) -> None:

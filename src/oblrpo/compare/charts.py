@@ -1,7 +1,5 @@
 """The pictures of a comparison; each variant has one colour throughout."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable
@@ -9,20 +7,15 @@ from collections.abc import Callable
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from oblrpo.compare.summary import ENDED, Curve, Outcome, Result, Summary, band
+from oblrpo.compare.summary import ENDED, Curve, Result, Summary, band
 from oblrpo.intervals import smooth
-from oblrpo.report.charts import INK, below_legend, drawing, error_bar, legend, look
+from oblrpo.report.charts import INK, Level, Line, below_legend, chart, drawing, error_bar, legend, look
 from oblrpo.report.ledger import UNBIASED
 
-REWARD_WINDOW = 9
-"""Steps in the moving average of reward curves."""
-
+REWARD_WINDOW = 9  # steps in the moving average of reward curves
 ACCURACY = "held-out accuracy"
-
-MARGIN = 1.4
-"""How far an axis of rates goes beyond the lowest and the highest, as a factor."""
-MOST_TICKS = 10
-"""The most rates that are written out below an axis."""
+MARGIN = 1.4  # how far an axis of rates goes beyond the lowest and the highest, as a factor
+MOST_TICKS = 10  # the most rates that are written out below an axis
 
 
 def learning(summary: Summary) -> list[str]:
@@ -35,48 +28,30 @@ def learning(summary: Summary) -> list[str]:
         whole = slice(half, -half) if len(curve) > 2 * half else slice(None)  # the ends are means of fewer
         return [(x, value) for (x, _), value in zip(curve, values, strict=True)][whole]
 
-    def draw_curves(axes: Axes, curve: Callable[[Result], Curve]) -> None:
-        for number, outcome in enumerate(summary.outcomes):
-            _banded(axes, [curve(result) for result in ended(outcome.best)], _label(outcome), *look(number))
-        _legend(axes)
-
-    def draw_accuracy(axes: Axes) -> None:
-        draw_curves(axes, lambda result: result.curve("accuracy"))
-        if summary.spec.target.curve == "accuracy" and summary.level is not None:
-            axes.axhline(summary.level, color=INK, linewidth=0.8, linestyle=":")
-            axes.annotate(" target", (0, summary.level), fontsize=8, va="bottom")
-
-    def draw_reward(axes: Axes) -> None:
-        draw_curves(axes, smoothed)
-
-    height, title = below_legend(list(map(_label, summary.outcomes))), f"Reward, mean of {REWARD_WINDOW} steps"
-    return [
-        drawing("Held-out accuracy at the best rate", "completions", draw_accuracy, height, ylabel=ACCURACY),
-        drawing(title, "completions", draw_reward, height, ylabel="mean reward"),
-    ]
+    target = summary.spec.target.curve == "accuracy" and summary.level is not None
+    labels = [o.variant.name + ("" if o.rate is None else f", {o.rate:g}") for o in summary.outcomes]
+    drawings = []
+    for title, curve, unit, levels in (
+        ("Held-out accuracy at the best rate", _accuracy, ACCURACY, [Level(summary.level or 0.0, "target")] * target),
+        (f"Reward, mean of {REWARD_WINDOW} steps", smoothed, "mean reward", []),
+    ):
+        lines = [_line(name, outcome.best, curve) for name, outcome in zip(labels, summary.outcomes, strict=True)]
+        height = below_legend(labels)
+        drawings.append(chart(title, lines, xlabel="completions", ylabel=unit, levels=levels, height=height))
+    return drawings
 
 
-def _label(outcome: Outcome) -> str:
-    return outcome.variant.name + ("" if outcome.rate is None else f", {outcome.rate:g}")
+def _accuracy(result: Result) -> Curve:
+    return result.curve("accuracy")
 
 
-def ended(results: list[Result]) -> list[Result]:
-    """Return the runs whose curves are as whole as they will be."""
-    return [result for result in results if result.state in ENDED]
-
-
-def _banded(axes: Axes, curves: list[Curve], label: str, color: str, dashes: str) -> None:
+def _line(label: str, results: list[Result], curve: Callable[[Result], Curve]) -> Line:
+    """Return the mean of the runs whose curves are as whole as they will be, with its band, if there are several."""
+    curves = [curve(result) for result in results if result.state in ENDED]
     if not curves:
-        return
+        return Line("", [], [])  # it keeps its colour for the variant, and stands in no legend
     x, middle, low, high = band(curves)
-    axes.plot(x, middle, dashes, color=color, linewidth=1.6, label=label, marker="." if len(x) < 30 else None)
-    if len(curves) > 1:
-        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-
-
-def _legend(axes: Axes) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        legend(axes)
+    return Line(label, x, middle, *((low, high) if len(curves) > 1 else ()))
 
 
 def rates(summary: Summary) -> list[str]:
@@ -115,7 +90,7 @@ def rates(summary: Summary) -> list[str]:
                 if opened:
                     axes.plot([end], [y], mark, color=look(number)[0], markersize=6)
         axes.set_ylim(low - (len(windows) + 1) * gap, high)
-        _legend(axes)
+        legend(axes)
 
     height = below_legend([outcome.variant.name for outcome in summary.outcomes])
     return [drawing("Final accuracy against learning rate", "learning rate", draw, height, ylabel=ACCURACY)]
@@ -125,18 +100,15 @@ def every_rate(summary: Summary) -> list[str]:
     """Draw the held-out accuracy of each variant that has several rates, one curve a rate."""
     drawings = []
     for outcome in summary.outcomes:
-        if len(outcome.variant.learning_rates) < 2 or not ended(outcome.results):
-            continue
-
-        def draw(axes: Axes, outcome: Outcome = outcome) -> None:
-            for number, rate in enumerate(outcome.variant.learning_rates):
-                runs = [result for result in ended(outcome.results) if result.rate == rate]
-                _banded(axes, [result.curve("accuracy") for result in runs], f"{rate:g}", *look(number))
-            _legend(axes)
-
-        title = f"{outcome.variant.name}: held-out accuracy by rate"
-        height = below_legend([f"{rate:g}" for rate in outcome.variant.learning_rates])
-        drawings.append(drawing(title, "completions", draw, height, ylabel=ACCURACY))
+        rates = outcome.variant.learning_rates
+        if len(rates) > 1 and any(result.state in ENDED for result in outcome.results):
+            at = {rate: [result for result in outcome.results if result.rate == rate] for rate in rates}
+            lines = [_line(f"{rate:g}", at[rate], _accuracy) for rate in rates]
+            title, height = (
+                f"{outcome.variant.name}: held-out accuracy by rate",
+                below_legend([line.label for line in lines]),
+            )
+            drawings.append(chart(title, lines, xlabel="completions", ylabel=ACCURACY, height=height))
     return drawings
 
 
@@ -219,6 +191,6 @@ def variances(summary: Summary) -> list[str]:
         axes.set_xticks(range(len(UNBIASED)), UNBIASED)
         top = max(ratio.value for ratios in shown.values() for _, ratio in ratios)
         axes.set_ylim(0, 1.3 * max(1.0, top))
-        _legend(axes)
+        legend(axes)
 
     return [drawing("Gradient variance along each variant's runs", "baseline", draw, ylabel="variance / RLOO's")]

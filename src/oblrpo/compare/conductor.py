@@ -1,32 +1,29 @@
 """The conductor starts the runs of a plan as they become possible, tells of them, and keeps what became of them."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.live import Live
 
 from oblrpo.compare import training
-from oblrpo.compare.plan import Plan, Run
+from oblrpo.compare.plan import Plan, PlannedRun
 from oblrpo.compare.spec import Variant
 from oblrpo.errors import InputError
 from oblrpo.runs import held
 
 
-@dataclass(frozen=True)
-class Training:
-    """A run in progress and its process."""
+class Training(NamedTuple):
+    """A run in progress, its process, and when that began."""
 
-    run: Run
+    run: PlannedRun
     process: BaseProcess
-    begun: float = field(default_factory=time.monotonic)
+    begun: float
 
 
 class Conductor:
@@ -40,18 +37,12 @@ class Conductor:
         self.failed: dict[str, str] = {}
         """Runs that failed in this call, and why."""
         self.running: dict[str, Training] = {}
-        self.later: dict[str, list[Run]] = {}
+        self.later: dict[str, list[PlannedRun]] = {}
         """By variant, the runs at the rate that its search chose."""
         self._begun, self._settled_before = time.monotonic(), 0
 
     def run(self) -> None:
-        """Train every run that is not settled.
-
-        Raises:
-            InputError: a folder holds a run of other settings, a config cannot work, or another process is at it;
-                nothing has started then.
-            KeyboardInterrupt: stopped; the runs in progress have saved what there is.
-        """
+        """Train every run that is not settled; a KeyboardInterrupt comes out once runs in progress have saved."""
         for run in self.plan.all_known():
             run.check_same()
             if run.settled():
@@ -99,7 +90,7 @@ class Conductor:
         while True:
             for run in self._ready()[: self.processes - len(self.running)]:
                 run.failed_file.unlink(missing_ok=True)
-                self.running[run.place] = Training(run, training.start(run, self.processes))
+                self.running[run.place] = Training(run, training.start(run, self.processes), time.monotonic())
             if not self.running:
                 return
             ended = wait([current.process.sentinel for current in self.running.values()])
@@ -128,7 +119,7 @@ class Conductor:
             self.failed[run.place] = f"{run.name}: {message}"
         self._tell(run, f"{kind}: {message}", ended)
 
-    def _tell(self, run: Run, outcome: str, ended: Training | None = None) -> None:
+    def _tell(self, run: PlannedRun, outcome: str, ended: Training | None = None) -> None:
         done = f"[{sum(map(self._has_ended, self._runs()))}/{self.plan.count()}]"
         seconds = time.monotonic() - ended.begun if ended else 0.0
         failed = run.place in self.failed or outcome.startswith("diverged")
@@ -137,11 +128,11 @@ class Conductor:
     def _say(self, line: str, style: str | None = None) -> None:
         self.console.print(line, highlight=False, style=style)
 
-    def _runs(self) -> list[Run]:
+    def _runs(self) -> list[PlannedRun]:
         """Return every run that is known by now."""
         return [run for v in self.plan.spec.variants for run in (*self.plan.search(v), *self.later.get(v.name, []))]
 
-    def _ready(self) -> list[Run]:
+    def _ready(self) -> list[PlannedRun]:
         """Return what can start now; a warm start that several runs wait for comes first, and once."""
         for variant in self.plan.spec.variants:
             if variant.name not in self.later and all(map(self._has_ended, self.plan.search(variant))):
@@ -149,7 +140,7 @@ class Conductor:
         # Seed by seed over all variants, so that what is there early can be compared.
         order = {seed: place for place, seed in enumerate(self.plan.spec.seeds)}
         wanted = [run for run in self._runs() if not self._has_ended(run)]
-        possible: dict[str, Run] = {}
+        possible: dict[str, PlannedRun] = {}
         for run in sorted(wanted, key=lambda run: order[run.config.run.seed]):
             needed = run.start if run.start and not self._is_settled(run.start) else run
             if needed.place not in self.running and needed.place not in self.failed:
@@ -168,10 +159,10 @@ class Conductor:
                 self.failed[run.place] = f"{run.name}: {error}"
                 self._tell(run, f"failed: {error}")
 
-    def _has_ended(self, run: Run) -> bool:
+    def _has_ended(self, run: PlannedRun) -> bool:
         return self._is_settled(run) or run.place in self.failed
 
-    def _is_settled(self, run: Run) -> bool:
+    def _is_settled(self, run: PlannedRun) -> bool:
         if run.place not in self.settled and run.is_warm_start and run.settled():
             self.settled.add(run.place)  # the plan does not list it
         return run.place in self.settled

@@ -1,7 +1,5 @@
 """OUTPUT/compare.html: the whole comparison on one page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from oblrpo.compare import charts

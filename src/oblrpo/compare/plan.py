@@ -17,37 +17,20 @@ from oblrpo.settings import RolloutConfig, RunConfig, TrainConfig
 from oblrpo.workers import cores
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training, and the files beside its folder: `NAME.log`, and `NAME.failed` while it has failed."""
+@dataclass(eq=False)
+class PlannedRun:
+    """One training, told apart from others by the `place` of its folder, and the files beside that."""
 
-    name: str
-    """Variant, rate and seed, for people."""
+    name: str  # variant, rate and seed, for people
     config: TrainConfig
-    start: Run | None = None
-    """The run whose policy this one goes on from."""
-    is_warm_start: bool = False
-    """Whether this run only makes the policy that others go on from."""
+    start: PlannedRun | None = None  # the run whose policy this one goes on from
+    is_warm_start: bool = False  # whether this run only makes the policy that others go on from
 
-    @property
-    def place(self) -> str:
-        """The folder's path, by which runs are told apart."""
-        return self.config.run.output
-
-    @property
-    def folder(self) -> RunFolder:
-        """The folder of the run."""
-        return RunFolder(Path(self.place))
-
-    @property
-    def log(self) -> Path:
-        """The file of what the run printed."""
-        return Path(f"{self.place}.log")
-
-    @property
-    def failed_file(self) -> Path:
-        """The file that says why the run ended early."""
-        return Path(f"{self.place}.failed")
+    def __post_init__(self) -> None:
+        self.place = self.config.run.output
+        self.folder = RunFolder(Path(self.place))
+        self.log = Path(f"{self.place}.log")  # what the run printed
+        self.failed_file = Path(f"{self.place}.failed")  # why it ended early, while that is so
 
     def last_row(self) -> Metrics | None:
         """Return the newest metrics, reading the end of the file only; None before the first step."""
@@ -95,11 +78,7 @@ class Run:
         return None if self.is_warm_start or not self.finished() else self.folder.read_metrics()[-1]["eval/accuracy"]
 
     def check_same(self) -> None:
-        """Refuse to go on with, or to report, what lies here if it was made with other settings.
-
-        Raises:
-            InputError: names them.
-        """
+        """Refuse to go on with, or to report, what lies here if it was made with other settings."""
         if not self.folder.config_file.is_file():
             return
         wrong = ""
@@ -123,9 +102,9 @@ class Plan:
 
     def __init__(self, spec: Spec, output: Path) -> None:
         self.spec, self.output = spec, output
-        self._made: dict[tuple[str, float, int], Run] = {}
+        self._made: dict[tuple[str, float, int], PlannedRun] = {}
 
-    def run(self, variant: Variant, rate: float, seed: int) -> Run:
+    def run(self, variant: Variant, rate: float, seed: int) -> PlannedRun:
         """Return the run of a variant at a rate and seed; it goes on from a shared warm start if there can be one."""
         key = variant.name, rate, seed
         if key not in self._made:
@@ -136,10 +115,10 @@ class Plan:
                 policy = replace(config.policy, model=str(start.folder.checkpoint(0)))
                 warm = replace(config.warm_start, warm_start_steps=0, sft_data=())
                 config = replace(config, policy=policy, warm_start=warm)
-            self._made[key] = Run(f"{variant.name}, rate {rate:g}, seed {seed}", config, start)
+            self._made[key] = PlannedRun(f"{variant.name}, rate {rate:g}, seed {seed}", config, start)
         return self._made[key]
 
-    def search(self, variant: Variant) -> list[Run]:
+    def search(self, variant: Variant) -> list[PlannedRun]:
         """Return the runs that choose a variant's rate, seed by seed; all its runs if nothing is to be chosen."""
         return [self.run(variant, rate, seed) for seed in self.search_seeds(variant) for rate in variant.learning_rates]
 
@@ -158,14 +137,14 @@ class Plan:
                 finals[rate] = [accuracy for accuracy in accuracies if accuracy is not None]
         return foremost(finals)
 
-    def later(self, variant: Variant) -> list[Run]:
+    def later(self, variant: Variant) -> list[PlannedRun]:
         """Return the best rate's runs on the seeds that did not choose it; none before those that do have ended."""
         rest = self.spec.seeds[len(self.search_seeds(variant)) :]
         ended = rest and all(run.failure() or run.finished() for run in self.search(variant))
         rate = self.best_rate(variant) if ended else None
         return [] if rate is None else [self.run(variant, rate, seed) for seed in rest]
 
-    def all_known(self) -> list[Run]:
+    def all_known(self) -> list[PlannedRun]:
         """Return every run that the plan names by now."""
         return [run for v in self.spec.variants for run in (*self.search(v), *self.later(v))]
 
@@ -181,7 +160,7 @@ class Plan:
         named = any(self.spec.config(v, v.learning_rates[0], 0, "").policy.model for v in self.spec.variants)
         return min(self.spec.processes or (1 if named else cores()), self.count())
 
-    def _warm_start(self, config: TrainConfig) -> Run:
+    def _warm_start(self, config: TrainConfig) -> PlannedRun:
         """Make the supervised start that every variant with this policy, task and demonstrations shares."""
         parts = {part: asdict(getattr(config, part)) for part in ("policy", "warm_start", "task")}
         del parts["policy"]["device"]
@@ -201,7 +180,7 @@ class Plan:
         start = TrainConfig(
             run=short, policy=config.policy, warm_start=config.warm_start, task=config.task, rollout=rollout
         )
-        return Run(f"warm start, seed {seed}", start, is_warm_start=True)
+        return PlannedRun(f"warm start, seed {seed}", start, is_warm_start=True)
 
 
 def foremost(finals: Mapping[float, Sequence[float]]) -> float | None:

@@ -1,7 +1,5 @@
 """Paired tests over seeds, completions to a target, windows of usable rates; no torch, no scipy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

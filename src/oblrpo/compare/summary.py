@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from oblrpo.compare.plan import Plan, Run, foremost
+from oblrpo.compare.plan import Plan, PlannedRun, foremost
 from oblrpo.compare.spec import Spec, Target, Variant
 from oblrpo.compare.statistics import Paired, Window, crossing, holm, paired, usable
 from oblrpo.errors import InputError
@@ -19,52 +19,29 @@ from oblrpo.intervals import GeometricMean, Mean, geometric_mean, mean, smooth
 from oblrpo.report.ledger import variance_ratios
 from oblrpo.runs import Metrics
 
-LAST = 20
-"""Steps over which the reward at the end is averaged."""
-
-USABLE = 0.9
-"""Share of a variant's best final accuracy at which a rate counts as usable."""
-
-ENDED = ("finished", "unmeasured", "diverged")
-"""States of runs to which nothing more will come."""
-
-Curve = list[tuple[float, float]]
-"""(completions trained on so far, value)."""
+LAST = 20  # steps over which the reward at the end is averaged
+USABLE = 0.9  # share of a variant's best final accuracy at which a rate counts as usable
+ENDED = ("finished", "unmeasured", "diverged")  # states of runs to which nothing more will come
+Curve = list[tuple[float, float]]  # (completions trained on so far, value)
 
 
 @dataclass(frozen=True)
 class Result:
     """A run and what it left."""
 
-    run: Run
+    run: PlannedRun
     variant: str
     rate: float
     seed: int
     state: str
     """finished, unmeasured (finished, but without a last held-out accuracy), diverged, failed, part (of its steps) or
     none."""
-    why: str
-    """Why the run is not finished; empty if it is."""
-    rows: list[Metrics]
-    """The metrics so far."""
-    final: float | None
-    """Held-out accuracy at the end, or what a diverged run counts with; None if there is neither."""
-
-    @property
-    def per_step(self) -> int:
-        """Completions that a step trains on."""
-        return self.run.config.rollout.prompts_per_step * self.run.config.rollout.num_generations
-
-    @property
-    def measured_at_its_ends(self) -> bool:
-        """Whether held-out accuracy was taken only before the first and after the last step."""
-        run = self.run.config.run
-        return not 0 < run.eval_steps < run.steps
-
-    @property
-    def before(self) -> float | None:
-        """Held-out accuracy before the first step."""
-        return self.rows[0].get("eval/accuracy") if self.rows else None
+    why: str  # why the run is not finished; empty if it is
+    rows: list[Metrics]  # the metrics so far
+    before: float | None  # held-out accuracy before the first step
+    final: float | None  # held-out accuracy at the end, or what a diverged run counts with; None if there is neither
+    per_step: int  # completions that a step trains on
+    measured_at_its_ends: bool  # whether held-out accuracy was taken only before the first and after the last step
 
     @property
     def fell(self) -> bool:
@@ -109,36 +86,24 @@ class Result:
         return geometric_mean(ratios).value if ratios else None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Outcome:
     """What became of one variant. Means are over the seeds that have ended."""
 
     variant: Variant
     results: list[Result]
-    rate: float | None
-    """The best rate over the seeds that choose it."""
-    best: list[Result]
-    """The runs at that rate."""
-    before: Mean | None
-    """Held-out accuracy before the first step of those runs."""
-    final: Mean | None
-    """Held-out accuracy at the end of those runs."""
+    rate: float | None  # the best rate over the seeds that choose it
+    best: list[Result]  # the runs at that rate
+    before: Mean | None  # held-out accuracy before the first step of those runs
+    final: Mean | None  # held-out accuracy at the end of those runs
     by_rate: dict[float, list[float]]
     """Final accuracies on the seeds that choose the rate, of every rate that has them all."""
-    window: Window | None
-    """The usable rates."""
-    completions: dict[int, float]
-    """Completions to the target, by seed."""
+    window: Window | None  # the usable rates
+    completions: dict[int, float] = field(default_factory=dict)  # completions to the target, by seed
 
-    @property
-    def finals(self) -> dict[int, float]:
-        """Final accuracies at the best rate, by seed."""
-        return {result.seed: result.final for result in self.best if result.final is not None}
-
-    @property
-    def fallen(self) -> int:
-        """How many seeds at the best rate ended below where they began."""
-        return sum(result.fell for result in self.best)
+    def __post_init__(self) -> None:
+        self.finals = {result.seed: result.final for result in self.best if result.final is not None}  # at that rate
+        self.fallen = sum(result.fell for result in self.best)  # seeds at that rate that ended below where they began
 
     @property
     def median_completions(self) -> float | None:
@@ -186,16 +151,12 @@ class Summary:
     spec: Spec
     plan: Plan
     outcomes: list[Outcome]
-    reference: Outcome
-    """What the others are compared with."""
+    reference: Outcome  # what the others are compared with
     level: float | None
     """The level that the target comes to; None if no variant ends above 0, or if runs begin above it."""
-    tests: dict[str, Paired]
-    """Final accuracy of each variant less the reference's, paired by seed."""
-    adjusted: dict[str, float | None]
-    """The p values of these tests, adjusted for how many they are (Holm)."""
-    floor: float
-    """What a diverged run counts with."""
+    tests: dict[str, Paired]  # final accuracy of each variant less the reference's, paired by seed
+    adjusted: dict[str, float | None]  # the p values of these tests, adjusted for how many they are (Holm)
+    floor: float  # what a diverged run counts with
 
     @property
     def results(self) -> list[Result]:
@@ -204,11 +165,7 @@ class Summary:
 
 
 def summarise(plan: Plan) -> Summary:
-    """Read what is there.
-
-    Raises:
-        InputError: there is no finished run, or a folder holds a run of other settings.
-    """
+    """Read what is there."""
     results = {v.name: [_result(run, v) for run in (*plan.search(v), *plan.later(v))] for v in plan.spec.variants}
     every = [result for of_variant in results.values() for result in of_variant]
     lowest = min((value for result in every for _, value in result.curve("accuracy")), default=0.0)
@@ -269,12 +226,11 @@ def _outcome(plan: Plan, variant: Variant, results: list[Result]) -> Outcome:
     before = [result.before for result in best if result.before is not None]
     final = [result.final for result in best if result.final is not None]
     return Outcome(
-        variant, results, rate, best, mean(before) if before else None, mean(final) if final else None, by_rate, window,
-        completions={},
-    )  # fmt: skip
+        variant, results, rate, best, mean(before) if before else None, mean(final) if final else None, by_rate, window
+    )
 
 
-def _result(run: Run, variant: Variant) -> Result:
+def _result(run: PlannedRun, variant: Variant) -> Result:
     run.check_same()
     failure, rows, final = run.failure(), run.folder.read_metrics(), run.final_accuracy()
     if run.finished():
@@ -284,8 +240,13 @@ def _result(run: Run, variant: Variant) -> Result:
         state, why = failure
     else:
         state, why = ("part", f"step {rows[-1]['step']} of {run.config.run.steps}") if rows else ("none", "not begun")
-    config = run.config
-    return Result(run, variant.name, config.optim.learning_rate, config.run.seed, state, why, rows, final)
+    config, before = run.config, rows[0].get("eval/accuracy") if rows else None
+    per_step = config.rollout.prompts_per_step * config.rollout.num_generations
+    at_its_ends = not 0 < config.run.eval_steps < config.run.steps
+    return Result(
+        run, variant.name, config.optim.learning_rate, config.run.seed, state, why, rows, before, final, per_step,
+        at_its_ends,
+    )  # fmt: skip
 
 
 def band(curves: list[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:

@@ -1,7 +1,5 @@
 """The comparison as a table on the console, and every run as a line of a CSV file."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -24,11 +22,10 @@ COLUMNS = (
 HEADS = ("variant", "accuracy after", "difference", "p", "p adjusted", "completions to target", "over reference's",
          "rate", "usable rates", "before", "lowest", "seeds")  # fmt: skip
 
-
+# The columns of the console, and their shorter names there, where what stands in brackets is left out.
 NARROW = {"variant": "", "rate": "", "accuracy after": "after", "difference": "", "p adjusted": "p",
           "completions to target": "to target", "over reference's": "over", "usable rates": "usable",
           "seeds": ""}  # fmt: skip
-"""The columns that the console has, and their shorter names there; what stands in brackets is left out there."""
 
 
 def print_table(summary: Summary, console: Console) -> None:
@@ -96,10 +93,12 @@ def _of_diverged(summary: Summary) -> list[str]:
     if not any(result.state == "diverged" for result in summary.results):
         return []
     lowest = ", the lowest that any run measured" if summary.floor < 0 else ""
-    told = f"A run that diverged counts with accuracy {summary.floor:.3g}{lowest}. "
-    told += "A rate at which fewer runs diverge is chosen before any other."
+    note = (
+        f"A run that diverged counts with accuracy {summary.floor:.3g}{lowest}. A rate at which fewer runs diverge is "
+        "chosen before any other."
+    )
     wild = [o.variant.name for o in summary.outcomes if all(result.state == "diverged" for result in o.results)]
-    return [told, *(f"{name}: every run diverged, at every rate; lower the rates." for name in wild)]
+    return [note, *(f"{name}: every run diverged, at every rate; lower the rates." for name in wild)]
 
 
 def _of_missing(summary: Summary) -> list[str]:
@@ -130,16 +129,19 @@ def _of_target(summary: Summary) -> list[str]:
             f"Target: {share}. There is none: it would not lie above where runs begin, or no variant's {curve} ends "
             "above 0. A share of the way from there is `--target '{of_gain: 0.8}'`."
         ]
-    told = f"Target: {summary.level:.3f}, {share}"
+    note = f"Target: {summary.level:.3f}, {share}"
     if target.curve == "accuracy" and all(result.measured_at_its_ends for result in summary.results):
-        return [told + ". Completions are not known: accuracy was taken at the ends of runs alone; set eval_steps, or "
+        return [note + ". Completions are not known: accuracy was taken at the ends of runs alone; set eval_steps, or "
                 "target: {curve: reward}."]  # fmt: skip
-    told += f"; the median over seeds of the completions until {curve}, averaged over {target.window} points, is there"
+    note += f"; the median over seeds of the completions until {curve}, averaged over {target.window} points, is there"
     n = max((len(outcome.completions) for outcome in summary.outcomes), default=0)
-    told += f", and the range of {n} seeds, a {1 - 0.5 ** (n - 1):.0%} interval for the median." if n > 2 else "."
+    note += f", and the range of {n} seeds, a {1 - 0.5 ** (n - 1):.0%} interval for the median." if n > 2 else "."
     over = "Over (the reference's): geometric mean of the seeds' ratios, not adjusted for the number of variants"
     blank = "; blank where a seed never arrives or begins there."
-    return [told, over + (blank if summary.reference.all_arrive else ". Blank: not all seeds of the reference arrive.")]
+    return [
+        note,
+        over + (blank if summary.reference.all_arrive else ". Blank: not all seeds of the reference arrive."),
+    ]
 
 
 def interval(mean: Mean | None) -> str:

@@ -4,8 +4,6 @@ On Linux they are forked from a process that has loaded torch and transformers, 
 where forks of such a process are not safe, each loads them itself.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil
@@ -19,20 +17,18 @@ from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from oblrpo.compare.plan import Plan, Run
+from oblrpo.compare.plan import Plan, PlannedRun
 from oblrpo.compare.spec import Variant
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.settings import PolicyConfig, TrainConfig
 from oblrpo.streams import steady
 
-STOPPED = 130
-"""The exit code of a process that was told to stop and has saved what there is."""
-
+STOPPED = 130  # the exit code of a process that was told to stop and has saved what there is
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 CONTEXT.set_forkserver_preload(["oblrpo.compare.loaded"])
 
 
-def start(run: Run, processes: int) -> BaseProcess:
+def start(run: PlannedRun, processes: int) -> BaseProcess:
     """Start a process that trains a run, or what is left of it, beside others: `processes` share the cores.
 
     It ends with 0 when the run is finished, and with `STOPPED` after SIGTERM, or when the process that started it has
@@ -44,7 +40,7 @@ def start(run: Run, processes: int) -> BaseProcess:
     return process
 
 
-def _train(run: Run, processes: int) -> None:
+def _train(run: PlannedRun, processes: int) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C reaches the parent alone, which ends its trainings in order
     threading.Thread(target=_stop_with_parent, daemon=True).start()
@@ -67,13 +63,13 @@ def _train(run: Run, processes: int) -> None:
         sys.exit(1)
 
 
-def _train_here(run: Run, processes: int) -> None:
+def _train_here(run: PlannedRun, processes: int) -> None:
     import torch
     from rich.console import Console
     from transformers.utils import logging as transformers_logging
 
+    from oblrpo.report.console import Progress
     from oblrpo.trainer.loop import Trainer
-    from oblrpo.trainer.progress import Progress
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # of large models; small ones take one
@@ -92,17 +88,12 @@ def _stop_with_parent() -> None:
 
 
 def check(plan: Plan) -> None:
-    """Check every config before anything starts, in a process of its own; one of each variant is built.
-
-    Raises:
-        InputError: the first that cannot work, by the name of its run.
-        RuntimeError: the process that checks them died.
-    """
+    """Refuse the first config that cannot work before anything starts, in a process that builds one of each variant."""
     variants, seed = plan.spec.variants, plan.spec.seeds[0]
 
-    def with_own_start(variant: Variant, rate: float) -> Run:  # no shared one is there yet
+    def with_own_start(variant: Variant, rate: float) -> PlannedRun:  # no shared one is there yet
         run = plan.run(variant, rate, seed)
-        return Run(run.name, plan.spec.config(variant, rate, seed, run.place))
+        return PlannedRun(run.name, plan.spec.config(variant, rate, seed, run.place))
 
     runs = [with_own_start(variant, rate) for variant in variants for rate in variant.learning_rates]
     built = [with_own_start(variant, variant.learning_rates[0]) for variant in variants]
@@ -115,7 +106,7 @@ def check(plan: Plan) -> None:
         raise InputError(mistake)
 
 
-def first_mistake(runs: list[Run], built: list[Run]) -> str:
+def first_mistake(runs: list[PlannedRun], built: list[PlannedRun]) -> str:
     """Say what is wrong with the first run whose settings, or that when `built`, cannot work; empty if all can."""
     from oblrpo.trainer.setup import check as check_settings
 

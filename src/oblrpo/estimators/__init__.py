@@ -2,7 +2,7 @@
 
 from oblrpo.estimators.advantages import NORMALISATIONS, SMALLEST_GROUP, WEIGHTINGS
 from oblrpo.estimators.assumption import depends_on_own_output
-from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, fold_basis, kl_in_reward
+from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, kl_in_reward
 from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.measuring import ONE_IN
@@ -42,7 +42,6 @@ __all__ = [
     "chances_of_least_work",
     "depends_on_own_output",
     "draw_outputs",
-    "fold_basis",
     "group_norm2",
     "kappa",
     "kl_in_reward",

@@ -7,9 +7,6 @@ from typing import Any, NamedTuple
 
 from oblrpo.estimators.moments import Moments
 
-SMALLEST = 1e-100
-"""The normal probability below which the ratio of density to probability is taken for its limit."""
-
 
 class Interval(NamedTuple):
     """The bounds of an interval for a signal-to-noise ratio."""
@@ -63,25 +60,7 @@ class MomentAverage:
         moments = self.moments
         noise = moments.trace_cov / moments.n
         signal2 = max(moments.signal2 if debiased else moments.signal2 + noise, 0.0)
-        return _share(signal2, noise)
-
-    @property
-    def expected_share(self) -> float:
-        """The same part of signal, with the S to be expected given its estimate and its standard error se over steps.
-
-        E[S | S >= 0, estimate] = S + se phi(a) / Phi(a), a = S / se, under a flat prior: an estimate that lies below 0
-        by chance is evidence of a small signal, not of none. While se is not known, S is cut at 0.
-        """
-        moments, error = self.moments, self.signal2_error
-        if not error > 0:
-            return self.signal_share()
-        noise, a = moments.trace_cov / moments.n, moments.signal2 / error
-        below = math.erfc(-a / math.sqrt(2)) / 2
-        if below > SMALLEST:
-            signal2 = moments.signal2 + error * math.exp(-a * a / 2) / (math.sqrt(2 * math.pi) * below)
-        else:  # its limit as a falls
-            signal2 = error / -a
-        return _share(signal2, noise)
+        return signal2 / (signal2 + max(noise, 0.0)) if signal2 > 0 else 0.0  # 1 where noise is negative by chance
 
     @property
     def signal2_error(self) -> float:
@@ -109,8 +88,3 @@ class MomentAverage:
         """Take up where `state_dict` left off."""
         for key in self._STATE:
             setattr(self, f"_{key}", state[key])
-
-
-def _share(signal2: float, noise: float) -> float:
-    """The part S / (S + noise) in [0, 1]; 1 where the noise is negative by chance."""
-    return signal2 / (signal2 + max(noise, 0.0)) if signal2 > 0 else 0.0

@@ -66,8 +66,8 @@ def js(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     known_P1, spread_P1 = (count_P1 > 0).to(rewards_PG), (count_P1 > 1).to(rewards_PG)
     n = known_P1.sum()
 
-    def others(values_P1: Tensor, known: Tensor) -> Tensor:  # means over the other prompts
-        return sum_of_others((values_P1 * known).T).T / sum_of_others(known.T).T.clamp(min=1)
+    def others(values_P1: Tensor, counted_P1: Tensor) -> Tensor:  # means over the other prompts
+        return sum_of_others((values_P1 * counted_P1).T).T / sum_of_others(counted_P1.T).T.clamp(min=1)
 
     noise_P1 = others(variance_P1 / (count_P1 - 1).clamp(min=1), spread_P1)
     others_mean_P1 = others(mean_P1, known_P1)
@@ -107,23 +107,6 @@ def oblr_shrunk(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor, prior: P
     )
 
 
-def oblr_crossfit(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Tensor:
-    """The variance-optimal baseline from the other half of the outputs, even or odd. It is unbiased.
-
-    The formula is b_j = sum_{i not in fold(j)} w_i F_i / sum_{i not in fold(j)} w_i. All outputs of a fold share
-    a baseline, so that the gradient is a combination of three sums a prompt (`fold_basis`), which a backward can add up
-    before any norm is known: `ScoreTape(method="folds")`. Half of the outputs estimate each baseline where `oblr` uses
-    all but one. Where the other fold's w are all 0, the baseline is its mean reward; where it has no valid output, it
-    is 0.
-    """
-    even_G = _even(rewards_PG)
-    result_PG = torch.empty_like(rewards_PG)
-    for fold_G in (even_G, ~even_G):
-        others = (each[:, ~fold_G] for each in (rewards_PG, valid_PG, norm2_PG * valid_PG))
-        result_PG[:, fold_G] = _weighted_mean(*others)[:, :1]
-    return result_PG
-
-
 def opo(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
     """The mean reward of the group weighted by lengths T, in-sample: b_j = sum T F / sum T. It is biased.
 
@@ -150,7 +133,9 @@ def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mas
     running_PGT = token_mask_PGT * valid_PG[..., None]
     weights_PGT = (logit_norm2_PGT * running_PGT).cumsum(2) * running_PGT
     rewards_PTG = rewards_PG[:, None].expand(-1, weights_PGT.shape[2], -1)
-    baseline_PTG = _weighted_mean(*(each.flatten(0, 1) for each in (rewards_PTG, running_PGT.mT, weights_PGT.mT)))
+    baseline_PTG = _weighted_mean(
+        *(values_PTG.flatten(0, 1) for values_PTG in (rewards_PTG, running_PGT.mT, weights_PGT.mT))
+    )
     return baseline_PTG.view_as(rewards_PTG).mT
 
 
@@ -174,8 +159,6 @@ class Baseline:
     """Whether the policy gradient's mean is exactly grad J with it."""
     smallest_group: int = 1
     """The fewest outputs a prompt it is meant for."""
-    spanned: bool = True
-    """Whether its advantages are combinations of `fold_basis`."""
     off_policy: bool = False
     """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
     normalisation: str = "none"
@@ -202,12 +185,11 @@ BASELINES: dict[str, Baseline] = {
     "dr_grpo": Baseline(mean, unbiased=False, smallest_group=2),
     "reinforce_pp": Baseline(batch_mean, unbiased=False, normalisation="batch_std"),
     "js": Baseline(js, unbiased=True),
-    "oblr": Baseline(oblr, unbiased=True, smallest_group=2, spanned=False, off_policy=True),
-    "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, spanned=False, off_policy=True),
-    "oblr_crossfit": Baseline(oblr_crossfit, unbiased=True, smallest_group=2, off_policy=True),
+    "oblr": Baseline(oblr, unbiased=True, smallest_group=2, off_policy=True),
+    "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, off_policy=True),
     "opo": Baseline(opo, unbiased=False, smallest_group=2),
     "length16": Baseline(length16, unbiased=False, smallest_group=2, trainable=False),
-    "otb": Baseline(otb, unbiased=False, smallest_group=2, spanned=False, trainable=False),
+    "otb": Baseline(otb, unbiased=False, smallest_group=2, trainable=False),
     "eob": Baseline(weighted_mean, unbiased=False, smallest_group=2),
     "vcpo": Baseline(weighted_mean, unbiased=False, smallest_group=2, off_policy=True),
 }
@@ -261,7 +243,9 @@ def baseline(
         checked["norm2_PG"] = checked["norm2_PG"] * rho.square()
     extra: dict[str, Any] = {"prior": prior or Prior()} if "prior" in entry.needs else {}
     result = entry.function(clean_PG, valid_PG.double(), **checked, **extra)
-    own, valid = (each[..., None] if result.ndim == 3 else each for each in (rewards_PG.double(), valid_PG))
+    own, valid = rewards_PG.double(), valid_PG
+    if result.ndim == 3:
+        own, valid = own[..., None], valid[..., None]
     dtype = rewards_PG.dtype if rewards_PG.is_floating_point() else torch.get_default_dtype()
     return torch.where(valid, result, own).to(dtype)
 
@@ -276,11 +260,11 @@ def _entry(name: str, rewards_PG: Tensor, inputs: dict[str, Tensor]) -> Baseline
         raise ValueError(
             f"baseline {name!r} needs at least {entry.smallest_group} outputs a prompt, got {rewards_PG.shape[1]}."
         )
-    known = {need for each in BASELINES.values() for need in each.needs} - {"prior"}
+    accepted = {need for other in BASELINES.values() for need in other.needs} - {"prior"}
     if missing := [need for need in entry.needs if need not in inputs and need != "prior"]:
         raise ValueError(f"baseline {name!r} needs {', '.join(missing)}.")
-    if unknown := set(inputs) - known:
-        raise ValueError(f"no baseline takes {', '.join(sorted(unknown))}; inputs are: {', '.join(sorted(known))}.")
+    if unknown := set(inputs) - accepted:
+        raise ValueError(f"no baseline takes {', '.join(sorted(unknown))}; inputs are: {', '.join(sorted(accepted))}.")
     return entry
 
 
@@ -299,22 +283,6 @@ def _checked(key: str, value: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> T
     if key != "rewards_PG" and (value < 0).any():
         raise ValueError(f"{key} holds a negative {'squared norm' if 'norm2' in key else 'number'}.")
     return value
-
-
-def fold_basis(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """The columns (F_j - mean F, [j even], [j odd]), (P, G, 3), which span the advantages under a baseline per fold.
-
-    They span the advantages of every baseline that is `spanned`. The mean is taken off because large rewards of one
-    sign would cancel in the sums. Rows of outputs that do not count (valid_PG) are 0, as their advantages are; the mean
-    is over the others.
-    """
-    even_PG = _even(rewards_PG).to(rewards_PG.dtype).expand_as(rewards_PG)
-    if valid_PG is None:
-        return torch.stack([rewards_PG - rewards_PG.mean(1, keepdim=True), even_PG, 1 - even_PG], -1)
-    valid_PG = valid_PG.bool()
-    rewards_PG = torch.where(valid_PG, rewards_PG, 0)
-    centred_PG = rewards_PG - rewards_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
-    return torch.stack([centred_PG, even_PG, 1 - even_PG], -1) * valid_PG[..., None]
 
 
 def kl_in_reward(rewards_PG: Tensor, logps_PG: Tensor, ref_logps_PG: Tensor, beta: float) -> Tensor:
@@ -346,7 +314,3 @@ def _weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, weights_PG: Tensor | No
     total_P1 = weights_PG.sum(1, keepdim=True)
     weighted_P1 = (weights_PG * rewards_PG).sum(1, keepdim=True) / total_P1
     return torch.where(total_P1 > 0, weighted_P1, mean_P1).expand_as(rewards_PG)
-
-
-def _even(rewards_PG: Tensor) -> Tensor:
-    return torch.arange(rewards_PG.shape[1], device=rewards_PG.device) % 2 == 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,11 +41,6 @@ class KLAdaptive(MeasuringRule):
     def refusal(cls, optimizer: str, learning_rate: float) -> str:
         """Why the rule cannot work, or empty: the optimizer has a rate of its own, or the rate to start from is 0."""
         return sets_its_own_rate("kl", optimizer, learning_rate)
-
-    @classmethod
-    def share_in(cls, metrics: dict[str, Any]) -> float:
-        """NaN: the rule knows nothing of signal and noise."""
-        return math.nan
 
     def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
         """The rate of this update divided by the first.

@@ -3,31 +3,27 @@
 Let u be the update at rate 1 (any optimizer's) and kappa = KL(pi_th || pi_th+eta u) / eta^2, measured on the updates
 themselves. A step that is meant to move the policy by KL_t nats an output then has the rate sqrt(KL_t / kappa), and
 
-    KL_t = delta max( 0.05 f T / (1 - f + f sqrt(T))^2,  sqrt(T) / (t + 4) ),
+    KL_t = delta sqrt(T) / (t + 4),
 
-with T the mean length of the outputs in tokens, t the number of the update, and f = N SNR / (1 + N SNR) the signal's
-share of the gradient.
+with T the mean length of the outputs in tokens and t the number of the update.
 
-Where T stands (derived). A step of KL x^2 gains in proportion to sqrt(f) x along the signal, and costs in proportion to
-f x^2 there. Noise costs less: averaged over a noise n, J changes by E[F sum_t m_t] / 2, where m_t = (n's_t)^2 +
+Where T stands (derived). Averaged over a noise n, an update changes J by E[F sum_t m_t] / 2, where m_t = (n's_t)^2 +
 n'(grad^2 log pi_t) n is the part of token t. Its mean is 0 whatever came before, so that for tokens with orthogonal
 scores |E[F sum_t m_t]| <= sd(F) sqrt(sum_t E m_t^2), which grows as sqrt(T) where the KL grows as T: most of what noise
-does to a long output no reward can see. Gain less cost, f x^2 + (1 - f) x^2 / sqrt(T), is best at the first term above.
-With T = 1 it is theorem 4's f.
+does to a long output no reward can see. A step of KL x^2 costs x^2 / sqrt(T).
 
-Where t stands. In small batches f is small, and the best single step is short. A run takes many steps: while it is
-young, what it has not yet learned weighs more than noise, which long steps add at a cost of x^2 / sqrt(T). Equal costs
-in equal ratios of t, x^2 = sqrt(T) / t, are within a factor of the best for every length of a run: the 1 / sqrt(t) of
-stochastic gradients. The second term needs no estimate of the signal, and so does not fall with one.
+Where t stands. A run takes many steps: while it is young, what it has not yet learned weighs more than noise. Equal
+costs in equal ratios of t, x^2 = sqrt(T) / t, are within a factor of the best for every length of a run: the
+1 / sqrt(t) of stochastic gradients. No estimate of the signal is needed, and so nothing falls with one.
 
-The constants delta = 1, 0.05 and 4 were chosen by experiment.
+The constants delta = 1 and 4 were chosen by experiment.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,8 +32,6 @@ from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measuring import LONGEST, MeasuringRule
 from oblrpo.estimators.rules import RateSettings, Step, first_rate, mean_kl, sets_its_own_rate
 
-SIGNAL = 0.05
-"""The nats of a step without noise, as a share of delta."""
 DELAY = 4
 """The updates after which what a young run may spend has fallen to a half."""
 TOO_FAR = 4.0
@@ -60,12 +54,11 @@ class MeasuredRate(MeasuringRule):
     Cost: a copy of the trained parameters during the step, and whatever forward the caller spends on `confine`.
 
     Args:
-        settings: the optimizer whose parameters are held, delta (`kl`), growth, shrinkage, and bounds on f.
+        settings: the optimizer whose parameters are held, delta (`kl`), growth and shrinkage.
     """
 
-    memory: ClassVar[float] = 0.97  # a rate that is followed from step to step wants a steady share
+    memory: ClassVar[float] = 0.97  # of signal and noise, which a run reports and the rate does not follow
     nats: ClassVar[float] = 1.0
-    watched: ClassVar[str] = "signal's share of the gradient"
     numbers: ClassVar[tuple[str, ...]] = (
         *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_count",
     )  # fmt: skip
@@ -83,14 +76,6 @@ class MeasuredRate(MeasuringRule):
         """Why the rule cannot work, or empty: the optimizer has a rate of its own, or the rate to start from is 0."""
         return sets_its_own_rate("auto", optimizer, learning_rate)
 
-    @classmethod
-    def share_in(cls, metrics: dict[str, Any]) -> float:
-        """The share f, which `lr_factor` cannot tell: it is relative to an arbitrary start, and moved by more."""
-        if metrics["n_snr"] is None:
-            return math.nan
-        n_snr = max(float(metrics["n_snr"]), 0.0)  # an unbiased estimate may lie below 0
-        return n_snr / (1 + n_snr)
-
     @property
     def kappa(self) -> float:
         """The KL per squared rate, averaged over updates; NaN before the first one that was felt."""
@@ -107,8 +92,7 @@ class MeasuredRate(MeasuringRule):
         if self._used is not None:
             raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
         self._count += 1
-        share = self._within_bounds(average.expected_share)
-        self._meant = self.settings.kl * ess_ratio * nats_of_step(share, self._count, mean_length or 1.0)
+        self._meant = self.settings.kl * ess_ratio * (math.sqrt(mean_length or 1.0) / (self._count + DELAY))
         return self._next_rate() / self._start
 
     def _next_rate(self) -> float:
@@ -178,18 +162,6 @@ class MeasuredRate(MeasuringRule):
                 self._scale_update(10.0)
                 kl = mean_kl(change())
         return (kl if kl < math.inf else 0.0), used * longer
-
-
-def nats_of_step(share: float, t: int, length: float) -> float:
-    """KL_t / delta, how far update t may move the policy: as the module says.
-
-    Args:
-        share: the signal's share f of the gradient, in [0, 1].
-        t: the number of the update, from 1.
-        length: the mean length T of the outputs, in tokens.
-    """
-    root = math.sqrt(length)
-    return max(SIGNAL * share * length / (1 - share + share * root) ** 2, root / (t + DELAY))
 
 
 def _not_of_the_weights(kl: float) -> str:

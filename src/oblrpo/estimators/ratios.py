@@ -60,7 +60,7 @@ class Ratio:
             advantages_S: the advantages, of which only the sign matters, and that only if `by_sign`.
         """
         own_SC = own_SC.bool()
-        logp_SC, old_SC = (torch.where(own_SC, each.detach(), 0) for each in (logp_SC, old_SC))
+        logp_SC, old_SC = (torch.where(own_SC, logps_SC.detach(), 0) for logps_SC in (logp_SC, old_SC))
         return self.function(logp_SC, old_SC, own_SC, advantages_S.detach()[:, None], self.bounds)
 
 

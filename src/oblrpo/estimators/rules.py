@@ -61,10 +61,6 @@ class Rule(ABC):
     """How far an update may or should move the policy, unless the user says so (`RateSettings.kl`)."""
     measures_updates: ClassVar[bool] = False
     """Whether `SNRSchedule.confine` has to be called after every update."""
-    watched: ClassVar[str] = "schedule's factor on the learning rate"
-    """What `share_in` reads from a run's metrics, in words."""
-    to_shorten: ClassVar[str] = "take a third of learning_rate, or schedule auto"
-    """What a user does about steps that are too long."""
 
     def __init__(self, settings: RateSettings) -> None:
         self.settings = settings
@@ -86,11 +82,6 @@ class Rule(ABC):
     def refusal(cls, optimizer: str, learning_rate: float) -> str:
         """Why the rule cannot work with an optimizer of this name at this rate, in a sentence; empty if it can."""
         return ""
-
-    @classmethod
-    def share_in(cls, metrics: dict[str, Any]) -> float:
-        """What the rule makes of the signal in a step's metrics, between 0 and 1; NaN where it is not known."""
-        return float(metrics["lr_factor"])
 
     def stepped(self, used: float | None) -> None:  # noqa: B027  (most rules need not know)
         """Take note that `optimizer.step()` was called at this rate; None: at one that the schedule did not set."""
@@ -114,9 +105,6 @@ class Rule(ABC):
         """
         for name in self.numbers:
             setattr(self, name, state[name.removeprefix("_")])
-
-    def _within_bounds(self, factor: float) -> float:
-        return min(max(factor, self.settings.floor), self.settings.ceiling)
 
 
 class Off(Rule):
@@ -142,7 +130,8 @@ class Debiased(Rule):
 
     def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
         """The signal's share of the gradient, within the bounds."""
-        return self._within_bounds(average.signal_share(self.unbiased) * math.sqrt(ess_ratio))
+        factor = average.signal_share(self.unbiased) * math.sqrt(ess_ratio)
+        return min(max(factor, self.settings.floor), self.settings.ceiling)
 
 
 class PlugIn(Debiased):

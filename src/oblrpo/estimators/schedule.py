@@ -47,8 +47,8 @@ class SNRSchedule:
     - `debiased` (default): S / (S + T/N) with unbiased S and T; on one batch that is max(0, 1 - T / (N ||g||^2)).
     - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2. Its N SNR is about 1 too high, so that the
       factor hardly ever falls below 1/2: it cannot brake.
-    - `auto` sets the rate at which a step moves the policy by as many nats as its age, the length of its outputs and
-      the signal allow (`MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`,
+    - `auto` sets the rate at which a step moves the policy by as many nats as the run's age and the length of its
+      outputs allow (`MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`,
       and tell `step` the outputs' mean length.
     - `kl` keeps the movement of a step near a set number of nats, whatever the noise (`KLAdaptive`); eta_0 is only
       where it starts. It needs `confine`, too.
@@ -69,8 +69,8 @@ class SNRSchedule:
         optimizer: any torch optimizer.
         mode: one of those above.
         ema: decay of the averages, in [0, 1); 0 uses each batch alone. None: 0.97 with `auto`, 0.9 with the others.
-        floor: the least factor of `debiased` and `plugin`; with `auto`, the least f.
-        ceiling: the greatest factor, or f.
+        floor: the least factor of `debiased` and `plugin`.
+        ceiling: their greatest factor.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
         kl: delta of `auto`, with which all its steps scale, in nats an output; the target of `kl`. None: 1 with `auto`,
             0.02 with `kl`.

@@ -1,7 +1,5 @@
 """Figures of a policy by rewards, such as those it was trained with, on rows of data or on held-out problems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,10 +27,6 @@ def evaluate_policy(
     """Draw the completions that are not there yet, and return the figures of all, with what they were drawn with.
 
     Without a policy nothing is drawn. The figures are written beside the completions.
-
-    Raises:
-        InputError: nothing is there to be scored, the completions answer other questions, a prompt does not fit, or a
-            reward fails.
     """
     questions = [problem.question or problem.prompt for problem in problems]
     if policy is not None:
@@ -56,9 +50,6 @@ def score(
 
     Masked completions count nowhere, nor do problems without any other; pass@k is left out where there are some. The
     intervals of rewards that leave [0, 1] are not cut to it.
-
-    Raises:
-        InputError: a reward fails, all completions are masked, or a k is not from 1 to the completions a problem.
     """
     n = len(completions[0])
     ks = sorted(set(ks)) or powers_to(n)

@@ -1,7 +1,6 @@
 """The figures of a benchmark, from a file of completions."""
 
-from __future__ import annotations
-
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +15,7 @@ from oblrpo.tasks.benchmarks import BenchmarkProblem
 from oblrpo.tasks.grading import MathVerifier, Verdict
 from oblrpo.tasks.rows import read_objects
 
-MOST_SLOW = 3
-"""The questions of a problem's votes that may take too long; each costs the whole time limit."""
-
+MOST_SLOW = 3  # the questions of a problem's votes that may take too long; each costs the whole time limit
 NAMED = 5  # of many indices, how many an error names
 
 
@@ -26,9 +23,6 @@ def read_completions(path: Path, problems: int) -> list[list[str]]:
     """Return the completions of every problem from rows `{"index": 3, "completion": "..."}`, equally many of each.
 
     With a column `sample`, no (index, sample) may come twice.
-
-    Raises:
-        InputError: a row that does not fit, a problem without completions, or unequal numbers of them.
     """
     completions: list[list[str]] = [[] for _ in range(problems)]
     seen: dict[tuple[int, str], int] = {}
@@ -44,23 +38,16 @@ def read_completions(path: Path, problems: int) -> list[list[str]]:
             if first != line:
                 raise InputError(f"{where}: index {index}, sample {row['sample']!r} was in line {first} already.")
         completions[index].append(text)
-    _check_equal(path, completions)
-    return completions
-
-
-def _check_equal(path: Path, completions: list[list[str]]) -> None:
     if missing := [index for index, texts in enumerate(completions) if not texts]:
         raise InputError(f"{path} has no completion for {_names(missing)}; every problem of the data needs one.")
     usual = Counter(map(len, completions)).most_common(1)[0][0]
-    for what, odd in (
-        ("more", [index for index, texts in enumerate(completions) if len(texts) > usual]),
-        ("fewer", [index for index, texts in enumerate(completions) if len(texts) < usual]),
-    ):
-        if odd:
+    for what, differs in (("more", operator.gt), ("fewer", operator.lt)):
+        if odd := [index for index, texts in enumerate(completions) if differs(len(texts), usual)]:
             raise InputError(
-                f"{path} has {what} completions for {_names(odd)} than the {usual} of other problems; "
-                "give equally many of each."
+                f"{path} has {what} completions for {_names(odd)} than the {usual} of other problems; give equally "
+                "many of each."
             )
+    return completions
 
 
 def _names(indices: list[int]) -> str:
@@ -115,11 +102,7 @@ def evaluate_completions(
     verifier: MathVerifier,
     ks: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the figures of a benchmark, under the keys of its JSON: avg@k, pass@k, maj@k and what could not be graded.
-
-    Raises:
-        InputError: a k that is not from 1 to the number of completions a problem.
-    """
+    """Return the figures of a benchmark by the keys of its JSON: avg@k, pass@k, maj@k, and what could not be graded."""
     n = len(completions[0])
     ks = sorted(set(ks)) or powers_to(n)
     for k in ks:

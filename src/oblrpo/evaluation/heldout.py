@@ -1,7 +1,5 @@
 """Held-out accuracy with a standard error that treats the completions of one problem as dependent."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

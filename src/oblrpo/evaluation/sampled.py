@@ -1,7 +1,5 @@
 """A policy's completions: sampled in batches, kept on disk as they come, continued after a stop."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter
@@ -34,11 +32,7 @@ class SavedCompletions:
         self.settings_file = folder / f"{name}.settings.json"
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Begin an evaluation, or go on with one of the same settings.
-
-        Raises:
-            InputError: the folder cannot be written, or holds completions drawn with other settings.
-        """
+        """Begin an evaluation, or go on with one of the same settings."""
         if self.settings_file.is_file():
             old = self.settings()
             changed = [key for key in settings if old.get(key) != settings[key]]
@@ -59,22 +53,14 @@ class SavedCompletions:
         return read_rows(self.file) if self.file.is_file() else []
 
     def settings(self) -> dict[str, Any]:
-        """Return what the completions were drawn with.
-
-        Raises:
-            InputError: the file of settings is not there, or damaged.
-        """
+        """Return what the completions were drawn with."""
         try:
             return dict(json.loads(self.settings_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{self.settings_file} cannot be read ({error}); give another --output.") from None
 
     def read(self, questions: Sequence[Any]) -> tuple[list[list[str]], dict[str, Any]]:
-        """Return the completions of each question that was asked, and what a result says of how they were drawn.
-
-        Raises:
-            InputError: there are none, these are not the questions that were asked, or the file is damaged.
-        """
+        """Return the completions of each question that was asked, and what a result says of how they were drawn."""
         rows = self.rows()
         if not rows:
             raise InputError(f"{self.file} holds no completions to grade; check --output.")
@@ -117,66 +103,44 @@ def collect(
 
     Every batch has a seed of its own, so an evaluation that was stopped and continued gives what it would have given.
 
-    Args:
-        policy: it draws.
-        problems: what is asked, `questions` put into `template`.
-        questions: by which the completions are known to answer the same data when they are graded again.
-        template: kept among the settings.
-        asked: how completions are drawn.
-        saved: where they are kept.
-        progress: called with the numbers of problems that are done, and of all.
-
-    Raises:
-        InputError: a prompt does not fit, the folder holds another evaluation, or another process is at this one.
+    `problems` are `questions` put into `template`; questions tell later whether completions answer the same data.
+    `progress` is called with the numbers of problems that are done, and of all.
     """
     policy.lengths([problem.prompt for problem in problems], asked.max_completion_length)
     draws = {name: getattr(asked, name) for name in OF_DRAWS}
     saved.open(settings_of(policy, problems[0].prompt, questions, template, draws))
+    size, total = asked.problems_per_batch, len(problems)
     with held(saved.file):
-        return _collect(policy, problems, asked, saved, progress)
-
-
-def _collect(
-    policy: Policy,
-    problems: Sequence[Problem],
-    asked: SamplingConfig,
-    saved: SavedCompletions,
-    progress: Callable[[int, int], None],
-) -> list[dict[str, Any]]:
-    size = asked.problems_per_batch
-    starts = range(0, len(problems), size)
-    rows = saved.rows()
-    have = Counter(row.get("index") for row in rows)
-    done = {
-        start
-        for start in starts
-        if all(have[index] == asked.samples for index in range(start, min(start + size, len(problems))))
-    }
-    kept = [row for row in rows if row["index"] // size * size in done]
-    if len(done) < len(starts):
-        saved.keep(kept)  # without a last line that was not finished, which the next would go on
-    for start in starts:
-        if start not in done:
-            drawn = _batch(policy, problems[start : start + size], start, asked)
-            saved.append(drawn)
-            kept += drawn
-        progress(min(start + size, len(problems)), len(problems))
+        rows = saved.rows()
+        have = Counter(row.get("index") for row in rows)
+        starts = range(0, total, size)
+        whole = {
+            start
+            for start in starts
+            if all(have[index] == asked.samples for index in range(start, min(start + size, total)))
+        }
+        kept = [row for row in rows if row["index"] // size * size in whole]
+        if len(whole) < len(starts):
+            saved.keep(kept)  # without a last line that was not finished, which the next would go on
+        for start in starts:
+            if start not in whole:
+                drawn = _batch(policy, problems[start : start + size], start, asked)
+                saved.append(drawn)
+                kept += drawn
+            progress(min(start + size, total), total)
     return sorted(kept, key=lambda row: (row["index"], row["sample"]))
 
 
 def _batch(policy: Policy, problems: Sequence[Problem], start: int, asked: SamplingConfig) -> list[dict[str, Any]]:
     prompts = [problem.prompt for problem in problems]
     with policy.seeded(seed_of(asked.seed, start)):
-        drawn = sample(
-            policy, prompts, asked.samples, asked.max_completion_length, asked.temperature, asked.top_p
-        )  # fmt: skip
-    lengths, clipped = drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist()
-    rows = []
-    for s, text in enumerate(drawn.completions):
-        problem, number = divmod(s, asked.samples)
-        rows.append({"index": start + problem, "sample": number, "completion": text, "tokens": lengths[s],
-                     "clipped": clipped[s]})  # fmt: skip
-    return rows
+        drawn = sample(policy, prompts, asked.samples, asked.max_completion_length, asked.temperature, asked.top_p)
+    figures = zip(drawn.completions, drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist(), strict=True)
+    return [
+        {"index": start + s // asked.samples, "sample": s % asked.samples, "completion": text, "tokens": tokens,
+         "clipped": clipped}
+        for s, (text, tokens, clipped) in enumerate(figures)
+    ]  # fmt: skip
 
 
 def settings_of(

@@ -1,7 +1,5 @@
 """The figures avg@k, pass@k and maj@k of n graded completions a problem, with 95 % intervals over problems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,9 +35,6 @@ def pass_at(k: int, correct: int, n: int) -> float:
     """Return the chance that k of the n completions, drawn without replacement, hold a right one.
 
     With c right ones this is 1 - C(n - c, k) / C(n, k), unbiased for pass@k (Chen et al. 2021, arXiv:2107.03374).
-
-    Raises:
-        InputError: k is not between 1 and n.
     """
     _check_k(k, n)
     return float(1 - Fraction(math.comb(n - correct, k), math.comb(n, k)))
@@ -52,9 +47,6 @@ def majority_at(k: int, right: int, others: Sequence[int], silent: int = 0) -> f
     A tie of t answers counts 1 / t, as if one of them were drawn. The draws in which the right answer has r votes and
     t others have as many are C(right, r) times the coefficient of x^(k-r) y^t in
     prod_i (sum_{a<r} C(n_i, a) x^a + C(n_i, r) x^r y) * (1 + x)^silent.
-
-    Raises:
-        InputError: k is not between 1 and n.
     """
     n = right + sum(others) + silent
     _check_k(k, n)

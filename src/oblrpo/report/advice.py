@@ -1,19 +1,13 @@
 """What a run's own figures say about the batch size."""
 
-from __future__ import annotations
-
 import math
 
 
 def advice(prompts: int, n_snr: float | None) -> str:
-    """Say in a sentence what the measured signal-to-noise ratio means for the batch size.
+    """Say in a sentence what the measured N SNR of a batch of N prompts means for its size; None, NaN: no gradient.
 
-    At the rate that a batch of N prompts supports, a single step gains in proportion to N SNR / (1 + N SNR)
-    (theorem 4). Over many steps noise averages out, and more prompts buy less than that.
-
-    Args:
-        prompts: N.
-        n_snr: N SNR; None or NaN where no step had a gradient.
+    At the rate that a batch of N prompts supports, a single step gains in proportion to N SNR / (1 + N SNR) (theorem
+    4). Over many steps noise averages out, and more prompts buy less than that.
     """
     if n_snr is None or math.isnan(n_snr):
         return (

@@ -1,7 +1,5 @@
 """Charts as inline SVG, drawn by matplotlib in the page's own text colour; titles and notes beside them are HTML."""
 
-from __future__ import annotations
-
 import io
 import math
 import re
@@ -22,19 +20,13 @@ INK = "#123456"
 """A colour that stands for the page's text colour until the SVG is written, so that light and dark both work."""
 COLORS = ("#3b7dd8", "#d9822b", "#3f9c5a", "#8e6bbf", "#c8505a", "#2a9d9a", "#a8792c", "#c665a8", "#7a869a", "#8a9a2c")
 DASHES = ("-", "--", ":", "-.")
-HEIGHT = 2.8
-"""Height in inches of a chart, which is 5 inches wide."""
-
-LETTERS = 66
-"""How many letters of a legend fit across a chart."""
+HEIGHT = 2.8  # height in inches of a chart, which is 5 inches wide
+LETTERS = 66  # how many letters of a legend fit across a chart
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with the ends of its interval, `low` and `high`, and the single measurements behind it, `dots`.
-
-    A value that is missing is None.
-    """
+    """A curve with the ends of its interval, and the single measurements behind it; None stands for no value."""
 
     label: str
     x: Sequence[float]
@@ -164,17 +156,18 @@ def error_bar(mean: Mean | GeometricMean) -> list[list[float]]:
 def legend(axes: Axes) -> None:
     """Put the names above the axes, where they hide nothing."""
     handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return
     axes.figure.legend(handles, labels, loc="outside upper left", ncols=_columns(labels), frameon=False, fontsize=10)
 
 
 def _columns(labels: Sequence[str]) -> int:
-    return max(1, min(3, LETTERS // (7 + max(map(len, labels)))))  # 7: line and gap
+    return max(1, min(3, LETTERS // (7 + max(map(len, labels), default=0))))  # 7: line and gap
 
 
 def below_legend(labels: Sequence[str]) -> float:
     """Return the height that a chart needs so that a long legend takes nothing from its axes, in inches."""
-    rows = math.ceil(len(labels) / _columns(labels)) if labels else 0
-    return HEIGHT + 0.2 * max(0, rows - 2)
+    return HEIGHT + 0.2 * max(0, math.ceil(len(labels) / _columns(labels)) - 2)
 
 
 def _floats(values: Sequence[float | None]) -> list[float]:

@@ -1,7 +1,5 @@
 """What a run's policy wrote, before and after: samples, score norm against reward, lengths."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,27 +10,17 @@ from matplotlib.axes import Axes
 from oblrpo.report import html
 from oblrpo.report.charts import drawing, legend, look, short
 from oblrpo.report.html import text
-from oblrpo.report.record import Record
+from oblrpo.report.record import RunRecord
 
 Rows = list[dict[str, Any]]
-
-PROMPTS, COMPLETIONS = 3, 8
-"""The most prompts shown of a step, and the most completions of each."""
-
-LONG = 240
-"""A text of more characters is folded."""
-
-NARROW = 24
-"""Completions of at most so many characters stand in a column beside their figures."""
-
-POINTS = 200
-"""The most points of a step in a scatter."""
-
-DISCRETE = 6
-"""At most so many different rewards are drawn as columns."""
+PROMPTS, COMPLETIONS = 3, 8  # the most prompts shown of a step, and the most completions of each
+LONG = 240  # a text of more characters is folded
+NARROW = 24  # completions of at most so many characters stand in a column beside their figures
+POINTS = 200  # the most points of a step in a scatter
+DISCRETE = 6  # at most so many different rewards are drawn as columns
 
 
-def samples(record: Record) -> str:
+def samples(record: RunRecord) -> str:
     """Show prompts of the first and the last step, and their completions; empty if none are left."""
     kept = _first_and_last(record, "reward")
     if not kept:
@@ -45,7 +33,8 @@ def samples(record: Record) -> str:
     parts = []
     for step, groups in groups_of.items():
         # those whose completions differ in reward first: the others teach nothing
-        order = sorted(groups, key=lambda prompt: (prompt not in shared, _is_flat(groups[prompt])))
+        rewards = {prompt: {row["reward"] for row in rows} - {None} for prompt, rows in groups.items()}
+        order = sorted(groups, key=lambda prompt: (prompt not in shared, len(rewards[prompt]) < 2))
         cards = "".join(_group(groups[prompt]) for prompt in order[:PROMPTS])
         parts.append(f"<div><h3>Step {step}, {'before' if step == min(kept) else 'after'}</h3>{cards}</div>")
     return html.charts(parts, large=True)
@@ -96,7 +85,7 @@ def _number(value: float | None, missing: str, form: str) -> str:
     return format(value, form) if form else short(value)
 
 
-def norm_against_reward(record: Record) -> list[str]:
+def norm_against_reward(record: RunRecord) -> list[str]:
     """Draw each completion's squared score norm against its reward, before and after; none where none was taken."""
     kept = _first_and_last(record, "score_norm2/mean")
     pairs = {
@@ -141,7 +130,7 @@ def _columns(axes: Axes, pairs: Mapping[int, Sequence[tuple[float, float]]], rew
     axes.set_xticks(range(len(rewards)), [short(reward) for reward in rewards])
 
 
-def lengths(record: Record) -> list[str]:
+def lengths(record: RunRecord) -> list[str]:
     """Draw how lengths are spread, before and after."""
     taken = {step: [row["length"] for row in rows if row.get("length")]
              for step, rows in _first_and_last(record, "reward").items()}  # fmt: skip
@@ -167,7 +156,7 @@ def _color(number: int) -> str:
     return look(1 - number)[0]  # the last in the colour of the run's own curves
 
 
-def _first_and_last(record: Record, key: str) -> dict[int, Rows]:
+def _first_and_last(record: RunRecord, key: str) -> dict[int, Rows]:
     """Return the completions of the first and of the last step that have the metric and still have completions."""
     steps = [row["step"] for row in record.steps if row.get(key) is not None]
     kept: dict[int, Rows] = {}
@@ -179,7 +168,3 @@ def _first_and_last(record: Record, key: str) -> dict[int, Rows]:
                 kept[step] = rows
                 break
     return kept
-
-
-def _is_flat(rows: Rows) -> bool:
-    return len({row["reward"] for row in rows if row["reward"] is not None}) < 2

@@ -1,7 +1,5 @@
 """The curves of a run's metrics, step by step."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence
@@ -9,26 +7,24 @@ from dataclasses import replace
 
 from oblrpo.intervals import Z95, around, smooth
 from oblrpo.report.charts import Level, Line, chart
-from oblrpo.report.record import Record
+from oblrpo.report.record import RunRecord
 from oblrpo.runs import Metrics
 
-WINDOW = 9
-"""How many steps the moving averages of batches take."""
-
-WIDE = 20.0
-"""An axis is logarithmic where the greatest value is more than so many times the least."""
-
-SHOWN_WIDER = 10.0
-"""An open end of an interval of the critical batch is drawn at so many times all else."""
+WINDOW = 9  # how many steps the moving averages of batches take
+WIDE = 20.0  # an axis is logarithmic where the greatest value is more than so many times the least
+SHOWN_WIDER = 10.0  # an open end of an interval of the critical batch is drawn at so many times all else
 
 
-def learning(record: Record) -> list[str]:
+def learning(record: RunRecord) -> list[str]:
     """Draw reward and held-out accuracy, and the share of prompts that taught nothing."""
     note = (
         f"Dots: each batch. Line: mean of the {WINDOW} steps around. Bands: 95 %, over prompts. Held-out prompts are "
         "never trained on: what the reward has above them is learned by heart."
     )
-    lines = [reward_line(record.steps), _accuracy_line(record.measured)]
+    errors = [row.get("eval/accuracy_stderr") for row in record.measured]
+    accuracy = _line(record.measured, "eval/accuracy", "held-out accuracy")
+    margins = [None if error is None else Z95 * error for error in errors]
+    lines = [reward_line(record.steps), _with_margins(accuracy, margins)]
     drawn = [chart("Reward and held-out accuracy", lines, ylabel="mean reward", note=note)]
     if any(row.get("frac_reward_zero_std") is not None for row in record.steps):
         note = (
@@ -40,7 +36,7 @@ def learning(record: Record) -> list[str]:
     return drawn
 
 
-def noise(record: Record) -> list[str]:
+def noise(record: RunRecord) -> list[str]:
     """Draw the signal-to-noise ratio, the rate that follows from it, and the batch that it asks for."""
     steps, prompts = record.steps, record.prompts
     rate = _line(steps, "learning_rate", "learning rate")
@@ -89,7 +85,7 @@ def _critical(steps: Sequence[Metrics], prompts: int) -> str:
     )  # fmt: skip
 
 
-def norms(record: Record) -> list[str]:
+def norms(record: RunRecord) -> list[str]:
     """Draw score norms over the run, and how they go with the reward; none where they were not taken."""
     taken = [row for row in record.steps if row.get("score_norm2/mean") is not None]
     if not taken:
@@ -105,7 +101,7 @@ def norms(record: Record) -> list[str]:
     ]  # fmt: skip
 
 
-def selection(record: Record) -> list[str]:
+def selection(record: RunRecord) -> list[str]:
     """Draw the share of completions trained on, and what leaving out the others added; none where all were."""
     trained = _averaged(record.steps, "completions/trained_ratio", "trained on")
     if all(value == 1 for value in trained.dots or ()):
@@ -126,7 +122,7 @@ def selection(record: Record) -> list[str]:
     return drawn
 
 
-def lengths(record: Record) -> list[str]:
+def lengths(record: RunRecord) -> list[str]:
     """Draw completion lengths over the run, and the share that was cut, if any was."""
     mean = _averaged(record.steps, "completions/mean_length", "mean length")
     limit = record.whole("max_completion_length")
@@ -142,7 +138,7 @@ def lengths(record: Record) -> list[str]:
     return drawn
 
 
-def further(record: Record) -> list[str]:
+def further(record: RunRecord) -> list[str]:
     """Draw the other metrics that the run has."""
     steps = record.steps
     kinds = (
@@ -172,12 +168,6 @@ def reward_line(steps: Sequence[Metrics]) -> Line:
         whole = len(squares) == part.stop - part.start
         margins.append(Z95 * math.sqrt(statistics.fmean(squares) / len(squares)) if whole else None)
     return _with_margins(_averaged(rewarded, "reward", "reward of the batch"), margins)
-
-
-def _accuracy_line(measured: Sequence[Metrics]) -> Line:
-    errors = [row.get("eval/accuracy_stderr") for row in measured]
-    margins = [None if error is None else Z95 * error for error in errors]
-    return _with_margins(_line(measured, "eval/accuracy", "held-out accuracy"), margins)
 
 
 def _with_margins(line: Line, margins: Sequence[float | None]) -> Line:

@@ -1,7 +1,5 @@
 """`oblrpo report --follow` writes the page again and again while the run goes on."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable
@@ -9,7 +7,7 @@ from pathlib import Path
 
 from oblrpo.errors import InputError
 from oblrpo.report.page import write_record
-from oblrpo.report.record import Record, read_run
+from oblrpo.report.record import RunRecord, read_run
 
 Signature = tuple[tuple[int, int, int] | None, ...]
 
@@ -20,9 +18,6 @@ def follow(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -
     It returns the page's path, or None if the run never began. A run may be stopped, and resumed from an earlier step,
     meanwhile: the page shows what is there. A page of a run that goes on asks the browser to read it anew; the last one
     written does not.
-
-    Raises:
-        InputError: there is no such folder, or no more, or a file is damaged.
     """
     record, seen = None, None
     tell(f"following {run}; Ctrl-C ends it")
@@ -40,7 +35,7 @@ def follow(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -
         return write_record(record, output) if record is not None else None
 
 
-def _render(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -> Record | None:
+def _render(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -> RunRecord | None:
     record = read_run(run)
     if record is None:
         tell("no finished step yet")

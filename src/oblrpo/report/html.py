@@ -1,7 +1,5 @@
 """The shell of every page. It suits light and dark screens, laptops and phones, and needs no network and no scripts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -40,8 +38,7 @@ def facts(values: Mapping[str, tuple[str, str]]) -> str:
 
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Control characters, marks that turn the direction of what follows or show nothing, halves of surrogate pairs."""
-_MEANT = "\t\n\r\u200c\u200d"
-"""Unseen characters that texts need: lines, and what joins letters and emoji."""
+_MEANT = "\t\n\r\u200c\u200d"  # unseen characters that texts need: lines, and what joins letters and emoji
 
 
 def seen(plain: str) -> str:

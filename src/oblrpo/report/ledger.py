@@ -1,7 +1,5 @@
 """The charts of a run's variance ledger: the gradient's variance under every baseline, on the run's own batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -10,10 +8,10 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from oblrpo.intervals import GeometricMean, geometric_mean
 from oblrpo.report.charts import INK, Level, Line, chart, drawing, error_bar, look, short
 from oblrpo.report.html import seen
-from oblrpo.report.record import Record
+from oblrpo.report.record import RunRecord
 from oblrpo.runs import Metrics
 
-UNBIASED = ("none", "js", "oblr", "oblr_shrunk", "oblr_crossfit")
+UNBIASED = ("none", "js", "oblr", "oblr_shrunk")
 """Baselines of the ledger that are compared by variance with RLOO. Biased ones are left out: they have less variance
 because they shrink the gradient."""
 
@@ -29,7 +27,7 @@ def variance_ratios(rows: Sequence[Metrics], baseline: str) -> list[float]:
     return [ratio for row in rows if (ratio := variance_ratio(row, baseline)) is not None]
 
 
-def charts(record: Record) -> list[str]:
+def charts(record: RunRecord) -> list[str]:
     """Draw the mean ratio under every baseline, and its course; none where the run kept no ledger."""
     rows = [row for row in record.steps if row.get("variance/rloo")]
     names = list(dict.fromkeys(key.removeprefix("variance/") for row in rows for key in row if key[:9] == "variance/"))
@@ -38,7 +36,13 @@ def charts(record: Record) -> list[str]:
         return []
     height = 1.2 + 0.27 * len(ratios)
     compared = [name for name in UNBIASED if name in ratios]
-    return [_means(ratios, record.of_algorithm("baseline"), len(rows), height), _course(rows, compared, height)]
+    steps = [row["step"] for row in rows]
+    lines = [Line(name, steps, [variance_ratio(row, name) for row in rows]) for name in compared]
+    course = chart(
+        "Variance of unbiased baselines over the run", lines, ylabel="variance / RLOO's", height=height,
+        note="On the same batch. A single step is a noisy estimate.", levels=[Level(1, "RLOO")],
+    )  # fmt: skip
+    return [_means(ratios, record.of_algorithm("baseline"), len(rows), height), course]
 
 
 def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: float) -> str:
@@ -71,13 +75,3 @@ def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: floa
         "Hollow: biased, the gradient shrinks or is scaled as well, so that less variance is no gain by itself."
     ) + (" Bold: this run's." if used in ratios else "")
     return drawing("Gradient variance under each baseline", "variance / RLOO's", draw, height, note=note)
-
-
-def _course(rows: list[Metrics], names: list[str], height: float) -> str:
-    steps = [row["step"] for row in rows]
-    lines = [Line(name, steps, [variance_ratio(row, name) for row in rows]) for name in names]
-    return chart(
-        "Variance of unbiased baselines over the run", lines, ylabel="variance / RLOO's",
-        note="On the same batch. A single step is a noisy estimate.", levels=[Level(1, "RLOO")],
-        height=height,
-    )  # fmt: skip

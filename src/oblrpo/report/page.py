@@ -1,7 +1,5 @@
 """The page of a run, RUN/report.html: how it went, or goes, from what it left on the disk."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 
@@ -11,21 +9,16 @@ from oblrpo.report import completions, curves, html, ledger
 from oblrpo.report.advice import advice
 from oblrpo.report.charts import short
 from oblrpo.report.html import text
-from oblrpo.report.record import Record, read_run
+from oblrpo.report.record import RunRecord, read_run
 from oblrpo.report.trl import read_trl
 from oblrpo.runs import write_atomically
 from oblrpo.settings import TrainConfig, flatten, yaml_line
 
-LAST = 20
-"""Steps over which the figures at the end are averaged."""
+LAST = 20  # steps over which the figures at the end are averaged
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
-    """Write the page of a run, ours or of TRL, into its folder if no file is given, and return its path.
-
-    Raises:
-        InputError: the folder holds no metrics, or a file is damaged.
-    """
+    """Write the page of a run, ours or of TRL, into its folder if no file is given, and return its path."""
     record = read_run(run) or read_trl(run)
     if record is None:
         raise InputError(
@@ -35,7 +28,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     return write_record(record, output or run / "report.html")
 
 
-def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
+def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path:
     """Write the page of a record. A browser reads it anew every `reload_seconds`, unless 0."""
     sections = {
         "Learning": html.charts(curves.learning(record), large=True) if record.steps else "",
@@ -63,7 +56,7 @@ def write_record(record: Record, path: Path, reload_seconds: int = 0) -> Path:
     return path
 
 
-def _state(record: Record, reload_seconds: int) -> str:
+def _state(record: RunRecord, reload_seconds: int) -> str:
     steps = record.settings.get("steps")
     parts = [record.settings.get("algorithm"), record.settings.get("model")]
     parts.append(record.settings.get("data") or record.settings.get("task"))
@@ -74,12 +67,16 @@ def _state(record: Record, reload_seconds: int) -> str:
     return f"<p><small>{' · '.join(words)}</small></p>"
 
 
-def _facts(record: Record) -> str:
+def _facts(record: RunRecord) -> str:
     """Show the figures that matter, each only where it is known."""
     facts: dict[str, tuple[str, str]] = {}
     if record.measured:
         first, last = record.measured[0], record.measured[-1]
-        ends = [_with_interval(row) for row in (first, last)]
+        errors = [row.get("eval/accuracy_stderr") for row in (first, last)]
+        ends = [
+            f"{row['eval/accuracy']:.3f}" + ("" if error is None else f" &plusmn; {Z95 * error:.3f}")
+            for row, error in zip((first, last), errors, strict=True)
+        ]
         value = f"{first['eval/accuracy']:.3f} &rarr; {last['eval/accuracy']:.3f}" if first is not last else ends[0]
         over = " (95 % interval over prompts)" if "&plusmn;" in ends[-1] else ""
         facts["Held-out accuracy"] = (value, f"{ends[0]} to {ends[-1]}{over}")
@@ -104,12 +101,7 @@ def _facts(record: Record) -> str:
     return html.facts(facts)
 
 
-def _with_interval(row: dict[str, float]) -> str:
-    margin = row.get("eval/accuracy_stderr")
-    return f"{row['eval/accuracy']:.3f}" + ("" if margin is None else f" &plusmn; {Z95 * margin:.3f}")
-
-
-def _warnings(record: Record) -> str:
+def _warnings(record: RunRecord) -> str:
     warnings = [(row["step"], sentence) for row in record.rows for sentence in row.get("warnings") or ()]
     if record.failure:
         warnings.append((record.done, f"the last that was done. The run then failed: {record.failure}"))
@@ -121,7 +113,7 @@ def _warnings(record: Record) -> str:
     return f"<h2 id=warnings>Warnings</h2>{alarms}"
 
 
-def _settings(record: Record) -> str:
+def _settings(record: RunRecord) -> str:
     """Show what differs from the defaults, and everything as it was resolved."""
     usual = flatten(TrainConfig())
     changed = [

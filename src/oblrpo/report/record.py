@@ -1,7 +1,5 @@
 """The record of a run on the disk, finished or not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,67 +11,34 @@ from oblrpo.runs import Metrics, RunFolder
 from oblrpo.settings import settings_in
 
 
-@dataclass(frozen=True)
-class Record:
+@dataclass(eq=False)
+class RunRecord:
     """What a run has left so far."""
 
     folder: RunFolder
-    settings: dict[str, Any]
-    """The settings in `config.yaml`, by flag."""
-    rows: list[Metrics]
-    """The rows of `metrics.jsonl`; step 0 holds the held-out accuracy alone."""
-    failure: str
-    """The reason why the run ended, if it failed."""
+    settings: dict[str, Any]  # the settings in `config.yaml`, by flag
+    rows: list[Metrics]  # the rows of `metrics.jsonl`; step 0 holds the held-out accuracy alone
+    failure: str  # the reason why the run ended, if it failed
     absent: Mapping[str, str] = field(default_factory=dict)
     """What the page cannot show, of a run of another trainer, and how to have it."""
 
-    @property
-    def steps(self) -> list[Metrics]:
-        """The rows of RL steps."""
-        return [row for row in self.rows if "reward" in row]
-
-    @property
-    def measured(self) -> list[Metrics]:
-        """The rows with a held-out accuracy."""
-        return [row for row in self.rows if row.get("eval/accuracy") is not None]
-
-    @property
-    def done(self) -> int:
-        """The last step."""
-        return int(self.rows[-1]["step"])
-
-    @property
-    def finished(self) -> bool:
-        """Whether no step is left to do."""
-        return self.done >= self.whole("steps")
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run has finished or failed, so that it does not go on by itself."""
-        return self.finished or bool(self.failure)
-
-    @property
-    def prompts(self) -> int:
-        """How many prompts a step has (P)."""
-        return self.whole("prompts_per_step")
+    def __post_init__(self) -> None:
+        self.steps = [row for row in self.rows if "reward" in row]  # of RL
+        self.measured = [row for row in self.rows if row.get("eval/accuracy") is not None]
+        self.done = int(self.rows[-1]["step"])
+        self.finished = self.done >= self.whole("steps")
+        self.ended = self.finished or bool(self.failure)  # it does not go on by itself
+        self.prompts = self.whole("prompts_per_step")  # P
 
     def number(self, key: str) -> float:
-        """Return a setting that is a number; 0 if it is not there.
-
-        Raises:
-            InputError: it is something else.
-        """
+        """Return a setting that is a number; 0 if it is not there."""
         value = self.settings.get(key, 0.0)
         if not isinstance(value, (int, float)):
             raise InputError(f"{self.folder.config_file}: {key} is {value!r}, but it must be a number.")
         return value
 
     def whole(self, key: str) -> int:
-        """Return a setting that is a whole number; 0 if it is not there.
-
-        Raises:
-            InputError: it is something else.
-        """
+        """Return a setting that is a whole number; 0 if it is not there."""
         value = self.number(key)
         if not isinstance(value, int) and value:
             raise InputError(f"{self.folder.config_file}: {key} is {value!r}, but it must be a whole number.")
@@ -85,11 +50,7 @@ class Record:
         return str(self.settings.get(part) or (getattr(algorithm, part) if algorithm else ""))
 
     def completions(self, step: int) -> list[dict[str, Any]]:
-        """Return the completions of a step; none if they are not there.
-
-        Raises:
-            InputError: they are damaged.
-        """
+        """Return the completions of a step; none if they are not there."""
         rows, file = self.folder.read_completions(step), self.folder.completions / f"step_{step}.jsonl"
         needed = {"prompt", "completion", "reward", "baseline", "advantage"}
         for number, row in enumerate(rows, start=1):
@@ -98,13 +59,10 @@ class Record:
         return rows
 
 
-def read_run(run: Path) -> Record | None:
+def read_run(run: Path) -> RunRecord | None:
     """Read the run in a folder; None if it has not finished a step yet, not even the one before RL.
 
     Lines that are still being written are left out.
-
-    Raises:
-        InputError: a file is damaged.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():
@@ -116,4 +74,4 @@ def read_run(run: Path) -> Record | None:
         raise InputError(f"{folder.metrics_file} cannot be read ({error.strerror}).") from None
     if not rows:
         return None
-    return Record(folder, settings_in(folder.config_file), rows, failure)
+    return RunRecord(folder, settings_in(folder.config_file), rows, failure)

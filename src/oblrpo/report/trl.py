@@ -1,20 +1,16 @@
 """The record of a run of TRL: the log in its `trainer_state.json`, and what it does not hold."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.report.record import Record
+from oblrpo.report.record import RunRecord
 from oblrpo.runs import Metrics, RunFolder
 
 STATE = "trainer_state.json"
-
-EVALUATED = "eval_reward"
-"""TRL's mean reward over the completions of `eval_dataset`."""
+EVALUATED = "eval_reward"  # TRL's mean reward over the completions of `eval_dataset`
 
 ABSENT = {
     # what the page would show: a key that its chart is drawn from, and how to have it
@@ -40,12 +36,8 @@ def state_files(run: Path) -> list[Path]:
     return [file for file in (run / STATE, numbered[max(numbered)] if numbered else None) if file and file.is_file()]
 
 
-def read_trl(run: Path) -> Record | None:
-    """Read what a run of TRL left in a folder; None if there is no state, or not a step in it.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+def read_trl(run: Path) -> RunRecord | None:
+    """Read what a run of TRL left in a folder; None if there is no state, or not a step in it."""
     logs = [(*_read(file), file) for file in state_files(run)]
     if not logs:
         return None
@@ -64,15 +56,11 @@ def read_trl(run: Path) -> Record | None:
         "steps": last,
         "prompts_per_step": next(prompts, 0),
     }
-    return Record(RunFolder(run), settings, rows, "", absent)
+    return RunRecord(RunFolder(run), settings, rows, "", absent)
 
 
 def _read(file: Path) -> tuple[list[Metrics], int]:
-    """The log by step under our names, and the number of steps that the run was to make.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """The log by step under our names, and the number of steps that the run was to make."""
     try:
         state = dict(json.loads(file.read_text("utf-8")))
         merged: dict[int, Metrics] = {}

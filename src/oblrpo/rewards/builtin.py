@@ -1,7 +1,5 @@
 """Rewards by name, in the signature of the user's own: f(prompts, completions, **columns) -> list of numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,5 +65,4 @@ BUILT_IN: dict[str, Callable[[], Callable[..., Sequence[float]]]] = {
 }
 """What makes each reward, by its name."""
 
-NEED_ANSWER = {"math", "exact", "numeric"}
-"""Names of the rewards that compare with the column `answer`."""
+NEED_ANSWER = {"math", "exact", "numeric"}  # names of the rewards that compare with the column `answer`

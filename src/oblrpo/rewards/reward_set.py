@@ -1,7 +1,5 @@
 """Several rewards as one: built-in ones by name, the user's own by path or as callables; named when they fail."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -55,9 +53,6 @@ class RewardSet:
         """Load rewards: math, exact, numeric, format, length, `package.module.function` or `file.py:function`.
 
         A weight other than 1 follows after `@`. `further` holds other rewards by name.
-
-        Raises:
-            InputError: none is given, one twice, one cannot be loaded, or `on_error` is neither raise nor mask.
         """
         if on_error not in {"raise", "mask"}:
             raise InputError(f"on_reward_error is {on_error!r}; choose raise or mask.")
@@ -92,11 +87,7 @@ class RewardSet:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = None
     ) -> list[float | None]:
-        """Return the weighted sum for each completion, None where it is masked.
-
-        Raises:
-            InputError: with on_error "raise", a reward failed or returned what is no reward.
-        """
+        """Return the weighted sum for each completion, None where it is masked."""
         sums: list[float | None] = [None] * len(completions)
         masked: set[int] = set()
         for name, (reward, weight) in self._rewards.items():
@@ -178,11 +169,7 @@ class Rewards:
         self.digests, self.close = self._set.digests, self._set.close
 
     def __call__(self, problems: list[Problem], completions: list[str]) -> tuple[list[list[float]], list[list[bool]]]:
-        """Return F_PG, where completion p G + j answers problem p, and which of them are valid; a masked one has a 0.
-
-        Raises:
-            InputError: a reward failed, or returned what is no reward, and is not to be masked.
-        """
+        """Return F_PG, where completion p G + j answers problem p, and which are valid; a masked one has a 0."""
         G = len(completions) // len(problems)
         problem_S = [problem for problem in problems for _ in range(G)]
         names = {"answer"}.union(*(problem.columns for problem in problems))
@@ -200,11 +187,7 @@ class Rewards:
 
 
 def split_weight(text: str) -> tuple[str, float]:
-    """Return name and weight of `name` (weight 1) or `name@0.5`.
-
-    Raises:
-        InputError: what follows the last @ is no finite number.
-    """
+    """Return name and weight of `name` (weight 1) or `name@0.5`."""
     name, sign, weight = text.rpartition("@")
     if not sign:
         return text, 1.0

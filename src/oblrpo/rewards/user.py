@@ -1,7 +1,5 @@
 """Reward functions of the user: by path in a process of their own, or given from Python and called in this one."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
@@ -18,11 +16,8 @@ from oblrpo.workers import START, Worker, WorkerDied, WorkerLied
 Values = Sequence[float | list[str] | None]
 """A value a completion: a finite number, None where the reward does not apply, or [how it looks] if it is neither."""
 
-LARGEST = 1e12
-"""The largest reward: squares of it, times squared score norms, are still numbers of float32."""
-
-LONGEST_TEXT = 500
-"""The most characters that are shown of what a reward raised."""
+LARGEST = 1e12  # the largest reward: squares of it, times squared score norms, are still numbers of float32
+LONGEST_TEXT = 500  # the most characters that are shown of what a reward raised
 
 
 class RewardFailed(Exception):  # noqa: N818  (what a reward did)
@@ -32,15 +27,10 @@ class RewardFailed(Exception):  # noqa: N818  (what a reward did)
 class WorkerReward:
     """A function found by its path, in a process of its own."""
 
-    digest = ""
-    """SHA-256 of the files that the function is written in; empty if they cannot be read."""
+    digest = ""  # SHA-256 of the files that the function is written in; empty if they cannot be read
 
     def __init__(self, path: str, seconds: float) -> None:
-        """Load the function in its process.
-
-        Raises:
-            InputError: there is no such file, module or function, or it fails when it is imported.
-        """
+        """Load the function in its process."""
         self._path, self._seconds = path, seconds
         self._worker = Worker("oblrpo.rewards.worker:main", talkative=True)
         self.close = self._worker.stop
@@ -124,11 +114,7 @@ def _sum_of_source(function: Callable[..., Any]) -> str:
 def call_reward(
     function: Callable[..., Any], prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> Values:
-    """Return the values of a function in TRL's signature.
-
-    Raises:
-        RewardFailed: the function raised, or returned no list; what it raised is the cause.
-    """
+    """Return the values of a function in TRL's signature; RewardFailed if it raised, or gave no list."""
     try:
         values = function(prompts=prompts, completions=completions, **columns)
         if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping, Set)):

@@ -1,7 +1,5 @@
 """The process in which a user's reward function is loaded and runs; see `oblrpo.workers`."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util
@@ -16,16 +14,11 @@ from oblrpo.rewards.user import RewardFailed, call_reward
 from oblrpo.workers import serve
 
 Reward = Callable[..., Sequence[float | None]]
-
 _loaded: dict[str, Reward] = {}
 
 
 def load_reward(path: str) -> Reward:
-    """Return the function at `package.module.function` or `file.py:function`; the module or file is run.
-
-    Raises:
-        InputError: there is no such file, module or function, or it fails when it is imported.
-    """
+    """Return the function at `package.module.function` or `file.py:function`; the module or file is run."""
     file, colon, name = path.rpartition(":")
     if not colon:
         file, _, name = path.rpartition(".")

@@ -1,7 +1,5 @@
 """Sampling completions from a policy: by our loop, by transformers' `generate`, or by vLLM (extra `vllm`)."""
 
-from __future__ import annotations
-
 from oblrpo.policy import Policy
 from oblrpo.rollout.rollouts import Rollouts, Sampler, join
 from oblrpo.rollout.transformers import TransformersSampler, sample
@@ -15,14 +13,7 @@ def make_sampler(
 ) -> Sampler:
     """Return the sampler that the config asks for, with the policy's weights.
 
-    Args:
-        policy: the policy.
-        config: its settings.
-        trust_remote_code: whether vLLM may run code that comes with the model.
-        features: whether to tell what the draws know of each completion; vLLM always tells what it can.
-
-    Raises:
-        InputError: vLLM is asked for and is not available here.
+    With `features` it tells what the draws know of each completion; vLLM always tells what it can.
     """
     if config.sampler == "transformers":
         return TransformersSampler(policy, config.sampler_correction != "auto", features)

@@ -84,13 +84,9 @@ def decode(
 ) -> Drawn | None:  # fmt: skip
     """Return G completions of every prompt with what the draws of their tokens tell, (S, C) each.
 
-    It is None where the caller has to use `generate`.
-
-    C is the length of the longest completion; behind its end a row is padding. The model reads the rows that have not
-    ended and no others. The host waits for the device once a token, to learn which have.
-
-    Raises:
-        DivergedError: the logits give no probabilities any more.
+    It is None where the caller has to use `generate`. C is the length of the longest completion; behind its end a row
+    is padding. The model reads the rows that have not ended and no others. The host waits for the device once a token,
+    to learn which have.
     """
     inner = without_adapters(model)
     names, cache_is = inspect.signature(inner.forward).parameters, cache_name(inner.forward)
@@ -141,12 +137,9 @@ class _Live:
     """The N rows that have not ended, in the first N places of everything; they move up when others leave."""
 
     cache: DynamicCache
-    row_N: Tensor
-    """Which of the S rows each is."""
-    length_N: Tensor
-    """The length of each row's prompt."""
-    mask_NT: Tensor
-    """Which tokens are real, with all columns that may come."""
+    row_N: Tensor  # which of the S rows each is
+    length_N: Tensor  # the length of each row's prompt
+    mask_NT: Tensor  # which tokens are real, with all columns that may come
 
     @classmethod
     def of(cls, cache: DynamicCache, mask_PQ: Tensor, copies: int, longest: int) -> _Live:
@@ -180,12 +173,8 @@ class _Live:
 class Room(DynamicLayer):  # type: ignore[misc]
     """One layer's keys and values of S rows, (S, heads, columns, width), of which the first `rows` are in use.
 
-    The memory is there before they are: they are written in place, and rows that have ended leave it.
-
-    Args:
-        prompts: what the layer keeps of P prompts.
-        copies: number G of rows of each prompt; row p G + j is the copy j of prompt p.
-        limit: most columns that will ever be needed.
+    The memory is there before they are: they are written in place, and rows that have ended leave it. Row p G + j is
+    copy j of prompt p; `limit` is the most columns that will ever be needed.
     """
 
     def __init__(self, prompts: DynamicLayer, copies: int, limit: int) -> None:

@@ -1,7 +1,5 @@
 """Draws of the next token from softmax(logits / temperature)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,19 +7,15 @@ import torch
 from torch import Tensor
 from transformers import TopPLogitsWarper
 
-WIDTH = 256
-"""Entries of the vocabulary that are summed at once."""
+WIDTH = 256  # entries of the vocabulary that are summed at once
 
 
 class Drawn(NamedTuple):
     """One token a row, and what is known of the distribution that it was drawn from."""
 
-    token_S: Tensor
-    """The token; -1 where the logits give no probabilities."""
-    logp_S: Tensor
-    """Its log-probability, in nats."""
-    entropy_S: Tensor | None = None
-    """The entropy of the distribution, in nats, if `Draw` was asked for features."""
+    token_S: Tensor  # the token; -1 where the logits give no probabilities
+    logp_S: Tensor  # its log-probability, in nats
+    entropy_S: Tensor | None = None  # the entropy of the distribution, in nats, if `Draw` was asked for features
     logit_norm2_S: Tensor | None = None
     """The squared norm of the log-probability's gradient in the logits (`scores.logit_norm2`), as above."""
 
@@ -30,10 +24,8 @@ class Drawn(NamedTuple):
 class Draw:
     """How the next token is chosen."""
 
-    temperature: float
-    """Temperature of the distribution; 0 takes the most probable token."""
-    top_p: float = 1.0
-    """Share of the distribution that is drawn from."""
+    temperature: float  # temperature of the distribution; 0 takes the most probable token
+    top_p: float = 1.0  # share of the distribution that is drawn from
     features: bool = False
     """Whether to tell entropy and logit norm, at a few more passes over the vocabulary; nothing at temperature 0."""
 

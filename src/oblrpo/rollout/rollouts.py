@@ -63,19 +63,11 @@ class Sampler(Protocol):
     def sample(
         self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
     ) -> Rollouts:
-        """Return `num_generations` completions of every prompt, drawn by torch's global random state.
-
-        Raises:
-            InputError: a prompt does not fit, or the policy is broken.
-        """
+        """Return `num_generations` completions of every prompt, drawn by torch's global random state."""
         ...
 
     def sync(self, policy: Policy) -> None:
-        """Sample from these weights from now on; to be called after every change of the policy.
-
-        Raises:
-            InputError: the sampler cannot take the weights over.
-        """
+        """Sample from these weights from now on; to be called after every change of the policy."""
         ...
 
 

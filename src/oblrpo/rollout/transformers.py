@@ -1,7 +1,5 @@
 """Completions sampled from the policy itself: by our loop, or by transformers' `generate` where that does not apply."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,11 +24,7 @@ CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
 class TransformersSampler:
     """Samples from the policy itself, so that there is nothing to take over after an update.
 
-    Args:
-        policy: the policy to sample from.
-        logps: whether to keep the log-probability of every sampled token. It differs from the trainer's by rounding
-            alone, because sampling runs token by token on a cache.
-        features: whether to keep what the draws tell of each completion.
+    A token's log-probability differs from the trainer's by rounding alone: sampling runs token by token on a cache.
     """
 
     def __init__(self, policy: Policy, logps: bool = False, features: bool = False) -> None:
@@ -64,22 +58,9 @@ def sample(
     """Return G completions of every prompt from softmax(logits / temperature), by torch's global random state.
 
     Prompts are read once for their group. Where `decode.applies`, rows that have ended are read no further; other
-    models go by `generate`, in which every row runs until the last has ended.
-
-    Args:
-        policy: the policy to sample from.
-        prompts: the P prompts, texts or conversations.
-        num_generations: the number G of completions of each.
-        max_completion_length: most tokens of a completion.
-        temperature: temperature of the distribution; 0 always takes the most probable token.
-        top_p: share of the distribution that is sampled from; training leaves it at 1, where the policy is the whole.
-        logps: whether to keep each token's log-probability as it was sampled.
-        features: whether to keep what the draws tell of each completion, where our own loop samples.
-
-    Raises:
-        InputError: a prompt does not fit.
-        DivergedError: the policy gives no probabilities any more.
-        RuntimeError: `generate` fails.
+    models go by `generate`, in which every row runs until the last has ended. Temperature 0 always takes the most
+    probable token; training leaves `top_p` at 1, where the policy is the whole distribution. `logps` and `features` are
+    kept where they are asked for, features by our own loop alone.
     """
     prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, room=max_completion_length))
     drawn = None

@@ -4,8 +4,6 @@ Written against vLLM's offline API as it stands in 0.17.0, 0.25.1 and 0.33.0: re
 asked for nothing but `LLM(...)`, `LLM.generate`, `LLM.apply_model` and `LLM.reset_prefix_cache`.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re
@@ -29,21 +27,13 @@ from oblrpo.settings import RolloutConfig
 LEAST_VERSION, BELOW_VERSION = (0, 17), (0, 34)
 """The range of vLLM's versions that this is written for: those whose source was read, and what lies between."""
 
-LEAST_TEMPERATURE = 0.01
-"""The lowest temperature; vLLM raises lower ones to this without saying so."""
+LEAST_TEMPERATURE = 0.01  # the lowest temperature; vLLM raises lower ones to this without saying so
 
 
 class VLLMSampler:
-    """Samples with an engine that holds a copy of the policy's weights.
+    """Samples with an engine that holds a copy of the policy's weights, up to `max_model_length` tokens a sequence.
 
-    Args:
-        policy: the policy whose weights are sampled from, until the next `sync`.
-        engine: a `vllm.LLM` of the policy's architecture, opened with logprobs_mode "processed_logprobs".
-        sampling_params: the class `vllm.SamplingParams`.
-        max_model_length: longest prompt + completion that the engine takes.
-
-    Raises:
-        InputError: the engine does not take over every weight.
+    The engine is a `vllm.LLM` of the policy's architecture, opened with logprobs_mode "processed_logprobs".
     """
 
     def __init__(self, policy: Policy, engine: Any, sampling_params: Callable[..., Any], max_model_length: int) -> None:
@@ -56,10 +46,6 @@ class VLLMSampler:
         """Return `num_generations` completions of every prompt, with the log-probabilities they were drawn with.
 
         Every prompt has a seed of its own from torch's global random state; vLLM adds the output's number to it.
-
-        Raises:
-            InputError: a prompt does not fit.
-            RuntimeError: vLLM returned something other than it was asked for.
         """
         rows = self.policy.encode(prompts, room=max_completion_length)
         if (longest := max(map(len, rows)) + max_completion_length) > self.max_model_length:
@@ -110,12 +96,7 @@ class VLLMSampler:
         return Rollouts(sequences, texts, clipped_S, logps_SC, features_of_logps(logps_SC, mask_SC))
 
     def sync(self, policy: Policy) -> None:
-        """Copy the weights into the engine and forget what it cached under the old ones.
-
-        Raises:
-            InputError: a weight of the engine's model has no counterpart in the policy, or an adapter cannot be merged.
-            RuntimeError: the cache cannot be emptied.
-        """
+        """Copy the weights into the engine and forget what it cached under the old ones."""
         self.policy = policy
 
         @torch.no_grad()
@@ -147,11 +128,7 @@ def features_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Features:
 def open_engine(
     policy: Policy, config: RolloutConfig, trust_remote_code: bool = False
 ) -> tuple[Any, Callable[..., Any], int]:
-    """Return an engine of the policy's architecture with random weights, SamplingParams, and the longest sequence.
-
-    Raises:
-        InputError: vLLM is missing or of another version, or the policy is on no GPU.
-    """
+    """Return an engine of the policy's architecture with random weights, SamplingParams, and the longest sequence."""
     _check_machine(policy)
     # The worker must live in this process: weights are handed over as tensors.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -199,9 +176,6 @@ def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
     The weight of a layer with LoRA adapters is W + sum of scale B A. It is computed aside: merging in place and undoing
     it would leave a rounding error in W at every update.
-
-    Raises:
-        InputError: an adapter cannot be merged into its layer's weight alone.
     """
     base = without_adapters(model)
     if base is model:

@@ -1,7 +1,5 @@
 """Writing: files that a reader or a crash sees whole or not at all, one writer at a time, what a disk refuses."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -23,11 +21,7 @@ _OF_A_FILE_ONLY = {errno.EACCES, errno.EPERM, errno.EIO}
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content so that a reader or a crash sees the old or the new, never a part.
-
-    Raises:
-        InputError: something that is no regular file is there (a device, a pipe, a folder), which must not be replaced.
-    """
+    """Replace a file's content so that a reader or a crash sees the old or the new, never a part."""
     _refuse_irregular(path)
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
@@ -38,11 +32,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Find out before the work whether `write_atomically` will be able to write there; leaves nothing behind.
-
-    Raises:
-        InputError: the file cannot be written there.
-    """
+    """Find out before the work whether `write_atomically` will be able to write there; leaves nothing behind."""
     try:
         _refuse_irregular(path)
         partial = path.with_name(f".{path.name}.partial")
@@ -79,11 +69,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep other processes of ours from writing into a folder or a file meanwhile; a process that dies lets go.
-
-    Raises:
-        InputError: another process is writing there.
-    """
+    """Keep other processes of ours from writing into a folder or a file meanwhile; a process that dies lets go."""
     lock = FileLock(path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock"))
     try:
         lock.acquire(blocking=False)

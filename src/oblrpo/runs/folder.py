@@ -1,7 +1,5 @@
 """The folder a run leaves behind: resolved config, one line of metrics a step, completions, checkpoints."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -45,20 +43,12 @@ class RunFolder:
         self.failure_file = path / "failure.txt"
 
     def create(self, config: TrainConfig, identity: Identity | None = None) -> None:
-        """Start a new run, also in what one leaves that was killed before it had written its settings.
-
-        Raises:
-            InputError: the folder already holds something.
-        """
+        """Start a new run, also in what one leaves that was killed before it had written its settings."""
         self.make()
         self.write_config(config, identity or Identity())
 
     def make(self) -> None:
-        """Make the folders of a new run.
-
-        Raises:
-            InputError: there is something already, or they cannot be made.
-        """
+        """Make the folders of a new run."""
         if os.path.lexists(self.path) and not self._never_began():
             mend = "add --resume to go on with it, or give another --output"
             raise InputError(
@@ -85,29 +75,17 @@ class RunFolder:
         write_atomically(self.config_file, marked(text))
 
     def identity(self) -> Identity:
-        """What tells the run from others that may have the same settings.
-
-        Raises:
-            InputError: the settings cannot be read.
-        """
+        """What tells the run from others that may have the same settings."""
         return Identity.read(read_yaml_file(self.config_file).get(IDENTITY), str(self.config_file))
 
     def saved_config(self) -> TrainConfig:
-        """Return the config that the run was started with.
-
-        Raises:
-            InputError: there is no run here, or its config cannot be read.
-        """
+        """Return the config that the run was started with."""
         if not self.config_file.is_file():
             raise InputError(f"{self.path} holds no run to resume (no config.yaml); leave out --resume to start one.")
         return with_settings(TrainConfig(), settings_in(self.config_file), str(self.config_file))
 
     def check_resumable(self, config: TrainConfig) -> None:
-        """Refuse to resume under settings that would make it another run.
-
-        Raises:
-            InputError: names the settings that differ, or `config.yaml` is not what the run wrote.
-        """
+        """Refuse to resume under settings that would make it another run."""
         if not is_as_marked(self.config_file.read_text("utf-8", errors="replace")):
             raise InputError(
                 f"{self.config_file} is not what the run wrote, or lacks its checksum: put it back as it was, or start "
@@ -119,11 +97,7 @@ class RunFolder:
             )
 
     def differences(self, config: TrainConfig) -> str:
-        """The settings that make `config` another run than the one here, in words; empty if it is the same run.
-
-        Raises:
-            InputError: as `saved_config` raises.
-        """
+        """The settings that make `config` another run than the one here, in words; empty if it is the same run."""
         old, new = every_value(self.saved_config()), every_value(config)
         free = may_change_on_resume(config) | {"recipe"}
         changed = [key for key in new if new[key] != old[key] and key not in free]
@@ -144,11 +118,7 @@ class RunFolder:
         return clean
 
     def read_metrics(self) -> list[Metrics]:
-        """All complete lines of metrics.jsonl.
-
-        Raises:
-            InputError: names the line that is damaged.
-        """
+        """All complete lines of metrics.jsonl."""
         return read_steps(self.metrics_file) if self.metrics_file.is_file() else []
 
     def write_failure(self, message: str) -> None:
@@ -200,15 +170,7 @@ class RunFolder:
         keep: int,
         accuracy: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        """Write `checkpoints/step_N` whole or not at all, then remove those that need not be kept.
-
-        Args:
-            step: N.
-            save_policy: writes the policy into a folder.
-            state: the trainer's.
-            keep: how many of the newest are kept; beside them, the best.
-            accuracy: held-out accuracy by step.
-        """
+        """Write `checkpoints/step_N` whole or not at all; keep the newest `keep`, and that of highest accuracy."""
         from oblrpo.runs.state_files import save_state  # needs torch, which reading a run does not
 
         target = self.checkpoint(step)
@@ -237,11 +199,7 @@ class RunFolder:
         _replace(partial, self.path / "merged")
 
     def newest_whole(self) -> tuple[Path | None, dict[int, str]]:
-        """The newest checkpoint that is what the run wrote, if any, and what is wrong with newer ones, by step.
-
-        Raises:
-            InputError: there are checkpoints, and something is wrong with all; or the settings cannot be read.
-        """
+        """The newest checkpoint that is what the run wrote, if any, and what is wrong with newer ones, by step."""
         damaged: dict[int, str] = {}
         for step in reversed(self.checkpoint_steps()):
             wrong = self.wrong_with(step)
@@ -254,11 +212,7 @@ class RunFolder:
         return None, damaged
 
     def wrong_with(self, step: int) -> str:
-        """What is wrong with a checkpoint, in words: it is damaged, or is not what this run wrote after this step.
-
-        Raises:
-            InputError: its state cannot be read although it is what was written, or the settings cannot be.
-        """
+        """What is wrong with a checkpoint, in words: it is damaged, or is not what this run wrote after this step."""
         from oblrpo.runs.state_files import STATE, TENSORS, origin
 
         place = self.checkpoint(step)
@@ -291,11 +245,7 @@ class RunFolder:
         return sorted(int(step) for step in steps if re.fullmatch("0|[1-9][0-9]{0,17}", step))
 
     def clean_up(self) -> None:
-        """Remove what an interrupted write left, and see that the run has its folders.
-
-        Raises:
-            InputError: something else stands where a folder or a file of the run belongs.
-        """
+        """Remove what an interrupted write left, and see that the run has its folders."""
         for folder in (self.completions, self.checkpoints):
             try:
                 folder.mkdir(exist_ok=True)

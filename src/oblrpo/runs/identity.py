@@ -25,11 +25,7 @@ class Identity:
 
     @classmethod
     def read(cls, plain: Any, place: str) -> Identity:
-        """The identity that `plain` gave; None is that of a run of an earlier version.
-
-        Raises:
-            InputError: it is something else; `place` says where it stands.
-        """
+        """The identity that `plain` gave; None is that of a run of an earlier version."""
         if plain is None:
             return cls("")
         try:

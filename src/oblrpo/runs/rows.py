@@ -1,7 +1,5 @@
 """Lines of JSON that a run has written: which are whole, and which are of a step."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -13,7 +11,6 @@ from typing import Any
 from oblrpo.errors import InputError
 
 Metrics = dict[str, Any]
-
 NUMBERS = ("learning_rate", "lr_factor", "step_time", "completions/masked_ratio")
 """Metrics of a step of RL that are always numbers."""
 
@@ -29,11 +26,7 @@ MISMATCH = (
 
 
 def read_rows(path: Path, is_row: Callable[[Metrics], bool] = lambda row: True) -> list[Metrics]:
-    """Return the complete lines of a JSONL file; what follows the last newline is unfinished.
-
-    Raises:
-        InputError: names the line that is no JSON object, or not such a row.
-    """
+    """Return the complete lines of a JSONL file; what follows the last newline is unfinished."""
     rows = []
     # split, not splitlines: completions may hold characters that splitlines takes for line ends
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
@@ -46,11 +39,7 @@ def read_rows(path: Path, is_row: Callable[[Metrics], bool] = lambda row: True) 
 
 
 def read_steps(path: Path) -> list[Metrics]:
-    """Return the metrics of all steps in a file, whose numbers increase.
-
-    Raises:
-        InputError: names the line that is damaged.
-    """
+    """Return the metrics of all steps in a file, whose numbers increase."""
     rows = read_rows(path, is_of_a_step)
     for number, (before, row) in enumerate(pairwise(rows), start=2):
         if row["step"] <= before["step"]:

@@ -1,7 +1,5 @@
 """Trainer state on disk: tensors in safetensors, the rest in JSON; nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,22 +25,14 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Return the tree that `save_state` wrote.
-
-    Raises:
-        InputError: a file is missing, truncated or not what it should be.
-    """
+    """Return the tree that `save_state` wrote."""
     with _readable(folder):
         tensors = load_file(folder / TENSORS)
         return {key: _put_tensors(entry, tensors) for key, entry in _tree(folder)}
 
 
 def origin(folder: Path) -> tuple[str, int]:
-    """Return which run wrote a state, and after which step; "" stands for a run of a version that did not say.
-
-    Raises:
-        InputError: as `load_state` raises.
-    """
+    """Return which run wrote a state, and after which step; "" stands for a run of a version that did not say."""
     with _readable(folder):
         top = dict(_tree(folder))
         return str(top.get("run", "")), int(top["step"])
@@ -64,11 +54,7 @@ def _readable(folder: Path) -> Iterator[None]:
 
 
 def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the tree with its tensors moved out, and its dicts as lists of pairs because optimizer keys are integers.
-
-    Raises:
-        InputError: a value is of another kind.
-    """
+    """Return the tree with its tensors moved out, and dicts as lists of pairs, because optimizer keys are integers."""
     if isinstance(value, Tensor):
         key = str(len(tensors))
         tensors[key] = value.detach().cpu().contiguous().clone()

@@ -129,25 +129,13 @@ def some(parts: list[Contribution], rows: slice) -> list[Contribution]:
     return [part.later(rows) if isinstance(part, Recomputed) else part.of(rows) for part in parts]
 
 
-def multiply_out(parts: list[Contribution], rows: slice, out: Tensor | None = None) -> Tensor:
-    """The gradients themselves of the sequences in `rows`, shape (n, R, C) or (n, C), optionally into `out`."""
-    outers = matrices(parts)
-    if not outers:
-        value_SC = vector_total(parts)[rows]
-        return value_SC if out is None else out.copy_(value_SC)
-    first, *others = outers
+def multiply_out(parts: list[Matrix], rows: slice, out: Tensor) -> Tensor:
+    """The gradients themselves of the sequences in `rows`, written into `out`, (n, R, C)."""
+    first, *others = parts
     total = _product(first.of(rows), None, 1, out)
     for part in others:
         total += _product(part.of(rows), None, 1)
     return total
-
-
-def elements(parts: list[Contribution]) -> int:
-    """How many elements multiplying out one sequence's gradient takes, factors made on the way included."""
-    outers = matrices(parts)
-    if not outers:
-        return vector_total(parts).shape[1]
-    return outers[0].rows * outers[0].columns + max(part.room for part in outers)
 
 
 def group_sums(parts: list[Contribution], coef_S: Tensor | None, groups: Groups, grad: Tensor) -> Tensor:

@@ -30,14 +30,15 @@ class GroupTape:
 
         with GroupTape(model) as tape:
             logps_S = ...                    # (S,), differentiable; entry s depends on sequence s only
-            coef_S = ...                     # from rewards and proxies, not from score norms
-            group_norm2_P = tape.accumulate(logps_S, coef_S, group_size=G)
+            tape.record(logps_S)             # runs no backward yet
+        coef_S = ...                         # from rewards and proxies, not from score norms
+        group_norm2_P = tape.accumulate(coef_S, group_size=G)
 
-    Gradient and norms are those of `ScoreTape.accumulate`, for less: there is no score of a single sequence.
+    The calls, the gradient and the norms are those of `ScoreTape`, for less: there is no score of a single sequence.
 
     Args:
         model: as `ScoreTape` takes it, with the same limits.
-        check_rows: whether `accumulate` checks that rows do not mix, as `ScoreTape.record` does.
+        check_rows: whether `record` checks that rows do not mix, as `ScoreTape.record` does.
 
     Raises:
         UnsupportedModelError: as `ScoreTape` raises.
@@ -47,9 +48,15 @@ class GroupTape:
         self.model = model
         self._check_rows, self._used = check_rows, False
         self._recorder = Recorder(model)
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what was recorded, and of its graph."""
+        self._recorded: tuple[Tensor, Layout] | None = None
 
     def __enter__(self) -> GroupTape:
         self._recorder.start()
+        self.forget()
         self._used = False
         return self
 
@@ -58,62 +65,73 @@ class GroupTape:
     ) -> None:
         self._recorder.stop()
 
-    def accumulate(
-        self,
-        logps_S: Tensor,
-        coef_S: Tensor,
-        group_size: Groups = 1,
-        *,
-        sequence_ids: Tensor | None = None,
-    ) -> Tensor:
-        """Run the backward of sum_s coef_S[s] logps_S[s], and add it to every trainable parameter's `.grad`.
+    def record(self, logps_S: Tensor, *, sequence_ids: Tensor | None = None) -> None:
+        """Keep the log-probabilities, whose backward waits for coefficients, and check them.
 
         Args:
             logps_S: (S,) log-probabilities in the order of the batch's rows; entry s depends on sequence s only.
+            sequence_ids: as in `ScoreTape.record`, for packed rows.
+
+        Raises:
+            UnsupportedModelError: rows mix.
+            ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or the parameters are
+                sharded.
+        """
+        check_logps(self._recorder, logps_S, self._used)
+        if any(map(wrapped_by_fsdp, self.model.modules())):
+            raise ValueError("no gradient can be had of sharded parameters: take another backward.")
+        layout = Layout(len(logps_S), self._recorder.tokens, sequence_ids)
+        if self._check_rows and len(logps_S) > 1:
+            self._recorder.check_rows(logps_S, layout)
+        self._recorded, self._used = (logps_S, layout), True
+
+    @torch.no_grad()
+    def accumulate(self, coef_S: Tensor, group_size: Groups = 1) -> Tensor:
+        """Run the backward of sum_s coef_S[s] logps_S[s], and add it to every trainable parameter's `.grad`.
+
+        Args:
             coef_S: (S,) coefficients, taken as constants and rounded to the type of logps_S.
             group_size: G; sequences [p G, (p + 1) G) are group p. Or the size of each group in turn.
-            sequence_ids: as in `ScoreTape.record`, for packed rows.
 
         Returns:
             (P,) squared norm of each group's own contribution.
 
         Raises:
             UnsupportedModelError: as `ScoreTape.record` raises. `.grad` may then hold a part of the sum.
-            ValueError: logps_S is not a differentiable vector, coef_S is not of its shape, the groups are not of S
-                sequences, nothing was run inside the `with`, or the parameters are sharded.
+            ValueError: coef_S is not of shape (S,), the groups are not of S sequences, nothing is recorded (any more),
+                or logps_S does not depend on the model.
         """
-        check_logps(self._recorder, logps_S, self._used, "accumulate")
-        S = len(logps_S)
-        if coef_S.shape != (S,) or not fit(group_size, S):
-            raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
-        if any(map(wrapped_by_fsdp, self.model.modules())):
-            raise ValueError("no gradient can be had of sharded parameters: take another backward.")
-        self._used = True
-        layout = Layout(S, self._recorder.tokens, sequence_ids)
-        if self._check_rows and S > 1:
-            self._recorder.check_rows(logps_S, layout)
-        norms = add_sums(self._recorder, self._recorder.slots, logps_S, coef_S.detach(), layout, group_size)
+        if self._recorded is None:
+            raise ValueError("call record(logps_S) inside the `with` block first; accumulate uses it up.")
+        logps_S, layout = self._recorded
+        if coef_S.shape != logps_S.shape or not fit(group_size, len(coef_S)):
+            raise ValueError(
+                f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {len(logps_S)} sequences."
+            )
+        self.forget()
+        with self._recorder.resumed():
+            norms = add_sums(self._recorder, self._recorder.slots, logps_S, coef_S.detach(), layout, group_size)
         if not norms:
             raise ValueError("nothing to accumulate: logps_S does not depend on any recorded module.")
         return sum_in_widest(norms)
 
 
-def check_logps(recorder: Recorder, logps_S: Tensor, used: bool, call: str) -> None:
+def check_logps(recorder: Recorder, logps_S: Tensor, used: bool) -> None:
     """Check what both tapes need of the log-probabilities that they are given.
 
     Raises:
         ValueError: they are no differentiable vector, or nothing was run inside the `with`, or it was used already.
     """
     if logps_S.ndim != 1:
-        raise ValueError(f"{call} needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
+        raise ValueError(f"record needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
     if not recorder.active:
-        raise ValueError(f"{call} inside the `with` block.")
+        raise ValueError("record inside the `with` block.")
     if not logps_S.requires_grad:
-        raise ValueError(f"{call} needs differentiable log-probabilities: {recorder.why_nothing(logps_S)}")
+        raise ValueError(f"record needs differentiable log-probabilities: {recorder.why_nothing(logps_S)}")
     if used:
-        raise ValueError(f"{call} once in each `with`; enter the tape again for the next micro-batch.")
+        raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
     if not recorder.slots:
-        raise ValueError(f"nothing to {call}: {recorder.why_nothing(logps_S)}")
+        raise ValueError(f"nothing to record: {recorder.why_nothing(logps_S)}")
 
 
 def add_sums(

@@ -4,9 +4,7 @@
 |---|---|---|---|
 | Factors | inputs and output gradients, S T (R + C) | Gram products or multiplied out | yes |
 | PerSequence | the gradients, S R C | exact | yes, without another product |
-| Folds | K sums a group, (S / G) K R C | exact | those in the span of the K given columns |
 | NormsOnly | nothing | exact | in a second backward (`Sums`) |
-| Projected | inputs and output gradients | estimated from K random directions | yes |
 | Streamed | nothing; inner products and sketches if asked for | exact | none |
 """
 
@@ -77,8 +75,9 @@ class PerSequence:
             return
         first, norm2_S = outers[0], []
         self._gradient_S = contributions.wide(first.right[:0]).new_empty(first.sequences, first.rows, first.columns)
-        for rows in contributions.chunks(first.sequences, contributions.elements(parts)):
-            out = contributions.multiply_out(parts, rows, self._gradient_S[rows])
+        room = max(part.room for part in outers)  # for factors that are made on the way
+        for rows in contributions.chunks(first.sequences, first.rows * first.columns + room):
+            out = contributions.multiply_out(outers, rows, self._gradient_S[rows])
             norm2_S.append(contributions.row_norm2(out))
         self._norm2_S = torch.cat(norm2_S)
 
@@ -106,61 +105,6 @@ class PerSequence:
         return combined_SKC.flatten(1)
 
 
-class Folds:
-    """Keeps, for each group, the sums of its sequences' gradients with the K given coefficients.
-
-    Sequences may arrive over several backward passes; row n belongs to group n // group_size.
-    """
-
-    def __init__(self, group_size: int) -> None:
-        self._group_size = group_size
-        self._norms: dict[int, Tensor] = {}
-        self._sums: dict[int, Tensor] = {}  # first group -> sums of it and those that follow, (groups, K, R C)
-        self._start, self._end = 0, 0
-
-    def expect(self, start: int, basis_SK: Tensor) -> None:
-        """Expect next the shares of sequences start, start + 1, ... with these coefficients."""
-        self._start, self._end, self._basis_SK = start, start + len(basis_SK), basis_SK
-
-    def take(self, parts: list[Contribution]) -> None:
-        """Take in the parameter's shares."""
-        size, norm2_S = self._group_size, []
-        room = max(1, contributions.CHUNK_ELEMENTS // contributions.elements(parts))
-        low, count = 0, self._end - self._start
-        while low < count:
-            group, inside = divmod(self._start + low, size)
-            groups = min(room, count - low) // size if not inside else 0  # whole ones, as many as there is room for
-            rows = slice(low, low + (groups * size or min(room, count - low, size - inside)))
-            gradient_SN = contributions.multiply_out(parts, rows).flatten(1)
-            norm2_S.append(contributions.row_norm2(gradient_SN))
-            self._add(group, max(groups, 1), self._basis_SK[rows].to(gradient_SN), gradient_SN)
-            low = rows.stop
-        self._norms[self._start] = torch.cat(norm2_S)
-
-    def _add(self, group: int, groups: int, basis_SK: Tensor, gradient_SN: Tensor) -> None:
-        basis_PKG = basis_SK.view(groups, -1, basis_SK.shape[1]).mT
-        gradient_PGN = gradient_SN.view(groups, -1, gradient_SN.shape[1])
-        if group in self._sums:  # the group goes on
-            self._sums[group].baddbmm_(basis_PKG, gradient_PGN)
-        else:
-            self._sums[group] = torch.bmm(basis_PKG, gradient_PGN)
-
-    def norm2(self) -> Tensor:
-        """Squared norm of each sequence's gradient, (S,)."""
-        norm2_S = next(iter(self._norms.values())).new_zeros(self._end)
-        for start, part_S in self._norms.items():  # an expert that one micro-batch did not use has gaps
-            norm2_S[start : start + len(part_S)] = part_S
-        return norm2_S
-
-    def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor) -> Tensor:
-        """Add up the sums, with `coef_S` holding the coefficients of each group's columns, (P, K)."""
-        norm2_P = coef_S.new_zeros(len(coef_S))
-        for first, sums_PKN in self._sums.items():
-            those = slice(first, first + len(sums_PKN))
-            norm2_P[those] = _combine(sums_PKN.flatten(0, 1), coef_S[those].flatten(), coef_S.shape[1], grad)
-        return norm2_P
-
-
 class NormsOnly:
     """Takes the norms and lets everything go."""
 
@@ -184,29 +128,6 @@ class Sums:
         """Take in the parameter's shares."""
         with self._wide_grad() as grad:
             self.norm2_P = contributions.group_sums(parts, None, self._groups, grad)
-
-
-class Projected(Factors):
-    """Estimates ||G_s||^2 by the mean of ||G_s' v_k||^2 over random directions v_k with independent +-1 entries."""
-
-    def __init__(self, directions: int, generator: torch.Generator | None) -> None:
-        super().__init__()
-        self._directions, self._generator = directions, generator
-        self.variance_S: Tensor | None = None
-
-    def norm2(self) -> Tensor:
-        """Squared norm of each sequence's gradient, (S,)."""
-        parts = self.parts
-        outers = contributions.matrices(parts)
-        if all(part.is_lookup for part in outers):  # exact at no cost
-            norm2_S = norms.norm2(parts)
-            self.variance_S = torch.zeros_like(norm2_S)
-            return norm2_S
-        signs_RK = gram.random_signs((outers[0].rows, self._directions), self._generator)
-        directions_RK = signs_RK.to(contributions.wide(outers[0].right[:0]))
-        estimate_SK = contributions.sketch(parts, directions_RK).square().sum(-1)
-        self.variance_S = estimate_SK.var(1) / self._directions
-        return estimate_SK.mean(1)
 
 
 class Streamed:
@@ -240,7 +161,7 @@ class Streamed:
         return self._gram_SS
 
 
-Store: TypeAlias = Factors | PerSequence | Folds | NormsOnly | Streamed
+Store: TypeAlias = Factors | PerSequence | NormsOnly | Streamed
 """The stores that know the norms."""
 
 

@@ -24,7 +24,7 @@ from oblrpo.scores.layout import Layout
 from oblrpo.scores.owners import Slot
 from oblrpo.scores.recorder import Recorder
 from oblrpo.scores.rules import wrapped_by_fsdp
-from oblrpo.scores.stores import Factors, Folds, NormsOnly, PerSequence, Projected, Store, Streamed
+from oblrpo.scores.stores import Factors, NormsOnly, PerSequence, Store, Streamed
 
 
 class ScoreTape:
@@ -39,23 +39,18 @@ class ScoreTape:
         group_norm2_P = tape.accumulate(coef_S, group_size=G)
 
     The norms cover exactly the parameters with `requires_grad`. Leaving the `with` restores the model; a tape may be
-    entered again, which forgets what was recorded ("folds": which goes on, until `accumulate`).
+    entered again, which forgets what was recorded.
 
     Args:
         model: any module whose trainable parameters belong to layers with a rule (`scores.rules`, `scores.experts`).
-        method: how gradients are held between the backward and `accumulate`; all but "projected" are exact.
+        method: how gradients are held between the backward and `accumulate`; all are exact.
             "auto": per layer, the cheaper of inputs and output gradients with Gram norms, T^2 (R + C), and the
             gradients multiplied out and kept, T R C; the same rule says which of them is smaller.
             "gram", "instantiate": inputs and output gradients, norms by Gram products or by multiplying out.
-            "folds": K given sums of gradients a group (`record`'s `basis_SK`), for long sequences.
             "two_pass": norms in one backward, the gradient in a second; holds nothing beyond autograd's own graph.
             Coefficients are rounded to the type of logps_S.
             "streamed": norms, and what `record` is asked for, in the one backward; holds nothing and gives no gradient,
             for loops that take theirs elsewhere. Parameters may be sharded by FSDP2 (`fully_shard`).
-            "projected": norms estimated from `directions` random projections a parameter, unbiased (`norm2_stderr`).
-        memory_budget: bytes that "auto" may use on top, to keep more of the multiplied-out gradients.
-        directions: K of "projected".
-        generator: of the projections, on the CPU; torch's own if None.
         check_rows: whether `record` checks that rows do not mix.
 
     Limits: sequences must not mix (no BatchNorm, no attention across packed sequences), and dropout must be off. Every
@@ -64,47 +59,32 @@ class ScoreTape:
     Activations and gradients of shorter types than float32 are summed in float32.
 
     Raises:
-        ValueError: no such method; fewer than two directions.
+        ValueError: no such method.
         UnsupportedModelError: a trainable parameter belongs to a layer type without a rule (the module is named); a
             parameter was used other than by calling its module; an activation was changed in place; checkpointing is
             reentrant or another library's; the model is compiled.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        method: str = "auto",
-        *,
-        memory_budget: int = 0,
-        directions: int = 8,
-        generator: torch.Generator | None = None,
-        check_rows: bool = True,
-    ) -> None:
+    def __init__(self, model: nn.Module, method: str = "auto", *, check_rows: bool = True) -> None:
         if method not in methods.METHODS:
             raise ValueError(f"no method {method!r}; there are {', '.join(methods.METHODS)}.")
-        if directions < 2:
-            raise ValueError(f"directions must be at least 2, to know their standard error, got {directions}.")
         self.model, self.method = model, method
-        self.memory_budget, self.directions = memory_budget, directions
-        self._generator, self._check_rows = generator, check_rows
-        self._recorder, self._recorded_here = Recorder(model), False
+        self._check_rows, self._used = check_rows, False
+        self._recorder = Recorder(model)
         self.forget()
 
     def forget(self) -> None:
         """Let go of what was recorded, and of its memory."""
         self._stores, self._sequences = dict[Slot, Store](), 0
         self._norm2_S: Tensor | None = None
-        self._basis: list[Tensor] = []
-        self._fold_size = 0
         self._graph: tuple[Tensor, Layout] | None = None
         self._sketchers: dict[Sketch, Sketcher] = {}
 
     def __enter__(self) -> ScoreTape:
         self._recorder.start()
         self._places = {id(parameter): place for place, parameter in enumerate(self.model.parameters())}
-        if self.method != "folds":
-            self.forget()
-        self._recorded_here = False
+        self.forget()
+        self._used = False
         return self
 
     def __exit__(
@@ -117,8 +97,6 @@ class ScoreTape:
         logps_S: Tensor,
         *,
         sequence_ids: Tensor | None = None,
-        basis_SK: Tensor | None = None,
-        group_size: int = 1,
         gram: bool = False,
         sketches: Sequence[Sketch] = (),
     ) -> None:
@@ -135,25 +113,24 @@ class ScoreTape:
         Args:
             logps_S: (S,) log-probabilities in the order of the batch's rows; entry s depends on sequence s only.
             sequence_ids: (B, L), for packed rows: which sequence each input token belongs to, negative for none.
-            basis_SK: for "folds" only: (S, K); `accumulate` then takes coefficients that are, in each group,
-                combinations of these columns (`estimators.fold_basis` gives those of a cross-fitted baseline).
-            group_size: for "folds" only: G; a group's sequences may come in several records.
             gram: for "streamed" only: whether `gram` will be asked for.
             sketches: for "streamed" only: the arguments with which `sketch` will be.
 
         Raises:
             UnsupportedModelError: as the class says, or rows mix.
             ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or an argument is
-                missing or out of place.
+                out of place.
         """
-        self._check_record(logps_S, basis_SK, group_size)
+        check_logps(self._recorder, logps_S, self._used)
         if (gram or sketches) and self.method != "streamed":
             raise ValueError('record takes gram and sketches for method="streamed" only; others can do so later.')
         S = logps_S.shape[0]
         layout = Layout(S, self._recorder.tokens, sequence_ids)
         try:
-            streamed = self.method == "streamed"
-            stores = self._streamed(S, gram, sketches) if streamed else self._stores_for(S, basis_SK, group_size)
+            if self.method == "streamed":
+                stores = self._streamed(S, gram, sketches)
+            else:
+                stores = methods.choose(self.method, self._recorder.slots, S)
             if self._check_rows and S > 1:
                 self._recorder.check_rows(logps_S, layout)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
@@ -163,23 +140,10 @@ class ScoreTape:
         if not delivered:
             self.forget()
             raise ValueError("nothing to record: logps_S does not depend on any recorded module.")
-        self._stores.update({slot: stores[slot] for slot in delivered})
-        self._sequences += S
-        self._recorded_here, self._norm2_S = True, None
+        self._stores, self._sequences = {slot: stores[slot] for slot in delivered}, S
+        self._used = True
         if self.method == "two_pass":
             self._graph = (logps_S, layout)
-
-    def _stores_for(self, sequences: int, basis_SK: Tensor | None, group_size: int) -> dict[Slot, Store]:
-        if basis_SK is None:
-            return methods.choose(self.method, self._recorder.slots, sequences, self.memory_budget, self._projected)
-        # Those of earlier micro-batches too: an expert may have no token in this one.
-        stores = self._stores | {slot: Folds(group_size) for slot in self._recorder.slots if slot not in self._stores}
-        for store in stores.values():
-            assert isinstance(store, Folds)
-            store.expect(self._sequences, basis_SK.detach())
-        self._basis.append(basis_SK.detach())
-        self._fold_size = group_size
-        return stores
 
     def _streamed(self, sequences: int, gram: bool, sketches: Sequence[Sketch]) -> dict[Slot, Store]:
         device = next(self.model.parameters()).device
@@ -190,18 +154,6 @@ class ScoreTape:
                 each.add(self._places[id(slot.parameter)], slot.index, gradients)
 
         return {slot: Streamed(gram, partial(sketch, slot)) for slot in self._recorder.slots}
-
-    def _check_record(self, logps_S: Tensor, basis_SK: Tensor | None, group_size: int) -> None:
-        check_logps(self._recorder, logps_S, self._recorded_here, "record")
-        if (basis_SK is not None) != (self.method == "folds"):
-            raise ValueError('basis_SK belongs to method="folds", which needs it.')
-        if basis_SK is not None and self._fold_size not in {0, group_size}:
-            raise ValueError(f"the groups so far are of {self._fold_size}, not {group_size}.")
-        if basis_SK is not None and (basis_SK.ndim != 2 or basis_SK.shape[0] != logps_S.shape[0]):
-            raise ValueError(f"basis_SK {tuple(basis_SK.shape)} does not fit {logps_S.shape[0]} sequences.")
-
-    def _projected(self) -> Projected:
-        return Projected(self.directions, self._generator)
 
     @torch.no_grad()
     def norm2(self) -> Tensor:
@@ -215,31 +167,19 @@ class ScoreTape:
         return self._norm2_S
 
     @torch.no_grad()
-    def norm2_stderr(self) -> Tensor:
-        """Estimated standard error of `norm2`, shape (S,): zero for exact methods.
-
-        "projected": sqrt(sum over parameters of var_k ||G_s' v_k||^2 / K).
-        """
-        norm2_S = self.norm2()
-        variances = [store.variance_S for store in self._stores.values() if isinstance(store, Projected)]
-        known = [variance_S for variance_S in variances if variance_S is not None]
-        return sum_in_widest(known).sqrt() if known else torch.zeros_like(norm2_S)
-
-    @torch.no_grad()
     def accumulate(self, coef_S: Tensor, group_size: Groups = 1) -> Tensor:
         """Add sum_s coef_S[s] grad_theta logps_S[s] to every trainable parameter's `.grad`.
 
         Args:
-            coef_S: (S,) coefficients, taken as constants: any, or under "folds" any in the span of the basis.
-            group_size: G; sequences [p G, (p + 1) G) are group p. Not under "folds": the size of each group in turn.
+            coef_S: (S,) coefficients, taken as constants.
+            group_size: G; sequences [p G, (p + 1) G) are group p. Or the size of each group in turn.
 
         Returns:
             (P,) squared norm of each group's own contribution, || sum of coef_s grad logps_s over s in p ||^2.
 
         Raises:
-            ValueError: coef_S is not of shape (S,), the groups are not of S sequences, the coefficients are not in the
-                span of the basis ("folds"), the graph was used up ("two_pass"), nothing is held ("streamed"), or the
-                parameters are sharded.
+            ValueError: coef_S is not of shape (S,), the groups are not of S sequences, the graph was used up
+                ("two_pass"), nothing is held ("streamed"), or the parameters are sharded.
         """
         self._need_record()
         if self.method == "streamed" or any(map(wrapped_by_fsdp, self.model.modules())):
@@ -251,17 +191,11 @@ class ScoreTape:
         coef_S = coef_S.detach()
         if self.method == "two_pass":
             return self._second_pass(coef_S, group_size)
-        if self.method == "folds":
-            if not isinstance(group_size, int) or group_size != self._fold_size:
-                raise ValueError(f"the sums were taken for groups of {self._fold_size}, not {group_size}.")
-            coef_S = methods.in_basis(coef_S, torch.cat(self._basis), group_size)
         norms = []
         for slot, store in self._stores.items():
             assert not isinstance(store, NormsOnly | Streamed)  # those are above
             with self._no_autocast(), slot.wide_grad() as grad:
                 norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad))
-        if self.method == "folds":
-            self.forget()
         return sum_in_widest(norms)
 
     @torch.no_grad()
@@ -271,7 +205,7 @@ class ScoreTape:
         They take about S / (3 T) plain steps.
 
         Raises:
-            ValueError: the method keeps no gradients ("folds", "two_pass"), or was not told in time ("streamed").
+            ValueError: the method keeps no gradients ("two_pass"), or was not told in time ("streamed").
         """
         if self.method == "streamed":
             self._need_record()
@@ -292,7 +226,7 @@ class ScoreTape:
             dimensions: L; it falls as 1 / sqrt(L), memory grows as S L.
 
         Raises:
-            ValueError: the method keeps no gradients ("folds", "two_pass"), or was not told in time ("streamed").
+            ValueError: the method keeps no gradients ("two_pass"), or was not told in time ("streamed").
         """
         spec = Sketch(seed, directions, dimensions)
         if self.method == "streamed":
@@ -330,5 +264,4 @@ class ScoreTape:
 
     def _need_record(self) -> None:
         if not self._sequences:
-            again = ' ("folds" lets its sums go in accumulate)' if self.method == "folds" else ""
-            raise ValueError(f"call record(logps_S) inside the `with` block first{again}.")
+            raise ValueError("call record(logps_S) inside the `with` block first.")

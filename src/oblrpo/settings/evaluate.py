@@ -1,7 +1,5 @@
 """Every setting of `oblrpo evaluate` with its default. Names of fields are the flags."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -55,7 +53,7 @@ class SamplingConfig:
 
     def policy(self, model: str) -> PolicyConfig:
         """Return how a model is loaded and asked."""
-        shared = {each.name for each in fields(PolicyConfig)}
+        shared = {field.name for field in fields(PolicyConfig)}
         return PolicyConfig(model, **{name: value for name, value in vars(self).items() if name in shared})
 
 
@@ -85,18 +83,11 @@ def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
     flat["samples"] = flat["eval_samples"]
     own = {"seed", "device", "trust_remote_code", "output", "where"}
     taken = {key: value for key, value in flat.items() if key not in own}
-    return (
-        with_fields(SamplingConfig(), taken, "config.yaml"),
-        with_fields(RewardsConfig(), taken, "config.yaml"),
-    )
+    return (with_fields(SamplingConfig(), taken, "config.yaml"), with_fields(RewardsConfig(), taken, "config.yaml"))
 
 
 def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = True) -> None:
-    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn.
-
-    Raises:
-        InputError: names the setting.
-    """
+    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn."""
     for key, value, least in (
         ("samples", asked.samples, 1),
         ("max_completion_length", asked.max_completion_length, 1),

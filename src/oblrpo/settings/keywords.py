@@ -66,7 +66,6 @@ class TrainKeywords(TypedDict, total=False):
     epsilon: float | None
     epsilon_high: float | None
     score_method: str
-    score_memory_mb: int
     score_norms: str
     calibration_steps: int
     ledger_steps: int

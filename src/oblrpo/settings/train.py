@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import tyro
 
+from oblrpo.errors import InputError
 from oblrpo.settings.annotations import MAY_CHANGE, Holds, Mapping, Range
+from oblrpo.settings.elsewhere import lost
 from oblrpo.settings.idle import (
     BENCHMARK,
     BENCHMARK_PROMPT,
@@ -24,6 +28,9 @@ from oblrpo.settings.idle import (
     OWN_TEST,
 )
 from oblrpo.settings.typed import of_mapping
+
+CORRECTIONS = {"auto": 3.0, "truncated": 3.0, "untruncated": math.inf, "measured": None}
+"""What `sampler_correction` may be -> the C of min(C, pi / sampler); None: no weights are taken."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +236,29 @@ class RolloutConfig:
     """Settings of the vLLM engine, such as '{gpu_memory_utilization: 0.3, max_model_len: 4096, dtype: bfloat16}'."""
 
     @property
+    def clip_max(self) -> float | None:
+        """The C of the weights min(C, pi / sampler), infinite where none is truncated; None: no weights are taken.
+
+        Raises:
+            InputError: `sampler_correction` is none of those that there are.
+        """
+        name, colon, number = self.sampler_correction.partition(":")
+        if name not in CORRECTIONS or (colon and name != "truncated"):
+            raise InputError(
+                f"unknown sampler_correction {self.sampler_correction!r}; choose one of: {', '.join(CORRECTIONS)}, or "
+                f"truncated:C with a number C.{lost('sampler_correction', self.sampler_correction)}"
+            )
+        if not colon:
+            return CORRECTIONS[name]
+        clip_max = float(number) if re.fullmatch(r"\d+(\.\d+)?", number) else math.nan
+        if not clip_max >= 1:
+            raise InputError(
+                f"sampler_correction is {self.sampler_correction}; its C must be a number of at least 1: below, it "
+                "would cut weights that need no correction."
+            )
+        return clip_max
+
+    @property
     def vllm(self) -> VLLM:
         """Settings of the vLLM engine.
 
@@ -246,7 +276,7 @@ class AlgorithmConfig:
     """oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, vcpo or js."""
     baseline: str = ""
     """none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal, leave-one-out), oblr_shrunk (the same,
-    shrunk towards other prompts), oblr_crossfit (from the other half), opo, eob or vcpo."""
+    shrunk towards other prompts), opo, eob or vcpo."""
     normalisation: str = ""
     """What advantages are divided by: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
@@ -274,9 +304,7 @@ class ScoresConfig:
     """How one backward gives squared score norms and the gradient, and what weighs rewards in the baseline."""
 
     score_method: str = "auto"
-    """auto, gram, instantiate, two_pass: exact; folds: exact, for a baseline per fold; projected: unbiased estimate."""
-    score_memory_mb: Annotated[int, Range(0)] = 0
-    """Memory (MB) that `auto` may use to keep more per-sequence gradients multiplied out, which saves time."""
+    """What is kept of a backward for norms and gradient, all exact: auto, gram, instantiate, or two_pass (nothing)."""
     score_norms: str = "exact"
     """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length, length16,
     logit, calibrated (a regression on exact norms of earlier steps)."""

@@ -22,9 +22,6 @@ TASKS: dict[str, Callable[..., Demonstrator]] = {task.name: task for task in TAS
 def make_task(name: str, seed: int = 0, /, **parameters: object) -> Demonstrator:
     """Return the built-in task of that name; after `reasoning_gym/` the name is one of reasoning-gym's.
 
-    Raises:
-        InputError: no such task, no such parameter of it, or a parameter out of range.
-
     Examples:
         >>> task = make_task("addition", 0, max_terms=3)
         >>> [problem] = task.train_batch(step=1, size=1)
@@ -37,12 +34,12 @@ def make_task(name: str, seed: int = 0, /, **parameters: object) -> Demonstrator
         raise InputError(
             f"Unknown task '{name}'; the tasks are: {', '.join(TASKS)} and {PREFIX}NAME.{did_you_mean(name, TASKS)}"
         )
-    known = [parameter for parameter in inspect.signature(TASKS[name]).parameters if parameter != "seed"]
+    names = [parameter for parameter in inspect.signature(TASKS[name]).parameters if parameter != "seed"]
     for parameter in parameters:
-        if parameter not in known:
+        if parameter not in names:
             raise InputError(
-                f"Task '{name}' has no parameter '{parameter}'; it has: {', '.join(known)}."
-                f"{did_you_mean(parameter, known)}"
+                f"Task '{name}' has no parameter '{parameter}'; it has: {', '.join(names)}."
+                f"{did_you_mean(parameter, names)}"
             )
     return TASKS[name](seed, **parameters)
 

@@ -23,11 +23,7 @@ class ArithmeticTask(GeneratedTask):
     def __init__(
         self, seed: int = 0, shots: int = 3, smallest: int = 1, largest: int = 20, operations: str = "+"
     ) -> None:
-        """Set the seed, the solved lines (0 to 16), the numbers (0 to 9999, ten or more of them) and signs of `+-*`.
-
-        Raises:
-            InputError: a parameter is out of range.
-        """
+        """Set the seed, the solved lines (0 to 16), the numbers (0 to 9999, ten or more of them) and signs of `+-*`."""
         super().__init__(seed)
         self.shots = check_whole("Task 'arithmetic': shots", shots, 0, 16)
         self.smallest = check_whole("Task 'arithmetic': smallest", smallest, 0, 9989)

@@ -20,26 +20,20 @@ TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer wi
 class BenchmarkProblem:
     """One question with its gold answers, all of which must be given."""
 
-    index: int
-    """Row of the data, counted from 0 through all its files."""
-    question: str
-    """The question as published."""
-    golds: tuple[str, ...]
-    """The gold answers."""
+    index: int  # row of the data, counted from 0 through all its files
+    question: str  # the question as published
+    golds: tuple[str, ...]  # the gold answers
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """Where a benchmark stands on the hub, and how its rows are read."""
 
-    hub: tuple[str, str, str]
-    """Dataset, configuration ("" for the only one), split."""
-    questions: tuple[str, ...]
-    """Columns that may hold the question; the first one that is there is read."""
+    hub: tuple[str, str, str]  # dataset, configuration ("" for the only one), split
+    questions: tuple[str, ...]  # columns that may hold the question; the first one that is there is read
     golds: Callable[[Row, str], tuple[str, ...]]
     """Returns the gold answers of a row; the text says where the row stands."""
-    train: str = ""
-    """Split on the hub that is meant for training; empty if there is none."""
+    train: str = ""  # split on the hub that is meant for training; empty if there is none
 
 
 def load_benchmark(
@@ -48,9 +42,6 @@ def load_benchmark(
     """Return the problems of a named benchmark, from its published files in the order given, or else from the hub.
 
     `split` is a split on the hub other than the one that is reported on. `where` names columns and the values to keep.
-
-    Raises:
-        InputError: no such benchmark, a row that does not fit it (named by file, line and column), or as `read_source`.
     """
     if name not in BENCHMARKS:
         raise InputError(
@@ -67,11 +58,7 @@ def load_benchmark(
 
 
 def to_train_on(problems: Sequence[BenchmarkProblem], template: str) -> list[Problem]:
-    """Return the problems of a benchmark as those of a task; the question replaces {prompt} in the template.
-
-    Raises:
-        InputError: the template has no {prompt}.
-    """
+    """Return the problems of a benchmark as those of a task; the question replaces {prompt} in the template."""
     check_template(template)
     return [
         Problem(

@@ -1,5 +1,6 @@
 """Reach a target with every given number used once: `3,5,7>22=` -> `3*5+7` or `3*5=15,15+7=22`."""
 
+import operator as arithmetic
 import random
 from collections.abc import Sequence
 from fractions import Fraction
@@ -12,9 +13,9 @@ from oblrpo.tasks.generated import GeneratedTask
 from oblrpo.tasks.task import Problem, check_whole
 
 LARGEST_TARGET = 99
-OPERATORS = "+-*"
+CALCULATE = {"+": arithmetic.add, "-": arithmetic.sub, "*": arithmetic.mul}
+OPERATORS = "".join(CALCULATE)
 STYLES = ("steps", "plain", "parentheses")
-
 Step = tuple[str, int, int]  # operator and the places, in what is left, of its two operands
 Plan = tuple[Step, ...]
 T = TypeVar("T")
@@ -89,11 +90,7 @@ def reaches(numbers: Sequence[int], target: int, text: str) -> bool:
 
 
 def spend(expression: str, left: list[int]) -> Fraction:
-    """Return the value of the expression, and remove the numbers that it uses from `left`.
-
-    Raises:
-        ValueError: it is no expression, or uses a number that is not left.
-    """
+    """Return the value of the expression, and remove its numbers from `left`; ValueError if one is not there."""
     value, used = evaluate(expression)
     for number in used:
         left.remove(number)
@@ -105,14 +102,14 @@ def plans(values: tuple[int, ...], target: int) -> tuple[Plan, ...]:
     """Return every order of combining all the values into the target without negative numbers."""
     if len(values) == 1:
         return ((),) if values[0] == target else ()
-    found: list[Plan] = []
+    ways: list[Plan] = []
     for i, j in permutations(range(len(values)), 2):
         left = without(values, i, j)
         for operator in OPERATORS:
             if operator != "-" or values[i] >= values[j]:
-                rests = plans((*left, calculate(operator, values[i], values[j])), target)
-                found.extend(((operator, i, j), *rest) for rest in rests)
-    return tuple(found)
+                rests = plans((*left, CALCULATE[operator](values[i], values[j])), target)
+                ways.extend(((operator, i, j), *rest) for rest in rests)
+    return tuple(ways)
 
 
 def random_plan(count: int, rng: random.Random) -> Plan:
@@ -149,21 +146,12 @@ def combine(operator: str, first: Term, second: Term, *, always: bool) -> Term:
     """Return `first operator second`, in parentheses where needed or `always`; a difference is larger - smaller."""
     if operator == "-" and first.value < second.value:
         first, second = second, first
-    left = bracket(first, always or (operator == "*" and first.operator in "+-"))
-    right = bracket(second, always or (operator in "*-" and second.operator in "+-"))
-    return Term(calculate(operator, first.value, second.value), f"{left}{operator}{right}", operator)
-
-
-def bracket(term: Term, wanted: bool) -> str:
-    """Return the term's text, in parentheses if wanted and if it is more than a number."""
-    return f"({term.text})" if wanted and term.operator else term.text
-
-
-def calculate(operator: str, first: int, second: int) -> int:
-    """Return `first operator second` for one of + - *."""
-    if operator == "*":
-        return first * second
-    return first + second if operator == "+" else first - second
+    left, right = first.text, second.text
+    if first.operator and (always or (operator == "*" and first.operator in "+-")):
+        left = f"({left})"
+    if second.operator and (always or (operator in "*-" and second.operator in "+-")):
+        right = f"({right})"
+    return Term(CALCULATE[operator](first.value, second.value), f"{left}{operator}{right}", operator)
 
 
 def without(items: Sequence[T], i: int, j: int) -> list[T]:

@@ -45,11 +45,7 @@ class DataTask:
         seed: int = 0,
         default_rewards: Sequence[str] = ("numeric",),
     ) -> None:
-        """Split if no held-out problems are given.
-
-        Raises:
-            InputError: a bad fraction.
-        """
+        """Split if no held-out problems are given."""
         self.name, self.seed, self.default_rewards = name, seed, tuple(default_rewards)
         self.notes: list[str] = []
         is_number = isinstance(heldout_fraction, int | float) and not isinstance(heldout_fraction, bool)
@@ -62,8 +58,8 @@ class DataTask:
                 (heldout if _position(problem) < heldout_fraction else training).append(problem)
         # In the order of their hashes the first few are a fair sample of all, of a file sorted by difficulty too.
         self._heldout = sorted(heldout, key=_position)
-        questions = {_key(problem) for problem in self._heldout}
-        self.training = [problem for problem in training if _key(problem) not in questions]
+        questions = {problem.key for problem in self._heldout}
+        self.training = [problem for problem in training if problem.key not in questions]
         """The problems that are trained on."""
         if dropped := len(training) - len(self.training):
             self.notes.append(f"{dropped} training problems of {name} are held out too; they are not trained on.")
@@ -82,23 +78,15 @@ class DataTask:
             self.notes.append(f"{dropped} of {before} problems of {self.name} are {what}; they are left out.")
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
-        """Return the problems of one step, a pure function of seed, step and size.
-
-        Raises:
-            InputError: `size` is not positive, or larger than the number of training problems.
-        """
+        """Return the problems of one step, a pure function of seed, step and size."""
         check_whole(f"{self.name}: the batch size", size, 1)
         self._check_enough(len(self.training), size, "training", "prompts_per_step", "lower")
         epoch, batch = divmod(step, len(self.training) // size)
-        order = _permutation(f"data_file/{self.seed}/{epoch}", len(self.training))
+        order = permutation(f"data_file/{self.seed}/{epoch}", len(self.training))
         return [self.training[row] for row in order[batch * size : (batch + 1) * size]]
 
     def heldout(self, size: int) -> list[Problem]:
-        """Return `size` held-out problems; fewer are always the first of more.
-
-        Raises:
-            InputError: `size` is not positive, or larger than the number of held-out problems.
-        """
+        """Return `size` held-out problems; fewer are always the first of more."""
         check_whole(f"{self.name}: the held-out size", size, 1)
         self._check_enough(len(self._heldout), size, "held-out", "eval_prompts", "raise")
         return self._heldout[:size]
@@ -118,9 +106,6 @@ def problems_of(
     """Return a problem of each row; `answer_column` "": rewards need none.
 
     A prompt is text, put into the template, or messages, used as they are. The other columns are kept for rewards.
-
-    Raises:
-        InputError: a bad template, or a bad row; with `numbers` also an answer that holds none.
     """
     check_template(template)
     problems: list[Problem] = []
@@ -168,11 +153,7 @@ def _messages(given: Sequence[dict[str, Any]], where: str) -> Messages:
 
 
 def check_template(template: str) -> None:
-    """Check that a prompt template has the place `{prompt}` and no other.
-
-    Raises:
-        InputError: it does not.
-    """
+    """Check that a prompt template has the place `{prompt}` and no other."""
     if PLACEHOLDER not in template:
         raise InputError(f"prompt_template must contain {{prompt}}, where the prompt goes; got {template!r}.")
     for field in _FIELD.findall(template):
@@ -198,10 +179,7 @@ def _position(problem: Problem) -> float:
     return split_position(problem.question or problem.text)
 
 
-def _key(problem: Problem) -> str:
-    return " ".join((problem.question or problem.text).casefold().split())
-
-
 @lru_cache(maxsize=4)
-def _permutation(key: str, count: int) -> Sequence[int]:
+def permutation(key: str, count: int) -> Sequence[int]:
+    """Return 0 to count - 1 in an order that the key alone decides."""
     return array("q", random.Random(key).sample(range(count), count))

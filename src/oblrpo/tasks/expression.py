@@ -1,12 +1,15 @@
-"""A small arithmetic parser that is safe on any text: + - * / and parentheses over whole numbers."""
+"""The value of an arithmetic expression, safe on any text: + - * / and parentheses over whole numbers."""
 
+import ast
+import operator
 import re
 from fractions import Fraction
+from itertools import accumulate
 
-MAX_LENGTH = 200
-MAX_DEPTH = 20
-_TOKEN = re.compile(r"0|[1-9][0-9]*|[-+*/()]")
-_TEXT = re.compile(r"(?:0|[1-9][0-9]*|[-+*/() ])*")
+MAX_LENGTH, MAX_DEPTH = 200, 20
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+# Nothing but this reaches Python's parser, which is never asked to run anything.
+_TEXT = re.compile(r"(?:0(?![0-9])|[1-9][0-9]*|[-+*/() ])*")
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
@@ -19,58 +22,22 @@ def evaluate(text: str) -> tuple[Fraction, list[int]]:
     """
     if len(text) > MAX_LENGTH or not _TEXT.fullmatch(text):
         raise ValueError("too long, or characters that are not arithmetic")
-    parser = _Parser(_TOKEN.findall(text))
-    value = parser.sum(depth=0)
-    if parser.peek():
-        raise ValueError(f"unexpected {parser.peek()!r}")
-    return value, parser.numbers
+    if max(accumulate((character == "(") - (character == ")") for character in text), default=0) > MAX_DEPTH:
+        raise ValueError("too deep")
+    numbers: list[int] = []
 
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            left, right = value(node.left), value(node.right)
+            return Fraction(OPERATORS[type(node.op)](left, right))
+        if not isinstance(node, ast.Constant):
+            raise ValueError(f"unexpected {type(node).__name__}")
+        numbers.append(int(str(node.value)))
+        return Fraction(numbers[-1])
 
-class _Parser:
-    """Recursive descent over tokens: sum = product {+- product}, product = atom {*/ atom}."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self.tokens = tokens
-        self.position = 0
-        self.numbers: list[int] = []
-
-    def peek(self) -> str:
-        return self.tokens[self.position] if self.position < len(self.tokens) else ""
-
-    def take(self) -> str:
-        token = self.peek()
-        self.position += 1
-        return token
-
-    def sum(self, depth: int) -> Fraction:
-        value = self.product(depth)
-        while self.peek() in ("+", "-"):
-            sign = 1 if self.take() == "+" else -1
-            value += sign * self.product(depth)
-        return value
-
-    def product(self, depth: int) -> Fraction:
-        value = self.atom(depth)
-        while self.peek() in ("*", "/"):
-            operator, factor = self.take(), self.atom(depth)
-            if operator == "/" and factor == 0:
-                raise ValueError("division by zero")
-            value = value * factor if operator == "*" else value / factor
-        return value
-
-    def atom(self, depth: int) -> Fraction:
-        token = self.take()
-        if token == "(":
-            return self.parenthesis(depth + 1)
-        if not token.isdigit():
-            raise ValueError(f"a number expected, got {token!r}")
-        self.numbers.append(int(token))
-        return Fraction(self.numbers[-1])
-
-    def parenthesis(self, depth: int) -> Fraction:
-        if depth > MAX_DEPTH:
-            raise ValueError("too deep")
-        value = self.sum(depth)
-        if self.take() != ")":
-            raise ValueError("a closing parenthesis expected")
-        return value
+    try:
+        return value(ast.parse(text.strip(), mode="eval").body), numbers
+    except SyntaxError:
+        raise ValueError("an expression is expected") from None
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None

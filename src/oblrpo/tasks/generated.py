@@ -50,43 +50,35 @@ class GeneratedTask(ABC):
         return is_heldout(problem.text)
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
-        """Return the `size` problems of one step; prompts repeat only when there are too few of them.
-
-        Raises:
-            InputError: `size` is not positive, or the parameters leave nothing to train on.
-        """
+        """Return the `size` problems of one step; prompts repeat only when there are too few of them."""
         check_whole(f"Task '{self.name}': the batch size", size, 1)
-        found = self._collect(random.Random(f"{self.name}/{self.seed}/{step}"), size, heldout=False)
-        if not found:
+        problems = self._collect(random.Random(f"{self.name}/{self.seed}/{step}"), size, heldout=False)
+        if not problems:
             raise InputError(f"Task '{self.name}' has no training problem with these parameters; widen them.")
-        return list(islice(cycle(found), size))
+        return list(islice(cycle(problems), size))
 
     def heldout(self, size: int) -> list[Problem]:
-        """Return `size` distinct held-out problems; fewer are always the first of more.
-
-        Raises:
-            InputError: `size` is not positive, or the parameters do not allow so many.
-        """
+        """Return `size` distinct held-out problems; fewer are always the first of more."""
         check_whole(f"Task '{self.name}': the held-out size", size, 1)
-        found = self._collect(random.Random(f"{self.name}/heldout"), size, heldout=True)
-        if len(found) < size:
+        problems = self._collect(random.Random(f"{self.name}/heldout"), size, heldout=True)
+        if len(problems) < size:
             raise InputError(
-                f"Task '{self.name}' has about {len(found)} held-out problems with these parameters, "
+                f"Task '{self.name}' has about {len(problems)} held-out problems with these parameters, "
                 f"but {size} were asked for; ask for fewer or widen the parameters."
             )
-        return found
+        return problems
 
     def _collect(self, rng: random.Random, size: int, *, heldout: bool) -> list[Problem]:
-        found: dict[str, Problem] = {}
+        problems: dict[str, Problem] = {}
         idle = 0
         for problem in self.stream(rng):
             idle += 1
-            if problem.text not in found and self.is_heldout(problem) == heldout:
-                found[problem.text] = problem
+            if problem.text not in problems and self.is_heldout(problem) == heldout:
+                problems[problem.text] = problem
                 idle = 0
-            if len(found) == size or idle == EXHAUSTED_AFTER:
+            if len(problems) == size or idle == EXHAUSTED_AFTER:
                 break
-        return list(found.values())
+        return list(problems.values())
 
 
 def is_heldout(prompt: str) -> bool:

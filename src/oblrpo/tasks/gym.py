@@ -33,11 +33,7 @@ class ReasoningGymTask(GeneratedTask):
     """
 
     def __init__(self, name: str, seed: int = 0, /, prompt_template: str = TEMPLATE, **configuration: Any) -> None:
-        """Set the name without its prefix, the template of the prompts, and the data set's own configuration.
-
-        Raises:
-            InputError: reasoning-gym is not installed, does not know the name or refuses the configuration.
-        """
+        """Set the name without its prefix, the template of the prompts, and the data set's own configuration."""
         super().__init__(seed)
         self.name = PREFIX + name
         if not isinstance(prompt_template, str):
@@ -62,11 +58,7 @@ class ReasoningGymTask(GeneratedTask):
         return next(self.stream(rng))
 
     def stream(self, rng: random.Random) -> Iterator[Problem]:
-        """Yield problems of one data set after the other, each in random order.
-
-        Raises:
-            InputError: the generator fails again and again, or takes too long.
-        """
+        """Yield problems of one data set after the other, each in random order."""
         failed = 0
         while True:
             seed = rng.getrandbits(31)
@@ -74,8 +66,8 @@ class ReasoningGymTask(GeneratedTask):
                 question, answer = self._problem("draw", seed, index)
                 if question is not None:
                     failed = 0
-                    known = json.dumps({"seed": seed, "index": index, "answer": answer}, ensure_ascii=False)
-                    yield Problem(self.template.replace(PLACEHOLDER, question), known)
+                    reference = json.dumps({"seed": seed, "index": index, "answer": answer}, ensure_ascii=False)
+                    yield Problem(self.template.replace(PLACEHOLDER, question), reference)
                     continue
                 failed += 1
                 if failed == GIVE_UP_AFTER:
@@ -98,19 +90,15 @@ class ReasoningGymTask(GeneratedTask):
         return [scores[pair] for pair in pairs]
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """Return the example answer, in tags if the template has them; each word has a slip with probability `noise`.
-
-        Raises:
-            InputError: the problem has no example answer.
-        """
+        """Return the example answer, in the template's tags; each word has a slip with probability `noise`."""
         answer = json.loads(problem.answer)["answer"]
         if answer is None:
             raise InputError(f"the task '{self.name}' has no example answers to start from; set warm_start_steps to 0.")
         shown = re.sub(r"\S+", lambda word: slip(word[0], rng) if rng.random() < noise else word[0], answer.strip())
         return f"<answer>{shown}</answer>" if "<answer>" in self.template else shown
 
-    def _score(self, known: str, answer: str) -> float:
-        place = json.loads(known)["seed"], json.loads(known)["index"]
+    def _score(self, reference: str, answer: str) -> float:
+        place = json.loads(reference)["seed"], json.loads(reference)["index"]
         for _ in range(2):  # a process may die of what came before this answer
             try:
                 self._ask("load", *place)  # a new process must make the problem again, which may take long

@@ -59,11 +59,7 @@ _guarded = False
 
 
 def _guard(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse to compile text while an answer is scored, in case a scorer of another version evaluates answers too.
-
-    Raises:
-        PermissionError: text was to be compiled; scorers take this for an answer that they cannot read.
-    """
+    """Refuse to compile text while an answer is scored, in case a scorer of another version evaluates answers too."""
     if _guarded and event == "compile":
         raise PermissionError("answers are not evaluated")
 
@@ -87,21 +83,17 @@ def _entry(name: str, configuration: str, seed: int, index: int) -> dict[str, An
 
 
 def check(name: str, configuration: str) -> None:
-    """Check that reasoning-gym knows the name and accepts the configuration.
-
-    Raises:
-        InputError: the name is unknown or cannot be trained on, or the configuration is refused.
-    """
+    """Check that reasoning-gym knows the name and accepts the configuration."""
     from reasoning_gym.factory import DATASETS
 
     if name in REFUSED:
         raise InputError(f"The task 'reasoning_gym/{name}' cannot be trained on: {REFUSED[name]}.")
     if name not in DATASETS:
-        known = sorted(set(DATASETS) - set(REFUSED))
-        close = did_you_mean(name, known)
+        names = sorted(set(DATASETS) - set(REFUSED))
+        close = did_you_mean(name, names)
         raise InputError(
-            f"reasoning_gym has no task '{name}' among its {len(known)}"
-            + (f".{close}" if close else f"; they are: {', '.join(known)}.")
+            f"reasoning_gym has no task '{name}' among its {len(names)}"
+            + (f".{close}" if close else f"; they are: {', '.join(names)}.")
         )
     fields = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name not in {"seed", "size"}]
     for key in json.loads(configuration):

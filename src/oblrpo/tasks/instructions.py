@@ -76,7 +76,8 @@ class InstructionsTask(GeneratedTask):
     def draw(self, rng: random.Random) -> Problem:
         """Return a random subject and conditions, as a message of a user."""
         subject, form = rng.choice(SUBJECTS), rng.choice(sorted(REQUESTS))
-        conditions: dict[str, Any] = {"words": _band(form, rng)}
+        fewest = rng.randint(6, 10) if form == "sentence" else rng.randint(18, 26)
+        conditions: dict[str, Any] = {"words": [fewest, fewest + (12 if form == "sentence" else 16)]}
         if form == "list":
             bullets = rng.randint(2, 4)
             conditions |= {"words": [5 * bullets, 12 * bullets + 5], "bullets": bullets}
@@ -95,7 +96,8 @@ class InstructionsTask(GeneratedTask):
         """Return the share of the conditions that hold; 0 for next to no text, or for the same words over and over."""
         conditions = json.loads(problem.answer)
         text = completion.strip()
-        rest = _before(text, conditions.get("ending", ""))
+        ending = conditions.get("ending", "")  # left out wherever and however often it stands
+        rest = re.sub(re.escape(ending), " ", text, flags=re.IGNORECASE) if ending else text
         words = WORD.findall(rest.lower())
         if len(set(words)) < max(LEAST_WORDS, len(words) / 2):
             return 0.0
@@ -109,23 +111,15 @@ class InstructionsTask(GeneratedTask):
         if "mention" in conditions and "mention" not in kept:
             facts = [fact.replace(str(problem.columns["subject"]), "it") for fact in facts]
         ending = kept.get("ending", "")
-        text = _list(facts, kept) if "bullets" in conditions else _prose(facts, conditions, kept, ending)
+        if "bullets" in conditions:  # one fact where their number does not count
+            text = "\n".join(f"- {fact}." for fact in facts[: kept.get("bullets", 1)])
+        else:
+            text = _prose(facts, conditions, kept, ending)
         if "no_commas" in conditions and "no_commas" not in kept:
             text = text.replace(" ", ", ", 1)
         last = f"{ending[0].upper()}{ending[1:]}." if ending else ""
         written = f"{text}{chr(10) if 'bullets' in conditions else ' '}{last}".strip()
         return written.lower() if "lower_case" in kept else written
-
-
-def _band(form: str, rng: random.Random) -> list[int]:
-    """Return the fewest and the most words of a text that is no list."""
-    least = rng.randint(6, 10) if form == "sentence" else rng.randint(18, 26)
-    return [least, least + (12 if form == "sentence" else 16)]
-
-
-def _list(facts: list[str], kept: dict[str, Any]) -> str:
-    """Return a fact a bullet; one bullet where their number does not count."""
-    return "\n".join(f"- {fact}." for fact in facts[: kept.get("bullets", 1)])
 
 
 def _prose(facts: list[str], conditions: dict[str, Any], kept: dict[str, Any], ending: str) -> str:
@@ -141,38 +135,17 @@ def _prose(facts: list[str], conditions: dict[str, Any], kept: dict[str, Any], e
     return " ".join(f"{fact}." for fact in said)
 
 
-def _bare(text: str) -> str:
-    """Return text in lower case, without what may stand around its last words."""
-    return text.lower().strip(" \n\t.!*\"'\u201d\u2019")
-
-
-def _before(text: str, ending: str) -> str:
-    """Return text without its ending, wherever and however often that stands."""
-    return re.sub(re.escape(ending), " ", text, flags=re.IGNORECASE) if ending else text
-
-
-def _band_holds(text: str, wanted: list[int]) -> bool:
-    return wanted[0] <= len(WORD.findall(text)) <= wanted[1]
-
-
-def _mentions(text: str, wanted: str) -> bool:
-    return wanted in WORD.findall(text.lower())
-
-
 def _has_bullets(text: str, wanted: int) -> bool:
     lines = [line.strip() for line in text.splitlines()]
     return sum(line.startswith("- ") and bool(WORD.search(line)) for line in lines) == wanted
 
 
-def _ends(text: str, wanted: str) -> bool:
-    return _bare(text).endswith(wanted)
-
-
 CHECKS: dict[str, Callable[[str, Any], bool]] = {
-    "words": _band_holds,
-    "mention": _mentions,
+    "words": lambda text, wanted: wanted[0] <= len(WORD.findall(text)) <= wanted[1],
+    "mention": lambda text, wanted: wanted in WORD.findall(text.lower()),
     "bullets": _has_bullets,
-    "ending": _ends,
+    # What may stand around the last words does not count.
+    "ending": lambda text, wanted: text.lower().strip(" \n\t.!*\"'\u201d\u2019").endswith(wanted),
     "no_commas": lambda text, wanted: "," not in text,
     "lower_case": lambda text, wanted: text == text.lower(),
 }

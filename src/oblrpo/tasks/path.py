@@ -9,7 +9,6 @@ from oblrpo.tasks.generated import GeneratedTask
 from oblrpo.tasks.task import Problem, check_whole
 
 MOST_EXTRA_EDGES = 3
-
 Graph = dict[str, set[str]]
 
 

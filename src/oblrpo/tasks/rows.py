@@ -14,11 +14,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every row, read as it is asked for; blank lines are passed over.
-
-    Raises:
-        InputError: the file cannot be read or holds no rows, or a row is not a JSON object.
-    """
+    """Yield (line number, object) of every row, read as it is asked for; blank lines are passed over."""
     number, rows = 0, 0
     try:
         with regular(path).open("rb") as file:
@@ -53,11 +49,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
 
 
 def text_of(row: dict[str, object], column: str, where: str) -> str:
-    """Return a column as text, a number without exponent.
-
-    Raises:
-        InputError: the column is missing, empty, or neither text nor a finite number.
-    """
+    """Return a column as text, a number without exponent."""
     if column not in row:
         present = ", ".join(f"'{name}'" for name in row) or "none"
         raise InputError(f"{where} has no column '{column}'; its columns are: {present}.{did_you_mean(column, row)}")

@@ -1,7 +1,5 @@
 """Rows of a data set: from JSON Lines, CSV and Parquet files, or from the Hugging Face hub."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import importlib.util
@@ -16,14 +14,9 @@ from oblrpo.regular_files import regular
 from oblrpo.tasks.rows import read_objects
 
 Row = dict[str, Any]
-Rows = list[tuple[str, Row]]
-"""Where each row stands, and its columns."""
-Stream = Iterable[tuple[str, Row]]
-"""The same, perhaps read from a file as they are asked for, and only once."""
-
-SHIPPED = "oblrpo:"
-"""How the name of a file begins that comes with the package, beside the recipes."""
-
+Rows = list[tuple[str, Row]]  # where each row stands, and its columns
+Stream = Iterable[tuple[str, Row]]  # the same, perhaps read from a file as they are asked for, and only once
+SHIPPED = "oblrpo:"  # how the name of a file begins that comes with the package, beside the recipes
 EXTRA = "pip install 'oblrpo[data]'"
 
 
@@ -31,15 +24,8 @@ def read_source(names: Sequence[str], split: str = "train", given: Mapping[str, 
     """Return the rows of files, one after the other, or of one data set of the hub.
 
     The name of a data set is `owner/name`, `owner/name:configuration` or either of them with a split behind it, such as
-    `owner/name[test]`. `oblrpo:NAME` is a file that comes with the package.
-
-    Args:
-        names: the names.
-        split: the split of a data set whose name says none.
-        given: rows that are there already, by the name that stands for them.
-
-    Raises:
-        InputError: a file or data set that cannot be read, or without rows; the message says where.
+    `owner/name[test]`. `oblrpo:NAME` is a file that comes with the package. Rows in `given` are there already, by the
+    name that stands for them.
     """
     if given and len(names) == 1 and names[0] in given:
         return given[names[0]]
@@ -63,11 +49,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def read_hub(path: str, configuration: str, split: str) -> Rows:
-    """Return the rows of a data set of the hub.
-
-    Raises:
-        InputError: no library `datasets`, or it cannot load the data set.
-    """
+    """Return the rows of a data set of the hub."""
     datasets = _library("datasets", f"to load {path} from the hub")
     try:
         rows = datasets.load_dataset(path, configuration or None, split=split)
@@ -78,11 +60,7 @@ def read_hub(path: str, configuration: str, split: str) -> Rows:
 
 
 def keep_rows(rows: Stream, where: Mapping[str, Any]) -> Stream:
-    """Return the rows whose columns have the given values, or one of those in a list.
-
-    Raises:
-        InputError: a row without such a column, or no row is left.
-    """
+    """Return the rows whose columns have the given values, or one of those in a list."""
     if not where:
         return rows
     rows = list(rows)
@@ -98,11 +76,7 @@ def keep_rows(rows: Stream, where: Mapping[str, Any]) -> Stream:
 
 
 def path_of(name: str) -> Path:
-    """Return the path of a file, which may be one that comes with the package.
-
-    Raises:
-        InputError: no such file comes with the package.
-    """
+    """Return the path of a file, which may be one that comes with the package."""
     if not str(name).startswith(SHIPPED):
         return Path(name)
     folder = Path(str(files("oblrpo") / "recipes"))

@@ -28,7 +28,12 @@ class Problem:
     @property
     def text(self) -> str:
         """The prompt as text; messages become their contents, a line each."""
-        return self.prompt if isinstance(self.prompt, str) else "\n".join(each["content"] for each in self.prompt)
+        return self.prompt if isinstance(self.prompt, str) else "\n".join(message["content"] for message in self.prompt)
+
+    @property
+    def key(self) -> str:
+        """The prompt before any template, without regard to case and spacing."""
+        return " ".join((self.question or self.text).casefold().split())
 
 
 @runtime_checkable
@@ -72,11 +77,7 @@ def split_position(key: str) -> float:
 
 
 def check_whole(what: str, value: object, low: int, high: int | None = None) -> int:
-    """Return `value` if it is a whole number from `low` to `high`.
-
-    Raises:
-        InputError: it is not; the message names `what`.
-    """
+    """Return `value` if it is a whole number from `low` to `high`."""
     if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
         return value
     span = f"of at least {low}" if high is None else f"from {low} to {high}"

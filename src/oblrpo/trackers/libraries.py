@@ -4,8 +4,6 @@ None of them needs the network: TensorBoard and trackio write files, and W&B is 
 environment says otherwise (WANDB_MODE=online; TRACKIO_SPACE_ID or TRACKIO_SERVER_URL).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,28 +21,21 @@ Values = dict[str, float | str]
 class Opening:
     """What a library is told when it is opened."""
 
-    folder: Path
-    """The run's folder."""
-    name: str
-    """The run's name, which stays the same when it is resumed."""
-    identity: str
-    """The run's identity in the library, which stays the same, too."""
+    folder: Path  # the run's folder
+    name: str  # the run's name, which stays the same when it is resumed
+    identity: str  # the run's identity in the library, which stays the same, too
     project: str
     settings: dict[str, Any]
-    sent: int
-    """The last step that the library was sent before; -1 where it was sent none."""
+    sent: int  # the last step that the library was sent before; -1 where it was sent none
 
 
 @dataclass
 class Tracker:
     """An open run in a library."""
 
-    lacks: int
-    """The first step that the library is still to be sent."""
-    log: Callable[[int, Values], None]
-    """Takes one step's values."""
-    close: Callable[[bool], None]
-    """Writes what is left; is told whether the run failed."""
+    lacks: int  # the first step that the library is still to be sent
+    log: Callable[[int, Values], None]  # takes one step's values
+    close: Callable[[bool], None]  # writes what is left; is told whether the run failed
 
 
 def tensorboard(opening: Opening) -> Tracker:
@@ -106,11 +97,7 @@ TRACKERS: dict[str, Callable[[Opening], Tracker]] = {"tensorboard": tensorboard,
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse unknown names, names given twice, and libraries that are not installed.
-
-    Raises:
-        InputError: says which, and how to install it.
-    """
+    """Refuse unknown names, names given twice, and libraries that are not installed."""
     for place, name in enumerate(names):
         if name not in TRACKERS:
             raise InputError(

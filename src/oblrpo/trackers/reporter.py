@@ -17,20 +17,11 @@ NOTE = "trackers.json"
 
 
 class Reporter:
-    """The reporter feeds the libraries of `report_to`.
+    """The reporter feeds the libraries of `report_to`, and tells `warn` of one that fails.
 
     A resumed run does some steps again, with the same result: those that a library has are not sent a second time. One
     that comes later, or lacks some, is sent the earlier steps first. One that fails is given up with a warning, for the
     training matters more; the steps it missed are sent when the run is resumed.
-
-    Args:
-        names: the libraries, keys of `TRACKERS`.
-        folder: the run's folder.
-        settings: all settings of the run, by flag.
-        warn: is told of a library that fails.
-
-    Raises:
-        InputError: when entered, a library cannot be started, or the note of what was sent is damaged.
     """
 
     def __init__(
@@ -51,14 +42,14 @@ class Reporter:
                 for row in rows:
                     self._send(name, row)
         except BaseException:
-            self._close(failed=True)
+            self._close(list(self._open), failed=True)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(failed=kind is not None and not issubclass(kind, KeyboardInterrupt))
+        self._close(list(self._open), failed=kind is not None and not issubclass(kind, KeyboardInterrupt))
 
     def log(self, row: Metrics) -> None:
         """Send a step's metrics to whoever has not had them."""
@@ -88,21 +79,18 @@ class Reporter:
             self._warn(
                 f"{name} failed at step {step} and gets no more of this run ({_brief(error)}); --resume tries again."
             )
-            self._close_one(name, failed=True)
+            self._close([name], failed=True)
             return
         self._open[name].lacks = step + 1
         self._note[name]["step"] = step
         self._write_note()
 
-    def _close(self, failed: bool) -> None:
-        for name in list(self._open):
-            self._close_one(name, failed)
-
-    def _close_one(self, name: str, failed: bool) -> None:
-        try:
-            self._open.pop(name).close(failed)
-        except Exception as error:
-            self._warn(f"{name} did not close, its last steps may be missing ({_brief(error)}).")
+    def _close(self, names: Sequence[str], failed: bool) -> None:
+        for name in names:
+            try:
+                self._open.pop(name).close(failed)
+            except Exception as error:
+                self._warn(f"{name} did not close, its last steps may be missing ({_brief(error)}).")
 
     def _read_note(self) -> dict[str, dict[str, Any]]:
         path = self._folder.path / NOTE

@@ -1,11 +1,8 @@
 """What a run learns from before RL: rows of prompt and completion, or the worked solutions of its built-in task."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, cast
 
 from oblrpo.errors import InputError, did_you_mean
@@ -14,66 +11,47 @@ from oblrpo.policy import Policy, Prompt, tokens_of
 from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, Demonstrator, Problem, Task
 from oblrpo.tasks.benchmarks import TEMPLATE
-from oblrpo.tasks.data import PLACEHOLDER, problems_of
+from oblrpo.tasks.data import PLACEHOLDER, permutation, problems_of
 from oblrpo.tasks.rows import text_of
 from oblrpo.tasks.sources import read_source
 
-COMPLETION = "completion"
-"""The column of completions."""
-
-RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4
-"""Peak rates where `warm_start_args` says none."""
-
-Batch = tuple[list[Prompt], list[str]]
+COMPLETION = "completion"  # the column of completions
+RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4  # peak rates where `warm_start_args` says none
+Examples = tuple[list[Prompt], list[str]]
 
 
 @dataclass(frozen=True)
 class Demonstrations:
     """Prompts with completions to learn from."""
 
-    steps: int
-    """Gradient steps; 0: there is nothing to learn from."""
-    batch: Callable[[int], Batch] = lambda step: ([], [])
-    """Prompts and completions of a step, a pure function of it."""
-    told: str = ""
-    """What they are, in words."""
-    notes: list[str] = field(default_factory=list)
-    """What a user should know, a line each."""
+    steps: int  # gradient steps; 0: there is nothing to learn from
+    batch: Callable[[int], Examples] = lambda step: ([], [])  # prompts and completions of a step, a pure function of it
+    told: str = ""  # what they are, in words
+    notes: list[str] = field(default_factory=list)  # what a user should know, a line each
 
 
 @dataclass(frozen=True)
-class Row:
+class Demonstration:
     """A prompt with its completion."""
 
     place: str
     prompt: Prompt
     completion: str
-    key: str
-    """The prompt before any template, without regard to case and spacing."""
+    key: str  # the prompt before any template, without regard to case and spacing
 
 
 def demonstrations_of(
-    config: TrainConfig, task: Task, heldout: Sequence[Problem], policy: Policy, rows: Sequence[Row]
+    config: TrainConfig, task: Task, heldout: Sequence[Problem], policy: Policy, rows: Sequence[Demonstration]
 ) -> Demonstrations:
-    """Return what the run learns from before RL.
+    """Return what the run learns from before RL: rows of `sft_data`, or what its task demonstrates.
 
     Rows come in an order shuffled by the seed, each once an epoch; the last batch of an epoch may be shorter. Rows
     whose prompts are held out are left out.
-
-    Args:
-        config: of the run.
-        task: which demonstrates if there are no rows.
-        heldout: problems that accuracy is measured on.
-        policy: which has to be able to read the rows.
-        rows: of `sft_data`.
-
-    Raises:
-        InputError: the policy cannot read a row, or all of them are held out.
     """
     warm, seed = config.warm_start, config.run.seed
     if not rows:
         return Demonstrations(warm.warm_start_steps, _of_task(config, task), f"demonstrations of {task.name}")
-    held = {_key(problem) for problem in heldout}
+    held = {problem.key for problem in heldout}
     kept = [row for row in rows if row.key not in held]
     notes = []
     if dropped := len(rows) - len(kept):
@@ -84,9 +62,9 @@ def demonstrations_of(
     tokens_of(policy, prompts, completions, [row.place for row in kept])
     epoch = -(-len(kept) // warm.learning.batch)  # batches, the last of which may be short
 
-    def batch(step: int) -> Batch:
+    def batch(step: int) -> Examples:
         turn, at = divmod(step, epoch)
-        order = _order(f"sft_data/{seed}/{turn}", len(kept))
+        order = permutation(f"sft_data/{seed}/{turn}", len(kept))
         chosen = order[at * warm.learning.batch : (at + 1) * warm.learning.batch]
         return [prompts[row] for row in chosen], [completions[row] for row in chosen]
 
@@ -95,8 +73,8 @@ def demonstrations_of(
     return Demonstrations(steps, batch, told, notes)
 
 
-def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Batch]:
-    def batch(step: int) -> Batch:
+def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Examples]:
+    def batch(step: int) -> Examples:
         problems = task.train_batch(-1 - step, config.warm_start.learning.batch)  # steps that RL never draws
         rng = random.Random(f"demonstrations/{config.run.seed}/{step}")
         demonstrate = cast(Demonstrator, task).demonstration
@@ -106,12 +84,8 @@ def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Batch]:
     return batch
 
 
-def read_rows(config: TrainConfig, objects: Objects) -> list[Row]:
-    """Return the rows of `sft_data`; texts are put into the template that the task's problems are put into.
-
-    Raises:
-        InputError: the data cannot be read, or a row has no prompt or no completion.
-    """
+def read_rows(config: TrainConfig, objects: Objects) -> list[Demonstration]:
+    """Return the rows of `sft_data`; texts are put into the template that the task's problems are put into."""
     task, names = config.task, config.warm_start.sft_data
     if not names:
         return []
@@ -120,17 +94,13 @@ def read_rows(config: TrainConfig, objects: Objects) -> list[Row]:
     template = task.prompt_template or (TEMPLATE if task.task in BENCHMARKS else PLACEHOLDER)
     problems = problems_of(given, task.prompt_column, "", template)
     return [
-        Row(place, problem.prompt, _completion(row, place), _key(problem))
+        Demonstration(place, problem.prompt, _completion(row, place), problem.key)
         for (place, row), problem in zip(given, problems, strict=True)
     ]
 
 
 def _completion(row: dict[str, Any], place: str) -> str:
-    """Return the completion: text, or the content of one message of the assistant.
-
-    Raises:
-        InputError: it is missing, empty or something else.
-    """
+    """Return the completion: text, or the content of one message of the assistant."""
     value = row.get(COMPLETION)
     if not isinstance(value, (list, tuple)):
         return text_of(row, COMPLETION, place)
@@ -153,12 +123,3 @@ def peak_rate(config: TrainConfig, policy: Policy) -> float:
     if getattr(policy.model, "peft_config", None):
         return RATE_ADAPTERS
     return RATE_LOADED if config.policy.model else RATE_BUILT
-
-
-def _key(problem: Problem) -> str:
-    return " ".join((problem.question or problem.text).casefold().split())
-
-
-@lru_cache(maxsize=2)
-def _order(key: str, count: int) -> tuple[int, ...]:
-    return tuple(random.Random(key).sample(range(count), count))

@@ -20,11 +20,13 @@ import torch
 from oblrpo.algorithms import resolve
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
-from oblrpo.evaluation import heldout_accuracy
+from oblrpo.evaluation.heldout import heldout_accuracy
 from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy
+from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
-from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of, load_state
+from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of
+from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, flatten
@@ -33,9 +35,7 @@ from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_row
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, hand_out
-from oblrpo.trainer.progress import Progress
 from oblrpo.trainer.prompts import prompts_of
-from oblrpo.trainer.sampler_mismatch import clip_max_of
 from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.sources import sources_of
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
@@ -77,7 +77,7 @@ class Trainer:
         self.accuracy: dict[int, float] = {}  # held out, by step
         self.tokens = 0
         self.monitors = Monitors(
-            clip_max_of(config.rollout) is not None, self.algorithm.baseline, self.algorithm.schedule,
+            config.rollout.clip_max is not None, self.algorithm.baseline, self.algorithm.schedule,
             min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)

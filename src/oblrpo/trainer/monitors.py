@@ -1,57 +1,32 @@
-"""Failures that a run's own metrics show; each is told once, with what to do."""
-
-from __future__ import annotations
+"""Failures that a run's own metrics show; each is told once, with what to do. `CONDITIONS` has a row for each."""
 
 import bisect
 import math
-from collections import deque
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 from oblrpo.estimators import BASELINES, RULES
 
-PATIENCE = 10
-"""The number of steps in a row after which a state counts as lasting."""
-
-COLLAPSED = 0.01
-"""The part of its own highest value so far at which the schedule's factor, or the signal's share, has collapsed."""
-
-EXPLODED = 10.0
-"""The multiple of its median over earlier steps at which the spread of baselines has exploded."""
-
-FALLEN = 0.5
-"""The share of the best mean reward of `PATIENCE` steps, or of the gain until then, whose loss counts as a fall."""
-
-CERTAIN = 4.5
-"""How many standard errors a fall must exceed; many, because the best is the luckiest of many means."""
-
-MISMATCHED, UNCORRECTED = 1.0, 0.1
+PATIENCE = 10  # the number of steps in a row after which a state counts as lasting
+COLLAPSED = 0.01  # the part of its own highest value at which the schedule's factor has collapsed
+MOST_SKIPPED = 5  # steps in a row without a finite gradient after which a run ends, or after half of its steps
+EXPLODED = 10.0  # the multiple of its median over earlier steps at which the spread of baselines has exploded
+FALLEN = 0.5  # the share of the best mean reward of `PATIENCE` steps, or of the gain until then, whose loss is a fall
+CERTAIN = 4.5  # how many standard errors a fall must exceed; many, because the best is the luckiest of many means
+FLAT = 0.9  # the share of prompts without a difference between rewards at which rewards are flat
+MISMATCHED = {True: 1.0, False: 0.1}
 """The mean |log pi(o|q) - log sampler(o|q)| of completions, in nats, from which on the sampler is not the policy.
-Where weights make up for it, this costs variance and truncation; where nothing does, it biases."""
-
+Where weights make up for it (True), this costs variance and truncation; where nothing does, it biases."""
 SHRUNK = {"entropy": 0.01, "completions/mean_length": 0.2}
 """The share of its own highest mean of `PATIENCE` steps at which entropy, or completions' length, has collapsed."""
 
-FLAT = 0.9
-"""The share of prompts without a difference between rewards at which rewards are flat."""
-
-
-MOST_SKIPPED = 5
-"""Steps in a row without a finite gradient after which a run ends, or after half of its steps."""
-
-COLLAPSES = ("fallen", *SHRUNK)
-"""What a run stops at with `stop_on_collapse`."""
+Metrics = dict[str, Any]
 
 
 class Monitors:
-    """Watches for steps without a gradient, a fallen policy, a lost learning rate, flat rewards, wild baselines.
-
-    Args:
-        most_skipped: after how many skipped steps in a row the run ends.
-        stop_on_collapse: the run's `stop_on_collapse`.
-        corrects: whether weights make up for what the sampler draws otherwise than the policy.
-        baseline: the run's baseline.
-        schedule: the run's schedule, a key of `estimators.RULES`.
-    """
+    """What a run has shown so far, looked at after every step; the arguments are settings of the run."""
 
     def __init__(
         self,
@@ -61,222 +36,236 @@ class Monitors:
         most_skipped: int = MOST_SKIPPED,
         stop_on_collapse: bool = False,
     ) -> None:
-        self.stop = ""
-        """Why the run is to end after this step, in a sentence; empty if it goes on."""
-        self._most_skipped, self._stop_on_collapse, self._skipped = most_skipped, stop_on_collapse, 0
-        self._corrects, self._baseline, self._rule = corrects, baseline, RULES[schedule]
-        self._told: set[str] = set()
-        self._highest = 0.0
-        self._collapsed = self._flat = self._unfelt = 0
-        self._spreads: list[float] = []  # in order
-        self._rewards: deque[tuple[float, float]] = deque(maxlen=PATIENCE)
-        self._lowest, self._best = math.inf, (-math.inf, 0.0, 0.0)
-        self._shrinkage = {key: _Shrinkage(key, share) for key, share in SHRUNK.items()}
+        self.stop = ""  # why the run is to end after this step, in a sentence; empty if it goes on
+        self.corrects, self.rule, self.stop_on_collapse = corrects, RULES[schedule], stop_on_collapse
+        self.in_a_row: Counter[str] = Counter()  # steps in which a condition has held, up to now
+        self.told_before: set[str] = set()
+        self.highest_factor = 0.0
+        self.spreads: list[float] = []  # in order
+        self.rewards: deque[tuple[float, float]] = deque(maxlen=PATIENCE)  # with their standard errors
+        self.lowest, self.best, self.noise_then, self.gained = math.inf, -math.inf, 0.0, 0.0  # of mean rewards
+        self.courses = {key: deque[tuple[float, float]](maxlen=PATIENCE) for key in SHRUNK}  # with the rewards
+        self.highest = dict.fromkeys(SHRUNK, (0.0, math.inf))  # mean of a course, and the mean reward at that time
+        shrink = "" if "prior" in BASELINES[baseline].needs else ", or take the baseline oblr_shrunk"
+        measured = self.rule.measures_updates
+        shorten = "lower schedule_kl" if measured else "take a third of learning_rate, or schedule auto"
+        too_long = f"Steps are too long: {shorten}, and start again or from an earlier checkpoint."
+        self.figures: dict[str, Any] = {  # what sentences say beside the step's metrics
+            "patience": PATIENCE, "collapsed": COLLAPSED, "flat": FLAT, "shrink": shrink,
+            "shorten": shorten, "too_long": too_long,
+            "most_skipped": most_skipped,
+        }  # fmt: skip
 
-    def observe(self, metrics: dict[str, Any], skipped: str = "") -> list[str]:
-        """Return the new warnings after a step. A resumed run shows its earlier steps again, to stay quiet on them.
+    def observe(self, metrics: Metrics, skipped: str = "") -> list[str]:
+        """Return the new warnings after a step; `skipped` says in words what was not finite in it, if it was skipped.
 
-        Args:
-            metrics: the step's.
-            skipped: what was not finite in it, in words, if it was skipped.
+        A resumed run shows its earlier steps again, to stay quiet on them.
         """
         self.stop = ""
         if "reward" not in metrics:
             return []
-        told = self._update_skipped(metrics, skipped) if metrics.get("skipped") else ""
-        self._skipped = self._skipped + 1 if told and metrics["learning_rate"] == 0 else 0
-        if self._skipped:
-            self.stop = self._too_many_skipped(metrics, skipped) if self._skipped >= self._most_skipped else ""
-            return self._new({"skipped": told})
-        if metrics.get("frac_prompts_masked") == 1:
-            return self._new({"masked": self._no_update(metrics)})
-        found = {
-            "skipped": told,
-            "nothing": self._nothing_to_learn(metrics),
-            "unfelt": self._updates_are_lost(metrics),
-            "fallen": self._policy_has_fallen(metrics),
-            "flat": self._rewards_are_flat(metrics),
-            "collapse": self._rate_collapsed(metrics),
-            "baselines": self._baselines_exploded(metrics),
-            "mismatch": self._sampler_astray(metrics),
-        } | {key: self._collapsing(each.seen(metrics)) for key, each in self._shrinkage.items()}
-        if found["fallen"] or found["nothing"]:
-            found["flat"] = ""  # not for want of easier prompts, or said already
-        if self._stop_on_collapse:
-            self.stop = next((text for key in COLLAPSES if (text := found[key])), "")
-        return self._new(found)
-
-    def _new(self, found: dict[str, str]) -> list[str]:
-        new = {key: text for key, text in found.items() if text and key not in self._told}
-        self._told |= set(new)
+        self.figures["infinite"] = f"a {skipped or 'gradient'} was NaN or infinite"
+        warnings = {"skipped": self._say(SKIPPED, metrics) if metrics.get("skipped") else ""}
+        no_update = warnings["skipped"] and metrics["learning_rate"] == 0
+        self.figures["skipped_now"] = self.in_a_row["skipped"] = self.in_a_row["skipped"] + 1 if no_update else 0
+        if no_update:
+            if self.in_a_row["skipped"] >= self.figures["most_skipped"]:
+                self.stop = self._say(TOO_MANY_SKIPPED, metrics)
+        elif metrics.get("frac_prompts_masked") == 1:
+            warnings["masked"] = self._say(MASKED, metrics)
+        else:
+            for condition in CONDITIONS:
+                warnings[condition.name] = warnings.get(condition.name) or self._warning(condition, metrics)
+            if warnings["fallen"] or warnings["nothing"]:
+                warnings["flat"] = ""  # not for want of easier prompts, or said already
+            if self.stop_on_collapse:
+                self.stop = next((warnings[name] for name in COLLAPSES if warnings[name]), "")
+        new = {name: sentence for name, sentence in warnings.items() if sentence and name not in self.told_before}
+        self.told_before |= new.keys()
         return list(new.values())
 
-    def _update_skipped(self, metrics: dict[str, Any], what: str) -> str:
-        return (
-            f"an update of step {metrics['step']} was skipped{_not_finite(what)}, and changed nothing. Look at the "
-            f"rewards in completions/step_{metrics['step']}.jsonl. Further ones show as skipped in metrics.jsonl; "
-            f"the run stops after {self._most_skipped} steps in a row."
-        )
-
-    def _too_many_skipped(self, metrics: dict[str, Any], what: str) -> str:
-        return (
-            f"the last {self._skipped} steps were skipped{_not_finite(what)}: the policy is as it was before. If "
-            f"rewards in completions/step_{metrics['step']}.jsonl are outliers, mend the reward and go on with "
-            f"--resume --accept-changed. Else lower learning_rate ({self._rule.to_shorten}), and start anew or "
-            "from an older one."
-        )
-
-    def _collapsing(self, told: str) -> str:
-        mend = f"Steps are too long: {self._rule.to_shorten}, and start again or from an earlier checkpoint."
-        return f"{told} {mend}" if told else ""
-
-    def _no_update(self, metrics: dict[str, Any]) -> str:
-        return (
-            f"{metrics['completions/masked_ratio']:.0%} of this step's completions have no reward, and fewer than two "
-            "prompts have enough of them for the baseline: no update was made. Look at the reward function's errors; "
-            "further steps without an update show as learning_rate 0 in metrics.jsonl."
-        )
-
-    def _nothing_to_learn(self, metrics: dict[str, Any]) -> str:
-        if metrics.get("grad_norm") != 0:
+    def _warning(self, condition: "Condition", metrics: Metrics) -> str:
+        holds = condition.holds(self, metrics)
+        if holds is None:
             return ""
-        step = metrics["step"]
-        if metrics["reward"] == 0 and metrics["reward_stderr"] == 0:
-            return (
-                f"no completion of step {step} earned a reward: there is no gradient, and no update was made. Read "
-                f"completions/step_{step}.jsonl: if answers there are right, mend the reward; if none is, choose "
-                "easier prompts, raise num_generations, or begin with supervised learning (sft_data, warm_start_steps)."
-            )
-        return (
-            f"in step {step} all completions of a prompt earned the same (mean reward {metrics['reward']:.2f}): there "
-            "is no gradient, and no update was made. Choose prompts that are solved sometimes, or raise "
-            "num_generations."
-        )
+        self.in_a_row[condition.name] = self.in_a_row[condition.name] + 1 if holds else 0
+        lasting = self.in_a_row[condition.name] >= condition.steps
+        return self._say(condition.sentence, metrics) if lasting else ""
 
-    def _updates_are_lost(self, metrics: dict[str, Any]) -> str:
-        self._unfelt = self._unfelt + 1 if metrics.get("step_kl") == 0 and metrics.get("grad_norm") else 0
-        if self._unfelt < PATIENCE:
-            return ""
-        return (
-            f"the updates of {PATIENCE} steps, at a learning rate of {metrics['learning_rate']:.1e}, changed no "
-            "log-probability: they are lost in rounding. Start from a higher learning_rate."
-        )
-
-    def _sampler_astray(self, metrics: dict[str, Any]) -> str:
-        apart = metrics.get("sampling/sequence_logp_difference/mean")
-        if apart is None or apart <= (MISMATCHED if self._corrects else UNCORRECTED):
-            return ""
-        token = metrics["sampling/sampling_logp_difference/mean"]
-        return (
-            f"the sampler's log-probabilities of completions are {apart:.2g} nats from the trainer's in the mean "
-            f"({token:.2g} a token), "
-            + (
-                "and sampler_correction measured takes them for equal: the gradient is biased. Set it to truncated."
-                if not self._corrects
-                else f"and {metrics['sampling/truncated_ratio']:.0%} of the importance weights are truncated, which "
-                "biases. Bring the two closer (dtype in vllm_args, the type the policy is trained in), or shorten "
-                "completions."
-            )
-        )
-
-    def _rewards_are_flat(self, metrics: dict[str, Any]) -> str:
-        share = metrics["frac_reward_zero_std"]
-        if share is None or math.isnan(share):  # one completion a prompt
-            return ""
-        self._flat = self._flat + 1 if share > FLAT else 0
-        if self._flat < PATIENCE:
-            return ""
-        lost = self._best[0] - metrics["reward"] > FALLEN * abs(self._best[0])
-        return (
-            f"for {PATIENCE} steps more than {FLAT:.0%} of the prompts earned one reward with all their completions "
-            f"and taught nothing (mean reward {metrics['reward']:.2f}): choose "
-            + ("easier" if metrics["reward"] < 0.5 else "harder")
-            + " prompts, raise num_generations, or check the reward."
-            + (f" The mean of {PATIENCE} steps was {self._best[0]:.2f} at its best: or lower the rate." if lost else "")
-        )
-
-    def _policy_has_fallen(self, metrics: dict[str, Any]) -> str:
-        stderr = metrics.get("reward_stderr")
-        self._rewards.append((metrics["reward"], math.nan if stderr is None else stderr))
-        if len(self._rewards) < PATIENCE:
-            return ""
-        now = sum(reward for reward, _ in self._rewards) / PATIENCE
-        noise = math.hypot(*(stderr for _, stderr in self._rewards)) / PATIENCE
-        self._lowest = min(self._lowest, now)
-        if now > self._best[0]:
-            self._best = now, noise, now - self._lowest
-        best, noise_then, gained = self._best
-        if not best - now > CERTAIN * math.hypot(noise, noise_then):  # nor if the noise is not known, NaN
-            return ""
-        if best - now <= FALLEN * max(abs(best), gained):
-            return ""
-        return (
-            f"the policy has fallen: the mean reward of the last {PATIENCE} steps is {now:.3f}, and was "
-            f"{best:.3f} at its best. Steps are too long: {self._rule.to_shorten}, and start again or from an earlier "
-            "checkpoint."
-        )
-
-    def _rate_collapsed(self, metrics: dict[str, Any]) -> str:
-        share = self._rule.share_in(metrics)  # not the rate: a cosine lowers that
-        if math.isnan(share) or metrics.get("grad_norm") == 0:
-            return ""
-        self._highest = max(self._highest, share)
-        self._collapsed = self._collapsed + 1 if share <= COLLAPSED * self._highest else 0
-        if self._collapsed < PATIENCE:
-            return ""
-        critical = metrics["critical_batch_size"]
-        known = (
-            "" if critical is None or not math.isfinite(critical) else f" (critical batch about {critical:.0f} prompts)"
-        )
-        return (
-            f"the {self._rule.watched} has been at most {COLLAPSED:.0%} of its highest for {PATIENCE} "
-            f"steps: the gradient's signal is lost in its noise{known}. Raise prompts_per_step, stop here, or take "
-            "schedule off to go on regardless."
-        )
-
-    def _baselines_exploded(self, metrics: dict[str, Any]) -> str:
-        spread = metrics["baseline/spread"]
-        if spread is None or math.isnan(spread):
-            return ""
-        usual = self._spreads[len(self._spreads) // 2] if len(self._spreads) >= PATIENCE else math.inf
-        bisect.insort(self._spreads, spread)
-        if usual == 0 or spread <= EXPLODED * usual:  # 0: most steps so far paid nothing, which is no scale
-            return ""
-        if spread <= (metrics.get("reward_std") or 0.0):  # wide for baselines near 0, and yet within what rewards do
-            return ""
-        shrink = "" if "prior" in BASELINES[self._baseline].needs else ", or take the baseline oblr_shrunk"
-        return (
-            f"baselines of this step's prompts spread {spread / usual:.0f} times as wide as usual "
-            f"({spread:.3g} against {usual:.3g}): look at the rewards in completions/ for outliers, clip them{shrink}."
-        )
+    def _say(self, sentence: str, metrics: Metrics) -> str:
+        return sentence.format_map(metrics | self.figures)
 
 
-def _not_finite(what: str) -> str:
-    return f" ({f'a {what}' if what else 'a gradient'} was NaN or infinite)"
+class Condition(NamedTuple):
+    """Something that is wrong with a run."""
+
+    name: str  # under which it is told once
+    sentence: str
+    holds: Callable[[Monitors, Metrics], bool | None]  # after a step; None if the step says nothing about it
+    steps: int = 1  # in a row, after which it is told
 
 
-class _Shrinkage:
+def fallen(run: Monitors, metrics: Metrics) -> bool | None:
+    """Whether the mean reward has lost half of its best, or of what was gained, and not by chance."""
+    stderr = metrics.get("reward_stderr")
+    run.rewards.append((metrics["reward"], math.nan if stderr is None else stderr))
+    if len(run.rewards) < PATIENCE:
+        return None
+    now = sum(reward for reward, _ in run.rewards) / PATIENCE
+    noise = math.hypot(*(stderr for _, stderr in run.rewards)) / PATIENCE
+    run.lowest = min(run.lowest, now)
+    if now > run.best:
+        run.best, run.noise_then, run.gained = now, noise, now - run.lowest
+    run.figures |= {"reward_now": now, "best": run.best}
+    certain = run.best - now > CERTAIN * math.hypot(noise, run.noise_then)  # not where the noise is not known, NaN
+    return certain and run.best - now > FALLEN * max(abs(run.best), run.gained)
+
+
+def flat(run: Monitors, metrics: Metrics) -> bool | None:
+    """Whether nearly all prompts taught nothing."""
+    share, reward = metrics["frac_reward_zero_std"], metrics["reward"]
+    if share is None or math.isnan(share):  # one completion a prompt
+        return None
+    lost = run.best - reward > FALLEN * abs(run.best)
+    or_lower = f" The mean of {PATIENCE} steps was {run.best:.2f} at its best: or lower the rate."
+    run.figures |= {"which": "easier" if reward < 0.5 else "harder", "or_lower": or_lower if lost else ""}
+    return bool(share > FLAT)
+
+
+def collapsed(run: Monitors, metrics: Metrics) -> bool | None:
+    """Whether the schedule has next to nothing left of its highest factor."""
+    if run.rule.measures_updates or metrics.get("grad_norm") == 0:  # a measured rate follows no signal
+        return None
+    factor = float(metrics["lr_factor"])  # not the rate: a cosine lowers that
+    run.highest_factor = max(run.highest_factor, factor)
+    batch = metrics["critical_batch_size"]
+    unclear = batch is None or not math.isfinite(batch)
+    run.figures["critical"] = "" if unclear else f" (critical batch about {batch:.0f} prompts)"
+    return factor <= COLLAPSED * run.highest_factor
+
+
+def exploded(run: Monitors, metrics: Metrics) -> bool | None:
+    """Whether baselines spread far wider than usual, and wider than rewards do: those near 0 may do the first."""
+    spread = metrics["baseline/spread"]
+    if spread is None or math.isnan(spread):
+        return None
+    usual = run.spreads[len(run.spreads) // 2] if len(run.spreads) >= PATIENCE else math.inf
+    bisect.insort(run.spreads, spread)
+    if usual == 0:  # most steps so far paid nothing, which is no scale
+        return None
+    run.figures |= {"usual": usual, "times": spread / usual}
+    return bool(spread > EXPLODED * usual and spread > (metrics.get("reward_std") or 0.0))
+
+
+def mismatched(corrects: bool, run: Monitors, metrics: Metrics) -> bool:
+    """Whether the sampler's distribution is not the policy's, with weights that make up for it or without."""
+    apart = metrics.get("sampling/sequence_logp_difference/mean")
+    return run.corrects == corrects and apart is not None and apart > MISMATCHED[corrects]
+
+
+def shrunk(key: str, run: Monitors, metrics: Metrics) -> bool | None:
     """Whether a metric has shrunk to a small share of its highest while rewards are no higher than they were then."""
+    value, course = metrics.get(key), run.courses[key]
+    if value is None or not math.isfinite(value):
+        return None
+    course.append((value, metrics["reward"]))
+    if len(course) < PATIENCE:
+        return None
+    now, reward = (sum(column) / PATIENCE for column in zip(*course, strict=True))
+    run.highest[key] = highest, reward_then = max(run.highest[key], (now, reward), key=lambda mean: mean[0])
+    run.figures |= {f"{key} now": now, f"{key} then": highest}
+    return bool(now < SHRUNK[key] * highest and reward <= reward_then)
 
-    def __init__(self, key: str, share: float) -> None:
-        self.key, self.share = key, share
-        self._last: deque[tuple[float, float]] = deque(maxlen=PATIENCE)
-        self._highest, self._reward_then = 0.0, math.inf
 
-    def seen(self, metrics: dict[str, Any]) -> str:
-        """What has become of it after this step, in a sentence; empty if nothing has."""
-        value = metrics.get(self.key)
-        if value is None or not math.isfinite(value):
-            return ""
-        self._last.append((value, metrics["reward"]))
-        if len(self._last) < PATIENCE:
-            return ""
-        now, reward = (sum(column) / PATIENCE for column in zip(*self._last, strict=True))
-        if now > self._highest:
-            self._highest, self._reward_then = now, reward
-        if not now < self.share * self._highest or reward > self._reward_then:
-            return ""
-        return (
-            f"the policy has collapsed: the mean of {self.key} over {PATIENCE} steps is {now:.3g}, and was "
-            f"{self._highest:.3g} at its highest, and completions earn no more than then."
+SKIPPED = (
+    "an update of step {step} was skipped ({infinite}), and changed nothing. Look at the rewards in "
+    "completions/step_{step}.jsonl. Further ones show as skipped in metrics.jsonl; the run stops after {most_skipped} "
+    "steps in a row."
+)
+TOO_MANY_SKIPPED = (
+    "the last {skipped_now} steps were skipped ({infinite}): the policy is as it was before. If rewards in "
+    "completions/step_{step}.jsonl are outliers, mend the reward and go on with --resume --accept-changed. Else lower "
+    "learning_rate ({shorten}), and start anew or from an older one."
+)
+MASKED = (
+    "{completions/masked_ratio:.0%} of this step's completions have no reward, and fewer than two prompts have enough "
+    "of them for the baseline: no update was made. Look at the reward function's errors; further steps without an "
+    "update show as learning_rate 0 in metrics.jsonl."
+)
+APART = (
+    "the sampler's log-probabilities of completions are {sampling/sequence_logp_difference/mean:.2g} nats from the "
+    "trainer's in the mean ({sampling/sampling_logp_difference/mean:.2g} a token), and "
+)
+CONDITIONS = (
+    Condition(
+        "nothing",
+        "no completion of step {step} earned a reward: there is no gradient, and no update was made. Read "
+        "completions/step_{step}.jsonl: if answers there are right, mend the reward; if none is, choose easier "
+        "prompts, raise num_generations, or begin with supervised learning (sft_data, warm_start_steps).",
+        lambda run, metrics: metrics.get("grad_norm") == 0 == metrics["reward"] == metrics["reward_stderr"],
+    ),
+    Condition(
+        "nothing",
+        "in step {step} all completions of a prompt earned the same (mean reward {reward:.2f}): there is no gradient, "
+        "and no update was made. Choose prompts that are solved sometimes, or raise num_generations.",
+        lambda run, metrics: metrics.get("grad_norm") == 0,
+    ),
+    Condition(
+        "unfelt",
+        "the updates of {patience} steps, at a learning rate of {learning_rate:.1e}, changed no log-probability: they "
+        "are lost in rounding. Start from a higher learning_rate.",
+        lambda run, metrics: metrics.get("step_kl") == 0 and bool(metrics.get("grad_norm")),
+        PATIENCE,
+    ),
+    Condition(
+        "fallen",
+        "the policy has fallen: the mean reward of the last {patience} steps is {reward_now:.3f}, and was {best:.3f} "
+        "at its best. {too_long}",
+        fallen,
+    ),
+    Condition(
+        "flat",
+        "for {patience} steps more than {flat:.0%} of the prompts earned one reward with all their completions and "
+        "taught nothing (mean reward {reward:.2f}): choose {which} prompts, raise num_generations, or check the reward."
+        "{or_lower}",
+        flat,
+        PATIENCE,
+    ),
+    Condition(
+        "collapse",
+        "the schedule's factor on the learning rate has been at most {collapsed:.0%} of its highest for {patience} "
+        "steps: the gradient's signal is lost in its noise{critical}. Raise prompts_per_step, stop here, or take "
+        "schedule off to go on regardless.",
+        collapsed,
+        PATIENCE,
+    ),
+    Condition(
+        "baselines",
+        "baselines of this step's prompts spread {times:.0f} times as wide as usual ({baseline/spread:.3g} against "
+        "{usual:.3g}): look at the rewards in completions/ for outliers, clip them{shrink}.",
+        exploded,
+    ),
+    Condition(
+        "mismatch",
+        APART + "sampler_correction measured takes them for equal: the gradient is biased. Set it to truncated.",
+        partial(mismatched, False),
+    ),
+    Condition(
+        "mismatch",
+        APART + "{sampling/truncated_ratio:.0%} of the importance weights are truncated, which biases. Bring the two "
+        "closer (dtype in vllm_args, the type the policy is trained in), or shorten completions.",
+        partial(mismatched, True),
+    ),
+    *(
+        Condition(
+            key,
+            f"the policy has collapsed: the mean of {key} over {PATIENCE} steps is {{{key} now:.3g}}, and was "
+            f"{{{key} then:.3g}} at its highest, and completions earn no more than then. {{too_long}}",
+            partial(shrunk, key),
         )
+        for key in SHRUNK
+    ),
+)
+"""Every condition, in the order in which they are told; of two rows of a name the first that holds."""
+
+COLLAPSES = ("fallen", *SHRUNK)  # what a run stops at with `stop_on_collapse`

@@ -1,7 +1,5 @@
 """The most memory that a training step will hold, foretold from small trials of the model itself."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 
@@ -12,13 +10,11 @@ from oblrpo.memory import peak_bytes
 from oblrpo.policy import Sequences
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.settings import OptimConfig, TrainConfig
-from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.batch import Batch
+from oblrpo.step.off_policy import OffPolicyBatch
+from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer
 
-TRIAL_TOKENS = (24, 48)
-"""The lengths of the trials' rows; what a token takes is the slope between them."""
-
+TRIAL_TOKENS = (24, 48)  # the lengths of the trials' rows; what a token takes is the slope between them
 SLACK_ONE, SLACK_MANY = 1.7, 2.2
 """What glibc's heap takes for activations, over what they ask for: with one micro-batch, and with several, of which the
 next does not fit into the room that the one before has left (measured; docs/models.md)."""
@@ -30,22 +26,15 @@ GB = 1e9
 class PeakMemory:
     """The parts of the peak, in bytes."""
 
-    libraries: int
-    """Python and libraries, as they were before the model was loaded; 0 on a GPU."""
+    libraries: int  # Python and libraries, as they were before the model was loaded; 0 on a GPU
     weights: int
     gradient: int
-    optimizer: int
-    """What the optimizer remembers of each trained weight."""
-    copy: int
-    """The weights as they were before an update that is measured, for it may have to be shortened."""
-    reference: int
-    """The trained weights as they were before the first step, for a KL penalty."""
-    activations: int
-    """What the backward and the score tape hold of one micro-batch."""
-    slack: int
-    """Room between them that nobody uses."""
-    tokens: int
-    """The tokens of that micro-batch, padding included."""
+    optimizer: int  # what the optimizer remembers of each trained weight
+    copy: int  # the weights as they were before an update that is measured, for it may have to be shortened
+    reference: int  # the trained weights as they were before the first step, for a KL penalty
+    activations: int  # what the backward and the score tape hold of one micro-batch
+    slack: int  # room between them that nobody uses
+    tokens: int  # the tokens of that micro-batch, padding included
 
     @property
     def total(self) -> int:
@@ -66,15 +55,10 @@ class PeakMemory:
 
 
 def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libraries: int) -> PeakMemory:
-    """Foretell the peak of a step in which every completion is as long as it may be.
+    """Foretell the peak of a step in which every completion is as long as it may be; the learner is left as it was.
 
     What a token of a micro-batch takes is measured on two small batches of random tokens; it grows in proportion.
-
-    Args:
-        learner: of the run; it is left as it was.
-        config: the run's settings.
-        prompt_length: tokens of the longest prompt.
-        libraries: bytes that the process held before the model was loaded.
+    `libraries` are the bytes that the process held before the model was loaded.
     """
     policy, rollout = learner.policy, config.rollout
     trained = sum(p.numel() * p.element_size() for p in policy.parameters)
@@ -116,10 +100,10 @@ def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
     own_ST = mask_ST.clone()
     own_ST[:, :start] = 0
     rewards_PG = torch.arange(2.0 * rows, device=policy.device).view(2, rows)
-    batch = Batch.of(Sequences(ids_ST, mask_ST, own_ST, start), rewards_PG, None, learner.algorithm)
+    batch = OffPolicyBatch.of(Sequences(ids_ST, mask_ST, own_ST, start), rewards_PG, None, learner.algorithm)
     trial = replace(learner, micro_batches=MicroBatches(prompts=1), baseline=copy.deepcopy(learner.baseline))
     try:
-        return peak_bytes(lambda: trial.gradient(batch), policy.device)
+        return peak_bytes(lambda: trial.gradient(batch, 0), policy.device)
     finally:
         learner.optimizer.zero_grad(set_to_none=True)
 
@@ -130,4 +114,4 @@ def _numbers_a_weight(config: OptimConfig) -> int:
     weight.grad = torch.ones_like(weight)
     small = make_optimizer(config, [weight])
     small.step()
-    return sum(each.shape == weight.shape for each in small.state[weight].values() if isinstance(each, Tensor))
+    return sum(value.shape == weight.shape for value in small.state[weight].values() if isinstance(value, Tensor))

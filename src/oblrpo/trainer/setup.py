@@ -19,17 +19,14 @@ from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, every_value, lost
+from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
+from oblrpo.step.ledger import VarianceLedger
+from oblrpo.step.reference import Reference
+from oblrpo.step.selection import SELECTIONS
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
-from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.baseline import step_baseline
-from oblrpo.trainer.movement import Movement
+from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer
-from oblrpo.trainer.reference import Reference
-from oblrpo.trainer.sampler_mismatch import clip_max_of
-from oblrpo.trainer.score_norms import SCORE_NORMS
-from oblrpo.trainer.selection import Selection
-from oblrpo.trainer.variance_ledger import VarianceLedger
 
 SMALL_MODEL = 5_000_000
 
@@ -59,7 +56,7 @@ def check(config: TrainConfig) -> None:
             f"the normalisation {algorithm.normalisation!r} needs a num_generations of at least "
             f"{algorithm.smallest_group}, not {G}."
         )
-    _check_scores(config, algorithm)
+    _check_scores(config)
     _check_selection(config, algorithm)
     _check_ratio(config, algorithm)
     _check_sampler(config.rollout)
@@ -98,19 +95,13 @@ def _check_schedule(optim: OptimConfig, schedule: str) -> None:
         raise InputError(refused)
 
 
-def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
+def _check_scores(config: TrainConfig) -> None:
     scores = config.scores
     methods = [name for name in METHODS if name != "streamed"]  # which gives no gradient
     known = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
     for key, value, table in known:
         if value not in table:
             raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.{lost(key, value)}")
-    if scores.score_method == "folds" and not BASELINES[algorithm.baseline].spanned:
-        spanned = ", ".join(name for name, baseline in BASELINES.items() if baseline.spanned)
-        raise InputError(
-            f"score_method folds keeps three sums a prompt, which do not give the baseline {algorithm.baseline!r}; "
-            f"choose one of: {spanned}."
-        )
     if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
         raise InputError(
             "score_norms 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
@@ -118,17 +109,16 @@ def _check_scores(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
-    if not Selection.of(config.algorithm).draws:
+    if config.algorithm.train_on not in SELECTIONS:
+        was = lost("train_on", config.algorithm.train_on)
+        raise InputError(f"train_on must be all, exact or compute-optimal, not {config.algorithm.train_on!r}.{was}")
+    if not _draws(config):
         return
     entry, told = BASELINES[algorithm.baseline], f"train_on {config.algorithm.train_on!r}"
     if "norm2_PG" in entry.needs and config.scores.score_norms == "exact":
         raise InputError(
             f"{told} needs weights for the baseline {algorithm.baseline!r} before any output goes through the model: "
             "set score_norms to calibrated or logit."
-        )
-    if config.scores.score_method == "folds":
-        raise InputError(
-            f"{told} does not go with score_method folds, which takes all outputs of a prompt; set train_on to exact."
         )
 
 
@@ -149,7 +139,7 @@ def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def _check_sampler(rollout: RolloutConfig) -> None:
-    clip_max_of(rollout)
+    _ = rollout.clip_max  # which refuses what cannot be read
     if rollout.sampler == "vllm" and rollout.temperature < LEAST_TEMPERATURE:
         raise InputError(
             f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
@@ -160,6 +150,11 @@ def _check_sampler(rollout: RolloutConfig) -> None:
 def _check_prompts(rollout: RolloutConfig) -> None:
     if rollout.dynamic_sampling and rollout.num_generations < 2:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
+
+
+def _draws(config: TrainConfig) -> bool:
+    """Whether outputs are drawn, and count in proportion."""
+    return config.algorithm.train_on == "compute-optimal"
 
 
 def _micro_batches(rollout: RolloutConfig) -> MicroBatches:
@@ -206,8 +201,7 @@ def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
         InputError: the sampler cannot be had.
     """
     known_early = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
-    selection = Selection.of(config.algorithm)
-    features = selection.draws or (selection.rule == "exact" and known_early)
+    features = _draws(config) or (config.algorithm.train_on == "exact" and known_early)
     return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features)
 
 
@@ -224,7 +218,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
     iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
     optimizer = make_optimizer(optim, policy.parameters)
     try:
-        tape = ScoreTape(policy.model, scores.score_method, memory_budget=scores.score_memory_mb * 10**6)
+        tape = ScoreTape(policy.model, scores.score_method)
         schedule = SNRSchedule(
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
@@ -232,8 +226,9 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             kl=optim.schedule_kl,
             rounds=policy.rounds,
         )
-        by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
-        baseline = step_baseline(algorithm.baseline, scores, by_length)
+        by_length = bool(rollout.tokens_per_micro_batch) and not _draws(config)
+        weights = RewardWeights(scores.score_norms, scores.calibration_steps)
+        baseline = StepBaseline(algorithm.baseline, weights, past_only=by_length)
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
@@ -255,7 +250,8 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         micro_batches=micro_batches,
         num_iterations=iterations,
         max_grad_norm=optim.max_grad_norm,
-        selection=Selection.of(config.algorithm),
+        train_on=config.algorithm.train_on,
+        clip_max=rollout.clip_max,
         reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
     )
 

@@ -12,10 +12,10 @@ from oblrpo.rewards import Rewards
 from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, DataTask, Task
 from oblrpo.tasks.sources import is_hub_name, path_of
-from oblrpo.trainer.demonstrations import Row
+from oblrpo.trainer.demonstrations import Demonstration
 
 
-def sources_of(config: TrainConfig, task: Task, rows: Sequence[Row], rewards: Rewards) -> dict[str, str]:
+def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], rewards: Rewards) -> dict[str, str]:
     """Return the SHA-256 of all data and rewards that the settings name, by setting and name.
 
     Of a file it is that of its bytes, of a data set of the hub that of the problems and rows made of it, of a reward

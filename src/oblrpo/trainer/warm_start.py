@@ -1,7 +1,5 @@
 """Supervised learning on demonstrations, to give a policy a skill that RL can then improve."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 
@@ -52,11 +50,7 @@ def warm_start(
 
 
 def accumulate_loss(policy: Policy, batch: Sequences, micro_batches: MicroBatches = ALL) -> float:
-    """Add the gradient of -sum log pi / tokens to `.grad`, a micro-batch at a time, and return the loss.
-
-    Raises:
-        DivergedError: it is NaN or infinite.
-    """
+    """Add the gradient of -sum log pi / tokens to `.grad`, a micro-batch at a time, and return the loss."""
     tokens, loss = batch.lengths_S.sum(), torch.zeros((), device="cpu")
     for rows_S in micro_batches.of(batch, 1):
         share = -policy.logps(batch.at(rows_S)).logps_S.sum() / tokens

@@ -30,7 +30,7 @@ def shifted(world):
 
 
 @few
-@given(worlds(), st.integers(2, 3), st.sampled_from(["none", "rloo", "oblr", "oblr_crossfit"]), st.booleans())
+@given(worlds(), st.integers(2, 3), st.sampled_from(["none", "rloo", "oblr"]), st.booleans())
 def test_unbiased_baselines_are(world, G, name, off_policy):
     assume(float(world.gradient_D.norm()) > 1e-3)
     assert theorems.unbiased(world, name, G, shifted(world) if off_policy else None).holds

@@ -63,7 +63,7 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
         default="oblr_shrunk",
         metadata={
             "help": "What is subtracted from each reward: `oblr` (the variance-optimal baseline, leave-one-out), "
-            "`oblr_shrunk` (the same, shrunk towards other prompts and earlier steps), `oblr_crossfit`, `rloo`, `js` "
+            "`oblr_shrunk` (the same, shrunk towards other prompts and earlier steps), `rloo`, `js` "
             "or `none`. Baselines that look at the output's own reward are refused, because they are biased."
         },
     )

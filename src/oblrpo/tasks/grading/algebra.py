@@ -39,11 +39,7 @@ class Unreadable(Exception):  # noqa: N818  (a verdict on the text)
 
 
 def same_formula(gold: str, answer: str) -> bool:
-    """Return whether two tidy formulas are equal; a gold answer that is a decimal is compared to 6 places.
-
-    Raises:
-        Unreadable: the answer or the gold answer is not a formula.
-    """
+    """Return whether two tidy formulas are equal, a gold decimal to 6 places; Unreadable if one is not a formula."""
     if r"\ln" in gold and r"\log" in answer:  # beside a gold with ln, log means the same; alone it has base 10
         answer = re.sub(r"\\log(?![A-Za-z]|\s*_)", r"\\ln", answer)
     given, decimal = read(answer), number(gold)
@@ -62,11 +58,7 @@ def same_formula(gold: str, answer: str) -> bool:
 
 
 def read(text: str) -> Any:
-    """Return the formula, with decimals as rationals, `i` as the imaginary unit and `e` as Euler's number.
-
-    Raises:
-        Unreadable: the text is not one formula.
-    """
+    """Return the formula, decimals as rationals, with the constants i and e; Unreadable if it is not one."""
     exact = number(text)
     if exact is not None and not exact.percent:
         return sympy.Rational(exact.value.numerator, exact.value.denominator)

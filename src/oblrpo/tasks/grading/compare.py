@@ -141,8 +141,8 @@ def _match(golds: list[str], answers: list[str], algebra: Algebra) -> bool:
         return False
     left = list(answers)
     for gold in golds:
-        found = next((answer for answer in left if _same(gold, answer, algebra)), None)
-        if found is None:
+        equal_one = next((answer for answer in left if _same(gold, answer, algebra)), None)
+        if equal_one is None:
             return False
-        left.remove(found)
+        left.remove(equal_one)
     return True

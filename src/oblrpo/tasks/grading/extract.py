@@ -9,7 +9,6 @@ MAX_TEXT = 20_000
 # No gold answer of the benchmarks has over 300 characters, or over 6 brackets within each other.
 MAX_ANSWER = 1_000
 MAX_DEPTH = 30
-
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
 _HASHES = re.compile(r"^#### *(.+)$", re.MULTILINE)

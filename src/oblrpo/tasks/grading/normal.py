@@ -184,12 +184,12 @@ def without_unit(text: str) -> tuple[str, str]:
 
     In \text{} any words are a unit but those of `NOT_UNITS`; outside, where `2 xy` is a product, measures alone.
     """
-    found = _UNIT.search(text)
-    if not found:
+    unit = _UNIT.search(text)
+    if not unit:
         return text, ""
-    if found[1] is None and found[2] is None:
-        return text[: found.start()].strip(), "degree"
-    words, power = (found[1] if found[1] is not None else found[2]).strip().rstrip("."), found[3] or ""
+    if unit[1] is None and unit[2] is None:
+        return text[: unit.start()].strip(), "degree"
+    words, power = (unit[1] if unit[1] is not None else unit[2]).strip().rstrip("."), unit[3] or ""
     if inner := re.fullmatch(r"(.*[A-Za-z]) ?\^\{?(\d)\}?", words):
         words, power = inner[1], inner[2]
     for prefix, exponent in (("square ", "2"), ("sq ", "2"), ("cubic ", "3")):
@@ -198,6 +198,6 @@ def without_unit(text: str) -> tuple[str, str]:
     words = words.casefold()
     measure = _MEASURES.get(words) or _MEASURES.get(words.removesuffix("s")) or ""
     plain = re.fullmatch(r"[a-z][a-z .'/-]+", words) and not NOT_UNITS.intersection(re.split(r"[ .'/-]", words))
-    if not measure and (found[1] is None or not plain):
+    if not measure and (unit[1] is None or not plain):
         return text, ""
-    return text[: found.start()].strip(), measure + (f"^{power}" if measure and power else "")
+    return text[: unit.start()].strip(), measure + (f"^{power}" if measure and power else "")

@@ -10,13 +10,11 @@ MAX_DIGITS = 400
 MAX_EXPONENT = 2_000
 # math-verify compares decimals at 6 places. Here these are at most 6 digits too, or 1e-9 would equal 2e-9.
 TOLERANCE = Fraction(5, 10**7)
-
 _PLAIN = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)"
 _TEN = r"(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d{1,4})))"
 _DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([-+]?\d{{1,4}})|{_TEN})?", re.ASCII)
 _FRACTION = re.compile(
-    rf"\\frac\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}|()({_PLAIN})\s*/\s*()({_PLAIN})",
-    re.ASCII,
+    rf"\\frac\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}|()({_PLAIN})\s*/\s*()({_PLAIN})", re.ASCII
 )
 _MIXED = re.compile(r"(\d+) (\d+)/(\d+)", re.ASCII)
 _PERCENT = re.compile(r"\s*\\?%$|\s*(?:\\text\{\s*)?percent(?:\s*\})?$")
@@ -49,24 +47,19 @@ def number(text: str) -> Number | None:
 
 
 def _value(body: str) -> Fraction | None:
-    if found := _DECIMAL.fullmatch(body):
-        exponent = int(found[2] or found[3] or found[4] or 0)
-        return _plain(found[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
-    if found := _FRACTION.fullmatch(body):
-        minus, top, other, bottom = found.groups()[:4] if found[2] else found.groups()[4:]
+    if match := _DECIMAL.fullmatch(body):
+        exponent = int(match[2] or match[3] or match[4] or 0)
+        return _plain(match[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
+    if match := _FRACTION.fullmatch(body):
+        minus, top, other, bottom = match.groups()[:4] if match[2] else match.groups()[4:]
         return (-1 if minus != other else 1) * _plain(top) / _plain(bottom)
-    if found := _MIXED.fullmatch(body):
-        return int(found[1]) + Fraction(int(found[2]), int(found[3]))
+    if match := _MIXED.fullmatch(body):
+        return int(match[1]) + Fraction(int(match[2]), int(match[3]))
     return None
 
 
 def _plain(text: str) -> Fraction:
     return Fraction("0" + text.replace(",", "").rstrip("."))
-
-
-def close(gold: Fraction, answer: Fraction, *, decimal: bool) -> bool:
-    """Return whether two values are equal; if the gold answer is a decimal, up to `tolerance`."""
-    return gold == answer or (decimal and abs(gold - answer) <= tolerance(gold))
 
 
 def tolerance(gold: Fraction) -> Fraction:
@@ -82,8 +75,12 @@ def same_number(gold: Number, answer: Number) -> bool:
 
     A gold of p accepts an answer of p% only above 1: `0.5%` is not what a gold of 0.5 means.
     """
-    as_written = close(gold.value, answer.value, decimal=gold.decimal)
+
+    def close(wanted: Fraction, given: Fraction) -> bool:
+        return wanted == given or (gold.decimal and abs(wanted - given) <= tolerance(wanted))
+
+    as_written = close(gold.value, answer.value)
     if gold.percent == answer.percent:
         return as_written
-    shares = [number.value / 100 if number.percent else number.value for number in (gold, answer)]
-    return close(*shares, decimal=gold.decimal) or (as_written and (gold.percent or abs(answer.value) > 1))
+    wanted, given = (number.value / 100 if number.percent else number.value for number in (gold, answer))
+    return close(wanted, given) or (as_written and (gold.percent or abs(answer.value) > 1))

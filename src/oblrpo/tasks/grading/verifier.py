@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -31,11 +32,7 @@ class MathVerifier:
     """
 
     def __init__(self, processes: int = 1, seconds: float = 5.0) -> None:
-        """Set the number of processes and the time limit; a process starts with the first formula that needs it.
-
-        Raises:
-            InputError: math-verify is not installed, or a parameter is not positive.
-        """
+        """Set the number of processes and the time limit; a process starts with the first formula that needs it."""
         if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
             raise InputError(f"processes must be a whole number of at least 1, got {processes!r}.")
         if not 0 < seconds < float("inf"):
@@ -57,11 +54,7 @@ class MathVerifier:
             worker.stop()
 
     def grade(self, golds: Sequence[Sequence[str] | str], completions: Sequence[str]) -> list[Verdict]:
-        """Return a verdict for each completion; one with several golds must list them all, in any order.
-
-        Raises:
-            InputError: golds and completions are not equally many, or an entry has no gold.
-        """
+        """Return a verdict for each completion; one with several golds must list them all, in any order."""
         if len(golds) != len(completions):
             raise InputError(f"{len(golds)} gold answers do not fit {len(completions)} completions.")
         wanted = [(gold,) if isinstance(gold, str) else tuple(gold) for gold in golds]
@@ -74,11 +67,14 @@ class MathVerifier:
     def compare(self, golds: Sequence[tuple[str, ...]], answers: Sequence[str | None]) -> list[Verdict]:
         """Return a verdict for each answer, extracted before; None is unparsable."""
         asked = list(dict.fromkeys((g, a) for g, a in zip(golds, answers, strict=True) if a is not None))
-        known = {pair: verdict for pair in asked if (verdict := _without_algebra(*pair)) is not None}
-        hard = [pair for pair in asked if pair not in known]
-        known.update(zip(hard, self._ask(hard), strict=True))
+        verdicts = {}
+        for pair in asked:
+            with suppress(NeedsAlgebra):  # numbers and structure decide most of them
+                verdicts[pair] = Verdict(equal(*pair, _needs_algebra), "ok", pair[1])
+        hard = [pair for pair in asked if pair not in verdicts]
+        verdicts.update(zip(hard, self._ask(hard), strict=True))
         nothing = Verdict(False, "unparsable", "")
-        return [nothing if a is None else known[g, a] for g, a in zip(golds, answers, strict=True)]
+        return [nothing if a is None else verdicts[g, a] for g, a in zip(golds, answers, strict=True)]
 
     def _ask(self, pairs: list[tuple[tuple[str, ...], str]]) -> list[Verdict]:
         if not pairs:
@@ -104,14 +100,6 @@ class MathVerifier:
             except BaseException:  # an interrupt must not wait for all that is left
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
-
-
-def _without_algebra(golds: tuple[str, ...], answer: str) -> Verdict | None:
-    """Return the verdict if numbers and structure decide; None if computer algebra must."""
-    try:
-        return Verdict(equal(golds, answer, _needs_algebra), "ok", answer)
-    except NeedsAlgebra:
-        return None
 
 
 def _needs_algebra(gold: str, answer: str) -> bool:

@@ -8,8 +8,8 @@ from oblrpo.workers import serve
 MEMORY = 2 << 30
 
 
-def grade(golds: list[str], answer: str) -> str:
-    """Return "right", "wrong", or "unparsable" if it is wrong and a formula could not be read."""
+def reply(message: Any) -> str:
+    """Return "right" or "wrong" for [golds, answer], "unparsable" if it is wrong and a formula could not be read."""
     from oblrpo.tasks.grading.algebra import Unreadable, same_formula
     from oblrpo.tasks.grading.compare import equal
 
@@ -23,16 +23,12 @@ def grade(golds: list[str], answer: str) -> str:
             unreadable = True
             return False
 
-    if equal(golds, answer, algebra):
-        return "right"
-    return "unparsable" if unreadable else "wrong"
-
-
-def reply(message: Any) -> str:
-    """Return the grade of [golds, answer]; no text may end the process."""
     try:
-        return grade(*message)
-    except Exception:  # MemoryError and RecursionError among them
+        golds, answer = message
+        if equal(golds, answer, algebra):
+            return "right"
+        return "unparsable" if unreadable else "wrong"
+    except Exception:  # no text may end the process; MemoryError and RecursionError are among these
         return "unparsable"
 
 

@@ -15,9 +15,7 @@ from rich.progress import Progress as Bar
 from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
 
-LINES = 20
-"""The number of plain lines that a run prints where the console is no terminal."""
-
+LINES = 20  # the number of plain lines that a run prints where the console is no terminal
 MEANS = ("reward", "learning_rate", "lr_factor", "step_time")
 """The metrics whose means over the last steps the summary tells."""
 
@@ -79,7 +77,11 @@ class Progress:
             self._accuracy = _figure(metrics["eval/accuracy"])
         note = f"held-out {self._accuracy}"
         if step:
-            note = f"reward {_figure(metrics['reward'])}  {note}  {_learning(metrics)}"
+            learned = "no gradient, no update"
+            if metrics.get("grad_norm") != 0:
+                factor = _factor([metrics], metrics["lr_factor"])
+                learned = f"{_signal(metrics['n_snr'])}  lr {metrics['learning_rate']:.1e}{factor}"
+            note = f"reward {_figure(metrics['reward'])}  {note}  {learned}"
         self._bar.update(self._train, completed=step, note=note)
         if not self.console.is_terminal and (step % max(1, self._steps // LINES) == 0 or step == self._steps):
             self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
@@ -110,14 +112,6 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | N
             f"time              {mean['step_time']:.2f} s a step",
         ]
     return "\n".join([*lines, f"everything is in {output}: metrics.jsonl, completions/, checkpoints/, report.html"])
-
-
-def _learning(metrics: dict[str, Any]) -> str:
-    """Write what a step made of its gradient."""
-    if metrics.get("grad_norm") == 0:
-        return "no gradient, no update"
-    rate = f"lr {metrics['learning_rate']:.1e}{_factor([metrics], metrics['lr_factor'])}"
-    return f"{_signal(metrics['n_snr'])}  {rate}"
 
 
 def _signal(n_snr: float | None) -> str:

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from oblrpo.trainer.progress import Progress, summary
+from oblrpo.report.console import Progress, summary
 
 STEP = {"reward": 0.25, "snr": 0.5, "n_snr": 2.0, "learning_rate": 1e-3, "lr_factor": 0.5, "step_time": 1.0}
 
