@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten, lost
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, every_value, lost
 from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.reference import Reference
@@ -50,7 +49,7 @@ def check(config: TrainConfig) -> None:
             f"the baseline {algorithm.baseline!r} compares outputs of a prompt, so num_generations must be at least "
             f"{smallest}, not {G}."
         )
-    check_ranges(config, flatten(config))
+    check_ranges(config, every_value(config))
     _check_schedule(config.optim, algorithm.schedule)
     if algorithm.smallest_group > G:
         raise InputError(
@@ -75,7 +74,7 @@ def _check_sizes(config: TrainConfig) -> None:
     Raises:
         InputError: names it.
     """
-    for name, value in flatten(config).items():
+    for name, value in every_value(config).items():
         if isinstance(value, int) and name != "seed" and abs(value) >= 2**31:
             raise InputError(f"{name} is beyond 2^31; no machine holds that.")
         for text in value if isinstance(value, list) else [value]:
@@ -140,11 +139,7 @@ def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def _check_sampler(rollout: RolloutConfig) -> None:
-    if 0 < rollout.importance_sampling_clip_max < 1:
-        raise InputError(
-            f"importance_sampling_clip_max is {rollout.importance_sampling_clip_max}; below 1 it would cut "
-            "weights that need no correction. Set it to at least 1, or to 0 for weights that are not truncated."
-        )
+    _ = rollout.clip_max  # which refuses what cannot be read
     if rollout.sampler == "vllm" and rollout.temperature < LEAST_TEMPERATURE:
         raise InputError(
             f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
@@ -217,7 +212,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         InputError: the optimizer or the schedule refuses its settings, the model's scores cannot be taken, or the
             sampler cannot be had.
     """
-    rehearse(policy, "set lora_target_modules to q_proj, k_proj, v_proj, o_proj")
+    rehearse(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)
     iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
@@ -228,7 +223,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
-            kl=None if optim.schedule_kl == -1 else optim.schedule_kl,
+            kl=optim.schedule_kl,
             rounds=policy.rounds,
         )
         by_length = bool(rollout.tokens_per_micro_batch) and not _draws(config)
@@ -237,7 +232,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
-    beta, uncorrected = config.algorithm.beta, rollout.sampler_correction == "none"
+    beta = config.algorithm.beta
     return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
@@ -256,7 +251,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         num_iterations=iterations,
         max_grad_norm=optim.max_grad_norm,
         train_on=config.algorithm.train_on,
-        clip_max=None if uncorrected else rollout.importance_sampling_clip_max or math.inf,
+        clip_max=rollout.clip_max,
         reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
     )
 
