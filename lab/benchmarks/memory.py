@@ -35,7 +35,7 @@ def measure(arguments: argparse.Namespace) -> None:
         prompts_per_step=arguments.prompts, num_generations=arguments.generations,
         max_completion_length=arguments.completion, tokens_per_micro_batch=arguments.tokens[0],
     )  # fmt: skip
-    policy = PolicyConfig(model=arguments.model, lora_r=arguments.lora_r[0])
+    policy = PolicyConfig(model=arguments.model, lora={"r": arguments.lora_r[0]} if arguments.lora_r[0] else {})
     config = TrainConfig(policy=policy, rollout=rollout, scores=ScoresConfig(ledger_steps=0, calibration_steps=0))
     learner = make_learner(make_policy(config.policy), None, config)
     keep_freed()

@@ -165,9 +165,9 @@ def test_saved_policies_load_with_plain_transformers(tiny_policy, tmp_path):
         ({"model": "/nowhere/at/all"}, "cannot load the model '/nowhere/at/all'"),
         ({"device": "cuda:7"}, "device 'cuda:7' cannot be used"),
         ({"device": "banana"}, "device 'banana' cannot be used"),
-        ({"hidden_size": 12, "num_attention_heads": 4}, "multiple of twice that"),
-        ({"num_attention_heads": 1}, "must be even"),
-        ({"num_attention_heads": 0}, "must be even"),
+        ({"model_args": {"hidden_size": 12, "num_attention_heads": 4}}, "multiple of twice that"),
+        ({"model_args": {"num_attention_heads": 1}}, "must be even"),
+        ({"model_args": {"num_attention_heads": 0}}, "must be even"),
     ],
 )
 def test_bad_policies(settings, message):

@@ -144,7 +144,7 @@ def test_what_the_engine_returns_is_checked(tiny_policy):
 
 def test_sequences_longer_than_the_engine_takes_are_refused(tiny_policy):
     sampler, _ = sampler_of(tiny_policy)
-    with pytest.raises(InputError, match=r"take 67 tokens, more than vllm_max_model_length 64"):
+    with pytest.raises(InputError, match=r"take 67 tokens, more than max_model_len of vllm_args, 64"):
         sampler.sample(["abcdefg"], 1, 60, 1.0)
 
 
@@ -183,7 +183,7 @@ def test_the_engine_is_opened_with_the_policy_and_nothing_of_its_defaults(tiny_p
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=engine, SamplingParams=FakeSamplingParams))
     before = torch.random.get_rng_state()
-    config = RolloutConfig(sampler="vllm", vllm_gpu_memory_utilization=0.4, vllm_max_model_length=50)
+    config = RolloutConfig(sampler="vllm", vllm_args={"gpu_memory_utilization": 0.4, "max_model_len": 50})
     sampler = make_sampler(tiny_policy, config)
     assert torch.equal(before, torch.random.get_rng_state())
     assert vllm.os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"

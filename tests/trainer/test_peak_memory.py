@@ -11,7 +11,7 @@ from oblrpo.trainer.peak_memory import peak_memory
 from oblrpo.trainer.setup import make_learner
 
 PROMPT, LONGEST, P, G = 20, 44, 6, 4
-SIZES = PolicyConfig(hidden_size=128, num_hidden_layers=4)
+SIZES = PolicyConfig(model_args={"hidden_size": 128, "num_hidden_layers": 4})
 
 
 def learner_of(tokens=0, beta=0.0, **optim):

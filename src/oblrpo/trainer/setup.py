@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten, lost
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, every_value, lost
 from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.reference import Reference
@@ -46,7 +45,7 @@ def check(config: TrainConfig) -> None:
             f"the baseline {algorithm.baseline!r} compares outputs of a prompt, so num_generations must be at least "
             f"{smallest}, not {G}."
         )
-    check_ranges(config, flatten(config))
+    check_ranges(config, every_value(config))
     _check_schedule(config.optim, algorithm.schedule)
     if algorithm.smallest_group > G:
         raise InputError(
@@ -67,7 +66,7 @@ def check(config: TrainConfig) -> None:
 
 def _check_sizes(config: TrainConfig) -> None:
     """Refuse what no machine holds and what no file can: numbers, batches and text."""
-    for name, value in flatten(config).items():
+    for name, value in every_value(config).items():
         if isinstance(value, int) and name != "seed" and abs(value) >= 2**31:
             raise InputError(f"{name} is beyond 2^31; no machine holds that.")
         for text in value if isinstance(value, list) else [value]:
@@ -128,11 +127,7 @@ def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def _check_sampler(rollout: RolloutConfig) -> None:
-    if 0 < rollout.importance_sampling_clip_max < 1:
-        raise InputError(
-            f"importance_sampling_clip_max is {rollout.importance_sampling_clip_max}; below 1 it would cut "
-            "weights that need no correction. Set it to at least 1, or to 0 for weights that are not truncated."
-        )
+    _ = rollout.clip_max  # which refuses what cannot be read
     if rollout.sampler == "vllm" and rollout.temperature < LEAST_TEMPERATURE:
         raise InputError(
             f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
@@ -188,7 +183,7 @@ def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
 
 def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler: Sampler | None = None) -> Learner:
     """Return the learner of a config and a policy, with all its parts; a sampler that is given is not made again."""
-    rehearse(policy, "set lora_target_modules to q_proj, k_proj, v_proj, o_proj")
+    rehearse(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)
     iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
@@ -199,7 +194,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
-            kl=None if optim.schedule_kl == -1 else optim.schedule_kl,
+            kl=optim.schedule_kl,
             rounds=policy.rounds,
         )
         by_length = bool(rollout.tokens_per_micro_batch) and not _draws(config)
@@ -208,7 +203,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
-    beta, uncorrected = config.algorithm.beta, rollout.sampler_correction == "none"
+    beta = config.algorithm.beta
     return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
@@ -227,7 +222,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         num_iterations=iterations,
         max_grad_norm=optim.max_grad_norm,
         train_on=config.algorithm.train_on,
-        clip_max=None if uncorrected else rollout.importance_sampling_clip_max or math.inf,
+        clip_max=rollout.clip_max,
         reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
     )
 

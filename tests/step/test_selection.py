@@ -142,10 +142,10 @@ def test_with_log_probabilities_alone_and_their_correction_the_mean_stays(tiny_p
     logps_SC = (tiny_policy.logps(rollouts.sequences).logp_SC.detach() + off_SC).clamp(max=-1e-3)
     features = features_of_logps(logps_SC, rollouts.sequences.own_SC)
     rollouts = dataclasses.replace(rollouts, sampler_logps_SC=logps_SC, features=features)
-    whole = learner_for(tiny_policy, "rloo", train_on="all", sampler_logps=True)
+    whole = learner_for(tiny_policy, "rloo", train_on="all", sampler_correction="truncated")
     whole.gradient(whole.batch(sampled(rollouts, rewards_PG)), 1)
     expected, mean = flat(tiny_policy), 0.0
-    learner = learner_for(tiny_policy, "rloo", train_on="compute-optimal", sampler_logps=True)
+    learner = learner_for(tiny_policy, "rloo", train_on="compute-optimal", sampler_correction="truncated")
     batch = learner.batch(sampled(rollouts, rewards_PG))
     for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
         drawn_at(uniform_P1)

@@ -201,12 +201,12 @@ def test_clipped_ratios_keep_the_advantages_of_the_first_update(tiny_policy, bat
     assert 0 < first.further["clip_ratio/region_mean"] <= 0.5  # of both updates, the first of which clips nothing
 
 
-@pytest.mark.parametrize(("name", "correction"), [*((name, "truncated") for name in RATIOS), ("ppo", "none")])
+@pytest.mark.parametrize(("name", "correction"), [*((name, "truncated") for name in RATIOS), ("ppo", "measured")])
 def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, correction):
     """rho is min(C, old / sampler), beside the ratio; the importance weight itself is min(C, now / sampler)."""
     rollouts, rewards_PG, old_SC = batch
     sampler_SC = (old_SC + 0.1 * torch.randn_like(old_SC)).clamp(max=0)
-    learner = learner_of(tiny_policy, Algorithm("rloo", ratio=name), sampler_logps=True, sampler_correction=correction)
+    learner = learner_of(tiny_policy, Algorithm("rloo", ratio=name), sampler_correction=correction)
     given = learner.batch(sampled(rollouts, rewards_PG)).aged(old_SC, torch.zeros_like(rewards_PG))
     plain = learner.gradient(given)
     given = learners.replace(given, sampler_logps_SC=sampler_SC)
@@ -250,7 +250,7 @@ def test_bounds_are_the_sources_or_the_users():
         ({"ratio": "cispo", "epsilon": 0.2}, "epsilon would change nothing"),
         ({"ratio": "cispo", "epsilon_high": 0.3}, "must be at least 1"),
         ({"ratio": "sequence", "epsilon_high": 0.3}, "epsilon_high would change nothing"),
-        ({"ratio": "ppo", "epsilon": -0.5}, "must be at least 0, or -1"),
+        ({"ratio": "ppo", "epsilon": -0.5}, "epsilon is -0.5; it must be a finite number of at least 0"),
         ({"ratio": "ppo", "algorithm": "vcpo"}, "importance weights of whole completions"),
         ({"ratio": "clip"}, "unknown ratio 'clip'"),
     ],

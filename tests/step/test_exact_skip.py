@@ -117,7 +117,7 @@ def test_all_go_through_where_more_than_the_gradient_is_asked_for(tiny_policy, r
         settings, rollouts = {}, dataclasses.replace(rollouts, sampler_logps_SC=torch.zeros_like(
             rollouts.sequences.own_SC, dtype=torch.float32
         ))  # fmt: skip
-        settings["sampler_correction"] = "none"
+        settings["sampler_correction"] = "measured"
     *_, rows, gradient = pass_of(tiny_policy, without_schedule("rloo"), rollouts, rewards_PG, **settings)
     assert (rows, gradient.trained) == (P * G, 1)
 
