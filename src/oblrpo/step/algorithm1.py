@@ -1,8 +1,8 @@
 """Algorithm 1 of OBLR-PO: sample, score, baseline, advantages, gradient, signal-to-noise ratio, learning rate, update.
 
-P prompts q have G outputs o each, with rewards F. The gradient is streamed over micro-batches of whole groups. The
-algorithm is made of parts that say which baseline and which rate are taken; nothing here asks for their names. What the
-paper does not have (several updates a batch, a KL penalty, outputs left out, the ledger) wraps this class: see
+P prompts q have G outputs o each, with rewards F. The gradient is streamed over micro-batches of whole groups. Which
+baseline and which rate are taken is the affair of the parts `baseline` and `schedule`; nothing here asks for a name.
+What the paper does not have (several updates a batch, a KL penalty, outputs left out, the ledger) wraps this class: see
 `trainer.learner`.
 """
 
@@ -31,15 +31,15 @@ class Algorithm1:
     """Turns prompts and rewards into updates of the policy."""
 
     policy: Policy
-    sampler: Any
-    rewards: Any
-    rollout: Any
+    sampler: Any  # draws outputs from the policy: a `rollout.Sampler`
+    rewards: Any  # from problems and texts to rewards, and to which outputs have one
+    rollout: Any  # settings: how many outputs a prompt, how long, at which temperature
     micro_batches: MicroBatches
-    algorithm: Algorithm
-    tape: Any
+    algorithm: Algorithm  # what F - b is divided and weighted by
+    tape: Any  # holds the scores of a micro-batch: a `scores.ScoreTape`
     baseline: StepBaseline
     schedule: estimators.SNRSchedule
-    movement: Movement
+    movement: Movement  # for schedules that measure how far an update moves the policy
     optimizer: Optimizer
 
     def step(self, problems: list[Any], number: int) -> Update:
@@ -57,12 +57,11 @@ class Algorithm1:
 
     def sample(self, problems: list[Any]) -> Sampled:
         """Sample G outputs o of each of the P prompts q, and reward them."""
-        asked = self.rollout
         rollouts = self.sampler.sample(
             [problem.prompt for problem in problems],
-            asked.num_generations,
-            asked.max_completion_length,
-            asked.temperature,
+            self.rollout.num_generations,
+            self.rollout.max_completion_length,
+            self.rollout.temperature,
         )
         rewarded = self.rewards(problems, rollouts.completions)
         rewards_PG, valid_PG = (torch.tensor(values, device=self.policy.device) for values in rewarded)
@@ -70,10 +69,8 @@ class Algorithm1:
 
     def batch(self, sampled: Sampled) -> Batch:
         """The outputs with their rewards, and the factors with which they enter the mean."""
-        longest = self.rollout.max_completion_length
-        return Batch.of(
-            sampled.rollouts.sequences, sampled.rewards_PG, sampled.valid_PG, self.algorithm, longest=longest
-        )
+        sequences, longest = sampled.rollouts.sequences, self.rollout.max_completion_length
+        return Batch.of(sequences, sampled.rewards_PG, sampled.valid_PG, self.algorithm, longest=longest)
 
     def gradient(self, batch: Batch, step: int | None = None) -> Gradient:
         """Take g = (1/P) sum_i g_i with g_i = (1/G) sum_j A_ij grad log pi(o_ij|q_i); `.grad` is that of -J.
@@ -95,9 +92,8 @@ class Algorithm1:
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
         group_norm2_P = by_prompt(parts, batch.part_P)[batch.part_P]
         norm2 = estimators.squared_norm(self.policy.parameters)
-        check_finite(  # in float32, because optimizers square it there, and keep the squares
-            "gradient", torch.tensor(norm2, dtype=torch.float32, device="cpu")
-        )
+        # In float32, because optimizers square the gradient there, and keep the squares.
+        check_finite("gradient", torch.tensor(norm2, dtype=torch.float32, device="cpu"))
         moments = estimators.moments(group_norm2_P, norm2)
         return Gradient(batch, parts, moments, norm2, group_norm2_P, self.baseline.known_PG)
 
@@ -105,33 +101,26 @@ class Algorithm1:
         """Set the rate eta_0 N SNR / (1 + N SNR) (theorem 4), or the schedule's own, and step.
 
         No signal, no step: where the gradient is exactly 0, weights and optimizer stay as they are.
-
-        Raises:
-            ValueError: the update cannot be measured.
         """
-        schedule, kl = self.schedule, None
+        schedule, change, kl = self.schedule, None, None
         factor = schedule.step(gradient.moments, gradient.ess_ratio, gradient.batch.mean_length)
         rate = schedule.learning_rates[0]
         if gradient.norm2 == 0:
             schedule.restore()
             factor = rate = 0.0
         else:
-            change = self.movement.watch(gradient) if schedule.rule.measures_updates else None
+            if schedule.rule.measures_updates:
+                change = self.movement.watch(gradient)
             self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)  # its room is needed by what measures the update
-            if change is not None:  # how far the policy moved; an update that went too far is shortened
-                kl, left = schedule.confine(change)
-                factor, rate = factor * left, rate * left
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)  # its room is needed by what measures the update
+        if change is not None:  # how far the policy moved; an update that went too far is shortened
+            kl, left = schedule.confine(change)
+            factor, rate = factor * left, rate * left
         return Update(gradient, factor, rate, schedule.smoothed, schedule.snr_interval(), kl)
 
 
 def add_to_gradient(part: Batch, policy: Policy, temperature: float, tape: Any, baseline: StepBaseline) -> Part:
-    """Add the share of one micro-batch to the gradient: one forward, and one backward for activations.
-
-    Raises:
-        DivergedError: a log-probability, a score norm or a gradient is NaN or infinite.
-    """
+    """Add the share of one micro-batch to `.grad`: one forward, and one backward for activations."""
     # Score: the gradient s of each output's log pi(o|q), left on the tape.
     with tape:
         logps = policy.logps(part.sequences, temperature)
@@ -142,7 +131,8 @@ def add_to_gradient(part: Batch, policy: Policy, temperature: float, tape: Any, 
     baseline_PG, norm2_S = baseline(part, logps, tape)
     # Advantages A = F - b, and the gradient: the sum of A s, each with its share of the mean.
     coef_PG = part.share_of_mean * (part.rewards_PG - baseline_PG)
+    # Each share holds 1 / P', which the norm of a prompt's own gradient does not.
     group_norm2_P = tape.accumulate(coef_PG.flatten(), part.groups) * part.prompts**2
     check_finite("gradient of a prompt", group_norm2_P)
-    tape.forget()
+    tape.forget()  # the scores' room, before the next micro-batch
     return Part(part, norm2_S, baseline_PG, group_norm2_P, logps.detached())
