@@ -26,7 +26,7 @@ class Demonstrations:
 
     steps: int  # gradient steps; 0: there is nothing to learn from
     batch: Callable[[int], Examples] = lambda step: ([], [])  # prompts and completions of a step, a pure function of it
-    told: str = ""  # what they are, in words
+    words: str = ""  # what they are
     notes: list[str] = field(default_factory=list)  # what a user should know, a line each
 
 
@@ -50,7 +50,7 @@ def demonstrations_of(
     """
     warm, seed = config.warm_start, config.run.seed
     if not rows:
-        return Demonstrations(warm.warm_start_steps, _of_task(config, task), f"demonstrations of {task.name}")
+        return Demonstrations(warm.warm_start_steps, _batches_of(config, task), f"demonstrations of {task.name}")
     held = {problem.key for problem in heldout}
     kept = [row for row in rows if row.key not in held]
     notes = []
@@ -69,11 +69,10 @@ def demonstrations_of(
         return [prompts[row] for row in chosen], [completions[row] for row in chosen]
 
     steps = warm.warm_start_steps or epoch
-    told = f"{len(kept)} rows of sft_data, {steps / epoch:.3g} epoch(s)"
-    return Demonstrations(steps, batch, told, notes)
+    return Demonstrations(steps, batch, f"{len(kept)} rows of sft_data, {steps / epoch:.3g} epoch(s)", notes)
 
 
-def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Examples]:
+def _batches_of(config: TrainConfig, task: Task) -> Callable[[int], Examples]:
     def batch(step: int) -> Examples:
         problems = task.train_batch(-1 - step, config.warm_start.learning.batch)  # steps that RL never draws
         rng = random.Random(f"demonstrations/{config.run.seed}/{step}")

@@ -67,12 +67,7 @@ class Learner(Algorithm1):
     """Why the last `learn` left an update out; empty if it left none out."""
 
     def step(self, problems: list[Problem], number: int) -> StepResult:  # type: ignore[override]
-        """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
-
-        Args:
-            problems: the prompts, and what verifies their outputs.
-            number: the number of the step, from 1.
-        """
+        """Sample G outputs o of each of the P prompts q, reward them, and learn from them."""
         return self.learn_from(self.sample(problems), number)
 
     def learn_from(self, sampled: Sampled, number: int) -> StepResult:
@@ -90,11 +85,7 @@ class Learner(Algorithm1):
 
         No update is made, and nothing changes, where fewer than two prompts have as many valid outputs as the baseline
         needs. An update whose gradient is not finite is left out with those that would follow it, and changes nothing
-        either; `skipped` says why.
-
-        Args:
-            sampled: P x G completions with their rewards.
-            step: the number of the step in the run, from 1; 0 takes no ledger.
+        either; `skipped` says why. Step 0 takes no ledger.
 
         Raises:
             InputError: the model cannot be recorded, or the gradient cannot be used.
@@ -128,7 +119,9 @@ class Learner(Algorithm1):
             except DivergedError as error:
                 if error.what == "log-probability":  # the policy itself is broken, not this batch's gradient
                     raise
-                self._skip(error)
+                self.skipped = error.what
+                self.tape.forget()  # what is left of this gradient must not reach the next
+                self.optimizer.zero_grad(set_to_none=True)
                 break
             if not updates:
                 metrics |= self.of_first(gradient)
@@ -136,7 +129,7 @@ class Learner(Algorithm1):
             clipped.append(clip_metrics(gradient))
             updates.append(self.update(gradient))
         if clipped:
-            metrics |= {name: sum(each.get(name, 0.0) for each in clipped) / len(clipped) for name in clipped[-1]}
+            metrics |= {name: sum(shares.get(name, 0.0) for shares in clipped) / len(clipped) for name in clipped[-1]}
         return updates, metrics
 
     def of_first(self, gradient: Gradient) -> dict[str, float]:
@@ -145,12 +138,6 @@ class Learner(Algorithm1):
         metrics = self.baseline.compare(gradient, batch.features if batch.draw is not None else None)
         metrics |= mismatch_metrics(gradient) | self.ledger.of_draw(batch)
         return metrics if batch.draw is None else metrics | {"added_variance": batch.draw.added}
-
-    def _skip(self, error: DivergedError) -> None:
-        """Forget a gradient that is not finite, and what was left of it on the way."""
-        self.skipped = error.what
-        self.tape.forget()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def batch(self, sampled: Sampled) -> OffPolicyBatch:
         """The completions with their rewards, and with what this algorithm makes of them in the mean."""
@@ -176,9 +163,12 @@ class Learner(Algorithm1):
 
     def _chosen(self, batch: OffPolicyBatch, step: int | None) -> OffPolicyBatch:
         """The batch with the number of times that each output counts."""
-        if self.train_on == "all" or (self.train_on == "exact" and self._needs_all(batch)):
+        if self.train_on == "all":
             return batch
         if self.train_on == "exact":
+            # Outputs of advantage 0 have a use in later updates, and where the sampler is compared with the policy.
+            if self.num_iterations > 1 or batch.sampler_logps_SC is not None:
+                return batch
             self.baseline.begin(step, batch)
             if self.baseline.known_PG is None or self.baseline.asks_norms():
                 return batch
@@ -197,10 +187,6 @@ class Learner(Algorithm1):
         keep_PG, draw = draw_least_work(batch, self.baseline.known_PG)
         return replace(batch, keep_PG=keep_PG, draw=draw)
 
-    def _needs_all(self, batch: OffPolicyBatch) -> bool:
-        """Whether outputs of advantage 0 have a use: for later updates, or to compare the sampler with the policy."""
-        return self.num_iterations > 1 or batch.sampler_logps_SC is not None
-
     @torch.no_grad()
     def _entropy(self, batch: OffPolicyBatch) -> float:
         """The sum of the entropies of tokens that were left out: as they were drawn, or by a forward."""
@@ -211,11 +197,7 @@ class Learner(Algorithm1):
         return sum(self.policy.logps(part.sequences, self.rollout.temperature).entropy for part in parts)
 
     def update(self, gradient: Gradient) -> Update:
-        """The update of Algorithm 1, with the gradient clipped and the scheduler of the rate.
-
-        Raises:
-            DivergedError: it made the weights NaN or infinite.
-        """
+        """The update of Algorithm 1, with the gradient clipped and the scheduler of the rate."""
         if self.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.max_grad_norm)
         give_back()  # the tape's room, before room is taken for the optimizer and a copy of the weights

@@ -46,11 +46,7 @@ class Trainer:
     """One run, new or resumed, described by its config, and by the objects that words of the config stand for."""
 
     def __init__(
-        self,
-        config: TrainConfig,
-        resume: bool = False,
-        objects: Objects | None = None,
-        accept_changed: bool = False,
+        self, config: TrainConfig, resume: bool = False, objects: Objects | None = None, accept_changed: bool = False
     ) -> None:
         check(config)
         self.config, self.objects = config, objects or Objects()
@@ -76,7 +72,7 @@ class Trainer:
             config.rollout.clip_max is not None, self.algorithm.baseline, self.algorithm.schedule,
             min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse,
         )  # fmt: skip
-        torch.manual_seed(config.run.seed)
+        torch.manual_seed(config.run.seed)  # for the weights of a built policy, and of new adapters
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
         if self.objects.model is not None:
             self.policy = adopt_policy(self.objects.model, self.objects.tokenizer, config.policy, checkpoint)
@@ -84,8 +80,8 @@ class Trainer:
             self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
         self.heldout = self.task.heldout(config.run.eval_prompts)
-        known = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
-        prompts = [problem.prompt for problem in known]
+        problems = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
+        prompts = [problem.prompt for problem in problems]
         self.longest_prompt = max(self.policy.lengths(prompts, config.rollout.max_completion_length))
         check_room(self.longest_prompt, config.rollout)
         self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, rows)
@@ -93,7 +89,14 @@ class Trainer:
         self.learner = make_learner(self.policy, self.rewards, config)
         self.prompts = prompts_of(self.task, config)
         if checkpoint:
-            self._restore(load_state(checkpoint))
+            state = load_state(checkpoint)
+            if state["step"] > config.run.steps:
+                raise InputError(
+                    f"{self.folder.path} is at step {state['step']} already; --steps must be at least that."
+                )
+            self.done, self.saved, self.tokens = state["step"], state["step"], state["tokens"]
+            self.learner.load_state_dict(state, str(self.folder.path))
+            self.prompts.load_state_dict(state.get("prompts", {}))
 
     def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
@@ -117,21 +120,17 @@ class Trainer:
                 where = "the warm start" if self.done is None else f"step {self.done + 1}"
                 raise KeyboardInterrupt(str(stop) or f"stopped in {where}; go on with --resume.") from None
             except Exception as error:
-                refused = self._gone() or disk_trouble(error)
+                refused = disk_trouble(error)
+                if not self.folder.config_file.is_file():
+                    refused = (
+                        f"{self.folder.path} is gone: somebody removed or renamed it while the run went on; go on with "
+                        "--resume where it lies now, or start anew."
+                    )
                 with suppress(OSError):  # a full disk may be what ended it
                     self.folder.write_failure(refused or str(error) or type(error).__name__)
                 if refused:
                     raise InputError(refused) from error
                 raise
-
-    def _gone(self) -> str:
-        """What has become of the run's folder, in a sentence; empty if it is there."""
-        if self.folder.config_file.is_file():
-            return ""
-        return (
-            f"{self.folder.path} is gone: somebody removed or renamed it while the run went on; go on with --resume "
-            "where it lies now, or start anew."
-        )
 
     def _run(self, progress: Progress) -> None:
         lost = self.folder.drop_metrics_after(-1 if self.done is None else self.done)
@@ -141,8 +140,13 @@ class Trainer:
             self.monitors.observe(row)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
         of_data = (*getattr(self.task, "notes", ()), *self.demonstrations.notes)
-        for note in (*of_data, *self.notes, *lost, *self._set_aside()):
+        for note in (*of_data, *self.notes, *lost):
             progress.warn(note)
+        for step, wrong in (self.damaged | self.folder.damaged_best(self.accuracy)).items():
+            aside = self.folder.set_aside(step)
+            progress.warn(
+                f"the checkpoint of step {step} is damaged ({wrong}) and now in {aside}: going on from {self.done}."
+            )
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(
                 f"the baseline {self.algorithm.baseline!r} claims to be unbiased but changes with the output it is "
@@ -154,14 +158,10 @@ class Trainer:
         if self.config.policy.merge:
             self.folder.write_merged(self.policy.save_merged)
 
-    def _set_aside(self) -> Iterator[str]:
-        for step, wrong in (self.damaged | self.folder.damaged_best(self.accuracy)).items():
-            aside = self.folder.set_aside(step)
-            yield f"the checkpoint of step {step} is damaged ({wrong}) and now in {aside}: going on from {self.done}."
-
     def _steps(self, progress: Progress) -> None:
         begun = self.done is not None
         learned = {} if begun else self._warm_start(progress)
+        # A signal in a step lets it end first: what is on disk is then always a whole step.
         with _stop_between_steps() as stopped:
             if not begun:
                 self._finish_step(0, {"step": 0} | learned | self._accuracy(0), progress)
@@ -179,38 +179,30 @@ class Trainer:
         P, G = config.rollout.prompts_per_step, config.rollout.num_generations
         total = sum(p.numel() for p in self.policy.model.parameters())
         trained = sum(p.numel() for p in self.policy.parameters)
+        weights = str(self.policy.model.dtype).removeprefix("torch.")
+        weights = "4-bit weights" if config.policy.load_in_4bit else weights
+        precision = f"{weights} with bfloat16 arithmetic" if config.policy.bf16 else weights
+        learned_before = without_rules = ""
+        if steps := self.demonstrations.steps:
+            batch, rate = config.warm_start.learning.batch, peak_rate(config, self.policy)
+            words = self.demonstrations.words
+            learned_before = f"warm start {steps} steps of at most {batch} of {words}, AdamW at {rate:g}\n"
+        if kinds := sorted(set(by_operations(self.policy.model).values())):
+            without_rules = f"no rule    taken operation by operation: {', '.join(kinds)}\n"
         return (
             f"policy     {config.policy.model or 'built from nothing'}: {total:,} parameters, {trained:,} trained, "
-            f"{self._precision()} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
+            f"{precision} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
             f"task       {self.task.name}, {len(self.heldout)} held-out prompts x {config.run.eval_samples}\n"
-            f"{self._learns_from()}"
+            f"{learned_before}"
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
             f"{config.rollout.max_completion_length} tokens\n"
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
             f"{config.optim.learning_rate:g}\n"
-            f"{self._without_rules()}"
+            f"{without_rules}"
             f"sampler    {config.rollout.sampler}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
         )
-
-    def _without_rules(self) -> str:
-        """Write which modules' score norms are taken operation by operation, or nothing."""
-        kinds = sorted(set(by_operations(self.policy.model).values()))
-        return f"no rule    taken operation by operation: {', '.join(kinds)}\n" if kinds else ""
-
-    def _learns_from(self) -> str:
-        """Write what comes before RL, or nothing."""
-        shown, batch = self.demonstrations, self.config.warm_start.learning.batch
-        if not shown.steps:
-            return ""
-        rate = peak_rate(self.config, self.policy)
-        return f"warm start {shown.steps} steps of at most {batch} of {shown.told}, AdamW at {rate:g}\n"
-
-    def _precision(self) -> str:
-        policy = self.config.policy
-        weights = "4-bit weights" if policy.load_in_4bit else str(self.policy.model.dtype).removeprefix("torch.")
-        return f"{weights} with bfloat16 arithmetic" if policy.bf16 else weights
 
     def _identity(self, sources: dict[str, str], accept_changed: bool) -> Identity:
         """Return what tells the run from others, with what it learns from as it is now."""
@@ -234,36 +226,29 @@ class Trainer:
             )
         return replace(begun, sources=sources)
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        if state["step"] > self.config.run.steps:
-            raise InputError(f"{self.folder.path} is at step {state['step']} already; --steps must be at least that.")
-        self.done = self.saved = state["step"]
-        self.tokens = state["tokens"]
-        self.learner.load_state_dict(state, str(self.folder.path))
-        self.prompts.load_state_dict(state.get("prompts", {}))
-
     def _warm_start(self, progress: Progress) -> dict[str, float]:
         """Learn from demonstrations; return the last loss, and of a loaded model the accuracy before."""
         if not self.demonstrations.steps:
             return {}
-        found = {}
+        metrics = {}
         if self.config.policy.model:  # one that is built from nothing solves nothing yet
-            found = {f"{name}_before_warm_start": value for name, value in self._accuracy(0).items()}
+            metrics = {f"{name}_before_warm_start": value for name, value in self._accuracy(0).items()}
 
-        def told(step: int, loss: float) -> None:
-            found["warm_start_loss"] = loss
+        def observe(step: int, loss: float) -> None:
+            metrics["warm_start_loss"] = loss
             progress.warm_start(step, loss)
 
         rate, rows = peak_rate(self.config, self.policy), row_batches(self.config.rollout)
-        warm_start(self.policy, self.demonstrations.batch, self.demonstrations.steps, rate, told, rows)
+        warm_start(self.policy, self.demonstrations.batch, self.demonstrations.steps, rate, observe, rows)
         self.learner.sampler.sync(self.policy)
-        return found
+        return metrics
 
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
         torch.manual_seed(seed_of(self.config.run.seed, step))
         problems, done = self.prompts.step(self.learner, step)
         self.tokens += done.rollouts.sequences.tokens
+        # Before the metrics: warnings about rewards name this file, and a step counts once its metrics are there.
         self.folder.write_completions(step, completion_rows(problems, done))
         metrics = step_metrics(step, done, self.tokens)
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
@@ -272,7 +257,7 @@ class Trainer:
 
     def _accuracy(self, step: int) -> dict[str, float]:
         run, rollout = self.config.run, self.config.rollout
-        seed = seed_of(run.seed, step) ^ 1
+        seed = seed_of(run.seed, step) ^ 1  # another than that of the step's own draws
         with self.learner.handing_out():
             accuracy = heldout_accuracy(
                 self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, self.learner.sampler
@@ -286,6 +271,7 @@ class Trainer:
             progress.warn(warning)
         self.done, run = step, self.config.run
         self.accuracy |= heldout_accuracy_of([metrics])
+        # Step 0 too: a warm start is not to be made again.
         if step == run.steps or step == 0 or (run.save_steps and step % run.save_steps == 0):
             self._save()
         progress.step(step, metrics)
@@ -296,7 +282,7 @@ class Trainer:
     def _save(self) -> None:
         if self.saved == self.done or self.done is None:
             return
-        with averaged(self.learner.optimizer):
+        with averaged(self.learner.optimizer):  # state and weights alike: `load_state_dict` turns both back
             state = {"run": self.identity.run, "step": self.done, "tokens": self.tokens}
             state |= {"prompts": self.prompts.state_dict()}
             state |= self.learner.state_dict()
@@ -314,8 +300,8 @@ def _stop_between_steps() -> Iterator[Callable[[], bool]]:
         caught.append(number)
         with suppress(OSError, RuntimeError, ValueError):  # nobody reads, or what was interrupted was printing itself
             print("stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
-        for each in before:
-            signal.signal(each, before[each])
+        for other, handler in before.items():
+            signal.signal(other, handler)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

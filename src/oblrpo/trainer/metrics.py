@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators import kappa
-from oblrpo.step import Gradient, Update
+from oblrpo.step import Update
 from oblrpo.tasks import Problem
 from oblrpo.trainer.learner import StepResult
 
@@ -20,15 +20,10 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
     Statistics of the batch are those of the first update, on-policy; the rate is that of the last update that was
     made, as later ones may have no gradient left that is not clipped. `snr`, `n_snr` and `critical_batch_size` come
     from the averaged moments, as the schedule sees them; `signal2` and `trace_cov` are this batch's own. Without an
-    update the rate is 0, and metrics of the gradient are NaN.
-
-    Args:
-        number: the number of the step.
-        step: the results of the step.
-        tokens: how many tokens went through the model in all steps so far.
+    update the rate is 0, and metrics of the gradient are NaN. `tokens` went through the model in all steps so far.
     """
-    told, sequences = step.sampled or step, step.rollouts.sequences
-    rewards_PG, valid_PG = told.rewards_PG, told.valid_PG
+    sampled, sequences = step.sampled or step, step.rollouts.sequences
+    rewards_PG, valid_PG = sampled.rewards_PG, sampled.valid_PG
     group_std_P = _group_std(rewards_PG, valid_PG)
     return {
         "step": number,
@@ -41,7 +36,7 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
         **({} if step.kl_PG is None else {"kl": (step.kl_PG.sum() / sequences.lengths_S.sum()).item()}),
         **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
-        **(_update_metrics(step.updates[0], _last_made(step.updates)) if step.updates else NO_UPDATE),
+        **(_update_metrics(step.updates) if step.updates else NO_UPDATE),
         **({"frac_prompts_masked": math.nan} if step.skipped and not step.updates else {}),
         "skipped": float(bool(step.skipped)),
         "num_tokens": tokens,
@@ -55,15 +50,15 @@ NO_UPDATE = dict.fromkeys(
      "completions/trained_ratio": 0.0}  # fmt: skip
 
 
-def _last_made(updates: list[Update]) -> Update:
-    """The last update that had a gradient; the first where none had."""
-    return next((update for update in reversed(updates) if update.gradient.norm2), updates[0])
-
-
-def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
-    gradient = first.gradient
+def _update_metrics(updates: list[Update]) -> dict[str, Any]:
+    first, gradient = updates[0], updates[0].gradient
+    last = next((update for update in reversed(updates) if update.gradient.norm2), first)
     valid_PG, part_P = gradient.batch.valid_PG, gradient.batch.part_P
     baseline_P = torch.where(valid_PG, gradient.baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
+    norms = {}
+    if gradient.norm2_PG is not None:
+        norm2_N, rewards_N = gradient.norm2_PG[valid_PG], gradient.batch.rewards_PG[valid_PG]
+        norms = {"score_norm2/mean": norm2_N.mean().item(), "score_norm2/kappa": kappa(norm2_N, rewards_N)}
     return {
         "completions/trained_ratio": gradient.trained,
         "entropy": gradient.entropy,
@@ -77,7 +72,7 @@ def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
         "critical_batch_size": last.smoothed.critical_batch_size,
         "signal2": gradient.moments.signal2,
         "trace_cov": gradient.moments.trace_cov,
-        **_norms(gradient),
+        **norms,
         "baseline/mean": baseline_P.mean().item(),
         "baseline/spread": baseline_P.std().item(),
         "frac_prompts_masked": 1 - part_P.float().mean().item(),
@@ -105,26 +100,22 @@ def _group_std(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     if valid_PG.all():
         return rewards_PG.std(1)
     groups = (row[valid] for row, valid in zip(rewards_PG, valid_PG, strict=True))
-    known = [group.std() for group in groups if len(group) > 1]
-    return torch.stack(known) if known else rewards_PG.new_full((1,), math.nan)
-
-
-def _norms(gradient: Gradient) -> dict[str, float]:
-    if gradient.norm2_PG is None:
-        return {}
-    valid_PG = gradient.batch.valid_PG
-    norm2_N, rewards_N = gradient.norm2_PG[valid_PG], gradient.batch.rewards_PG[valid_PG]
-    return {"score_norm2/mean": norm2_N.mean().item(), "score_norm2/kappa": kappa(norm2_N, rewards_N)}
+    stds = [group.std() for group in groups if len(group) > 1]
+    return torch.stack(stds) if stds else rewards_PG.new_full((1,), math.nan)
 
 
 def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str, Any]]:
     """One record a completion, for `completions/step_N.jsonl`; None stands for what a masked completion lacks."""
     gradient = step.updates[0].gradient if step.updates else None
-    nothing_PG = torch.full_like(step.rewards_PG, math.nan)
+    baseline_PG = advantages_PG = nothing_PG = torch.full_like(step.rewards_PG, math.nan)
+    if gradient is not None:
+        counted_PG = gradient.batch.valid_PG
+        baseline_PG = torch.where(counted_PG, gradient.baseline_PG, nothing_PG)
+        advantages_PG = torch.where(counted_PG, gradient.advantages_PG, nothing_PG)
     columns = {
         "reward": torch.where(step.valid_PG, step.rewards_PG, nothing_PG),
-        "baseline": _where_counted(gradient, "baseline_PG", nothing_PG),
-        "advantage": _where_counted(gradient, "advantages_PG", nothing_PG),
+        "baseline": baseline_PG,
+        "advantage": advantages_PG,
         "length": step.rollouts.sequences.lengths_S,
         "clipped": step.rollouts.clipped_S,
     }
@@ -132,18 +123,13 @@ def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str,
         columns["score_norm2"] = gradient.norm2_PG
     if step.kl_PG is not None:
         columns["kl"] = step.kl_PG
-    values = {key: [_or_none(each) for each in column.flatten().tolist()] for key, column in columns.items()}
+    values = {
+        key: [None if math.isnan(value) else value for value in column.flatten().tolist()]
+        for key, column in columns.items()
+    }
     G = step.rewards_PG.shape[1]
     return [
         {"prompt": problems[s // G].text, "answer": problems[s // G].answer, "completion": text}
         | {key: column[s] for key, column in values.items()}
         for s, text in enumerate(step.rollouts.completions)
     ]
-
-
-def _where_counted(gradient: Gradient | None, name: str, nothing_PG: Tensor) -> Tensor:
-    return nothing_PG if gradient is None else torch.where(gradient.batch.valid_PG, getattr(gradient, name), nothing_PG)
-
-
-def _or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value

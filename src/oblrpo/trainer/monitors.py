@@ -1,4 +1,4 @@
-"""Failures that a run's own metrics show; each is told once, with what to do. `CONDITIONS` has a row for each."""
+"""Failures that a run's own metrics show, and what to do: a warning of `CONDITIONS` is given once."""
 
 import bisect
 import math
@@ -39,7 +39,7 @@ class Monitors:
         self.stop = ""  # why the run is to end after this step, in a sentence; empty if it goes on
         self.corrects, self.rule, self.stop_on_collapse = corrects, RULES[schedule], stop_on_collapse
         self.in_a_row: Counter[str] = Counter()  # steps in which a condition has held, up to now
-        self.told_before: set[str] = set()
+        self.warned_before: set[str] = set()
         self.highest_factor = 0.0
         self.spreads: list[float] = []  # in order
         self.rewards: deque[tuple[float, float]] = deque(maxlen=PATIENCE)  # with their standard errors
@@ -80,8 +80,8 @@ class Monitors:
                 warnings["flat"] = ""  # not for want of easier prompts, or said already
             if self.stop_on_collapse:
                 self.stop = next((warnings[name] for name in COLLAPSES if warnings[name]), "")
-        new = {name: sentence for name, sentence in warnings.items() if sentence and name not in self.told_before}
-        self.told_before |= new.keys()
+        new = {name: sentence for name, sentence in warnings.items() if sentence and name not in self.warned_before}
+        self.warned_before |= new.keys()
         return list(new.values())
 
     def _warning(self, condition: "Condition", metrics: Metrics) -> str:
@@ -99,10 +99,10 @@ class Monitors:
 class Condition(NamedTuple):
     """Something that is wrong with a run."""
 
-    name: str  # under which it is told once
+    name: str  # of several rows with one name, one warns, once
     sentence: str
     holds: Callable[[Monitors, Metrics], bool | None]  # after a step; None if the step says nothing about it
-    steps: int = 1  # in a row, after which it is told
+    steps: int = 1  # in a row, after which it warns
 
 
 def fallen(run: Monitors, metrics: Metrics) -> bool | None:
@@ -266,6 +266,6 @@ CONDITIONS = (
         for key in SHRUNK
     ),
 )
-"""Every condition, in the order in which they are told; of two rows of a name the first that holds."""
+"""Every condition, in the order of their warnings; of two rows of a name the first that holds."""
 
 COLLAPSES = ("fallen", *SHRUNK)  # what a run stops at with `stop_on_collapse`

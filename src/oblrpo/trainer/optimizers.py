@@ -24,7 +24,18 @@ PACKAGES = {
 
 def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) -> Optimizer:
     """Return the named optimizer of torch.optim, or of one of `PACKAGES`, on these parameters."""
-    kind = _class_of(config.optimizer)
+    name, kind = config.optimizer, getattr(torch.optim, config.optimizer, None)
+    if name in {"LBFGS", "SparseAdam"}:
+        raise InputError(f"{name} needs a closure or sparse gradients, which there are none; try AdamW.")
+    if name in PACKAGES:
+        try:
+            kind = getattr(importlib.import_module(PACKAGES[name]), name)
+        except ImportError:
+            raise InputError(f"{name} needs {PACKAGES[name]}: pip install 'oblrpo[optimizers]'.") from None
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise InputError(
+            f"there is no optimizer {name!r} in torch.optim, nor among {', '.join(PACKAGES)}; try AdamW or SGD."
+        )
     if refused := {"maximize", "differentiable", "capturable"} & set(config.optimizer_args):
         raise InputError(f"optimizer_args must not set {', '.join(sorted(refused))}: the update descends the loss -J.")
     settings = {"lr": config.learning_rate, **config.optimizer_args}
@@ -33,23 +44,7 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
     try:
         return training(kind(parameters, **settings))
     except (TypeError, ValueError) as error:
-        raise InputError(f"{config.optimizer} refuses its settings: {error}.") from None
-
-
-def _class_of(name: str) -> type[Optimizer]:
-    if name in {"LBFGS", "SparseAdam"}:
-        raise InputError(f"{name} needs a closure or sparse gradients, which there are none; try AdamW.")
-    if name in PACKAGES:
-        try:
-            return getattr(importlib.import_module(PACKAGES[name]), name)  # type: ignore[no-any-return]
-        except ImportError:
-            raise InputError(f"{name} needs {PACKAGES[name]}: pip install 'oblrpo[optimizers]'.") from None
-    kind = getattr(torch.optim, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
-        raise InputError(
-            f"there is no optimizer {name!r} in torch.optim, nor among {', '.join(PACKAGES)}; try AdamW or SGD."
-        )
-    return kind
+        raise InputError(f"{name} refuses its settings: {error}.") from None
 
 
 def training(optimizer: Optimizer) -> Optimizer:
@@ -60,17 +55,16 @@ def training(optimizer: Optimizer) -> Optimizer:
 
 
 def hand_out(optimizer: Optimizer) -> None:
-    """Leave the weights that a schedule-free optimizer hands out in the place of those that it trains: a run's end."""
+    """End a run: a schedule-free optimizer puts its average, which is the result, in the place of what it trains."""
     if turn := getattr(optimizer, "eval", None):
         turn()
 
 
 @contextmanager
 def averaged(optimizer: Optimizer) -> Iterator[bool]:
-    """Put the weights that a schedule-free optimizer hands out in place of those that it trains, for a while.
+    """Let the policy have the average weights of a schedule-free optimizer for a while, which it evaluates and saves.
 
-    It trains at y, between its last iterate and the average x of all, and x is the result: what is evaluated and saved.
-    Other optimizers hand out what they train; the context is then empty, and yields False.
+    Other optimizers have no average: the context is then empty, and yields False.
     """
     if not hasattr(optimizer, "eval"):
         yield False

@@ -14,12 +14,7 @@ from oblrpo.trainer.learner import Learner, StepResult
 
 
 class Prompts:
-    """Takes the prompts of every step from the task, which decides by the number of the step.
-
-    Args:
-        task: the problems.
-        config: the number of prompts a step, and how they are drawn.
-    """
+    """Takes the prompts of every step from the task, which decides by the number of the step."""
 
     def __init__(self, task: Task, config: TrainConfig) -> None:
         self.task, self.size = task, config.rollout.prompts_per_step
@@ -61,11 +56,11 @@ class DynamicSampling(Prompts):
             asked = self.task.train_batch(self.batches, self.size)
             rounds.append(learner.sample(asked))
             problems += asked
-            differ = torch.cat([_differ(each).cpu() for each in rounds])
+            differ = torch.cat([_differ(sampled).cpu() for sampled in rounds])
         chosen_P = torch.argsort(differ, descending=True, stable=True)[: self.size]
-        every = Sampled.join(rounds)
-        done = learner.learn_from(every.at(chosen_P), number)
-        return [problems[index] for index in chosen_P.tolist()], replace(done, sampled=every, rounds=len(rounds))
+        sampled = Sampled.join(rounds)
+        done = learner.learn_from(sampled.at(chosen_P), number)
+        return [problems[index] for index in chosen_P.tolist()], replace(done, sampled=sampled, rounds=len(rounds))
 
     def state_dict(self) -> dict[str, Any]:
         """How far the task's batches have been used."""
@@ -79,9 +74,7 @@ class DynamicSampling(Prompts):
 def _differ(sampled: Sampled) -> torch.Tensor:
     """Which prompts have outputs that have earned different rewards, (P,)."""
     rewards_PG, valid_PG = sampled.rewards_PG, sampled.valid_PG
-    least_P = rewards_PG.where(valid_PG, torch.inf).amin(1)
-    most_P = rewards_PG.where(valid_PG, -torch.inf).amax(1)
-    return most_P > least_P
+    return rewards_PG.where(valid_PG, -torch.inf).amax(1) > rewards_PG.where(valid_PG, torch.inf).amin(1)
 
 
 def prompts_of(task: Task, config: TrainConfig) -> Prompts:

@@ -18,7 +18,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, every_value, lost
+from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value, lost
 from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.reference import Reference
@@ -29,8 +29,7 @@ from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer
 
 SMALL_MODEL = 5_000_000
-
-
+"""Parameters up to which one CPU thread is fastest."""
 MOST_COMPLETIONS = 2**24
 """Completions of a step; their bare text would take gigabytes."""
 
@@ -46,7 +45,8 @@ def check(config: TrainConfig) -> None:
             f"{smallest}, not {G}."
         )
     check_ranges(config, every_value(config))
-    _check_schedule(config.optim, algorithm.schedule)
+    if refused := RULES[algorithm.schedule].refusal(config.optim.optimizer, config.optim.learning_rate):
+        raise InputError(refused)
     if algorithm.smallest_group > G:
         raise InputError(
             f"the normalisation {algorithm.normalisation!r} needs a num_generations of at least "
@@ -54,9 +54,20 @@ def check(config: TrainConfig) -> None:
         )
     _check_scores(config)
     _check_selection(config, algorithm)
-    _check_ratio(config, algorithm)
-    _check_sampler(config.rollout)
-    _check_prompts(config.rollout)
+    whole = ratio_of(config.algorithm, algorithm).whole
+    if config.algorithm.num_iterations > 1 and algorithm.schedule == "ess" and not whole:
+        raise InputError(
+            f"schedule ess follows the importance weights of whole completions, which the ratio {algorithm.ratio!r} "
+            "does not use: set ratio to sequence, or another schedule."
+        )
+    _ = config.rollout.clip_max  # which refuses what cannot be read
+    if config.rollout.sampler == "vllm" and config.rollout.temperature < LEAST_TEMPERATURE:
+        raise InputError(
+            f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {config.rollout.temperature}; "
+            "raise it, or use the sampler transformers."
+        )
+    if config.rollout.dynamic_sampling and G < 2:
+        raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
     warm = config.warm_start
     if warm.warm_start_steps and not warm.sft_data and (config.task.data or config.task.task in BENCHMARKS):
         raise InputError("warm_start_steps needs sft_data, or a built-in task, which can demonstrate; data cannot.")
@@ -82,16 +93,11 @@ def _check_sizes(config: TrainConfig) -> None:
         )
 
 
-def _check_schedule(optim: OptimConfig, schedule: str) -> None:
-    if refused := RULES[schedule].refusal(optim.optimizer, optim.learning_rate):
-        raise InputError(refused)
-
-
 def _check_scores(config: TrainConfig) -> None:
     scores = config.scores
     methods = [name for name in METHODS if name != "streamed"]  # which gives no gradient
-    known = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
-    for key, value, table in known:
+    choices = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
+    for key, value, table in choices:
         if value not in table:
             raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.{lost(key, value)}")
     if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
@@ -106,47 +112,16 @@ def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(f"train_on must be all, exact or compute-optimal, not {config.algorithm.train_on!r}.{was}")
     if not _draws(config):
         return
-    entry, told = BASELINES[algorithm.baseline], f"train_on {config.algorithm.train_on!r}"
-    if "norm2_PG" in entry.needs and config.scores.score_norms == "exact":
+    if "norm2_PG" in BASELINES[algorithm.baseline].needs and config.scores.score_norms == "exact":
         raise InputError(
-            f"{told} needs weights for the baseline {algorithm.baseline!r} before any output goes through the model: "
-            "set score_norms to calibrated or logit."
+            f"train_on {config.algorithm.train_on!r} needs weights for the baseline {algorithm.baseline!r} before any "
+            "output goes through the model: set score_norms to calibrated or logit."
         )
-
-
-def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
-    """Refuse ratios that do not go with the schedule, where there are updates that take them."""
-    ratio, told = ratio_of(config.algorithm, algorithm), f"the ratio {algorithm.ratio!r}"
-    if config.algorithm.num_iterations == 1:
-        return
-    if algorithm.schedule == "ess" and not ratio.whole:
-        raise InputError(
-            f"schedule ess follows the importance weights of whole completions, which {told} does not use: set ratio "
-            "to sequence, or another schedule."
-        )
-
-
-def _check_sampler(rollout: RolloutConfig) -> None:
-    _ = rollout.clip_max  # which refuses what cannot be read
-    if rollout.sampler == "vllm" and rollout.temperature < LEAST_TEMPERATURE:
-        raise InputError(
-            f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
-            "or use the sampler transformers."
-        )
-
-
-def _check_prompts(rollout: RolloutConfig) -> None:
-    if rollout.dynamic_sampling and rollout.num_generations < 2:
-        raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
 
 
 def _draws(config: TrainConfig) -> bool:
     """Whether outputs are drawn, and count in proportion."""
     return config.algorithm.train_on == "compute-optimal"
-
-
-def _micro_batches(rollout: RolloutConfig) -> MicroBatches:
-    return MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
 
 
 def row_batches(rollout: RolloutConfig) -> MicroBatches:
@@ -176,8 +151,9 @@ def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
 
 def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
     """Return the sampler of a run, which tells of its draws what the run's selection asks for."""
-    known_early = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
-    features = _draws(config) or (config.algorithm.train_on == "exact" and known_early)
+    # A baseline of rewards alone says before any forward which outputs have an advantage of 0.
+    rewards_alone = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
+    features = _draws(config) or (config.algorithm.train_on == "exact" and rewards_alone)
     return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features)
 
 
@@ -186,7 +162,8 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
     rehearse(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)
-    iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
+    iterations = config.algorithm.num_iterations
+    micro_batches = MicroBatches(rollout.prompts_per_micro_batch, rollout.tokens_per_micro_batch)
     optimizer = make_optimizer(optim, policy.parameters)
     try:
         tape = ScoreTape(policy.model, scores.score_method)
@@ -197,6 +174,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             kl=optim.schedule_kl,
             rounds=policy.rounds,
         )
+        # Where lengths decide which prompts go together, this batch's part of the prior would depend on own outputs.
         by_length = bool(rollout.tokens_per_micro_batch) and not _draws(config)
         weights = RewardWeights(scores.score_norms, scores.calibration_steps)
         baseline = StepBaseline(algorithm.baseline, weights, past_only=by_length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from oblrpo.checksums import sum_of, sum_of_texts
@@ -20,12 +20,6 @@ def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], r
 
     Of a file it is that of its bytes, of a data set of the hub that of the problems and rows made of it, of a reward
     that of the file it is written in. Rows of a Python program have theirs in the settings, in their word.
-
-    Args:
-        config: the settings.
-        task: the problems.
-        rows: those of `sft_data`.
-        rewards: the rewards.
     """
     parts: dict[str, Sequence[Any]] = {"sft_data": rows}
     names = {"data": config.task.data, "eval_data": config.task.eval_data, "sft_data": config.warm_start.sft_data}
@@ -35,18 +29,15 @@ def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], r
         parts |= {"data": task.training if own_test else task.problems, "eval_data": held_out}
         if config.task.task in BENCHMARKS:  # what is not named is the benchmark's own, from the hub
             names |= {name: names[name] or (config.task.task,) for name in ("data", "eval_data") if own_test}
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     files: dict[str, str] = {}
     for setting, given in names.items():
         for name in given:
             if name.startswith(PREFIX):
                 continue
             if name in BENCHMARKS or (len(given) == 1 and is_hub_name(name)):
-                found[f"{setting} {name}"] = _sum(parts[setting])
+                rows_as_text = (json.dumps(lasting(vars(row)), sort_keys=True) for row in parts[setting])
+                digests[f"{setting} {name}"] = sum_of_texts(rows_as_text)
             else:
-                found[f"{setting} {name}"] = files[name] = files.get(name) or sum_of(path_of(name))
-    return found | {f"rewards {name}": known for name, known in rewards.digests.items()}
-
-
-def _sum(parts: Iterable[Any]) -> str:
-    return sum_of_texts(json.dumps(lasting(vars(part)), sort_keys=True) for part in parts)
+                digests[f"{setting} {name}"] = files[name] = files.get(name) or sum_of(path_of(name))
+    return digests | {f"rewards {name}": digest for name, digest in rewards.digests.items()}

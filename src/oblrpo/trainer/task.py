@@ -26,13 +26,10 @@ def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
     if task.task in BENCHMARKS:
         return _benchmark(task, seed)
     if task.data:
-        return _data(task, seed, objects)
-    for name, value in {
-        "eval_data": task.eval_data,
-        "where": task.where,
-        "prompt_template": task.prompt_template,
-    }.items():
-        if value:
+        heldout = _problems(read_source(task.eval_data, "test", objects.rows), task) if task.eval_data else None
+        return DataTask(name_of(task.data), data_problems(task, objects), heldout, task.heldout_fraction, seed)
+    for name in ("eval_data", "where", "prompt_template"):
+        if getattr(task, name):
             raise InputError(f"{name} needs data; the task {task.task!r} generates its problems.")
     return make_task(task.task, seed, **task.task_args)
 
@@ -79,13 +76,6 @@ def data_problems(task: TaskConfig, objects: Objects, split: str = "train") -> l
 def name_of(data: Sequence[str]) -> str:
     """Return what messages and files call these data; rows of a Python program have no name."""
     return "data" if data[0].startswith(PREFIX) else Path(data[0]).stem
-
-
-def _data(task: TaskConfig, seed: int, objects: Objects) -> Task:
-    heldout = None
-    if task.eval_data:
-        heldout = _problems(read_source(task.eval_data, "test", objects.rows), task)
-    return DataTask(name_of(task.data), data_problems(task, objects), heldout, task.heldout_fraction, seed)
 
 
 def _problems(rows: Stream, task: TaskConfig) -> list[Problem]:

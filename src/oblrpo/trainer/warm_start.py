@@ -23,18 +23,10 @@ def warm_start(
     """Maximise the mean token log-probability of demonstrated completions with AdamW and a cosine rate.
 
     The loss is -sum log pi(o|q) / tokens over the completions of a batch, end tokens included; prompts have none. The
-    rate rises over 20 steps, or over a tenth of them all where that is less.
-
-    Args:
-        policy: the policy, which is trained in place.
-        demonstrations: a function from the step to prompts and completions.
-        steps: the number of gradient steps.
-        learning_rate: the peak of the learning rate.
-        progress: a function that is called with each step and its loss, in nats a token.
-        micro_batches: which demonstrations go through the model together; this changes memory and not the gradient.
+    rate rises over 20 steps, or over a tenth of them all where that is less. `demonstrations` gives the prompts and
+    completions of a step; `progress` is called with the step and its loss, in nats a token.
 
     Raises:
-        InputError: a demonstration is longer than the model's context.
         DivergedError: a loss is NaN or infinite.
     """
     optimizer = torch.optim.AdamW(policy.parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
