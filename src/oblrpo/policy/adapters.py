@@ -14,6 +14,8 @@ from oblrpo.policy.files import check_complete
 from oblrpo.settings import PolicyConfig
 
 ADAPTER = "adapter_config.json"
+PATTERNS = "The following .*_pattern keys"
+"""PEFT's warning that patterns fit no module: of experts it writes such patterns itself."""
 
 
 def add_adapter(model: Any, config: PolicyConfig) -> Any:
@@ -31,15 +33,10 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
     )
     try:
         with warnings.catch_warnings():
-            _ignore_patterns()
+            warnings.filterwarnings("ignore", message=PATTERNS, category=RuntimeWarning)
             return peft.get_peft_model(model, lora)
     except (ValueError, TypeError, ImportError) as error:
         raise InputError(f"PEFT refuses the adapter: {' '.join(str(error).split())[:300]}") from None
-
-
-def _ignore_patterns() -> None:
-    """Leave out PEFT's warning that patterns fit no module: of experts it writes such patterns itself."""
-    warnings.filterwarnings("ignore", message="The following .*_pattern keys", category=RuntimeWarning)
 
 
 def without_adapters(model: Any) -> Any:
@@ -66,7 +63,7 @@ def load_adapter(model: Any, folder: str) -> Any:
     peft = _peft()
     try:
         with warnings.catch_warnings():
-            _ignore_patterns()
+            warnings.filterwarnings("ignore", message=PATTERNS, category=RuntimeWarning)
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused below
             adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
         _read_weights(adapted, folder)

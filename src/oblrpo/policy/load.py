@@ -51,8 +51,8 @@ def stand_in(config: PolicyConfig) -> Policy:
     try:
         tokenizer = _tokenizer(config.model, config)
         if not is_gguf(name):
-            known = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
-            longest = getattr(known, "max_position_embeddings", longest)
+            of_model = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+            longest = getattr(of_model, "max_position_embeddings", longest)
     except InputError:
         raise
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had

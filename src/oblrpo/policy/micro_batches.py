@@ -29,13 +29,10 @@ class MicroBatches:
         return bool(self.prompts or self.tokens)
 
     def of(self, sequences: Sequences, group_size: int, count_P: Tensor | None = None) -> list[Tensor]:
-        """The indices of each micro-batch's groups.
+        """The indices of every micro-batch's groups; the rows of `sequences` lie one group after the other.
 
-        Args:
-            sequences: the rows of all groups, one group after the other.
-            group_size: how many rows a whole group has.
-            count_P: how many rows of each group are left, at least one; all if None. Groups with fewer rows leave room
-                for more groups.
+        count_P are the rows that are left of every group, at least one; all if None. Groups with fewer rows than
+        `group_size` leave room for more groups.
         """
         lengths_S = sequences.mask_ST.sum(1)
         device = lengths_S.device

@@ -23,7 +23,7 @@ from oblrpo.scores import Features, TokenLogps, logit_norm2, token_logps
 
 @dataclass(frozen=True)
 class Logps:
-    """What one forward tells about completions."""
+    """The results of one forward over completions."""
 
     logps_S: Tensor
     """Log-probability of each completion, differentiable."""
@@ -38,11 +38,7 @@ class Logps:
 
     @property
     def features(self) -> Features:
-        """The features that proxies of score norms use, without gradient.
-
-        Raises:
-            DivergedError: a log-probability is NaN or infinite.
-        """
+        """The features that proxies of score norms use, without gradient."""
         check_finite("log-probability", self.logp_SC[self.own_SC.bool()])
         return Features.from_tokens(self.logit_norm2_SC, self.logp_SC, self.entropy_SC, self.own_SC)
 
@@ -148,15 +144,14 @@ class Policy:
         return Sequences.of(*self.pad_prompts(prompt_rows), answer_SC, answer_mask_SC)
 
     def logps(self, batch: Sequences, temperature: float = 1.0) -> Logps:
-        """Return log pi(o|q) of every completion, and what the same forward tells of its tokens.
+        """Return log pi(o|q) of every completion, and what the same forward says of its tokens.
 
         The distribution pi is the one that is sampled from, softmax(logits / temperature) token by token, the end token
         included. A completion that was cut at the longest length ends without one.
         """
-        own_SC = batch.own_SC
         tokens = self._tokens(batch, temperature)
-        logps_S = (tokens.logp_ST * own_SC).sum(1)
-        return Logps(logps_S, tokens.logp_ST, tokens.entropy_ST, tokens.logit_norm2_ST, own_SC)
+        logps_S = (tokens.logp_ST * batch.own_SC).sum(1)
+        return Logps(logps_S, tokens.logp_ST, tokens.entropy_ST, tokens.logit_norm2_ST, batch.own_SC)
 
     def _tokens(self, batch: Sequences, temperature: float) -> TokenLogps:
         """What the distributions of every column of the completions say; values at padding mean nothing.
@@ -199,10 +194,8 @@ class Policy:
 
     def _hidden(self, ids_ST: Tensor) -> Tensor:
         """The last hidden states of rows without padding on the left, (S, T, C)."""
-        hidden_STC: Tensor = (
-            without_adapters(self.model).base_model(input_ids=ids_ST, use_cache=False).last_hidden_state
-        )
-        return hidden_STC
+        inner = without_adapters(self.model).base_model
+        return inner(input_ids=ids_ST, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     @property
     def vocabulary(self) -> int:

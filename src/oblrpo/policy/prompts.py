@@ -67,7 +67,7 @@ class PromptFormat:
         return isinstance(prompt, str) and not self.chat
 
     def turn_ends(self, tokenizer: Any, prompt: Prompt) -> list[int]:
-        """Return the tokens that the chat template puts behind an answer to these messages; none if that is unknown."""
+        """Return the tokens that the chat template puts behind an answer to these messages; none if it shows none."""
         answered = [*self._messages(prompt), {"role": "assistant", "content": ANSWER}]
         try:
             shown = in_time(
@@ -122,7 +122,7 @@ class PromptFormat:
 
 
 def _appended(tokenizer: Any, text: str) -> int:
-    """How many tokens the tokenizer puts behind every text by itself, seen on one that has tokens of its own."""
+    """How many tokens the tokenizer puts behind every text by itself, shown by one that has tokens of its own."""
     bare, whole = (tokenizer(text, add_special_tokens=on).input_ids for on in (False, True))
     if not bare:
         return 0

@@ -14,11 +14,9 @@ PROMPT, COMPLETION = 2, 3
 
 
 def rehearse(policy: Policy, cure: str) -> None:
-    """Take scores of two short rows, as a step would, and forget them.
+    """Take scores of two short rows, as a step would, and forget them; no random number is drawn.
 
-    Args:
-        policy: the policy, in eval mode; it stays as it is, and no random number is drawn.
-        cure: of adapters that cannot be taken: how to adapt attention alone.
+    `cure` says how to adapt attention alone, where adapters cannot be taken.
     """
     steps_T = torch.arange(PROMPT + COMPLETION)
     ids_ST = torch.stack([5 + 7 * steps_T, 3 + 11 * steps_T]).to(policy.device) % policy.vocabulary

@@ -42,18 +42,15 @@ class Sequences:
     @classmethod
     def join(cls, blocks: list[Sequences]) -> Sequences:
         """The rows of several blocks, with the padding that the longest prompt and completion ask for."""
-        start = max(each.start for each in blocks)
-        width = max(each.ids_ST.shape[1] - each.start for each in blocks)
+        start = max(block.start for block in blocks)
+        width = max(block.ids_ST.shape[1] - block.start for block in blocks)
 
-        def wide(values_ST: Tensor, of: Sequences) -> Tensor:
-            return torch.nn.functional.pad(values_ST, (start - of.start, width - values_ST.shape[1] + of.start))
+        def joined(name: str) -> Tensor:
+            padding = [(start - block.start, width - block.ids_ST.shape[1] + block.start) for block in blocks]
+            values = [getattr(block, name) for block in blocks]
+            return torch.cat([torch.nn.functional.pad(*both) for both in zip(values, padding, strict=True)])
 
-        return cls(
-            torch.cat([wide(each.ids_ST, each) for each in blocks]),
-            torch.cat([wide(each.mask_ST, each) for each in blocks]),
-            torch.cat([wide(each.own_ST, each) for each in blocks]),
-            start,
-        )
+        return cls(joined("ids_ST"), joined("mask_ST"), joined("own_ST"), start)
 
     @property
     def count(self) -> int:
@@ -99,10 +96,9 @@ class Sequences:
         return Sequences(self.ids_ST[index][:, part], mask_ST[:, part], self.own_ST[index][:, part], self.start - skip)
 
     def flush_left(self) -> tuple[Tensor, Tensor]:
-        """Rows that begin with their first real token, all other padding behind them, and where completions begin.
+        """Rows that begin with their first real token, (S, T'), and the column of every completion's first token, (S,).
 
-        Returns:
-            The tokens (S, T'), no wider than the longest row, and the column of each completion's first token, (S,).
+        All other padding is behind them, up to the longest row.
         """
         begin_S = self.start - self.prompt_mask_SQ.sum(1)
         width = int((self.mask_ST.sum(1)).max())

@@ -13,7 +13,7 @@ def make_sampler(
 ) -> Sampler:
     """Return the sampler that the config asks for, with the policy's weights.
 
-    With `features` it tells what the draws know of each completion; vLLM always tells what it can.
+    With `features` it takes what the draws say of a completion; vLLM always does.
     """
     if config.sampler == "transformers":
         return TransformersSampler(policy, config.sampler_correction != "auto", features)

@@ -35,28 +35,20 @@ def applies(model: Any, columns: int) -> bool:
     """Return whether the loop gives what `generate` gives on sequences of up to so many tokens.
 
     It does for decoders whose layers all keep the keys and values of all tokens and nothing else (no state, and no
-    window that is shorter than the sequences), which take from transformers, unchanged, how a next token is read.
-    Code from a hub, encoders, prompts that were learned (PEFT's prompt tuning and its kin) and adapters that act from a
-    token on (aLoRA) go by `generate`.
+    window shorter than the sequences), and which read a next token as transformers does. Code from a hub, encoders,
+    learned prompts (PEFT's prompt tuning and its kin) and adapters that act from a token on (aLoRA) go by `generate`.
     """
     for config in getattr(model, "peft_config", {}).values():
         if config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None):
             return False
     inner = without_adapters(model)
     unchanged = all(getattr(type(inner), name, None) is getattr(GenerationMixin, name, None) for name in OWN_STEPS)
-    return (
-        unchanged
-        and not inner.config.is_encoder_decoder
-        and not inner.is_remote_code()
-        and keeps_all(inner.config, columns)
-    )
+    foreign = inner.config.is_encoder_decoder or inner.is_remote_code()
+    return unchanged and not foreign and keeps_all(inner.config, columns)
 
 
 def keeps_all(config: Any, columns: int) -> bool:
-    """Return whether every layer of such a model keeps the keys and values of all of so many tokens, and nothing else.
-
-    A window that is as long as the longest sequence leaves nothing out.
-    """
+    """Return whether every layer of such a model keeps keys and values of all of so many tokens, and nothing else."""
     layers = DynamicCache(config=config).layers
     return bool(layers) and all(
         type(layer) is DynamicLayer or (type(layer) is DynamicSlidingWindowLayer and layer.sliding_window >= columns)
@@ -71,10 +63,7 @@ def is_plain(cache: Any) -> bool:
 
 
 def cache_name(function: Callable[..., Any]) -> str:
-    """Return what a model's function calls the keys and values it takes, and its results those they give.
-
-    From transformers 5.24 on that is `cache`, and `past_key_values` warns.
-    """
+    """The name of keys and values among a function's arguments and results: from transformers 5.24 on `cache`."""
     return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
 
 
@@ -94,16 +83,9 @@ def decode(
 
     def read(ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Read tokens, with the inputs that `generate` gives; return the logits of what follows, and the cache."""
-        given = {"position_ids": positions} if "position_ids" in names else {}
-        output = inner(
-            input_ids=ids,
-            attention_mask=mask,
-            use_cache=True,
-            return_dict=True,
-            **{cache_is: cache},
-            **given,
-            **further,
-        )
+        given: dict[str, Any] = {"position_ids": positions} if "position_ids" in names else {}
+        given |= further | {cache_is: cache}
+        output = inner(input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **given)
         return output.logits[:, -1], getattr(output, cache_is)
 
     prompts = DynamicCache()
@@ -111,11 +93,15 @@ def decode(
     if cache is not prompts or not is_plain(prompts):
         return None
     logits_SV = logits_SV.repeat_interleave(copies, 0)
-    live = _Live.of(prompts, mask_PQ, copies, longest)
+    for index in range(len(prompts.layers)):  # one after another: the prompts' own keys are let go
+        prompts.layers[index] = Room(prompts.layers[index], copies, mask_PQ.shape[1] + longest - 1)
+    mask_SQ = mask_PQ.repeat_interleave(copies, 0)
+    mask_ST = torch.cat([mask_SQ, mask_SQ.new_ones(len(mask_SQ), longest)], 1)
+    live = _Live(prompts, torch.arange(len(mask_SQ), device=mask_PQ.device), mask_SQ.sum(1), mask_ST)
     completion_SC = prompt_PQ.new_full((len(live.row_N), longest), pad)
     wide = torch.promote_types(logits_SV.dtype, torch.float32)
-    tells = 3 if draw.features and draw.temperature else 1  # log-probability, entropy, logit norm
-    values = [torch.zeros_like(completion_SC, dtype=wide) for _ in range(tells)]
+    kinds = 3 if draw.features and draw.temperature else 1  # log-probability, entropy, logit norm
+    values = [torch.zeros_like(completion_SC, dtype=wide) for _ in range(kinds)]
     for column in range(longest):
         token_N, *values_of_draw = (value_N for value_N in draw(logits_SV) if value_N is not None)
         completion_SC[live.row_N, column] = token_N
@@ -137,18 +123,9 @@ class _Live:
     """The N rows that have not ended, in the first N places of everything; they move up when others leave."""
 
     cache: DynamicCache
-    row_N: Tensor  # which of the S rows each is
+    row_N: Tensor  # their places among the S rows
     length_N: Tensor  # the length of each row's prompt
     mask_NT: Tensor  # which tokens are real, with all columns that may come
-
-    @classmethod
-    def of(cls, cache: DynamicCache, mask_PQ: Tensor, copies: int, longest: int) -> _Live:
-        """All rows: `copies` of each prompt, whose keys and values move to a `Room` in the same cache."""
-        for index, layer in enumerate(cache.layers):  # one after another: the prompts' own are let go
-            cache.layers[index] = Room(layer, copies, mask_PQ.shape[1] + longest - 1)
-        mask_SQ = mask_PQ.repeat_interleave(copies, 0)
-        mask_ST = torch.cat([mask_SQ, mask_SQ.new_ones(len(mask_SQ), longest)], 1)
-        return cls(cache, torch.arange(len(mask_SQ), device=mask_PQ.device), mask_SQ.sum(1), mask_ST)
 
     def without(self, ended: list[bool], token_N: Tensor) -> Tensor:
         """Let rows leave, and return the tokens of the others in their new places.

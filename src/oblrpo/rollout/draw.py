@@ -11,7 +11,7 @@ WIDTH = 256  # entries of the vocabulary that are summed at once
 
 
 class Drawn(NamedTuple):
-    """One token a row, and what is known of the distribution that it was drawn from."""
+    """One token a row, and features of the distribution that it was drawn from."""
 
     token_S: Tensor  # the token; -1 where the logits give no probabilities
     logp_S: Tensor  # its log-probability, in nats
@@ -27,10 +27,10 @@ class Draw:
     temperature: float  # temperature of the distribution; 0 takes the most probable token
     top_p: float = 1.0  # share of the distribution that is drawn from
     features: bool = False
-    """Whether to tell entropy and logit norm, at a few more passes over the vocabulary; nothing at temperature 0."""
+    """Whether to take entropy and logit norm, at a few more passes over the vocabulary; not at temperature 0."""
 
     def __call__(self, logits_SV: Tensor) -> Drawn:
-        """Return a token a row, with what is known of the distribution that it was drawn from."""
+        """Return a token a row, with features of the distribution that it was drawn from."""
         scores_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
         if not self.temperature:
             return Drawn(scores_SV.argmax(-1), scores_SV.new_zeros(len(scores_SV)))

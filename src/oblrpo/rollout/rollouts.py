@@ -26,9 +26,9 @@ class Rollouts:
     """Whether each completion was cut at the longest length."""
     sampler_logps_SC: Tensor | None = None
     """Log-probability of each token, in nats, under the distribution it was drawn from; values at padding mean nothing.
-    It is None if the sampler does not tell."""
+    It is None if the sampler gives none."""
     features: Features | None = None
-    """What the draws themselves tell of each completion, without another forward; None if the sampler does not tell."""
+    """What the draws alone say of each completion, without another forward; None if the sampler gives none."""
 
     def at(self, index_S: Tensor) -> Rollouts:
         """The rows that an index names, in its order."""

@@ -34,10 +34,8 @@ class TransformersSampler:
         self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
     ) -> Rollouts:
         """Return completions as the function `sample` does."""
-        return sample(
-            self.policy, prompts, num_generations, max_completion_length, temperature,
-            logps=self.logps, features=self.features,
-        )  # fmt: skip
+        asked = prompts, num_generations, max_completion_length, temperature
+        return sample(self.policy, *asked, logps=self.logps, features=self.features)
 
     def sync(self, policy: Policy) -> None:
         """Sample from this policy from now on."""
@@ -63,14 +61,13 @@ def sample(
     kept where they are asked for, features by our own loop alone.
     """
     prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, room=max_completion_length))
-    drawn = None
+    drawn = of_draws = None
     if applies(policy.model, prompt_PQ.shape[1] + max_completion_length):
         pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p, features)
         with policy.arithmetic():
             drawn = decode(
                 policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
             )
-    of_draws = None
     if drawn is None:
         completion_SC, logps_SC = _by_generate(
             policy, prompt_PQ, mask_PQ, num_generations, max_completion_length, temperature, top_p, logps

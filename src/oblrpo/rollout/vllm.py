@@ -70,9 +70,6 @@ class VLLMSampler:
         outputs = [output for request in requests for output in sorted(request.outputs, key=lambda out: out.index)]
         if len(outputs) != len(rows) * num_generations:
             raise RuntimeError(f"vLLM gave {len(outputs)} completions for {len(rows)} x {num_generations}.")
-        return self._rollouts(rows, outputs, num_generations, max_completion_length)
-
-    def _rollouts(self, rows: list[list[int]], outputs: list[Any], G: int, longest: int) -> Rollouts:
         if any(output.logprobs is None for output in outputs):
             raise RuntimeError("vLLM gave no log-probabilities.")
         tokens = [list(output.token_ids) for output in outputs]
@@ -81,13 +78,15 @@ class VLLMSampler:
             for output in outputs
         ]
         device, padding = self.policy.device, self.policy.tokenizer.pad_token_id
-        prompt_SQ, prompt_mask_SQ = (values.repeat_interleave(G, 0) for values in self.policy.pad_prompts(rows))
+        prompt_SQ, prompt_mask_SQ = (
+            values.repeat_interleave(num_generations, 0) for values in self.policy.pad_prompts(rows)
+        )
         completion_SC, mask_SC = pad(tokens, padding, left=False, device=device)
         width = completion_SC.shape[1]
         logps_SC = torch.tensor([row + [0.0] * (width - len(row)) for row in logps], device=device)
         clipped_S = ~(ended(self.policy, completion_SC) & mask_SC.bool()).any(1)
         for output, row, clipped in zip(outputs, tokens, clipped_S.tolist(), strict=True):
-            if clipped and len(row) != longest:
+            if clipped and len(row) != max_completion_length:
                 raise RuntimeError(
                     f"vLLM ended a completion after {len(row)} tokens ({output.finish_reason}) without an end token."
                 )
@@ -115,7 +114,7 @@ class VLLMSampler:
 
 
 def features_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Features:
-    """What log-probabilities alone tell of the draws, with estimates for what a token's whole distribution would.
+    """The features of draws by log-probabilities alone, with estimates for what a token's whole distribution gives.
 
     Of a token drawn with probability p, 1 - p estimates the expected squared norm 1 - sum p^2 of its score for the
     logits, and -log p the entropy; both without bias.

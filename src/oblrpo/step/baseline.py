@@ -41,13 +41,12 @@ class StepBaseline:
         self._compares = False
 
     def begin(self, step: int | None, batch: Batch | None = None) -> None:
-        """Begin a pass over a batch.
+        """Begin a pass over a batch; all of it is given for a baseline that is known before any forward.
 
-        Args:
-            step: the number of the step, by which norms and their proxies are compared (`RewardWeights`); None in
-                later passes over the same batch, which compare nothing, and of which nothing is kept.
-            batch: all of it, for a baseline that is known before any forward.
+        `step` is the number of the step, by which norms and their proxies are compared. It is None in later passes over
+        the same batch, which compare nothing, and of which nothing is kept.
         """
+        # A copy: what this pass observes is part of the past only once the step has come to its end.
         self._seen, self._compares = copy.deepcopy(self.prior), self.weights.compares(step)
         if step is not None:
             self._kept = self._seen
@@ -57,17 +56,11 @@ class StepBaseline:
 
     def asks_norms(self, part: Batch | None = None) -> bool:
         """Whether score norms are taken: to weigh rewards by, or to compare proxies with."""
-        known = self.known_PG is not None or (part is not None and part.baseline_PG is not None)
-        return self._compares or (self.weights.exact and not known)
+        is_known = self.known_PG is not None or (part is not None and part.baseline_PG is not None)
+        return self._compares or (self.weights.exact and not is_known)
 
     def __call__(self, part: Batch, logps: Logps, tape: Any) -> tuple[Tensor, Tensor | None]:
-        """The baseline b of every output of a micro-batch, (P, G), and the score norms, (S,), where they were taken.
-
-        Args:
-            part: the micro-batch.
-            logps: what its forward tells.
-            tape: what has recorded its scores.
-        """
+        """The baseline b of every output of a micro-batch, (P, G), and the score norms, (S,), where they were taken."""
         norm2_S = None
         if self.asks_norms(part):
             norm2_S = tape.norm2()
@@ -91,12 +84,8 @@ class StepBaseline:
     ) -> Tensor:
         """The baseline of every output, (P, G); the prior of what follows in this pass takes the outputs in.
 
-        Args:
-            rewards_PG: the rewards F.
-            valid_PG: which outputs count.
-            own_PGT: the policy's own tokens, for a baseline that looks at lengths.
-            norm2_PG: the weights, for a baseline that takes some.
-            rho_PG: importance weights; 1 if None.
+        own_PGT are the policy's own tokens, for a baseline that looks at lengths, and norm2_PG the weights, for one
+        that takes some. Importance weights rho_PG are 1 if None.
         """
         inputs = {} if own_PGT is None else estimators.baseline_inputs(own_PGT, norm2_PG)
         baseline_PG = estimators.baseline(
@@ -107,14 +96,10 @@ class StepBaseline:
         return baseline_PG
 
     def compare(self, first: Gradient, drawn: Features | None = None) -> dict[str, float]:
-        """Compare every proxy with exact norms, of which the calibrated one learns.
+        """How well every proxy agrees with exact norms, of which the calibrated one learns; in steps that compare them.
 
-        Args:
-            first: the gradient of the first pass over a batch, right after it.
-            drawn: what the draws told of all outputs, where those that went through the model were drawn.
-
-        Returns:
-            How well every proxy agrees with exact norms, in steps that compare them.
+        `first` is the gradient of the first pass over a batch. Where the outputs that went through the model were
+        drawn, `drawn` are the features of all outputs, by their draws.
         """
         batch, parts = first.batch, first.parts
         norms = [part.norm2_S for part in parts if part.norm2_S is not None]
@@ -138,11 +123,6 @@ class StepBaseline:
         return {"prior": self.prior.state_dict(), "proxy": self.weights.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            KeyError: it is the state of another version.
-            ValueError: as `Prior` raises.
-        """
+        """Take up where `state_dict` left off."""
         self.prior.load_state_dict(state["prior"])
         self.weights.load_state_dict(state["proxy"])

@@ -74,9 +74,6 @@ class Batch:
             algorithm: the algorithm whose normalisation and loss weighting apply.
             longest: the longest completion allowed, in tokens.
             **further: fields of a subclass.
-
-        Raises:
-            ValueError: valid_PG has another shape than the rewards.
         """
         if valid_PG is None:
             valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool)
@@ -152,16 +149,13 @@ class Batch:
             part_P = index_P[place]
             part_P = part_P[count_P[part_P].argsort(descending=True, stable=True)]
             rows_S = rows_of(part_P, self.shape[1])
-            yield self._part(part_P, rows_S[chosen_PG.flatten()[rows_S]], count_P[part_P].tolist())
-
-    def _part(self, index_P: Tensor, index_S: Tensor, counts: list[int]) -> Self:
-        equal = len(set(counts)) == 1
-        shape = (len(index_P) if equal else len(index_S), -1)
-        rows = {
-            field.name: values.flatten()[index_S].view(shape) if field.name.endswith("_PG") else values[index_S]
-            for field in fields(self)
-            if field.name.endswith(("_PG", "_SC")) and (values := getattr(self, field.name)) is not None
-        }
-        groups = counts[0] if equal else counts
-        sequences = self.sequences.at(index_S)
-        return replace(self, sequences=sequences, index_P=index_P, index_S=index_S, groups=groups, **rows)
+            rows_S, counts = rows_S[chosen_PG.flatten()[rows_S]], count_P[part_P].tolist()
+            equal = len(set(counts)) == 1
+            shape = (len(part_P) if equal else len(rows_S), -1)
+            rows = {
+                field.name: values.flatten()[rows_S].view(shape) if field.name.endswith("_PG") else values[rows_S]
+                for field in fields(self)
+                if field.name.endswith(("_PG", "_SC")) and (values := getattr(self, field.name)) is not None
+            }
+            groups, sequences = counts[0] if equal else counts, self.sequences.at(rows_S)
+            yield replace(self, sequences=sequences, index_P=part_P, index_S=rows_S, groups=groups, **rows)

@@ -23,15 +23,8 @@ DIRECTIONS, DIMENSIONS = 8, 2048
 class VarianceLedger:
     """Takes the ledger: one forward and backward for activations, and as much again for the token-level baseline.
 
-    Args:
-        policy: the policy whose gradient it is.
-        temperature: the temperature of sampling.
-        micro_batches: which prompts' completions go through the model together.
-        exact: take inner products exactly, in one block, instead of from sketches.
-        every: `metrics` takes the ledger in step 1 and every so many steps; 0: never.
-
-    Raises:
-        ValueError: an exact ledger is asked for in several blocks.
+    Inner products come from sketches, unless they are to be `exact`, which needs all prompts in one micro-batch.
+    `metrics` takes the ledger in step 1 and in every so many steps; `every` 0: never.
     """
 
     def __init__(
@@ -78,12 +71,8 @@ class VarianceLedger:
     def take(self, batch: OffPolicyBatch, prior: Prior, seed: int) -> estimators.Ledger | None:
         """The ledger of the prompts with outputs enough for every baseline; None where fewer than two have them.
 
-        With importance weights rho, scores are rho grad log pi: their inner products, norms and all that follows.
-
-        Args:
-            batch: P x G completions and rewards, with their loss weighting.
-            prior: what earlier steps say, for `oblr_shrunk`.
-            seed: the seed of the sketches.
+        With importance weights rho, scores are rho grad log pi: their inner products, norms and all that follows. The
+        prior is what earlier steps say, for `oblr_shrunk`; the seed is that of the sketches.
         """
         G = batch.shape[1]
         part_P = batch.valid_PG.sum(1) >= min(2, G)
@@ -158,17 +147,10 @@ def ledger_of(
     weight_PG: Tensor | None = None,
     by_token: Callable[[Tensor], Tensor] | None = None,
 ) -> estimators.Ledger:
-    """The ledger of a batch whose scores' inner products were taken; every prompt has a valid output.
+    """The ledger of a batch whose scores' inner products were taken, (S, S), or two estimates of them, (2, S, S).
 
-    Args:
-        gram: inner products of scores, (S, S), or two estimates of them, (2, S, S).
-        rewards_PG: the rewards F.
-        valid_PG: which outputs count.
-        inputs: what was measured, as `baseline_inputs` gathers it.
-        prior: what earlier steps say, for `oblr_shrunk`.
-        rho_PG: importance weights; 1 if None.
-        weight_PG: the loss weighting; 1 if None.
-        by_token: gives the inner products under advantages by token, (P, G, T).
+    Every prompt has a valid output. `inputs` are those of `baseline_inputs`; importance weights rho_PG and the loss
+    weighting weight_PG are 1 if None; `by_token` gives the inner products under advantages by token, (P, G, T).
     """
     weight_PG = torch.ones_like(rewards_PG) if weight_PG is None else weight_PG
     coefs, grams = {}, {}

@@ -14,27 +14,21 @@ from oblrpo.step.gradient import Gradient, by_token
 
 
 class Movement:
-    """Scores a subsample of a batch once more after the update.
-
-    Args:
-        policy: the policy that is updated.
-        temperature: the temperature of sampling.
-        micro_batches: how many outputs go through the model at a time, each a group of its own.
-    """
+    """Scores a subsample of a batch once more after the update, every output a group of its own."""
 
     def __init__(self, policy: Policy, temperature: float, micro_batches: MicroBatches) -> None:
         self.policy, self.temperature, self.micro_batches, self.every = policy, temperature, micro_batches, ONE_IN
 
     def watch(self, gradient: Gradient) -> Callable[[], Tensor]:
-        """Return a function that tells, after the update, by how much the tokens' log pi has changed, (some S, C).
+        """Return a function that gives, after the update, the change of the tokens' log pi, (some S, C).
 
-        Where the policy rounds it tells log pi itself.
+        Where the policy rounds it gives log pi itself.
         """
         rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
         return self.of(gradient.batch.sequences.at(rows), lambda: gradient.logp_SC[rows])
 
     def of(self, chosen: Sequences, logp_SC: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """The same of these rows, with a function that tells their log pi before, NaN where that is not known."""
+        """The same of these rows, with a function that gives their log pi before, NaN where nothing has taken it."""
         if self.policy.rounds:  # then the schedule compares forwards of these rows alone (`SNRSchedule`)
             return lambda: self._logp_SC(chosen)
         before_SC = logp_SC()[:, : chosen.own_SC.shape[1]]

@@ -35,11 +35,7 @@ class SamplerMismatch:
 
     @classmethod
     def of(cls, logp_SC: Tensor, sampler_logp_SC: Tensor, mask_SC: Tensor) -> SamplerMismatch:
-        """Measure the mismatch on the tokens where mask_SC is not 0.
-
-        Raises:
-            ValueError: the sampler's log-probability of a token is NaN, infinite, or of a probability above 1.
-        """
+        """Measure the mismatch on the tokens where mask_SC is not 0."""
         real_SC = mask_SC.bool()
         sampled_N = sampler_logp_SC[real_SC]
         if not (sampled_N.isfinite() & (sampled_N <= 1e-3)).all():
@@ -102,9 +98,6 @@ class OffPolicyBatch(Batch):
         They are the `ratio` of this policy to the old one, 1 in the first update on a batch. With a sampler that
         reports its log-probabilities, and unless its correction is off, they are multiplied by min(C, old / sampler);
         a ratio that is the importance weight itself becomes min(C, pi / sampler).
-
-        Raises:
-            ValueError: what the sampler reports is no log-probability.
         """
         logp_SC, own_SC = logps.logp_SC.detach(), self.sequences.own_SC
         old_SC = logp_SC if self.old_logp_SC is None else self.old_logp_SC[:, : logp_SC.shape[1]]

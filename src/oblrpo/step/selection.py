@@ -23,7 +23,7 @@ SAMPLING = 1.0
 
 @dataclass(frozen=True)
 class Draw:
-    """The draw of the outputs that go through the model, for whoever asks what it cost."""
+    """The draw of the outputs that go through the model, for the metrics of its cost."""
 
     chance_PG: Tensor
     """The chances that outputs were kept with in one draw."""
@@ -32,7 +32,7 @@ class Draw:
     coef_PG: Tensor
     """What would have multiplied each score in the gradient if all had been kept, a_j."""
     added: float
-    """What leaving out adds to the variance, by what was known beforehand, over sum_j a_j^2 w_j."""
+    """The variance that leaving out adds, with proxies for w_j, over sum_j a_j^2 w_j."""
 
 
 def without_idle(batch: Batch, baseline_PG: Tensor) -> Tensor:
@@ -43,11 +43,9 @@ def without_idle(batch: Batch, baseline_PG: Tensor) -> Tensor:
 
 
 def draw_least_work(batch: Batch, baseline_PG: Tensor) -> tuple[Tensor, Draw]:
-    """Draw outputs so that variance times work is least; how many times each counts, (P, G), and the draw.
+    """Draw outputs so that variance times work is least; how many times each output counts, (P, G), and the draw.
 
-    Args:
-        batch: the batch, with `proxy_PG`.
-        baseline_PG: the baseline, which knows nothing of the draw.
+    The batch has its `proxy_PG`, and the baseline knows nothing of the draw.
     """
     assert batch.proxy_PG is not None
     coef_PG = (batch.rewards_PG - baseline_PG) * batch.share_of_mean

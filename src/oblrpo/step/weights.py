@@ -15,16 +15,14 @@ SCORE_NORMS = ("exact", *PROXIES, "calibrated")
 
 
 class RewardWeights:
-    """Chooses the weights of a batch, and follows how well every proxy would have done.
+    """Chooses the weights of a batch by a name of `SCORE_NORMS`, and follows how well every proxy would have done.
 
-    Args:
-        name: one of `SCORE_NORMS`.
-        every: exact norms and proxies are both taken, and compared, in every so many steps; 0 never.
+    In every so many steps, exact norms and proxies are both taken, and compared; `every` 0: never.
     """
 
     def __init__(self, name: str = "exact", every: int = 0) -> None:
         self.exact, self.every = name == "exact", every
-        self._name = "logit" if self.exact else name  # the proxy, where no norm is known yet
+        self._name = "logit" if self.exact else name  # the proxy before any norm is taken
         self.calibrated = CalibratedProxy()
 
     def compares(self, step: int | None) -> bool:
@@ -39,7 +37,7 @@ class RewardWeights:
         return self.by_proxy(logps.features)
 
     def by_proxy(self, features: Features, name: str = "") -> Tensor:
-        """Weights before any norm is known, (S,): the proxy of the settings, or the logit norm where that is none."""
+        """Weights before any norm is taken, (S,): the proxy of the settings, or the logit norm where that is none."""
         name = name or self._name
         return self.calibrated.predict(features) if name == "calibrated" else PROXIES[name](features)
 
