@@ -10,13 +10,7 @@ from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, squa
 from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.ratios import RATIOS, Bounds, Ratio
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
-from oblrpo.estimators.selection import (
-    Chances,
-    added_variance,
-    chances_of_least_work,
-    draw_outputs,
-    systematic,
-)
+from oblrpo.estimators.selection import Chances, added_variance, chances_of_least_work, draw_outputs, systematic
 
 __all__ = [
     "BASELINES",

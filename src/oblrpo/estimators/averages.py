@@ -41,11 +41,7 @@ class MomentAverage:
 
     @property
     def moments(self) -> Moments:
-        """The averages, with the N of the latest batch.
-
-        Raises:
-            ValueError: before the first batch.
-        """
+        """The averages, with the N of the latest batch; an error before the first."""
         if not self._count:
             raise ValueError("no step has been taken yet.")
         correction = 1 - self.decay**self._count

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measuring import MeasuringRule
-from oblrpo.estimators.rules import RateSettings, Step, first_rate, sets_its_own_rate
+from oblrpo.estimators.rules import RateSettings, Step
 
 LEAST_RATE, MOST_RATE = 1e-9, 1.0
 """Bounds on the rate, wide enough for a language model and for a toy; rsl_rl's are 1e-5 and 1e-2."""
@@ -30,6 +30,7 @@ class KLAdaptive(MeasuringRule):
         settings: the optimizer, and the target (`kl`) in nats an output.
     """
 
+    mode: ClassVar[str] = "kl"
     nats: ClassVar[float] = 0.02
     numbers: ClassVar[tuple[str, ...]] = (*MeasuringRule.numbers, "rate", "_start")
 
@@ -37,19 +38,10 @@ class KLAdaptive(MeasuringRule):
         super().__init__(settings)
         self.rate = self._start = 0.0
 
-    @classmethod
-    def refusal(cls, optimizer: str, learning_rate: float) -> str:
-        """Why the rule cannot work, or empty: the optimizer has a rate of its own, or the rate to start from is 0."""
-        return sets_its_own_rate("kl", optimizer, learning_rate)
-
     def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
-        """The rate of this update divided by the first.
-
-        Raises:
-            ValueError: there is no rate to start from.
-        """
+        """The rate of this update divided by the first."""
         if not self._start:
-            self._start = self.rate = first_rate("kl", self.settings.optimizer)
+            self._start = self.rate = self._first_rate()
         if self.settings.rounds:
             self._hold()
         return self.rate / self._start

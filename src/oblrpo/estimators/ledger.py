@@ -158,11 +158,9 @@ def _entry(inner_2PP: Tensor, mu2: float) -> LedgerEntry:
     inner_PP = inner_2PP.mean(0)
     P = len(inner_PP)
     total, diagonal = float(inner_PP.sum()), float(inner_PP.diagonal().sum())
-    signal2 = (total - diagonal) / (P * (P - 1))
-    variance = (diagonal / P - total / P**2) / (P - 1)
     return LedgerEntry(
-        variance=variance,
-        signal2=signal2,
+        variance=(diagonal / P - total / P**2) / (P - 1),
+        signal2=(total - diagonal) / (P * (P - 1)),
         within=(diagonal / P - mu2) / P,
         stderr=_jackknife(inner_PP),
         effective_dimension=_effective_dimension(inner_2PP),

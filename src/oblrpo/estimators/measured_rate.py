@@ -30,7 +30,7 @@ from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measuring import LONGEST, MeasuringRule
-from oblrpo.estimators.rules import RateSettings, Step, first_rate, mean_kl, sets_its_own_rate
+from oblrpo.estimators.rules import RateSettings, Step, mean_kl
 
 DELAY = 4
 """The updates after which what a young run may spend has fallen to a half."""
@@ -57,6 +57,7 @@ class MeasuredRate(MeasuringRule):
         settings: the optimizer whose parameters are held, delta (`kl`), growth and shrinkage.
     """
 
+    mode: ClassVar[str] = "auto"
     memory: ClassVar[float] = 0.97  # of signal and noise, which a run reports and the rate does not follow
     nats: ClassVar[float] = 1.0
     numbers: ClassVar[tuple[str, ...]] = (
@@ -71,31 +72,19 @@ class MeasuredRate(MeasuringRule):
         self._count = 0
         self._meant = settings.kl  # the nats that the step at hand is meant to take
 
-    @classmethod
-    def refusal(cls, optimizer: str, learning_rate: float) -> str:
-        """Why the rule cannot work, or empty: the optimizer has a rate of its own, or the rate to start from is 0."""
-        return sets_its_own_rate("auto", optimizer, learning_rate)
-
     @property
     def kappa(self) -> float:
         """The KL per squared rate, averaged over updates; NaN before the first one that was felt."""
         return self._kappa_sum / self._kappa_weight if self._kappa_weight else math.nan
 
     def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
-        """The next rate divided by the first.
-
-        Raises:
-            ValueError: there is no rate to start from, or the last update was not confined.
-        """
+        """The next rate divided by the first."""
         if not self._start:
-            self._start = first_rate("auto", self.settings.optimizer)
+            self._start = self._first_rate()
         if self._used is not None:
             raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
         self._count += 1
         self._meant = self.settings.kl * ess_ratio * (math.sqrt(mean_length or 1.0) / (self._count + DELAY))
-        return self._next_rate() / self._start
-
-    def _next_rate(self) -> float:
         if self.rate is None:
             self.rate = self._start
         elif self._kappa_weight:
@@ -104,14 +93,10 @@ class MeasuredRate(MeasuringRule):
             longest = max(self.rate * self.settings.growth, free)
             self.rate = min(max(best, self.rate / self.settings.shrinkage), longest)
         self._hold()
-        return self.rate
+        return self.rate / self._start
 
     def stepped(self, used: float | None) -> None:
-        """Take note of the rate that `optimizer.step()` was called at.
-
-        Raises:
-            ValueError: a second update before the first was confined.
-        """
+        """Take note of the rate that `optimizer.step()` was called at."""
         if self._used is not None:
             raise ValueError("two updates in one step: call `step` before and `confine` after each optimizer.step().")
         super().stepped(used)
@@ -135,7 +120,13 @@ class MeasuredRate(MeasuringRule):
             self._scale_update(shorter if left else 0.0)
             if not left:
                 self._used = None
-                raise ValueError(_not_of_the_weights(kl))
+                if not kl < math.inf:
+                    raise ValueError("log-probabilities are NaN or infinite after the update, and were so before it.")
+                raise ValueError(
+                    f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps cannot "
+                    "be measured: take those before and after it of the same rows, in the same precision, without "
+                    "dropout."
+                )
             kl = self._kl(change, self._used * left)
         used, self._used = self._used * left, None
         self.rate = None if self.rate is None else self.rate * left
@@ -151,7 +142,7 @@ class MeasuredRate(MeasuringRule):
     def _lengthened(self, used: float, change: Callable[[], Tensor]) -> tuple[float, float]:
         """KL and rate of an update too short to be felt, made ten times longer until it is; a KL of 0 if it never is.
 
-        It is used only while nothing is known of kappa. The parameters are put back to what the update made of them.
+        It is used only before kappa is measured. The parameters are put back to what the update made of them.
         """
         if self._kappa_weight or not self._is_update():
             return 0.0, used
@@ -162,12 +153,3 @@ class MeasuredRate(MeasuringRule):
                 self._scale_update(10.0)
                 kl = mean_kl(change())
         return (kl if kl < math.inf else 0.0), used * longer
-
-
-def _not_of_the_weights(kl: float) -> str:
-    if kl < math.inf:
-        return (
-            f"log-probabilities change by a KL of {kl:.2g} nats even without an update, so that steps cannot be "
-            "measured: take those before and after it of the same rows, in the same precision, without dropout."
-        )
-    return "log-probabilities are NaN or infinite after the update, and were so before it."

@@ -29,23 +29,26 @@ AIM = 0.15**2
 NEAR = 4.0
 """How far from `AIM`, to each side, a lengthened update may be; and how many times above rounding it has to be."""
 LINEAR = 1.0
-"""The mean square of the change of a token from which on nothing is known of smaller changes."""
+"""The mean square of the change of a token from which on it says nothing of smaller changes."""
 ONE_IN = 4
 """One of so many of a batch's outputs is scored again after the update, in every training loop of ours."""
 EVERY = 10
 """How many updates are measured with one floor."""
 LONGEST = 1e15
 """How many times an update is lengthened at the most to feel what it does."""
+RATES_OF_THEIR_OWN = ("Rprop", "Adafactor", "Prodigy")
+"""Optimizers whose step is not a direction times the rate that they are given."""
 OFFSETS = 1 << 20
 """How many random offsets are drawn at the most; larger tensors repeat them."""
 
 
 class MeasuringRule(Rule):
-    """A rule that has to know by how much each update moves the policy: `SNRSchedule.confine` is called after each.
+    """A rule that has to know by how much every update moves the policy: `SNRSchedule.confine` is called after it.
 
     It holds a copy of the trained parameters from `factor` to `confine`, if it has to put a part of the update back.
     """
 
+    mode: ClassVar[str]
     measures_updates: ClassVar[bool] = True
     numbers: ClassVar[tuple[str, ...]] = ("_reach", "_floor", "_measured")
 
@@ -53,9 +56,23 @@ class MeasuringRule(Rule):
         super().__init__(settings)
         self._used: float | None = None  # the rate of an update that was made and not yet confined
         self._before: list[Tensor] = []
-        self._reach = 0.0  # the root mean square change of a token at rate 1; 0 while it is not known
+        self._reach = 0.0  # the root mean square change of a token at rate 1; 0 before it is measured
         self._floor = 0.0  # the mean square change of a token that is rounding's
         self._measured = 0
+
+    @classmethod
+    def refusal(cls, optimizer: str, learning_rate: float) -> str:
+        """Why the rule cannot work, or empty: the optimizer has a rate of its own, or the rate to start from is 0."""
+        if optimizer in RATES_OF_THEIR_OWN:
+            return f"schedule {cls.mode!r} sets the learning rate, which {optimizer} makes its own; try AdamW."
+        return "" if learning_rate else f"schedule {cls.mode!r} needs a learning_rate above 0 to start from."
+
+    def _first_rate(self) -> float:
+        """The rate that the optimizer was made with; a scheduler's warm-up may begin at 0."""
+        rate = max(float(group.get("initial_lr", group["lr"])) for group in self.settings.optimizer.param_groups)
+        if refused := self.refusal("", rate):
+            raise ValueError(refused)
+        return rate
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off; versions before 0.3 knew nothing of reach and floor."""
@@ -68,10 +85,6 @@ class MeasuringRule(Rule):
     @property
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.settings.optimizer.param_groups for p in group["params"]]
-
-    @property
-    def _aim(self) -> float:
-        return max(AIM, NEAR * self._floor)
 
     def _hold(self) -> None:
         self._before = [p.detach().clone() for p in self._parameters]
@@ -125,16 +138,16 @@ class _Lengths:
 
     def kl(self, used: float) -> float:
         """The KL of the update, made at this rate; the rule learns reach and floor from it."""
-        rule = self.rule
-        k = min(max(math.sqrt(rule._aim) / (rule._reach * used), 1.0), LONGEST) if rule._reach else 1.0
+        rule, aim = self.rule, max(AIM, NEAR * self.rule._floor)
+        k = min(max(math.sqrt(aim) / (rule._reach * used), 1.0), LONGEST) if rule._reach else 1.0
         change = self._at(k)
         size = mean_square(change)
         due = not rule._reach or rule._measured % EVERY == 0 or size < max(AIM / NEAR, 2 * rule._floor)
         if due and size < LINEAR:
             k, change, rule._floor = self._with_floor(k, change)
-            size = mean_square(change)
-        while k > 1 and size > NEAR * rule._aim:
-            k = max(1.0, k * max(0.1, math.sqrt(rule._aim / size)))
+            size, aim = mean_square(change), max(AIM, NEAR * rule._floor)
+        while k > 1 and size > NEAR * aim:
+            k = max(1.0, k * max(0.1, math.sqrt(aim / size)))
             change = self._at(k)
             size = mean_square(change)
         rule._measured += 1

@@ -115,12 +115,8 @@ def group_norm2(gram_PGG: Tensor, coef_PG: Tensor) -> Tensor:
     """The squared norm || sum_j a_j s_j ||^2 of every prompt's gradient, (P,), from its scores' inner products.
 
     It serves loops that take the gradient elsewhere and keep no scores; `ScoreTape.accumulate` gives the same directly.
-    Inner products that are right on average (with exact norms on the diagonal) give norms that are right on average,
-    and may fall below 0.
-
-    Args:
-        gram_PGG: the inner products <s_j, s_k>.
-        coef_PG: the coefficients a_j; 0 for outputs that do not count.
+    Inner products gram_PGG that are right on average (with exact norms on the diagonal) give norms that are right on
+    average, and may fall below 0. coef_PG are the a_j; 0 for outputs that do not count.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -151,22 +147,16 @@ def squared_norm(parameters: list[torch.nn.Parameter]) -> float:
 
     Gradients sharded over ranks (FSDP2) are summed over those; every rank must call.
     """
-    norms = [_square_sum(p.grad.double().square()) for p in parameters if p.grad is not None]
-    by_layout: dict[Any, list[Tensor]] = {}
-    for norm2, layout in norms:
-        by_layout.setdefault(layout, []).append(norm2)
+    by_layout: dict[Any, list[Tensor]] = {}  # by the mesh and the axes over which the ranks' shares add up
+    for squares in (p.grad.double().square() for p in parameters if p.grad is not None):
+        sharded: Any = squares if hasattr(squares, "to_local") else None
+        layout = None if sharded is None else (sharded.device_mesh, sharded.placements)
+        by_layout.setdefault(layout, []).append((squares if sharded is None else sharded.to_local()).sum())
     total = 0.0
-    for layout, some in by_layout.items():
-        norm2 = torch.stack(some).sum()
+    for layout, shares in by_layout.items():
+        norm2 = torch.stack(shares).sum()
         total += float(norm2 if layout is None else _summed_over_ranks(norm2, *layout))
     return total
-
-
-def _square_sum(squares: Any) -> tuple[Tensor, Any]:
-    """This rank's share of the sum, with the mesh and the axes over which the shares add up."""
-    if not hasattr(squares, "to_local"):
-        return squares.sum(), None
-    return squares.to_local().sum(), (squares.device_mesh, squares.placements)
 
 
 def _summed_over_ranks(share: Tensor, mesh: Any, placements: Any) -> Tensor:

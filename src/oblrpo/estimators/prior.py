@@ -29,8 +29,8 @@ class Prior:
     Args:
         strength: the strength c, at least 0; None chooses it.
         past_only: whether other prompts of this batch are left out, and only earlier steps count.
-        memory: what a step counts for one step later, in [0, 1); 0 relies on this batch alone and cannot choose a
-            strength.
+        memory: the share of a step's weight that is left one step later, in [0, 1); 0 relies on this batch alone and
+            cannot choose a strength.
 
     Raises:
         ValueError: a setting out of range.
@@ -57,7 +57,7 @@ class Prior:
         return STRENGTHS[int(self._risk_C.argmin())] if bool(self._risk_C.any()) else self.FIRST
 
     def of_others(self, rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> tuple[Tensor, Tensor]:
-        """The prior's w_bar and b_bar for every prompt, (P, 1) each; 0 where no other output is known."""
+        """The prior's w_bar and b_bar for every prompt, both (P, 1); 0 where there is no other output."""
         norm2_PG = norm2_PG * valid_PG
         own_P3 = torch.stack([valid_PG, norm2_PG, norm2_PG * rewards_PG], -1).sum(1)
         before_P3 = torch.cat([torch.zeros_like(own_P3[:1]), own_P3.cumsum(0)[:-1]])

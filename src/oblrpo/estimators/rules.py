@@ -21,7 +21,7 @@ from oblrpo.estimators.averages import MomentAverage
 
 @dataclass(frozen=True)
 class RateSettings:
-    """What a rule may be told; each rule reads what concerns it.
+    """The settings of all rules; every rule reads those that concern it.
 
     Raises:
         ValueError: a value is out of range.
@@ -72,10 +72,7 @@ class Rule(ABC):
         Args:
             average: signal and noise, averaged up to and with this batch.
             ess_ratio: ESS / B of this batch's importance weights; 1 on-policy.
-            mean_length: the mean length of this batch's outputs in tokens, if the caller knows it.
-
-        Raises:
-            ValueError: the rule cannot go on.
+            mean_length: the mean length of this batch's outputs in tokens, if the caller has it.
         """
 
     @classmethod
@@ -98,11 +95,7 @@ class Rule(ABC):
         return {name.removeprefix("_"): getattr(self, name) for name in self.numbers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            KeyError: the state is that of another rule.
-        """
+        """Take up where `state_dict` left off."""
         for name in self.numbers:
             setattr(self, name, state[name.removeprefix("_")])
 
@@ -157,33 +150,6 @@ def mean_kl(change: Tensor) -> float:
     if not change.isfinite().all():
         return math.inf
     return max(0.0, float((change.expm1() - change).sum() / len(change)))
-
-
-RATES_OF_THEIR_OWN = ("Rprop", "Adafactor", "Prodigy")
-"""Optimizers whose step is not a direction times the rate that they are given."""
-
-
-def sets_its_own_rate(mode: str, optimizer: str, learning_rate: float) -> str:
-    """Why a rule that finds the rate cannot work with an optimizer of this name at this rate, or empty."""
-    if optimizer in RATES_OF_THEIR_OWN:
-        return f"schedule {mode!r} sets the learning rate, which {optimizer} makes its own; try AdamW."
-    return "" if learning_rate else no_start(mode)
-
-
-def no_start(mode: str) -> str:
-    """What is told where the rate to start from is 0."""
-    return f"schedule {mode!r} needs a learning_rate above 0 to start from."
-
-
-def first_rate(mode: str, optimizer: Optimizer) -> float:
-    """The rate that the optimizer was made with; a scheduler's warm-up may begin at 0.
-
-    Raises:
-        ValueError: it is 0.
-    """
-    if rate := max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups):
-        return rate
-    raise ValueError(no_start(mode))
 
 
 def set_rate(group: dict[str, Any], rate: Any) -> None:

@@ -13,16 +13,7 @@ from oblrpo.estimators.averages import Interval, MomentAverage
 from oblrpo.estimators.kl_adaptive import KLAdaptive
 from oblrpo.estimators.measured_rate import MeasuredRate
 from oblrpo.estimators.moments import Moments
-from oblrpo.estimators.rules import (
-    Debiased,
-    EffectiveSampleSize,
-    Off,
-    PlugIn,
-    RateSettings,
-    Rule,
-    Step,
-    set_rate,
-)
+from oblrpo.estimators.rules import Debiased, EffectiveSampleSize, Off, PlugIn, RateSettings, Rule, Step, set_rate
 
 Mode = Literal["debiased", "plugin", "auto", "kl", "ess", "off"]
 SCHEDULE_MODES: tuple[Mode, ...] = get_args(Mode)
@@ -35,7 +26,7 @@ RULES: dict[str, type[Rule]] = {
     "ess": EffectiveSampleSize,
     "off": Off,
 }
-"""The class behind each mode of `SNRSchedule`."""
+"""The classes behind the modes of `SNRSchedule`."""
 
 
 class SNRSchedule:
@@ -45,8 +36,7 @@ class SNRSchedule:
     eta = (1/c) N SNR / (1 + N SNR) (theorem 4); the optimizer's own rate eta_0 stands for 1/c. There are six modes:
 
     - `debiased` (default): S / (S + T/N) with unbiased S and T; on one batch that is max(0, 1 - T / (N ||g||^2)).
-    - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2. Its N SNR is about 1 too high, so that the
-      factor hardly ever falls below 1/2: it cannot brake.
+    - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2: it cannot brake (`PlugIn`).
     - `auto` sets the rate at which a step moves the policy by as many nats as the run's age and the length of its
       outputs allow (`MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`,
       and tell `step` the outputs' mean length.
@@ -123,11 +113,7 @@ class SNRSchedule:
 
     @property
     def smoothed(self) -> Moments:
-        """The averaged moments, with the N of the latest batch.
-
-        Raises:
-            ValueError: before the first step.
-        """
+        """The averaged moments, with the N of the latest batch; an error before the first step."""
         return self.average.moments
 
     def snr_interval(self, z: float = 1.96) -> Interval:
@@ -209,11 +195,7 @@ class SNRSchedule:
         return {"factor": self.factor, "steps": self._steps, "average": average, "rule": self.rule.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            KeyError: it is the state of another version or mode.
-        """
+        """Take up where `state_dict` left off; a KeyError where that was another version or mode."""
         self.factor, self._steps = state["factor"], state["steps"]
         self.average.load_state_dict(state["average"])
         self.rule.load_state_dict(state["rule"])
