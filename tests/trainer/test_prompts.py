@@ -1,6 +1,7 @@
 """Which prompts a step learns from: dynamic sampling, or the order of the task."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from oblrpo.rollout import TransformersSampler, join
 from oblrpo.settings import RolloutConfig, TrainConfig
 from oblrpo.tasks import DataTask, Problem
 from oblrpo.trainer.metrics import step_metrics
-from oblrpo.trainer.prompts import DynamicSampling, Prompts, prompts_of
+from oblrpo.trainer.prompts import Prompts
 from oblrpo.trainer.setup import check
 from tests.trainer.learners import learner_of
 
@@ -69,8 +70,7 @@ def test_dynamic_sampling_goes_on_until_enough_prompts_differ(tiny_policy):
     last = next(place for place in (5, 4) if order[place] not in order[1:3])  # the third batch is of another epoch
     rewards = Rewards({order[1]: [1.0, 0.0, 0.0], order[2]: [1.0, 1.0, None], order[last]: [0.2, None, 0.3]})
     learner = learner_for(tiny_policy, rewards, prompts_per_step=2)
-    prompts = prompts_of(task, config)
-    assert isinstance(prompts, DynamicSampling)
+    prompts = Prompts(task, config)
     problems, done = prompts.step(learner, 1)
     assert rewards.asked == [order[:2], order[2:4], order[4:]]
     assert [problem.prompt for problem in problems] == [order[1], order[last]]
@@ -84,7 +84,7 @@ def test_dynamic_sampling_goes_on_until_enough_prompts_differ(tiny_policy):
     assert len(known) > 5 * G - 3
     agree = [text not in {order[1], order[last]} for text in order]
     assert metrics["frac_reward_zero_std"] == pytest.approx(sum(agree) / len(agree))
-    again = prompts_of(task, config)
+    again = Prompts(task, config)
     again.load_state_dict(prompts.state_dict())
     again.step(learner, 2)
     assert rewards.asked[3] == [problem.prompt for problem in task.train_batch(4, 2)]
@@ -94,15 +94,20 @@ def test_after_the_last_round_prompts_that_agree_fill_the_step(tiny_policy):
     task = data_task()
     order = [problem.prompt for step in (1, 2) for problem in task.train_batch(step, 2)]
     rewards = Rewards({order[3]: [1.0, 0.0, 0.0]})
-    prompts = DynamicSampling(task, config_of(prompts_per_step=2, dynamic_sampling=2))
+    prompts = Prompts(task, config_of(prompts_per_step=2, dynamic_sampling=2))
     problems, done = prompts.step(learner_for(tiny_policy, rewards, prompts_per_step=2), 1)
     assert [problem.prompt for problem in problems] == [order[3], order[0]]
     assert (len(rewards.asked), done.rounds) == (2, 2)
 
 
 def test_the_order_of_the_task_is_the_default():
-    assert type(prompts_of(data_task(), config_of())) is Prompts
-    assert prompts_of(data_task(), config_of()).state_dict() == {}
+    asked = []
+    learner = SimpleNamespace(step=lambda problems, number: asked.append((problems, number)))
+    prompts, task = Prompts(data_task(), config_of(prompts_per_step=2)), data_task()
+    problems, _ = prompts.step(learner, 3)
+    assert asked == [(problems, 3)]
+    assert problems == task.train_batch(3, 2)
+    assert prompts.state_dict() == {}
 
 
 @pytest.mark.parametrize(

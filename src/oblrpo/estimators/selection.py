@@ -54,17 +54,23 @@ def chances_of_least_work(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, sa
     """
     if not 0 <= sampling < math.inf:
         raise ValueError(f"sampling must cost at least 0, got {sampling}.")
-    checked = _checked(coef_PG, norm2_PG, cost_PG)
-    coef_N, norm2_N, cost_N = (values_PG.flatten() for values_PG in checked)
-    low, high = _range(*checked)
+    if not coef_PG.shape == norm2_PG.shape == cost_PG.shape:
+        raise ValueError(f"shapes differ: {tuple(coef_PG.shape)}, {tuple(norm2_PG.shape)}, {tuple(cost_PG.shape)}.")
+    coef_PG, norm2_PG, cost_PG = (values_PG.detach().double() for values_PG in (coef_PG, norm2_PG, cost_PG))
+    if not coef_PG.isfinite().all() or not norm2_PG.isfinite().all() or (norm2_PG < 0).any() or (cost_PG <= 0).any():
+        raise ValueError("coefficients must be finite, squared norms at least 0, and costs positive.")
+    coef_N, norm2_N, cost_N = coef_PG.flatten(), norm2_PG.flatten(), cost_PG.flatten()
+    pull_N, square_N = coef_N.abs() * (norm2_N / cost_N).sqrt(), coef_N.square() * norm2_N
+    low = high = 0.0  # the logarithms of the kappa below which every p is the least, and of that from which all are 1
+    if len(pulls_N := pull_N[pull_N > 0]):
+        low, high = math.log(LEAST_CHANCE / float(pulls_N.max())), -math.log(float(pulls_N.min()))
     kappa_K = torch.linspace(low, high, 201, dtype=torch.float64, device=coef_N.device).exp()
     # All of them at once, because this is done in every step; as `_at`, of which the best makes the result.
-    pull_N, square_N = coef_N.abs() * (norm2_N / cost_N).sqrt(), coef_N.square() * norm2_N
     chance_KN = torch.where(coef_N != 0, (kappa_K[:, None] * pull_N).clamp(LEAST_CHANCE, 1), 0)
     chance_KN = chance_KN / (1 - nothing_kept(chance_KN.view(-1, *coef_PG.shape)))[:, None].clamp(min=LEAST_CHANCE)
     added_K = ((1 / chance_KN.clamp(min=LEAST_CHANCE) - 1) @ square_N) / square_N.sum().clamp(min=1e-300)
     best = int(((1 + added_K) * (sampling + chance_KN @ cost_N)).argmin())
-    return _at(float(kappa_K[best]), *checked)
+    return _at(float(kappa_K[best]), coef_PG, norm2_PG, cost_PG)
 
 
 def systematic(chance_PG: Tensor, uniform_P1: Tensor) -> Tensor:
@@ -133,15 +139,6 @@ def added_variance(chance_PG: Tensor, coef_PG: Tensor, gram_SS: Tensor, nothing:
     return (1 - nothing) * total - nothing * whole
 
 
-def _checked(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if not coef_PG.shape == norm2_PG.shape == cost_PG.shape:
-        raise ValueError(f"shapes differ: {tuple(coef_PG.shape)}, {tuple(norm2_PG.shape)}, {tuple(cost_PG.shape)}.")
-    coef_PG, norm2_PG, cost_PG = (values_PG.detach().double() for values_PG in (coef_PG, norm2_PG, cost_PG))
-    if not coef_PG.isfinite().all() or not norm2_PG.isfinite().all() or (norm2_PG < 0).any() or (cost_PG <= 0).any():
-        raise ValueError("coefficients must be finite, squared norms at least 0, and costs positive.")
-    return coef_PG, norm2_PG, cost_PG
-
-
 def _at(kappa: float, coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> Chances:
     pulls_PG, pull_PG = coef_PG != 0, coef_PG.abs() * (norm2_PG / cost_PG).sqrt()
     chance_PG = torch.where(pulls_PG, (pull_PG * kappa).clamp(LEAST_CHANCE, 1), 0)
@@ -152,12 +149,3 @@ def _at(kappa: float, coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> Cha
     whole = float(square_PG.sum())
     added = float(added_PG.sum()) / whole if whole else 0.0
     return Chances(chance_PG, nothing, added, float((final_PG * cost_PG).sum() / cost_PG.sum()))
-
-
-def _range(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> tuple[float, float]:
-    """Logarithms of the kappa below which every p is the least, and of that from which on all are 1."""
-    pull_N = (coef_PG.abs() * (norm2_PG / cost_PG).sqrt()).flatten()
-    pull_N = pull_N[pull_N > 0]
-    if not len(pull_N):
-        return 0.0, 0.0
-    return math.log(LEAST_CHANCE / float(pull_N.max())), -math.log(float(pull_N.min()))

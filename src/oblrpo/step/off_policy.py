@@ -43,13 +43,6 @@ class SamplerMismatch:
         delta_SC = torch.where(real_SC, logp_SC.detach().double() - sampler_logp_SC.double(), 0)
         return cls(delta_SC.sum(1), delta_SC[real_SC].abs())
 
-    @classmethod
-    def join(cls, blocks: list[SamplerMismatch]) -> SamplerMismatch:
-        """Put the mismatch of all micro-batches together."""
-        return cls(
-            torch.cat([block.log_ratio_S for block in blocks]), torch.cat([block.difference_N for block in blocks])
-        )
-
     def rho_S(self, clip_max: float) -> Tensor:
         """The importance weights min(clip_max, pi / mu)."""
         return self.log_ratio_S.clamp(max=math.log(clip_max)).exp()
@@ -80,7 +73,7 @@ class OffPolicyBatch(Batch):
     sampler_logps_SC: Tensor | None = None
     """The log-probability of each token under the sampler, where it is to be compared."""
     features: Features | None = None
-    """What the draws themselves tell of each output, where the sampler does."""
+    """What the draws alone say of every output, where the sampler gives it."""
     draw: Draw | None = None
     """How outputs were drawn for the gradient; None where they are not."""
     old_logp_SC: Tensor | None = None
@@ -132,8 +125,11 @@ class OffPolicyBatch(Batch):
 def mismatch_metrics(gradient: Gradient) -> dict[str, float]:
     """The mismatch of a batch's parts as metrics; nothing where the sampler reports no log-probabilities."""
     batches = [_off_policy(part) for part in gradient.parts]
-    mismatches = [batch.mismatch for batch in batches if batch.mismatch is not None]
-    return SamplerMismatch.join(mismatches).metrics(batches[0].clip_max) if mismatches else {}
+    parts = [batch.mismatch for batch in batches if batch.mismatch is not None]
+    if not parts:
+        return {}
+    log_ratios, differences = [part.log_ratio_S for part in parts], [part.difference_N for part in parts]
+    return SamplerMismatch(torch.cat(log_ratios), torch.cat(differences)).metrics(batches[0].clip_max)
 
 
 def clip_metrics(gradient: Gradient) -> dict[str, float]:

@@ -35,7 +35,7 @@ from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_row
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, hand_out
-from oblrpo.trainer.prompts import prompts_of
+from oblrpo.trainer.prompts import Prompts
 from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.sources import sources_of
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
@@ -87,7 +87,7 @@ class Trainer:
         self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, rows)
         set_threads(config.run.threads, self.policy)
         self.learner = make_learner(self.policy, self.rewards, config)
-        self.prompts = prompts_of(self.task, config)
+        self.prompts = Prompts(self.task, config)
         if checkpoint:
             state = load_state(checkpoint)
             if state["step"] > config.run.steps:
