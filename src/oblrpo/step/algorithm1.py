@@ -50,7 +50,6 @@ class Algorithm1:
             number: the number of the step, from 1.
         """
         gradient = self.gradient(self.batch(self.sample(problems)), number)
-        self.baseline.keep(gradient)
         update = self.update(gradient)
         self.baseline.end_step()
         self.sampler.sync(self.policy)

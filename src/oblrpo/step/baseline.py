@@ -21,8 +21,7 @@ from oblrpo.step.weights import RewardWeights, join
 class StepBaseline:
     """The baseline b of every output of a step.
 
-    Use: `begin` every pass over a batch, call the baseline with every micro-batch of it, `keep` what the first pass has
-    seen, and `end_step`.
+    Use: `begin` every pass over a batch, call the baseline with every micro-batch of it, and `end_step`.
 
     Args:
         name: a key of `estimators.BASELINES`.
@@ -45,10 +44,13 @@ class StepBaseline:
         """Begin a pass over a batch.
 
         Args:
-            step: the number of the step, by which norms and their proxies are compared (`RewardWeights`); None: not.
+            step: the number of the step, by which norms and their proxies are compared (`RewardWeights`); None in
+                later passes over the same batch, which compare nothing, and of which nothing is kept.
             batch: all of it, for a baseline that is known before any forward.
         """
         self._seen, self._compares = copy.deepcopy(self.prior), self.weights.compares(step)
+        if step is not None:
+            self._kept = self._seen
         self.known_PG = None if batch is None else batch.baseline_PG
         if batch is not None and self.known_PG is None and not (self.weighted and batch.proxy_PG is None):
             self.known_PG = self._of(batch, batch.proxy_PG)
@@ -107,17 +109,16 @@ class StepBaseline:
             self._seen.observe(rewards_PG, norm2_PG if rho_PG is None else norm2_PG * rho_PG**2, valid_PG)
         return baseline_PG
 
-    def keep(self, first: Gradient, drawn: Features | None = None) -> dict[str, float]:
-        """Keep what the first pass over a batch has seen for later steps, and teach the calibrated proxy.
+    def compare(self, first: Gradient, drawn: Features | None = None) -> dict[str, float]:
+        """Compare every proxy with exact norms, of which the calibrated one learns.
 
         Args:
-            first: the gradient of that pass, right after it.
+            first: the gradient of the first pass over a batch, right after it.
             drawn: what the draws told of all outputs, where those that went through the model were drawn.
 
         Returns:
             How well every proxy agrees with exact norms, in steps that compare them.
         """
-        self._kept = self._seen
         batch, parts = first.batch, first.parts
         norms = [part.norm2_S for part in parts if part.norm2_S is not None]
         if not self._compares or not norms or batch.shape[1] < 2:
@@ -131,7 +132,7 @@ class StepBaseline:
         return self.weights.compare(drawn, norm2_PG.flatten(), batch.shape[1], valid_S, batch.keep_PG.flatten())
 
     def end_step(self) -> None:
-        """Make what was kept a part of the past."""
+        """Make what the first pass has seen a part of the past."""
         self.prior = self._kept
         self.prior.next_step()
 

@@ -145,7 +145,7 @@ class Learner(Algorithm1):
     def of_first(self, gradient: Gradient) -> dict[str, float]:
         """What the first gradient of a batch tells beside itself, as metrics; the baseline learns from it."""
         batch = taken_of(gradient)
-        metrics = self.baseline.keep(gradient, batch.features if batch.draw is not None else None)
+        metrics = self.baseline.compare(gradient, batch.features if batch.draw is not None else None)
         metrics |= mismatch_metrics(gradient) | self.ledger.of_draw(batch)
         return metrics if batch.draw is None else metrics | {"added_variance": batch.draw.added}
 
