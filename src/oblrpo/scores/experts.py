@@ -29,7 +29,7 @@ class Dispatch:
     """Number of flattened tokens that the positions count in."""
 
 
-Tap: TypeAlias = Callable[[dict[str, str], Tensor, Tensor, Dispatch | None], Tensor]
+ProductTap: TypeAlias = Callable[[dict[str, str], Tensor, Tensor, Dispatch | None], Tensor]
 """Records output = input W' + b for the parameters named {"weight" or "transposed": W or W', "bias": b}, or for their
 slices that were dispatched to; returns the output to go on with."""
 
@@ -86,7 +86,7 @@ def _first(module: nn.Module) -> str:
     return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
 
 
-def _product(module: Any, tap: Tap, name: str, x: Tensor, dispatch: Dispatch) -> Tensor:
+def _product(module: Any, tap: ProductTap, name: str, x: Tensor, dispatch: Dispatch) -> Tensor:
     """One expert's product, with its bias where there are any."""
     weight, names = getattr(module, name)[dispatch.index], {"weight": name}
     if getattr(module, "is_transposed", True):
@@ -98,7 +98,7 @@ def _product(module: Any, tap: Tap, name: str, x: Tensor, dispatch: Dispatch) ->
     return tap(names, x, linear(x, weight, bias), dispatch)
 
 
-def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+def _experts(module: Any, tap: ProductTap, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The experts' forward with its tokens sorted by expert, and one pair of products an expert."""
     first, experts, tokens = _first(module), len(module.down_proj), len(hidden_states)
     expert_N, order_N = top_k_index.flatten().sort(stable=True)
@@ -118,7 +118,7 @@ def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, 
     return mixed
 
 
-def _all_experts(module: Any, tap: Tap, hidden_states: Tensor) -> Tensor:
+def _all_experts(module: Any, tap: ProductTap, hidden_states: Tensor) -> Tensor:
     """Llama 4's: every expert sees every token, and what comes in is sorted by expert."""
     by_expert = hidden_states.view(len(module.down_proj), -1, hidden_states.shape[-1])
     tokens, outputs = by_expert.shape[1], []

@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from oblrpo.scores.contributions import Contribution, Outer
-from oblrpo.scores.operations import Operation, Source
-from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, product
+from oblrpo.scores.operations import Operation, ParameterInPlace
+from oblrpo.scores.rules import Gradients, LayerCall, UnsupportedModelError, product
 
 
 class Factored(NamedTuple):
     """What the tap of such an operation needs: its rule, its parameters by the names of the parts, and its input."""
 
     gradients: Gradients
-    sources: dict[str, Source]
+    sources: dict[str, ParameterInPlace]
     input: Tensor
 
 
@@ -33,7 +33,7 @@ def factors_of(operation: Operation, args: Any, kwargs: Any, tokens: int) -> Fac
     if func not in _PRODUCTS or set(kwargs) - {"bias"} or len(args) < 2:
         return None
     input, weight, bias = args[0], known.get(id(args[1])), [*args[2:], *kwargs.values(), None][0]
-    names = dict[str, Source]()
+    names = dict[str, ParameterInPlace]()
     tokens_lead = input.ndim == 2 and input.shape[0] == operation.rows * tokens
     whole = weight is not None and weight.transposed is not None and weight.tensor.ndim == 2
     if weight is None or not whole or not (input.shape[0] == operation.rows or tokens_lead):
@@ -65,7 +65,7 @@ def _lookup(operation: Operation, args: Any, kwargs: Any) -> Factored | None:
         raise UnsupportedModelError(f"{source.path}: no gradient a sequence with max_norm or scale_grad_by_freq.")
     vocabulary = len(source.in_place)
 
-    def rule(call: Call, grad: Tensor) -> dict[str, Contribution]:
+    def rule(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
         index_ST, right = call.input.reshape(len(call.input), -1), grad.reshape(grad.shape[0], -1, grad.shape[-1])
         if padding is not None:
             right = right.masked_fill((index_ST == padding % vocabulary)[..., None], 0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oblrpo.scores.operations import Derived
+from oblrpo.scores.operations import DerivedTensor
 
 
 def _some_rows(args: Any, kwargs: Any) -> bool:
@@ -43,8 +43,8 @@ _CASTS = {"to", "float", "double", "half", "bfloat16", "type", "type_as", "conti
 _TRANSPOSES = {"t", "T", "mT", "transpose"}
 
 
-def alias(func: Any, result: Tensor, derived: list[Derived]) -> bool | None:
-    """Whether a result is still its only source, or its transpose, as `Derived.transposed` says."""
+def alias(func: Any, result: Tensor, derived: list[DerivedTensor]) -> bool | None:
+    """Whether a result is still its only source, or its transpose, as `DerivedTensor.transposed` says."""
     (first, *others), name = derived, name_of(func)
     if others or first.transposed is None or len(first.sources) != 1:
         return None

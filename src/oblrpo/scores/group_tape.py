@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from oblrpo.scores.contributions import sum_in_widest
 from oblrpo.scores.groups import Groups, fit
 from oblrpo.scores.layout import Layout
-from oblrpo.scores.owners import Slot
-from oblrpo.scores.recorder import Recorder
+from oblrpo.scores.recorder import ForwardRecorder
 from oblrpo.scores.rules import wrapped_by_fsdp
 from oblrpo.scores.stores import Sums
+from oblrpo.scores.trainable_layers import ParameterPiece
 
 
 class GroupTape:
@@ -47,7 +47,7 @@ class GroupTape:
     def __init__(self, model: nn.Module, *, check_rows: bool = True) -> None:
         self.model = model
         self._check_rows, self._used = check_rows, False
-        self._recorder = Recorder(model)
+        self._recorder = ForwardRecorder(model)
         self.forget()
 
     def forget(self) -> None:
@@ -110,13 +110,13 @@ class GroupTape:
             )
         self.forget()
         with self._recorder.resumed():
-            norms = add_sums(self._recorder, self._recorder.slots, logps_S, coef_S.detach(), layout, group_size)
+            norms = add_sums(self._recorder, self._recorder.pieces, logps_S, coef_S.detach(), layout, group_size)
         if not norms:
             raise ValueError("nothing to accumulate: logps_S does not depend on any recorded module.")
         return sum_in_widest(norms)
 
 
-def check_logps(recorder: Recorder, logps_S: Tensor, used: bool) -> None:
+def check_logps(recorder: ForwardRecorder, logps_S: Tensor, used: bool) -> None:
     """Check what both tapes need of the log-probabilities that they are given.
 
     Raises:
@@ -130,13 +130,13 @@ def check_logps(recorder: Recorder, logps_S: Tensor, used: bool) -> None:
         raise ValueError(f"record needs differentiable log-probabilities: {recorder.why_nothing(logps_S)}")
     if used:
         raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
-    if not recorder.slots:
+    if not recorder.pieces:
         raise ValueError(f"nothing to record: {recorder.why_nothing(logps_S)}")
 
 
 def add_sums(
-    recorder: Recorder,
-    slots: Iterable[Slot],
+    recorder: ForwardRecorder,
+    pieces: Iterable[ParameterPiece],
     logps_S: Tensor,
     coef_S: Tensor,
     layout: Layout,
@@ -145,9 +145,9 @@ def add_sums(
     """Run the backward with coefficients, adding up the gradient layer by layer; squared norms of groups, (P,) each.
 
     Raises:
-        UnsupportedModelError: as `Recorder.backward` raises.
+        UnsupportedModelError: as `ForwardRecorder.backward` raises.
     """
-    sums = {slot: Sums(slot.wide_grad, groups) for slot in slots}
+    sums = {piece: Sums(piece.wide_grad, groups) for piece in pieces}
     with torch.enable_grad():
         recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
     return [store.norm2_P for store in sums.values() if store.norm2_P is not None]

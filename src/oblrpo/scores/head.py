@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from oblrpo.scores.contributions import Contribution, Recomputed, Vector, chunks, wide
 from oblrpo.scores.recorder import ACTIVE
 from oblrpo.scores.rules import linear
-from oblrpo.scores.taps import Use
+from oblrpo.scores.tapped_calls import TappedCall
 
 
 class TokenLogps(NamedTuple):
@@ -68,18 +68,20 @@ def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperat
         )
     weight: Tensor = head.weight
     bias: Tensor | None = head.bias
-    use: Use | None = None
+    call: TappedCall | None = None
     root: Tensor | None = None
     for recorder in reversed(ACTIVE):
-        owner = recorder.owner_of(head)
-        if owner is not None and torch.is_grad_enabled():
-            use = recorder.use(owner, linear, dict(owner.parameters), hidden_STC, (*target_ST.shape, head.out_features))
+        layer = recorder.layer_of(head)
+        if layer is not None and torch.is_grad_enabled():
+            call = recorder.tapped_call(
+                layer, linear, dict(layer.parameters), hidden_STC, (*target_ST.shape, head.out_features)
+            )
             root = recorder.root
             weight, bias = weight.detach(), None if bias is None else bias.detach()
             break
     dtype = _type(weight)
     product = _Product(weight.detach().to(dtype), None if bias is None else bias.detach(), temperature, dtype)
-    return TokenLogps(*_HeadLogps.apply(hidden_STC, weight, bias, root, target_ST, product, use))
+    return TokenLogps(*_HeadLogps.apply(hidden_STC, weight, bias, root, target_ST, product, call))
 
 
 def _type(weight: Tensor) -> torch.dtype:
@@ -129,7 +131,7 @@ class _HeadLogps(torch.autograd.Function):
         root: Tensor | None,
         target_ST: Tensor,
         product: _Product,
-        use: Use | None,
+        call: TappedCall | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         S, T, V = *target_ST.shape, len(weight)
         keeps = any(ctx.needs_input_grad) and weight.shape[1] >= S * T
@@ -145,7 +147,7 @@ class _HeadLogps(torch.autograd.Function):
                 result.append(part)
         logp_ST, entropy_ST, norm2_ST, normaliser_ST = map(torch.cat, results)
         ctx.save_for_backward(hidden, weight, bias, target_ST, normaliser_ST, kept)
-        ctx.product, ctx.use = product, use
+        ctx.product, ctx.call = product, call
         ctx.mark_non_differentiable(entropy_ST, norm2_ST)
         ctx.set_materialize_grads(False)
         return logp_ST, entropy_ST, norm2_ST
@@ -160,7 +162,7 @@ class _HeadLogps(torch.autograd.Function):
             return *_differentiable(ctx, hidden, weight, bias, target_ST, grad_ST), *[None] * 4
         hidden = hidden.detach()  # with its graph it would keep a tape alive
         need_hidden, need_weight, need_bias, *_ = ctx.needs_input_grad
-        use: Use | None = ctx.use
+        call: TappedCall | None = ctx.call
         product: _Product = ctx.product
         grad_hidden = torch.zeros_like(hidden) if need_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide(weight[:0]).dtype) if need_weight else None
@@ -175,10 +177,10 @@ class _HeadLogps(torch.autograd.Function):
                 grad_weight += left.flatten(0, 1).mT @ wide(hidden[rows]).flatten(0, 1)
             if grad_bias is not None:
                 grad_bias += left.sum((0, 1))
-        if use is not None and not use.receiver.only_checks(use, grad_ST):
+        if call is not None and not call.collector.only_checks(call, grad_ST):
             with torch.no_grad():
-                in_rows = use.receiver.rows(use, *saved)
-                use.receiver.deliver(use, _contributions(in_rows, left_of, weight, bias is not None))
+                in_rows = call.collector.rows(call, *saved)
+                call.collector.deliver(call, _contributions(in_rows, left_of, weight, bias is not None))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),

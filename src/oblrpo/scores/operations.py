@@ -1,8 +1,8 @@
 """The general way: every sequence's gradient of parameters without a rule, from one operation.
 
-An operation y = f(x, w), where w is computed from parameters alone (`Derived`), gives the gradient of w by vmap over
-rows of its vector-Jacobian product, and that of the parameters through what w was computed by. `watching` finds the
-operations.
+An operation y = f(x, w), where w is computed from parameters alone (`DerivedTensor`), gives the gradient of w by vmap
+over rows of its vector-Jacobian product, and that of the parameters through what w was computed by. `tapped_operations`
+finds the operations.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from oblrpo.scores.contributions import CHUNK_ELEMENTS, Contribution, Vector, wide
-from oblrpo.scores.owners import Owner
 from oblrpo.scores.rules import UnsupportedModelError
+from oblrpo.scores.trainable_layers import TrainableLayer
 
 
-class Source(NamedTuple):
+class ParameterInPlace(NamedTuple):
     """A parameter as it is in place now, under FSDP the gathered one, and whose it is."""
 
-    owner: Owner
+    layer: TrainableLayer
     name: str
     in_place: Tensor
 
     @property
     def path(self) -> str:
         """Its path in the model."""
-        return f"{self.owner.name}.{self.name}"
+        return f"{self.layer.name}.{self.name}"
 
 
 @dataclass(frozen=True)
-class Derived:
+class DerivedTensor:
     """A tensor computed from parameters and constants alone."""
 
     tensor: Tensor
-    sources: tuple[Source, ...]
+    sources: tuple[ParameterInPlace, ...]
     transposed: bool | None
     """False: it is its only source, but for a cast; True: its transpose; None: something else."""
     version: int
@@ -64,7 +64,7 @@ class Operation:
     function: Callable[..., Any]
     leaves: list[Any]
     spec: TreeSpec
-    derived: dict[int, Derived]
+    derived: dict[int, DerivedTensor]
     """By the place among the leaves."""
     in_rows: list[int]
     """Places of the leaves that have a leading row axis."""
@@ -80,7 +80,7 @@ class Operation:
         return self.function(*args, **kwargs)
 
     @property
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, ParameterInPlace]:
         """The parameters behind it, by path."""
         return {source.path: source for each in self.derived.values() for source in each.sources}
 
@@ -93,7 +93,7 @@ class Operation:
         for source in self.sources.values():
             if source.in_place.numel() > limit:
                 raise UnsupportedModelError(
-                    f"{source.path}: no score-norm rule for {type(source.owner.module).__name__}, and with "
+                    f"{source.path}: no score-norm rule for {type(source.layer.module).__name__}, and with "
                     f"{source.in_place.numel()} numbers it is too large to hold a gradient a sequence; freeze it or "
                     "add a rule with oblrpo.scores.register_rule."
                 )

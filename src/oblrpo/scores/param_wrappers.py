@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from oblrpo.scores.contributions import Contribution, Outer, wide
 from oblrpo.scores.experts import is_experts
-from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, product
+from oblrpo.scores.rules import Gradients, LayerCall, UnsupportedModelError, product
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Of weights to which PEFT adds the product as it is."""
 
 
-class Part(NamedTuple):
+class ExpertPart(NamedTuple):
     """An expert's part of a matrix that holds those of all experts."""
 
     place: tuple[slice, slice]
@@ -97,14 +97,14 @@ class Adapter:
             )
         return True
 
-    def parts(self, expert: int) -> dict[str, Part]:
+    def parts(self, expert: int) -> dict[str, ExpertPart]:
         """The expert's parts of A and B."""
         count = self.wrapper.num_experts
         (rows, inputs), outputs = self.A.weight.shape, self.B.weight.shape[0]
         r = rows // count
         return {
-            "A": Part((slice(expert * r, (expert + 1) * r), slice(None)), torch.Size((r, inputs))),
-            "B": Part((slice(None), slice(expert, None, count)), torch.Size((outputs, r))),
+            "A": ExpertPart((slice(expert * r, (expert + 1) * r), slice(None)), torch.Size((r, inputs))),
+            "B": ExpertPart((slice(None), slice(expert, None, count)), torch.Size((outputs, r))),
         }
 
     def rule(self, expert: int, role: str) -> Gradients:
@@ -113,7 +113,7 @@ class Adapter:
         A, B = self.A.weight.detach()[parts["A"].place], self.B.weight.detach()[parts["B"].place]
         weights_are_rows = self.wrapper._did_swap_in_out_features  # (experts, out, in)
 
-        def gradients(call: Call, grad: Tensor) -> dict[str, Contribution]:
+        def gradients(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
             weight = product(call, grad)[role]
             assert isinstance(weight, Outer)
             left, right = weight.left, weight.right

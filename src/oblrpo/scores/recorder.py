@@ -22,56 +22,56 @@ from torch.utils.hooks import RemovableHandle
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.graphs import backward, foreign_functions, foreign_hooks, why_nothing_was_recorded
 from oblrpo.scores.layout import Layout, rows_to_check
-from oblrpo.scores.operations import Operation, Source
-from oblrpo.scores.owners import (
-    Owner,
-    SharedPrompt,
-    Slot,
-    owners_of_trainable_parameters,
-    scopes,
-    shared_prompts,
-    while_running,
-)
-from oblrpo.scores.param_wrappers import Part
+from oblrpo.scores.operations import Operation, ParameterInPlace
+from oblrpo.scores.param_wrappers import ExpertPart
 from oblrpo.scores.row_check import KEPT_APART, way_of
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
-from oblrpo.scores.taps import Receiver, Tap, Use
-from oblrpo.scores.watching import Operations, Record
+from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
+from oblrpo.scores.tapped_operations import OperationTapper, Tapping
+from oblrpo.scores.trainable_layers import (
+    ParameterPiece,
+    SharedPrompt,
+    TrainableLayer,
+    scopes,
+    shared_prompts,
+    trainable_layers,
+    while_running,
+)
 
-ACTIVE: list[Recorder] = []
+ACTIVE: list[ForwardRecorder] = []
 """The recorders that are inside their `with`, innermost last."""
 
 
-class Recorder:
+class ForwardRecorder:
     """The hooks on one model, and the taps of one forward."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._owners = owners_of_trainable_parameters(model)
+        self._layers = trainable_layers(model)
         # Reached from every tap, so that each runs in the backward.
         self.root = torch.zeros((), requires_grad=True, device="cpu")
-        self.receiver = Receiver()
+        self.collector = ShareCollector()
         self._handles: list[RemovableHandle] = []
         self._prompts: list[SharedPrompt] = []
         self._ran_without_gradients = self._foreign_hooks = False
-        self._slots: dict[tuple[int, int | None], Slot] = {}
+        self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
         self.batch_rows: int | None = None
         self.tokens: int | None = None
         self._given: tuple[str, ...] = ()
-        self._scopes: list[Owner] = []
-        record = Record(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation)
-        self._operations = Operations(record, sum(p.numel() for p in model.parameters()))
+        self._scopes: list[TrainableLayer] = []
+        tapping = Tapping(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation)
+        self._operations = OperationTapper(tapping, sum(p.numel() for p in model.parameters()))
 
     @property
-    def slots(self) -> list[Slot]:
-        """The slots that the present forward used."""
-        return [slot for slot in self._slots.values() if slot.calls]
+    def pieces(self) -> list[ParameterPiece]:
+        """The pieces that the present forward used."""
+        return [piece for piece in self._pieces.values() if piece.calls]
 
-    def owner_of(self, module: nn.Module) -> Owner | None:
-        """The trainable module's owner, or None."""
-        return self._owners.get(module)
+    def layer_of(self, module: nn.Module) -> TrainableLayer | None:
+        """The module as a trainable layer, or None."""
+        return self._layers.get(module)
 
     @property
     def active(self) -> bool:
@@ -86,14 +86,14 @@ class Recorder:
         """
         if self.active:
             raise RuntimeError("this tape is already recording; use one `with` at a time.")
-        self._owners = owners_of_trainable_parameters(self.model)
+        self._layers = trainable_layers(self.model)
         self.batch_rows = self.tokens = None
         self._given = ()
         self._gathered = {}
         self._ran_without_gradients = self._foreign_hooks = False
         self._operations.forget()
-        for slot in self._slots.values():
-            slot.forget()
+        for piece in self._pieces.values():
+            piece.forget()
         try:
             self._hook()
         except BaseException:
@@ -105,9 +105,9 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        for owner in self._owners.values():  # a KeyboardInterrupt inside a forward skips its hook
-            owner.show_parameters()
-            owner.restore_forward()
+        for layer in self._layers.values():  # a KeyboardInterrupt inside a forward skips its hook
+            layer.show_parameters()
+            layer.restore_forward()
         for scope in self._scopes:
             scope.restore_forward()
         for prompt in self._prompts:
@@ -136,22 +136,22 @@ class Recorder:
         for prompt in self._prompts:
             prompt.look_up_per_row()
         self._scopes = []
-        general = [owner for owner in self._owners.values() if owner.by_operations]
+        general = [layer for layer in self._layers.values() if layer.by_operations]
         self._handles += self._operations.hooks(self.model, general)
-        for module, (scope, owners) in scopes(self.model, general).items():
-            parts = [self._owners[part] for part in module.children() if part in self._owners]
-            near = [part for part in parts if part.inside is None and part not in owners]  # it may use their weights
-            scope.replace_forward(partial(self._forward_seen, module, owners + near))
+        for module, (scope, layers) in scopes(self.model, general).items():
+            parts = [self._layers[part] for part in module.children() if part in self._layers]
+            near = [part for part in parts if part.inside is None and part not in layers]  # it may use their weights
+            scope.replace_forward(partial(self._forward_seen, module, layers + near))
             self._scopes.append(scope)
-        for owner in self._owners.values():
-            module = owner.module
-            if owner.by_operations:
+        for layer in self._layers.values():
+            module = layer.module
+            if layer.by_operations:
                 continue
-            if owner.user is not None:
-                self._handles += while_running(owner.user, owner.hide_parameters, owner.show_parameters)
+            if layer.user is not None:
+                self._handles += while_running(layer.user, layer.hide_parameters, layer.show_parameters)
                 continue
-            if owner.inside is not None:
-                owner.replace_forward(partial(owner.inside, module, partial(self.tap, owner)))
+            if layer.inside is not None:
+                layer.replace_forward(partial(layer.inside, module, partial(self.tap, layer)))
             self._handles += [
                 # FSDP gathers a module's parameters in a hook of its own, which must come first.
                 module.register_forward_pre_hook(self._before_forward, prepend=not wrapped_by_fsdp(module)),
@@ -174,115 +174,115 @@ class Recorder:
             self._given = tuple(sorted(name for name, value in kwargs.items() if value is not None))
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        owner = self._owners[module]
-        owner.hide_parameters()
+        layer = self._layers[module]
+        layer.hide_parameters()
         # Learned positions of shape (1, T) or (T,) are meant for every row: their gradient would be summed over rows.
         first, rows = args[0] if args else None, self.batch_rows
         if rows and isinstance(module, nn.Embedding) and isinstance(first, Tensor) and torch.is_grad_enabled():
             if first.ndim == 1:
-                raise UnsupportedModelError(f"{owner.name}: ids of shape (T,) for all rows; give it ids of every row.")
+                raise UnsupportedModelError(f"{layer.name}: ids of shape (T,) for all rows; give it ids of every row.")
             if first.shape[0] == 1:
                 return (first.expand(rows, *first.shape[1:]), *args[1:])
         return None
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        owner = self._owners[module]
-        owner.show_parameters()
+        layer = self._layers[module]
+        layer.show_parameters()
         self._ran_without_gradients |= not torch.is_grad_enabled()
-        if output is None or not torch.is_grad_enabled() or owner.inside is not None:
+        if output is None or not torch.is_grad_enabled() or layer.inside is not None:
             return None
         first = args[0] if args else next(iter(kwargs.values()))
         if not isinstance(first, Tensor) or not isinstance(output, Tensor):
-            raise UnsupportedModelError(f"{owner.name}: its rule needs one tensor in and one tensor out.")
+            raise UnsupportedModelError(f"{layer.name}: its rule needs one tensor in and one tensor out.")
         rule = rule_for(module)
         assert rule is not None
-        use = self.use(owner, rule.gradients, dict(owner.parameters), first, output.shape)
-        return Tap.apply(output, self.root, use, first, *([output] if rule.needs_output else []))
+        call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), first, output.shape)
+        return OutputTap.apply(output, self.root, call, first, *([output] if rule.needs_output else []))
 
-    def _forward_seen(self, module: nn.Module, owners: list[Owner], *args: Any, **kwargs: Any) -> Any:
+    def _forward_seen(self, module: nn.Module, layers: list[TrainableLayer], *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, in which the operations on these parameters are seen."""
         self._ran_without_gradients |= not torch.is_grad_enabled()
-        with self._operations.of(owners):
+        with self._operations.of(layers):
             return type(module).forward(module, *args, **kwargs)
 
     def _tap_operation(
         self,
-        owner: Owner,
         gradients: Gradients,
-        sources: dict[str, Source],
+        sources: dict[str, ParameterInPlace],
         output: Tensor,
         saved: list[Tensor],
         operation: Operation | None,
     ) -> Tensor:
-        names = {key: source.owner.parameters[source.name] for key, source in sources.items()}
-        use = self.use(owner, gradients, names, saved[0], output.shape, operation=operation)
-        tapped: Tensor = Tap.apply(output, self.root, use, *saved)
+        layer = next(iter(sources.values())).layer
+        names = {key: source.layer.parameters[source.name] for key, source in sources.items()}
+        call = self.tapped_call(layer, gradients, names, saved[0], output.shape, operation=operation)
+        tapped: Tensor = OutputTap.apply(output, self.root, call, *saved)
         return tapped
 
     def tap(
         self,
-        owner: Owner,
+        layer: TrainableLayer,
         roles: dict[str, str],
         input: Tensor,
         output: Tensor,
         dispatch: Dispatch | None,
     ) -> Tensor:
-        """Record a linear product inside a module, as `experts.Tap` says."""
+        """Record a linear product inside a module, as `experts.ProductTap` says."""
         if not torch.is_grad_enabled():
             return output
-        uses, shape = [], output.shape
-        names = {role: owner.parameters[name] for role, name in roles.items() if name in owner.parameters}
+        calls, shape = [], output.shape
+        names = {role: layer.parameters[name] for role, name in roles.items() if name in layer.parameters}
         if names:
-            uses.append(self.use(owner, product, names, input, shape, dispatch))
+            calls.append(self.tapped_call(layer, product, names, input, shape, dispatch))
         for role, name in roles.items():
-            for each in owner.adapters.get(name, ()):
+            for each in layer.adapters.get(name, ()):
                 if each.active():
                     assert dispatch is not None
                     rule, parts = each.rule(dispatch.index, role), each.parts(dispatch.index)
-                    uses.append(self.use(owner, rule, each.trainable, input, shape, dispatch, parts=parts))
-        for use in uses:
-            output = Tap.apply(output, self.root, use, input)
+                    calls.append(self.tapped_call(layer, rule, each.trainable, input, shape, dispatch, parts=parts))
+        for call in calls:
+            output = OutputTap.apply(output, self.root, call, input)
         return output
 
-    def use(
+    def tapped_call(
         self,
-        owner: Owner,
+        layer: TrainableLayer,
         gradients: Gradients,
         names: dict[str, nn.Parameter],
         input: Tensor,
         output_shape: tuple[int, ...],
         dispatch: Dispatch | None = None,
         operation: Operation | None = None,
-        parts: Mapping[str, Part] = MappingProxyType({}),
-    ) -> Use:
+        parts: Mapping[str, ExpertPart] = MappingProxyType({}),
+    ) -> TappedCall:
         """Note a call of a layer, for its tap."""
-        slots, index = {}, None if dispatch is None else dispatch.index
+        pieces, index = {}, None if dispatch is None else dispatch.index
         # Recomputation under activation checkpointing runs inside a backward; the first forward was counted.
         counting = torch._C._current_graph_task_id() == -1
         if counting and len(output_shape) >= 3 and self.tokens is None:
             self.batch_rows, self.tokens = output_shape[:2]
         for name, parameter in names.items():
-            slot = self._slots.setdefault((id(parameter), index), Slot(parameter, index, parts.get(name)))
-            slots[name] = slot
+            piece = self._pieces.setdefault((id(parameter), index), ParameterPiece(parameter, index, parts.get(name)))
+            pieces[name] = piece
             if counting:
-                slot.calls += 1
-                slot.tokens += math.prod(output_shape[:-1])
-                slot.only_lookups &= not input.is_floating_point()
+                piece.calls += 1
+                piece.tokens += math.prod(output_shape[:-1])
+                piece.only_lookups &= not input.is_floating_point()
         self._foreign_hooks |= foreign_hooks()
-        return Use(self.receiver, owner, gradients, slots, dispatch, operation, recomputed=not counting)
+        return TappedCall(self.collector, layer, gradients, pieces, dispatch, operation, recomputed=not counting)
 
     def backward(
         self,
         logps_S: Tensor,
         coef_S: Tensor | None,
         layout: Layout,
-        stores: Mapping[Slot, Sink],
+        stores: Mapping[ParameterPiece, Sink],
         keep_graph: bool,
-    ) -> list[Slot]:
-        """Run the backward of sum_s coef_s logps_s for activations; every slot's shares go to its store when complete.
+    ) -> list[ParameterPiece]:
+        """Run the backward of sum_s coef_s logps_s for activations; every piece's shares go to its store when complete.
 
         Returns:
-            The slots that got shares: those whose output matters to logps_S.
+            The pieces that got shares: those whose output matters to logps_S.
 
         Raises:
             UnsupportedModelError: a parameter is used around its module, or checkpointing is reentrant.
@@ -290,13 +290,13 @@ class Recorder:
         """
         self._operations.check()
         named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
-        self.receiver.expect(layout, stores)
+        self.collector.expect(layout, stores)
         try:
             with torch.autocast(logps_S.device.type, enabled=False):  # ours are products of the types they are given
                 backward(logps_S, coef_S, self.root, list(named.values()), keep_graph)
-                return self.receiver.complete()
+                return self.collector.complete()
         finally:
-            self.receiver.forget()
+            self.collector.forget()
 
     def check_rows(self, logps_S: Tensor, layout: Layout) -> None:
         """Run the backward of some entries of logps_S, which must leave every layer's other rows without a gradient.
@@ -311,22 +311,22 @@ class Recorder:
             RuntimeError: autograd's own.
         """
         self._operations.check()
-        unsteady, known = self._operations.unsteady, KEPT_APART.setdefault(self.model, set())
+        may_mix, known = self._operations.may_mix, KEPT_APART.setdefault(self.model, set())
         sharded = any(map(wrapped_by_fsdp, self.model.modules()))
         way = 0 if sharded else way_of(self.model, logps_S, layout, self._given)  # those are never looked at
-        if way in known and unsteady is None:
+        if way in known and may_mix is None:
             return
         if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
-            if unsteady is None:
+            if may_mix is None:
                 return
             why = "parameters are sharded" if sharded else "functions or hooks of other libraries are in the graph"
             raise UnsupportedModelError(
-                f"{unsteady} may bring rows of the batch together around parameters without a rule, which cannot be "
+                f"{may_mix} may bring rows of the batch together around parameters without a rule, which cannot be "
                 f"looked at where {why}."
             )
-        every = any(owner.by_operations for owner in self._owners.values())
+        every = any(layer.by_operations for layer in self._layers.values())
         for chosen_S in rows_to_check(len(logps_S), logps_S.device, every):
-            self.receiver.refuse_mixed(logps_S, self.root, layout, chosen_S)
+            self.collector.refuse_mixed(logps_S, self.root, layout, chosen_S)
         known.add(way)
 
     def why_nothing(self, logps_S: Tensor) -> str:

@@ -1,7 +1,7 @@
 """In which ways a model was run when its rows were seen to keep apart: known of the model, whichever tape looked.
 
-The look itself is a backward of some log-probabilities (`Recorder.check_rows`). It is made once for each way of running
-the model, so that a new tape in every step costs what one that is kept does.
+The look itself is a backward of some log-probabilities (`ForwardRecorder.check_rows`). It is made once for each way of
+running the model, so that a new tape in every step costs what one that is kept does.
 """
 
 from __future__ import annotations

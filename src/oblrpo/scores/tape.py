@@ -21,10 +21,10 @@ from oblrpo.scores.gram import Sketch, Sketcher
 from oblrpo.scores.group_tape import add_sums, check_logps
 from oblrpo.scores.groups import Groups, fit
 from oblrpo.scores.layout import Layout
-from oblrpo.scores.owners import Slot
-from oblrpo.scores.recorder import Recorder
+from oblrpo.scores.recorder import ForwardRecorder
 from oblrpo.scores.rules import wrapped_by_fsdp
 from oblrpo.scores.stores import Factors, NormsOnly, PerSequence, Store, Streamed
+from oblrpo.scores.trainable_layers import ParameterPiece
 
 
 class ScoreTape:
@@ -70,12 +70,12 @@ class ScoreTape:
             raise ValueError(f"no method {method!r}; there are {', '.join(methods.METHODS)}.")
         self.model, self.method = model, method
         self._check_rows, self._used = check_rows, False
-        self._recorder = Recorder(model)
+        self._recorder = ForwardRecorder(model)
         self.forget()
 
     def forget(self) -> None:
         """Let go of what was recorded, and of its memory."""
-        self._stores, self._sequences = dict[Slot, Store](), 0
+        self._stores, self._sequences = dict[ParameterPiece, Store](), 0
         self._norm2_S: Tensor | None = None
         self._graph: tuple[Tensor, Layout] | None = None
         self._sketchers: dict[Sketch, Sketcher] = {}
@@ -130,7 +130,7 @@ class ScoreTape:
             if self.method == "streamed":
                 stores = self._streamed(S, gram, sketches)
             else:
-                stores = methods.choose(self.method, self._recorder.slots, S)
+                stores = methods.choose(self.method, self._recorder.pieces, S)
             if self._check_rows and S > 1:
                 self._recorder.check_rows(logps_S, layout)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
@@ -140,20 +140,20 @@ class ScoreTape:
         if not delivered:
             self.forget()
             raise ValueError("nothing to record: logps_S does not depend on any recorded module.")
-        self._stores, self._sequences = {slot: stores[slot] for slot in delivered}, S
+        self._stores, self._sequences = {piece: stores[piece] for piece in delivered}, S
         self._used = True
         if self.method == "two_pass":
             self._graph = (logps_S, layout)
 
-    def _streamed(self, sequences: int, gram: bool, sketches: Sequence[Sketch]) -> dict[Slot, Store]:
+    def _streamed(self, sequences: int, gram: bool, sketches: Sequence[Sketch]) -> dict[ParameterPiece, Store]:
         device = next(self.model.parameters()).device
         self._sketchers = {spec: Sketcher(spec, sequences, device) for spec in sketches}
 
-        def sketch(slot: Slot, gradients: Factors) -> None:
+        def sketch(piece: ParameterPiece, gradients: Factors) -> None:
             for each in self._sketchers.values():
-                each.add(self._places[id(slot.parameter)], slot.index, gradients)
+                each.add(self._places[id(piece.parameter)], piece.index, gradients)
 
-        return {slot: Streamed(gram, partial(sketch, slot)) for slot in self._recorder.slots}
+        return {piece: Streamed(gram, partial(sketch, piece)) for piece in self._recorder.pieces}
 
     @torch.no_grad()
     def norm2(self) -> Tensor:
@@ -192,9 +192,9 @@ class ScoreTape:
         if self.method == "two_pass":
             return self._second_pass(coef_S, group_size)
         norms = []
-        for slot, store in self._stores.items():
+        for piece, store in self._stores.items():
             assert not isinstance(store, NormsOnly | Streamed)  # those are above
-            with self._no_autocast(), slot.wide_grad() as grad:
+            with self._no_autocast(), piece.wide_grad() as grad:
                 norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad))
         return sum_in_widest(norms)
 
@@ -236,13 +236,13 @@ class ScoreTape:
         stores = self._holding_gradients()
         sketcher = Sketcher(spec, self._sequences, next(self.model.parameters()).device)
         with self._no_autocast():
-            for slot, store in stores.items():
-                sketcher.add(self._places[id(slot.parameter)], slot.index, store)
+            for piece, store in stores.items():
+                sketcher.add(self._places[id(piece.parameter)], piece.index, store)
         return sketcher.sketch_SL
 
-    def _holding_gradients(self) -> dict[Slot, Factors | PerSequence]:
+    def _holding_gradients(self) -> dict[ParameterPiece, Factors | PerSequence]:
         self._need_record()
-        stores = {slot: store for slot, store in self._stores.items() if isinstance(store, Factors | PerSequence)}
+        stores = {piece: store for piece, store in self._stores.items() if isinstance(store, Factors | PerSequence)}
         if len(stores) < len(self._stores):
             raise ValueError(f'"{self.method}" keeps no gradients to take inner products of; use "auto".')
         return stores

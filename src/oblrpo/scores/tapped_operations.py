@@ -3,13 +3,13 @@
 While such a module runs, every torch function is seen. What is computed from parameters and constants alone is followed
 (`-exp(A_log.float())`, a weight that is cast or transposed, a table that is expanded). Where it meets activations, it
 is cut off from autograd and the output is tapped (`operations`). Products with a whole weight and lookups in it keep
-their factors instead. Whatever is not seen leaves the parameter in autograd's graph, where `Recorder.backward` finds it
-and refuses.
+their factors instead. Whatever is not seen leaves the parameter in autograd's graph, where
+`ForwardRecorder.backward` finds it and refuses.
 
 Which rows of the batch an activation holds is told from its leading axis: the rows themselves, or with their tokens
 flattened. That the last row alone gives what it gives in the batch is looked at in every operation; tokens that were
 picked from several rows (by an expert) are refused, as any number of them might look like rows. In the whole forward
-around these modules, the first function that is not known to keep rows apart (`steady`) is noted: rows are then
+around these modules, the first function that is not known to keep rows apart (`row_keeping`) is noted: rows are then
 checked in this record, too, however often they were.
 """
 
@@ -30,51 +30,51 @@ from torch.utils.hooks import RemovableHandle
 from oblrpo.scores.experts import keeps_tokens_apart
 from oblrpo.scores.factors import factors_of
 from oblrpo.scores.functions import PICKING, alias, autocast, flat, is_pure, name_of, out_of_place, random_state
-from oblrpo.scores.operations import Derived, Operation, Source
-from oblrpo.scores.owners import Owner, around, while_running
+from oblrpo.scores.operations import DerivedTensor, Operation, ParameterInPlace
+from oblrpo.scores.row_keeping import keeps_rows
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product
-from oblrpo.scores.steady import keeps_rows
+from oblrpo.scores.trainable_layers import TrainableLayer, around, while_running
 
 SMALL_SHARE, SMALL_NUMBERS = 0.01, 1 << 16
 """Per-sequence gradients are held of parameters of up to this share of the model's, or of so many numbers."""
 
 
-class Record(NamedTuple):
+class Tapping(NamedTuple):
     """What an operation's tap needs of the recorder."""
 
     rows: Callable[[], int | None]
     tokens: Callable[[], int | None]
-    tap: Callable[[Owner, Gradients, dict[str, Source], Tensor, list[Tensor], Operation | None], Tensor]
+    tap: Callable[[Gradients, dict[str, ParameterInPlace], Tensor, list[Tensor], Operation | None], Tensor]
 
 
-class Operations(TorchFunctionMode):
+class OperationTapper(TorchFunctionMode):
     """Sees the torch functions of modules without a rule, and taps those where parameters meet activations."""
 
-    def __init__(self, record: Record, model_numbers: int) -> None:
+    def __init__(self, tapping: Tapping, model_numbers: int) -> None:
         super().__init__()
-        self._record = record
+        self._tapping = tapping
         self._limit = max(SMALL_NUMBERS, int(SMALL_SHARE * model_numbers))
-        self._derived: dict[int, Derived] = {}
+        self._derived: dict[int, DerivedTensor] = {}
         self._picked: dict[int, Tensor] = {}
         self._depth = 0
         self._doubts: list[tuple[str, Tensor]] = []
         self._refused: UnsupportedModelError | None = None
         self._around: list[str] = []
         self._trusted = 0
-        self.unsteady: str | None = None
+        self.may_mix: str | None = None
         """The first function that may bring rows together, and where, or None."""
 
     def forget(self) -> None:
         """Forget the last forward."""
         self._derived, self._picked, self._depth, self._doubts = {}, {}, 0, []
-        self._refused = self.unsteady = None
+        self._refused = self.may_mix = None
         self._trusted = 0
 
-    def hooks(self, model: nn.Module, owners: list[Owner]) -> Iterator[RemovableHandle]:
-        """Watch every module around these owners, and trust experts inside."""
-        for path, module in around(model, owners).items():
+    def hooks(self, model: nn.Module, layers: list[TrainableLayer]) -> Iterator[RemovableHandle]:
+        """Watch every module around these layers, and trust experts inside."""
+        for path, module in around(model, layers).items():
             yield from while_running(module, partial(self._enter, path), self._leave)
-        for module in model.modules() if owners else ():
+        for module in model.modules() if layers else ():
             if keeps_tokens_apart(module):
                 yield from while_running(module, partial(self._trust, 1), partial(self._trust, -1))
 
@@ -101,19 +101,19 @@ class Operations(TorchFunctionMode):
             self._leave()
 
     @contextmanager
-    def of(self, owners: list[Owner]) -> Iterator[None]:
+    def of(self, layers: list[TrainableLayer]) -> Iterator[None]:
         """See what is done with the parameters of these.
 
         Raises:
             UnsupportedModelError: it cannot be taken by rows.
             RuntimeError: the model's own.
         """
-        for owner in owners:
-            for name in owner.parameters:
-                in_place = owner.module._parameters[name]
+        for layer in layers:
+            for name in layer.parameters:
+                in_place = layer.module._parameters[name]
                 assert in_place is not None
-                source = Source(owner, name, in_place)
-                self._derived[id(in_place)] = Derived(in_place, (source,), False, in_place._version)
+                source = ParameterInPlace(layer, name, in_place)
+                self._derived[id(in_place)] = DerivedTensor(in_place, (source,), False, in_place._version)
         self._depth += 1
         try:
             if self._depth == 1 and not self._around:
@@ -202,23 +202,23 @@ class Operations(TorchFunctionMode):
 
     def _note_unsteady(self, func: Any, args: Any, kwargs: Any, activations: list[Tensor], result: Any) -> None:
         """Note the first function that may bring rows together."""
-        rows = self._record.rows() or next((each.shape[0] for each in activations if each.ndim > 2), 1)
-        if self._trusted or self.unsteady is not None or not activations or rows == 1:
+        rows = self._tapping.rows() or next((each.shape[0] for each in activations if each.ndim > 2), 1)
+        if self._trusted or self.may_mix is not None or not activations or rows == 1:
             return
         if not keeps_rows(func, args, kwargs, args[0] if result is None else result, activations, rows):
             where = self._around[-1] if self._around else "a module without a rule"
-            self.unsteady = f"{name_of(func)} in {where}"
+            self.may_mix = f"{name_of(func)} in {where}"
 
     def _leads(self, activation: Tensor, rows: int) -> bool:
         """Whether the leading axis is the batch's rows, or these and their tokens, or these and heads before tokens."""
-        tokens, shape = self._record.tokens(), activation.shape
+        tokens, shape = self._tapping.tokens(), activation.shape
         if not activation.ndim or not shape[0] or shape[0] == rows or rows == 1:
             return bool(activation.ndim and shape[0])
         heads = activation.ndim > 2 and shape[1] == tokens and shape[0] % rows == 0
         return tokens is not None and (heads or shape[0] % (rows * tokens) == 0)
 
     def _in_rows(
-        self, func: Any, leaves: list[Any], spec: TreeSpec, derived: dict[int, Derived]
+        self, func: Any, leaves: list[Any], spec: TreeSpec, derived: dict[int, DerivedTensor]
     ) -> tuple[Operation | None, Any, Tensor | None]:
         """The operation, its output and that of the last row alone, if it takes activations.
 
@@ -228,7 +228,7 @@ class Operations(TorchFunctionMode):
             UnsupportedModelError: an activation has no leading row axis.
         """
         others = [p for p, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and p not in derived]
-        rows = self._record.rows()
+        rows = self._tapping.rows()
         if rows is None:
             rows = next((leaves[p].shape[0] for p in others if leaves[p].ndim > 1), 1)
         followed = [p for p in others if leaves[p].requires_grad]
@@ -273,7 +273,7 @@ class Operations(TorchFunctionMode):
                 f"the batch's {operation.rows} rows, which may be rows or not; try another number of rows."
             )
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, derived: dict[int, Derived]) -> Any:
+    def _follow(self, func: Any, args: Any, kwargs: Any, derived: dict[int, DerivedTensor]) -> Any:
         """Run a function of derived tensors and constants alone, and remember what it gives."""
         result = func(*args, **kwargs)
         sources = tuple({source.path: source for each in derived.values() for source in each.sources}.values())
@@ -281,7 +281,7 @@ class Operations(TorchFunctionMode):
         for each in flat([result, *written]):
             if isinstance(each, Tensor) and each.requires_grad:
                 transposed = alias(func, each, list(derived.values()))
-                self._derived[id(each)] = Derived(each, sources, transposed, each._version)
+                self._derived[id(each)] = DerivedTensor(each, sources, transposed, each._version)
         return result
 
     def _meet(self, operation: Operation, output: Any, alone: Tensor | None, args: Any, kwargs: Any) -> Any:
@@ -301,16 +301,14 @@ class Operations(TorchFunctionMode):
                 f"{_path(derived)}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or "
                 f"none with the batch's leading axis; there is no rule for {_kind(derived)}."
             )
-        factors = factors_of(operation, args, kwargs, self._record.tokens() or 0)
+        factors = factors_of(operation, args, kwargs, self._tapping.tokens() or 0)
         if factors is not None:
-            owner = next(iter(factors.sources.values())).owner
-            return self._record.tap(owner, factors.gradients, factors.sources, output, [factors.input], None)
+            return self._tapping.tap(factors.gradients, factors.sources, output, [factors.input], None)
         if operation.rows > 1:
             self._doubt(f"{_path(derived)}: {name_of(func)}", operation.rows, output, alone)
         operation.refuse_large(self._limit)
         saved = [operation.leaves[place] for place in (*operation.in_rows, *operation.constants)]
-        owner = next(iter(derived.values())).sources[0].owner
-        return self._record.tap(owner, product, operation.sources, output, saved, operation)
+        return self._tapping.tap(product, operation.sources, output, saved, operation)
 
     def _doubt(self, what: str, rows: int, output: Tensor, alone: Tensor | None) -> None:
         """Note whether the last row alone gives something else; looked at in `check`, so that a GPU need not wait.
@@ -335,9 +333,9 @@ def _fits(alone: Tensor | None, output: Any, rows: int) -> bool:
     return alone.shape == output[-(output.shape[0] // rows) :].shape
 
 
-def _path(derived: dict[int, Derived]) -> str:
+def _path(derived: dict[int, DerivedTensor]) -> str:
     return next(iter(derived.values())).sources[0].path
 
 
-def _kind(derived: dict[int, Derived]) -> str:
-    return type(next(iter(derived.values())).sources[0].owner.module).__name__
+def _kind(derived: dict[int, DerivedTensor]) -> str:
+    return type(next(iter(derived.values())).sources[0].layer.module).__name__

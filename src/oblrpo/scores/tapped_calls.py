@@ -13,23 +13,23 @@ from oblrpo.scores.contributions import Contribution
 from oblrpo.scores.experts import Dispatch
 from oblrpo.scores.layout import Layout, take
 from oblrpo.scores.operations import Operation
-from oblrpo.scores.owners import Owner, Slot
-from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError
+from oblrpo.scores.rules import Gradients, LayerCall, UnsupportedModelError
 from oblrpo.scores.stores import Sink
+from oblrpo.scores.trainable_layers import ParameterPiece, TrainableLayer
 
 
-class Receiver:
+class ShareCollector:
     """Turns what the taps of one backward see into shares of the score, and hands every parameter's to its store."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None  # None: no backward of ours is running
-        self._stores: Mapping[Slot, Sink] = {}
-        self._pending: dict[Slot, list[Contribution]] = {}
-        self._delivered: list[Slot] = []
+        self._stores: Mapping[ParameterPiece, Sink] = {}
+        self._pending: dict[ParameterPiece, list[Contribution]] = {}
+        self._delivered: list[ParameterPiece] = []
         self._chosen_S: Tensor | None = None  # rows of a backward that only checks that rows do not mix
         self._mixing: list[tuple[str, Tensor]] = []
 
-    def expect(self, layout: Layout, stores: Mapping[Slot, Sink]) -> None:
+    def expect(self, layout: Layout, stores: Mapping[ParameterPiece, Sink]) -> None:
         """Begin a backward whose shares go to these stores."""
         self.forget()
         self._layout, self._stores = layout, stores
@@ -64,26 +64,26 @@ class Receiver:
         self._chosen_S, self._mixing = None, []
 
     @torch.no_grad()
-    def receive(self, use: Use, input: Tensor, output: Tensor | None, grad: Tensor) -> None:
+    def receive(self, call: TappedCall, input: Tensor, output: Tensor | None, grad: Tensor) -> None:
         """Take in the input, the output and the output gradient of a call."""
-        input, grad_rows, *outputs = self.rows(use, input, grad, *([] if output is None else [output]))
-        if self._layout is not None and use.dispatch is None:
+        input, grad_rows, *outputs = self.rows(call, input, grad, *([] if output is None else [output]))
+        if self._layout is not None and call.dispatch is None:
             self._layout.watch(grad)
-        self.deliver(use, use.gradients(Call(use.owner.module, input, *outputs), grad_rows))
+        self.deliver(call, call.gradients(LayerCall(call.layer.module, input, *outputs), grad_rows))
 
     @torch.no_grad()
-    def receive_operation(self, use: Use, operation: Operation, saved: list[Tensor], grad: Tensor) -> None:
+    def receive_operation(self, call: TappedCall, operation: Operation, saved: list[Tensor], grad: Tensor) -> None:
         """Take in the activations and the output gradient of an operation."""
-        self.rows(use, grad)
-        self.deliver(use, operation.gradients(saved, grad))
+        self.rows(call, grad)
+        self.deliver(call, operation.gradients(saved, grad))
 
-    def only_checks(self, use: Use, grad: Tensor) -> bool:
+    def only_checks(self, call: TappedCall, grad: Tensor) -> bool:
         """Whether this backward only checks that rows do not mix; if so, the call's output gradient is looked at."""
         if self._chosen_S is None:
             return False
-        (rows,) = self.rows(use, grad)
+        (rows,) = self.rows(call, grad)
         largest_S = torch.linalg.vector_norm(rows.flatten(1), ord=torch.inf, dim=1)
-        self._mixing.append((use.owner.name, ((largest_S > 0) & ~self._chosen_S).any()))
+        self._mixing.append((call.layer.name, ((largest_S > 0) & ~self._chosen_S).any()))
         return True
 
     def first_that_mixes(self) -> str | None:
@@ -92,7 +92,7 @@ class Receiver:
             return None
         return next(name for name, mixes in self._mixing if bool(mixes))
 
-    def rows(self, use: Use, *activations: Tensor) -> list[Tensor]:
+    def rows(self, call: TappedCall, *activations: Tensor) -> list[Tensor]:
         """A call's activations as (S, T, ...).
 
         Raises:
@@ -103,41 +103,41 @@ class Receiver:
             raise UnsupportedModelError(
                 "a backward other than that of ScoreTape.record ran through a recorded forward."
             )
-        if use.recomputed:
+        if call.recomputed:
             raise UnsupportedModelError(
-                f"{use.owner.name}: an autograd function of another library runs this layer again in its own backward "
+                f"{call.layer.name}: an autograd function of another library runs this layer again in its own backward "
                 "(activation checkpointing?); the tape cannot follow it. Checkpoint with torch's use_reentrant=False."
             )
         try:
-            if use.operation is not None:
-                return [layout.blocks(each, use.operation.rows) for each in activations]
-            if use.dispatch is None:
+            if call.operation is not None:
+                return [layout.blocks(each, call.operation.rows) for each in activations]
+            if call.dispatch is None:
                 return [layout.rows(each) for each in activations]
-            index_ST = layout.rows_at(use.dispatch.token_N, use.dispatch.tokens)
+            index_ST = layout.rows_at(call.dispatch.token_N, call.dispatch.tokens)
             return [take(each, index_ST) for each in activations]
         except ValueError as error:
             raise UnsupportedModelError(
-                f"{use.owner.name}: got {error}; activations must lead with batch rows, or with rows times tokens."
+                f"{call.layer.name}: got {error}; activations must lead with batch rows, or with rows times tokens."
             ) from None
 
-    def deliver(self, use: Use, parts: Mapping[str, Contribution]) -> None:
-        """Give shares to their slots, and complete slots to their stores.
+    def deliver(self, call: TappedCall, parts: Mapping[str, Contribution]) -> None:
+        """Give shares to their pieces, and complete pieces to their stores.
 
         Raises:
             UnsupportedModelError: a share is missing.
         """
-        for name, slot in use.slots.items():
+        for name, piece in call.pieces.items():
             if name not in parts:
                 raise UnsupportedModelError(
-                    f"{use.owner.name}: its rule gives no gradient for {name} (a parametrised weight?)."
+                    f"{call.layer.name}: its rule gives no gradient for {name} (a parametrised weight?)."
                 )
-            pending = self._pending.setdefault(slot, [])
+            pending = self._pending.setdefault(piece, [])
             pending.append(parts[name])
-            if len(pending) == slot.calls:
-                self._complete(slot)
+            if len(pending) == piece.calls:
+                self._complete(piece)
 
-    def complete(self) -> list[Slot]:
-        """Complete the slots with calls whose output did not matter; return all that got shares.
+    def complete(self) -> list[ParameterPiece]:
+        """Complete the pieces with calls whose output did not matter; return all that got shares.
 
         Raises:
             UnsupportedModelError: a token that belongs to no sequence mattered.
@@ -146,23 +146,23 @@ class Receiver:
             raise UnsupportedModelError(
                 "tokens that sequence_ids gives to no sequence change logps_S: through attention, or an entry of it."
             )
-        for slot in list(self._pending):
-            self._complete(slot)
+        for piece in list(self._pending):
+            self._complete(piece)
         return self._delivered
 
-    def _complete(self, slot: Slot) -> None:
-        self._stores[slot].take(self._pending.pop(slot))
-        self._delivered.append(slot)
+    def _complete(self, piece: ParameterPiece) -> None:
+        self._stores[piece].take(self._pending.pop(piece))
+        self._delivered.append(piece)
 
 
 @dataclass(frozen=True)
-class Use:
+class TappedCall:
     """One tapped call: whose it was, by which rule its gradients come, of which parameters, for which tokens."""
 
-    receiver: Receiver
-    owner: Owner
+    collector: ShareCollector
+    layer: TrainableLayer
     gradients: Gradients
-    slots: dict[str, Slot]
+    pieces: dict[str, ParameterPiece]
     dispatch: Dispatch | None
     operation: Operation | None
     """The single operation, of a module without a rule, that the tap is on."""
@@ -170,13 +170,13 @@ class Use:
     """Whether the call ran inside a backward. Under torch's checkpointing the backward passes the first call's tap."""
 
 
-class Tap(torch.autograd.Function):
-    """Identity on `output`; its backward shows the call's input and output gradient to the receiver."""
+class OutputTap(torch.autograd.Function):
+    """Identity on `output`; its backward shows the call's input and output gradient to the collector."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, root: Tensor, use: Use, *saved: Tensor) -> Tensor:
+    def forward(ctx: Any, output: Tensor, root: Tensor, call: TappedCall, *saved: Tensor) -> Tensor:
         """Pass the output on, saving what the call's rule will need."""
-        ctx.use = use
+        ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         return output.detach()
@@ -190,7 +190,7 @@ class Tap(torch.autograd.Function):
             RuntimeError: autograd's own.
         """
         (grad,) = grads
-        use: Use = ctx.use
+        call: TappedCall = ctx.call
         if grad is None:
             return None, None, None, *(None for _ in ctx.needs_input_grad[3:])
         try:
@@ -199,13 +199,13 @@ class Tap(torch.autograd.Function):
         except RuntimeError as error:
             if "inplace" in str(error):
                 raise UnsupportedModelError(
-                    f"{use.owner.name}: its input or output was changed in place after the call."
+                    f"{call.layer.name}: its input or output was changed in place after the call."
                 ) from None
             raise
-        if use.receiver.only_checks(use, grad):
+        if call.collector.only_checks(call, grad):
             pass
-        elif use.operation is not None:
-            use.receiver.receive_operation(use, use.operation, saved, grad)
+        elif call.operation is not None:
+            call.collector.receive_operation(call, call.operation, saved, grad)
         else:
-            use.receiver.receive(use, saved[0], saved[1] if len(saved) > 1 else None, grad)
+            call.collector.receive(call, saved[0], saved[1] if len(saved) > 1 else None, grad)
         return grad, None, None, *(None for _ in ctx.needs_input_grad[3:])

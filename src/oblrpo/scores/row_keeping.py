@@ -47,7 +47,7 @@ def _leads(tensor: Tensor, rows: int) -> bool:
     return tensor.ndim > 0 and tensor.shape[0] > 0 and tensor.shape[0] % rows == 0
 
 
-_Rule = Callable[[Any, Any, list[Tensor], Tensor], bool]
+_RowRule = Callable[[Any, Any, list[Tensor], Tensor], bool]
 
 
 def _aligned(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
@@ -60,7 +60,7 @@ def _reshaped(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bo
     return True
 
 
-def _along(place: int, default: int | None = None, *, added: int = 0, name: str = "dim") -> _Rule:
+def _along(place: int, default: int | None = None, *, added: int = 0, name: str = "dim") -> _RowRule:
     """Of a function along the axes that this argument names: the first may not be among them.
 
     Args:
@@ -94,7 +94,7 @@ def _expanded(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bo
     return len(given) == 1 and given[0].ndim == result.ndim
 
 
-def _joined(default: int, added: int) -> _Rule:
+def _joined(default: int, added: int) -> _RowRule:
     """`cat` and `stack`: of a single tensor nothing is joined."""
     along = _along(1, default, added=added)
 
@@ -198,7 +198,7 @@ _ENTRIES = """
 """
 # A view that was made by functions of these lists has the rows of its `_base`, which FSDP asks for.
 _RESHAPES = {"view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel", "squeeze", "base"}
-_RULES: dict[str, _Rule] = {
+_RULES: dict[str, _RowRule] = {
     **dict.fromkeys(_ENTRIES.split(), _aligned),
     **dict.fromkeys(_RESHAPES, _reshaped),
     **dict.fromkeys(("view_as_real", "view_as_complex"), _reshaped),
