@@ -254,11 +254,7 @@ def vector_total(parts: list[Contribution]) -> Tensor:
 
 
 def matrices(parts: list[Contribution]) -> list[Matrix]:
-    """The parts as matrices, or nothing if they are vectors.
-
-    Raises:
-        TypeError: they are of both kinds.
-    """
+    """The parts as matrices, or nothing if they are vectors; of both kinds is a TypeError."""
     outers = [part for part in parts if not isinstance(part, Vector)]
     if outers and len(outers) != len(parts):
         raise TypeError("one parameter has vector and matrix gradients")

@@ -29,43 +29,26 @@ class Dispatch:
     """Number of flattened tokens that the positions count in."""
 
 
-ProductTap: TypeAlias = Callable[[dict[str, str], Tensor, Tensor, Dispatch | None], Tensor]
-"""Records output = input W' + b for the parameters named {"weight" or "transposed": W or W', "bias": b}, or for their
-slices that were dispatched to; returns the output to go on with."""
+ProductTap: TypeAlias = Callable[[dict[str, str], Tensor, Tensor, Dispatch], Tensor]
+"""Records output = input W' + b for the slices, dispatched to, of the parameters that are named {"weight": W} or
+{"transposed": W'} and {"bias": b}; returns the output to go on with."""
 
 Forward: TypeAlias = Callable[..., Any]
 
 
 def forward_for(path: str, module: nn.Module) -> Forward | None:
-    """The recorded forward for the module at this path, or None.
+    """The recorded forward for the module at this path, or None if it is no batched experts.
 
-    Raises:
-        UnsupportedModelError: a batched-experts layer of a form that is not known here.
-    """
-    if not is_experts(module):
-        return None
-    return _all_experts if type(module).__name__ == "Llama4TextExperts" else experts_forward(path, module)
-
-
-def keeps_tokens_apart(module: nn.Module) -> bool:
-    """Whether the module is known to give every token what it gives that token alone, by whatever ways inside."""
-    return is_experts(module) or type(module).__name__ == "Llama4TextMoe"
-
-
-def is_experts(module: nn.Module) -> bool:
-    """Whether the module is one of transformers' batched experts."""
-    name = type(module).__name__
-    return name == "Llama4TextExperts" or (name.endswith("Experts") and hasattr(module, "has_gate"))
-
-
-def experts_forward(path: str, module: nn.Module) -> Forward:
-    """The forward of transformers' batched experts: y = sum_k p_k D[e_k] (act(gate) * up), [gate, up] = U[e_k] x.
-
-    Weights may be transposed, products may have biases, and there may be no gate.
+    transformers' batched experts give y = sum_k p_k D[e_k] (act(gate) * up), [gate, up] = U[e_k] x. Weights may be
+    transposed, products may have biases, and there may be no gate. Llama 4's have one form.
 
     Raises:
         UnsupportedModelError: the layer has a norm, further parameters, or is split over devices.
     """
+    if not is_experts(module):
+        return None
+    if type(module).__name__ == "Llama4TextExperts":
+        return _all_experts
     settings = {name: getattr(module, name, False) for name in ("has_post_expert_norm", "_is_expert_parallel")}
     odd = [f"{name} is {value}" for name, value in settings.items() if value]
     first, biased = _first(module), "_bias" if getattr(module, "has_bias", False) else ""
@@ -80,6 +63,17 @@ def experts_forward(path: str, module: nn.Module) -> Forward:
             f"{path}: {type(module).__name__} is no batched-experts layer of the form that is known: {'; '.join(odd)}."
         )
     return _experts
+
+
+def keeps_tokens_apart(module: nn.Module) -> bool:
+    """Whether the module is known to give every token what it gives that token alone, by whatever ways inside."""
+    return is_experts(module) or type(module).__name__ == "Llama4TextMoe"
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether the module is one of transformers' batched experts."""
+    name = type(module).__name__
+    return name == "Llama4TextExperts" or (name.endswith("Experts") and hasattr(module, "has_gate"))
 
 
 def _first(module: nn.Module) -> str:

@@ -22,11 +22,7 @@ class Factored(NamedTuple):
 
 
 def factors_of(operation: Operation, args: Any, kwargs: Any, tokens: int) -> Factored | None:
-    """The factors of a product with a whole weight, or of a lookup in one; None if it is neither.
-
-    Raises:
-        UnsupportedModelError: the gradient of a row of a table depends on other rows of the batch.
-    """
+    """The factors of a product with a whole weight, or of a lookup in one; None if it is neither."""
     func, known = operation.function, {id(each.tensor): each for each in operation.derived.values()}
     if func is embedding:
         return _lookup(operation, args, kwargs)
@@ -50,11 +46,7 @@ def factors_of(operation: Operation, args: Any, kwargs: Any, tokens: int) -> Fac
 
 
 def _lookup(operation: Operation, args: Any, kwargs: Any) -> Factored | None:
-    """A lookup in a whole weight.
-
-    Raises:
-        UnsupportedModelError: the gradient of a row depends on other rows of the batch.
-    """
+    """A lookup in a whole weight."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     given = dict(zip(names, args, strict=False)) | kwargs
     weight = next((each for each in operation.derived.values() if each.tensor is given["weight"]), None)

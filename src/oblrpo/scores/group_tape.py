@@ -117,11 +117,7 @@ class GroupTape:
 
 
 def check_logps(recorder: ForwardRecorder, logps_S: Tensor, used: bool) -> None:
-    """Check what both tapes need of the log-probabilities that they are given.
-
-    Raises:
-        ValueError: they are no differentiable vector, or nothing was run inside the `with`, or it was used already.
-    """
+    """Refuse log-probabilities that neither tape can record."""
     if logps_S.ndim != 1:
         raise ValueError(f"record needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
     if not recorder.active:
@@ -142,11 +138,7 @@ def add_sums(
     layout: Layout,
     groups: Groups,
 ) -> list[Tensor]:
-    """Run the backward with coefficients, adding up the gradient layer by layer; squared norms of groups, (P,) each.
-
-    Raises:
-        UnsupportedModelError: as `ForwardRecorder.backward` raises.
-    """
+    """Run the backward with coefficients, adding up the gradient layer by layer; squared norms of groups, (P,) each."""
     sums = {piece: Sums(piece.wide_grad, groups) for piece in pieces}
     with torch.enable_grad():
         recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)

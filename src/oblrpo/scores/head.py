@@ -28,11 +28,7 @@ class TokenLogps(NamedTuple):
 
 
 def chunked_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each target token, (S, T): the first result of `token_logps`.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: as `token_logps` raises.
-    """
+    """Log-probability of each target token, (S, T): the first result of `token_logps`."""
     return token_logps(head, hidden_STC, target_ST, temperature).logp_ST
 
 

@@ -88,11 +88,7 @@ class Layout:
 
 
 def _rows_of(sequence_N: Tensor, sequences: int) -> Tensor:
-    """Positions of each sequence's entries in their order, (S, T'), padded with -1.
-
-    Raises:
-        ValueError: an id is too large.
-    """
+    """Positions of each sequence's entries in their order, (S, T'), padded with -1."""
     order_N = torch.argsort(sequence_N, stable=True)
     order_N = order_N[sequence_N[order_N] >= 0]
     owner_N = sequence_N[order_N]

@@ -293,11 +293,7 @@ def _within_groups(values_SK: Tensor, count_S: Tensor, group_size: int) -> Tenso
 
 
 def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Logarithms of both weights, where both are positive and count, less their group's mean.
-
-    Raises:
-        ValueError: as `agreement` says.
-    """
+    """Logarithms of both weights, where both are positive and count, less their group's mean."""
     S = norm2_S.numel()
     if norm2_S.ndim != 1 or proxy_S.shape != norm2_S.shape:
         raise ValueError(f"proxy_S {tuple(proxy_S.shape)} and norm2_S {tuple(norm2_S.shape)} must be vectors alike.")

@@ -31,8 +31,8 @@ from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
 from oblrpo.scores.tapped_operations import OperationTapper, Tapping
 from oblrpo.scores.trainable_layers import (
     ParameterPiece,
-    SharedPrompt,
     TrainableLayer,
+    look_up_per_row,
     scopes,
     shared_prompts,
     trainable_layers,
@@ -48,21 +48,27 @@ class ForwardRecorder:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._layers = trainable_layers(model)
         # Reached from every tap, so that each runs in the backward.
         self.root = torch.zeros((), requires_grad=True, device="cpu")
         self.collector = ShareCollector()
         self._handles: list[RemovableHandle] = []
-        self._prompts: list[SharedPrompt] = []
-        self._ran_without_gradients = self._foreign_hooks = False
-        self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
-        self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
-        self.batch_rows: int | None = None
-        self.tokens: int | None = None
-        self._given: tuple[str, ...] = ()
+        self._prompts: list[nn.Module] = []
         self._scopes: list[TrainableLayer] = []
+        self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         tapping = Tapping(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation)
         self._operations = OperationTapper(tapping, sum(p.numel() for p in model.parameters()))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._layers = trainable_layers(self.model)
+        self.batch_rows: int | None = None
+        self.tokens: int | None = None
+        self._given: tuple[str, ...] = ()  # names of the arguments of the model's call
+        self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
+        self._ran_without_gradients = self._foreign_hooks = False
+        self._operations.forget()
+        for piece in self._pieces.values():
+            piece.forget()
 
     @property
     def pieces(self) -> list[ParameterPiece]:
@@ -70,7 +76,7 @@ class ForwardRecorder:
         return [piece for piece in self._pieces.values() if piece.calls]
 
     def layer_of(self, module: nn.Module) -> TrainableLayer | None:
-        """The module as a trainable layer, or None."""
+        """The module's parameters and the switches of its forward, or None where nothing of it is trained."""
         return self._layers.get(module)
 
     @property
@@ -79,21 +85,10 @@ class ForwardRecorder:
         return bool(self._handles)
 
     def start(self) -> None:
-        """Put the hooks in place, for a new forward.
-
-        Raises:
-            RuntimeError: they are in place already.
-        """
+        """Put the hooks in place, for a new forward; if they are there already, that is a RuntimeError."""
         if self.active:
             raise RuntimeError("this tape is already recording; use one `with` at a time.")
-        self._layers = trainable_layers(self.model)
-        self.batch_rows = self.tokens = None
-        self._given = ()
-        self._gathered = {}
-        self._ran_without_gradients = self._foreign_hooks = False
-        self._operations.forget()
-        for piece in self._pieces.values():
-            piece.forget()
+        self._begin()
         try:
             self._hook()
         except BaseException:
@@ -111,7 +106,7 @@ class ForwardRecorder:
         for scope in self._scopes:
             scope.restore_forward()
         for prompt in self._prompts:
-            prompt.restore()
+            prompt.__dict__.pop("get_prompt", None)
         self._operations.stop()
         if self in ACTIVE:
             ACTIVE.remove(self)
@@ -134,7 +129,7 @@ class ForwardRecorder:
                 self._handles.append(module.register_forward_pre_hook(partial(self._gather, name)))
         self._prompts = shared_prompts(self.model)
         for prompt in self._prompts:
-            prompt.look_up_per_row()
+            look_up_per_row(prompt)
         self._scopes = []
         general = [layer for layer in self._layers.values() if layer.by_operations]
         self._handles += self._operations.hooks(self.model, general)
@@ -151,7 +146,7 @@ class ForwardRecorder:
                 self._handles += while_running(layer.user, layer.hide_parameters, layer.show_parameters)
                 continue
             if layer.inside is not None:
-                layer.replace_forward(partial(layer.inside, module, partial(self.tap, layer)))
+                layer.replace_forward(partial(layer.inside, module, partial(self._tap_product, layer)))
             self._handles += [
                 # FSDP gathers a module's parameters in a hook of its own, which must come first.
                 module.register_forward_pre_hook(self._before_forward, prepend=not wrapped_by_fsdp(module)),
@@ -219,13 +214,13 @@ class ForwardRecorder:
         tapped: Tensor = OutputTap.apply(output, self.root, call, *saved)
         return tapped
 
-    def tap(
+    def _tap_product(
         self,
         layer: TrainableLayer,
         roles: dict[str, str],
         input: Tensor,
         output: Tensor,
-        dispatch: Dispatch | None,
+        dispatch: Dispatch,
     ) -> Tensor:
         """Record a linear product inside a module, as `experts.ProductTap` says."""
         if not torch.is_grad_enabled():
@@ -235,11 +230,10 @@ class ForwardRecorder:
         if names:
             calls.append(self.tapped_call(layer, product, names, input, shape, dispatch))
         for role, name in roles.items():
-            for each in layer.adapters.get(name, ()):
-                if each.active():
-                    assert dispatch is not None
-                    rule, parts = each.rule(dispatch.index, role), each.parts(dispatch.index)
-                    calls.append(self.tapped_call(layer, rule, each.trainable, input, shape, dispatch, parts=parts))
+            for adapter in layer.adapters.get(name, ()):
+                if adapter.active():
+                    rule, parts = adapter.rule(dispatch.index, role), adapter.parts(dispatch.index)
+                    calls.append(self.tapped_call(layer, rule, adapter.trainable, input, shape, dispatch, parts=parts))
         for call in calls:
             output = OutputTap.apply(output, self.root, call, input)
         return output
@@ -283,20 +277,13 @@ class ForwardRecorder:
 
         Returns:
             The pieces that got shares: those whose output matters to logps_S.
-
-        Raises:
-            UnsupportedModelError: a parameter is used around its module, or checkpointing is reentrant.
-            RuntimeError: autograd's own.
         """
         self._operations.check()
         named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
-        self.collector.expect(layout, stores)
-        try:
-            with torch.autocast(logps_S.device.type, enabled=False):  # ours are products of the types they are given
-                backward(logps_S, coef_S, self.root, list(named.values()), keep_graph)
-                return self.collector.complete()
-        finally:
-            self.collector.forget()
+        autocast = torch.autocast(logps_S.device.type, enabled=False)  # ours are products of the types they are given
+        with self.collector.collecting(layout, stores), autocast:
+            backward(logps_S, coef_S, self.root, list(named.values()), keep_graph)
+            return self.collector.complete()
 
     def check_rows(self, logps_S: Tensor, layout: Layout) -> None:
         """Run the backward of some entries of logps_S, which must leave every layer's other rows without a gradient.
@@ -308,7 +295,6 @@ class ForwardRecorder:
 
         Raises:
             UnsupportedModelError: other rows matter, or may, and cannot be looked at.
-            RuntimeError: autograd's own.
         """
         self._operations.check()
         may_mix, known = self._operations.may_mix, KEPT_APART.setdefault(self.model, set())

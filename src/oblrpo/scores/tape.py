@@ -248,11 +248,7 @@ class ScoreTape:
         return stores
 
     def _second_pass(self, coef_S: Tensor, group_size: Groups) -> Tensor:
-        """Run the backward again, with coefficients, adding up the gradient layer by layer.
-
-        Raises:
-            ValueError: there is no graph any more.
-        """
+        """Run the backward again, with coefficients, adding up the gradient layer by layer."""
         if self._graph is None:
             raise ValueError('"two_pass" frees its graph in accumulate; record again.')
         (logps_S, layout), self._graph = self._graph, None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,10 @@ class ShareCollector:
     """Turns what the taps of one backward see into shares of the score, and hands every parameter's to its store."""
 
     def __init__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        # What a backward left would live on through the next micro-batch.
         self._layout: Layout | None = None  # None: no backward of ours is running
         self._stores: Mapping[ParameterPiece, Sink] = {}
         self._pending: dict[ParameterPiece, list[Contribution]] = {}
@@ -29,10 +34,15 @@ class ShareCollector:
         self._chosen_S: Tensor | None = None  # rows of a backward that only checks that rows do not mix
         self._mixing: list[tuple[str, Tensor]] = []
 
-    def expect(self, layout: Layout, stores: Mapping[ParameterPiece, Sink]) -> None:
-        """Begin a backward whose shares go to these stores."""
-        self.forget()
+    @contextmanager
+    def collecting(self, layout: Layout, stores: Mapping[ParameterPiece, Sink]) -> Iterator[None]:
+        """Run a backward inside, whose shares go to these stores."""
+        self._end()
         self._layout, self._stores = layout, stores
+        try:
+            yield
+        finally:
+            self._end()
 
     def refuse_mixed(self, logps_S: Tensor, root: Tensor, layout: Layout, chosen_S: Tensor) -> None:
         """Run the backward of the chosen entries of logps_S, in which other rows may not matter to any layer.
@@ -40,42 +50,30 @@ class ShareCollector:
         Raises:
             UnsupportedModelError: they do.
         """
-        self.expect_rows(layout, chosen_S)
-        try:
-            with torch.autocast(logps_S.device.type, enabled=False):
-                torch.autograd.grad(logps_S, root, chosen_S.to(logps_S), retain_graph=True, allow_unused=True)
-            mixes = self.first_that_mixes()
-        finally:
-            self.forget()
-        if mixes is not None:
+        with self.collecting(layout, {}), torch.autocast(logps_S.device.type, enabled=False):
+            self._chosen_S = chosen_S
+            torch.autograd.grad(logps_S, root, chosen_S.to(logps_S), retain_graph=True, allow_unused=True)
+            mixing = self._mixing
+        if mixing and bool(torch.stack([mixes for _, mixes in mixing]).any()):
+            name = next(name for name, mixes in mixing if bool(mixes))  # the nearest to the log-probabilities
             raise UnsupportedModelError(
-                f"{mixes}: entries of logps_S depend on other rows of this layer than their own; they are in another "
+                f"{name}: entries of logps_S depend on other rows of this layer than their own; they are in another "
                 "order than the rows, the layer runs time-first, or sequences mix."
             )
 
-    def expect_rows(self, layout: Layout, chosen_S: Tensor) -> None:
-        """Begin a backward of the chosen sequences' log-probabilities, which only checks that no other row matters."""
-        self.forget()
-        self._layout, self._chosen_S = layout, chosen_S
-
-    def forget(self) -> None:
-        """End the backward: what it left would live on through the next micro-batch."""
-        self._layout, self._stores, self._pending, self._delivered = None, {}, {}, []
-        self._chosen_S, self._mixing = None, []
-
     @torch.no_grad()
-    def receive(self, call: TappedCall, input: Tensor, output: Tensor | None, grad: Tensor) -> None:
-        """Take in the input, the output and the output gradient of a call."""
-        input, grad_rows, *outputs = self.rows(call, input, grad, *([] if output is None else [output]))
+    def receive(self, call: TappedCall, saved: list[Tensor], grad: Tensor) -> None:
+        """Take in what the call's tap has saved (input and output, or an operation's activations), and its gradient."""
+        if self.only_checks(call, grad):
+            return
+        if call.operation is not None:
+            self.rows(call, grad)  # refuses what it does not understand
+            self.deliver(call, call.operation.gradients(saved, grad))
+            return
+        input, grad_rows, *outputs = self.rows(call, saved[0], grad, *saved[1:])
         if self._layout is not None and call.dispatch is None:
             self._layout.watch(grad)
         self.deliver(call, call.gradients(LayerCall(call.layer.module, input, *outputs), grad_rows))
-
-    @torch.no_grad()
-    def receive_operation(self, call: TappedCall, operation: Operation, saved: list[Tensor], grad: Tensor) -> None:
-        """Take in the activations and the output gradient of an operation."""
-        self.rows(call, grad)
-        self.deliver(call, operation.gradients(saved, grad))
 
     def only_checks(self, call: TappedCall, grad: Tensor) -> bool:
         """Whether this backward only checks that rows do not mix; if so, the call's output gradient is looked at."""
@@ -85,12 +83,6 @@ class ShareCollector:
         largest_S = torch.linalg.vector_norm(rows.flatten(1), ord=torch.inf, dim=1)
         self._mixing.append((call.layer.name, ((largest_S > 0) & ~self._chosen_S).any()))
         return True
-
-    def first_that_mixes(self) -> str | None:
-        """Name of the layer nearest to the log-probabilities whose other rows mattered, or None."""
-        if not self._mixing or not bool(torch.stack([mixes for _, mixes in self._mixing]).any()):
-            return None
-        return next(name for name, mixes in self._mixing if bool(mixes))
 
     def rows(self, call: TappedCall, *activations: Tensor) -> list[Tensor]:
         """A call's activations as (S, T, ...).
@@ -110,11 +102,11 @@ class ShareCollector:
             )
         try:
             if call.operation is not None:
-                return [layout.blocks(each, call.operation.rows) for each in activations]
+                return [layout.blocks(activation, call.operation.rows) for activation in activations]
             if call.dispatch is None:
-                return [layout.rows(each) for each in activations]
+                return [layout.rows(activation) for activation in activations]
             index_ST = layout.rows_at(call.dispatch.token_N, call.dispatch.tokens)
-            return [take(each, index_ST) for each in activations]
+            return [take(activation, index_ST) for activation in activations]
         except ValueError as error:
             raise UnsupportedModelError(
                 f"{call.layer.name}: got {error}; activations must lead with batch rows, or with rows times tokens."
@@ -183,29 +175,19 @@ class OutputTap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        """Pass the gradient on.
-
-        Raises:
-            UnsupportedModelError: an activation was changed in place.
-            RuntimeError: autograd's own.
-        """
+        """Pass the gradient on. An activation that was changed in place is refused."""
         (grad,) = grads
         call: TappedCall = ctx.call
-        if grad is None:
-            return None, None, None, *(None for _ in ctx.needs_input_grad[3:])
-        try:
-            # Unpacked in a check of rows, too: what checkpointing has made again for the tap is let go only then.
-            saved = [each.detach() for each in ctx.saved_tensors]  # one with its graph would keep the tape alive
-        except RuntimeError as error:
-            if "inplace" in str(error):
-                raise UnsupportedModelError(
-                    f"{call.layer.name}: its input or output was changed in place after the call."
-                ) from None
-            raise
-        if call.collector.only_checks(call, grad):
-            pass
-        elif call.operation is not None:
-            call.collector.receive_operation(call, call.operation, saved, grad)
-        else:
-            call.collector.receive(call, saved[0], saved[1] if len(saved) > 1 else None, grad)
+        if grad is not None:
+            try:
+                # Unpacked in a check of rows, too: what checkpointing has made again for the tap is let go only then.
+                # Detached, as one with its graph would keep the tape alive.
+                saved = [tensor.detach() for tensor in ctx.saved_tensors]
+            except RuntimeError as error:
+                if "inplace" in str(error):
+                    raise UnsupportedModelError(
+                        f"{call.layer.name}: its input or output was changed in place after the call."
+                    ) from None
+                raise
+            call.collector.receive(call, saved, grad)
         return grad, None, None, *(None for _ in ctx.needs_input_grad[3:])

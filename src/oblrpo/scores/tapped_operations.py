@@ -167,11 +167,7 @@ class OperationTapper(TorchFunctionMode):
             raise RuntimeError("refused by the score tape") from error
 
     def _with_parameters(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function that has a parameter, or what was made of one, among its arguments.
-
-        Raises:
-            UnsupportedModelError: what was made of one was changed through a view, or `_in_rows` or `_meet` refuses.
-        """
+        """Run a function that has a parameter, or what was made of one, among its arguments."""
         known, apart = self._derived, out_of_place(func)
         if apart is not None and args[0].requires_grad and id(args[0]) not in known:
             return args[0].copy_(self.__torch_function__(apart, types, (args[0].clone(), *args[1:]), kwargs))
@@ -261,11 +257,7 @@ class OperationTapper(TorchFunctionMode):
         return None, None, None
 
     def _refuse_ambiguous(self, operation: Operation, followed: list[int], output: Tensor) -> None:
-        """Refuse constants with as many entries as rows, such as a table of T = S positions, that may be no rows.
-
-        Raises:
-            UnsupportedModelError: the function takes one row with the whole of them as well.
-        """
+        """Refuse constants with as many entries as rows, such as a table of T = S positions, that may be no rows."""
         constants = [*operation.constants, *(p for p in operation.in_rows if p not in followed)]
         if _fits(replace(operation, in_rows=followed, constants=constants).last_row(), output, operation.rows):
             raise UnsupportedModelError(
@@ -285,11 +277,7 @@ class OperationTapper(TorchFunctionMode):
         return result
 
     def _meet(self, operation: Operation, output: Any, alone: Tensor | None, args: Any, kwargs: Any) -> Any:
-        """Run a function of derived tensors and activations, its output tapped.
-
-        Raises:
-            UnsupportedModelError: it is of a kind that cannot be taken by rows, or a parameter is too large.
-        """
+        """Run a function of derived tensors and activations, its output tapped."""
         func, derived = operation.function, operation.derived
         if not any(isinstance(each, Tensor) for each in flat([output])) and output is not None:
             return output  # a shape, a type
@@ -311,11 +299,7 @@ class OperationTapper(TorchFunctionMode):
         return self._tapping.tap(product, operation.sources, output, saved, operation)
 
     def _doubt(self, what: str, rows: int, output: Tensor, alone: Tensor | None) -> None:
-        """Note whether the last row alone gives something else; looked at in `check`, so that a GPU need not wait.
-
-        Raises:
-            UnsupportedModelError: it cannot be computed, or is of another shape.
-        """
+        """Note whether the last row alone gives something else; looked at in `check`, so that a GPU need not wait."""
         batch = output.detach()[-(output.shape[0] // rows) :]
         if alone is None or alone.shape != batch.shape:
             raise UnsupportedModelError(f"{what} cannot be taken for one row alone; do rows mix?")

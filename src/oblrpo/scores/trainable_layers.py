@@ -104,38 +104,28 @@ Scope: TypeAlias = tuple[TrainableLayer, list[TrainableLayer]]
 """A module, with the layers whose operations are seen in its forward."""
 
 
-class SharedPrompt:
-    """A PEFT model with a trained prompt, which looks it up once and repeats it for every row of the batch.
+def shared_prompts(model: nn.Module) -> list[nn.Module]:
+    """The PEFT models inside that train a prompt, by prompt tuning or p-tuning.
 
-    Asked for the prompt of one row, it repeats nothing, and the tape has the ids looked up once for each row.
+    They look it up once and repeat it for every row of the batch.
     """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module: Any = module
-
-    def look_up_per_row(self) -> None:
-        """Ask for one row's prompt from now on."""
-        own = self._module.get_prompt
-
-        def get_prompt(batch_size: int, **further: Any) -> Any:
-            return own(1 if torch.is_grad_enabled() else batch_size, **further)
-
-        self._module.get_prompt = get_prompt
-
-    def restore(self) -> None:
-        """Give the module its own method back."""
-        self._module.__dict__.pop("get_prompt", None)
-
-
-def shared_prompts(model: nn.Module) -> list[SharedPrompt]:
-    """The PEFT models inside that train a prompt: by prompt tuning or p-tuning."""
-    found = []
+    models = []
     for module in model.modules():
         encoders: Any = module._modules.get("prompt_encoder") or {}
-        prompts = [each for each in encoders.values() if type(each).__name__ in {"PromptEmbedding", "PromptEncoder"}]
-        if any(each.embedding.weight.requires_grad for each in prompts):
-            found.append(SharedPrompt(module))
-    return found
+        prompts = [coder for coder in encoders.values() if type(coder).__name__ in {"PromptEmbedding", "PromptEncoder"}]
+        if any(prompt.embedding.weight.requires_grad for prompt in prompts):
+            models.append(module)
+    return models
+
+
+def look_up_per_row(module: Any) -> None:
+    """Ask a PEFT model for one row's prompt: it repeats nothing, and the tape has the ids looked up for each row."""
+    own = module.get_prompt
+
+    def get_prompt(batch_size: int, **further: Any) -> Any:
+        return own(1 if torch.is_grad_enabled() else batch_size, **further)
+
+    module.get_prompt = get_prompt
 
 
 def trainable_layers(model: nn.Module) -> dict[nn.Module, TrainableLayer]:
@@ -166,11 +156,7 @@ def trainable_layers(model: nn.Module) -> dict[nn.Module, TrainableLayer]:
 
 
 def _take_adapters(model: nn.Module, layers: dict[nn.Module, TrainableLayer]) -> None:
-    """Give LoRA on bare parameters to the experts that use it, or to the operations of the wrapper.
-
-    Raises:
-        UnsupportedModelError: on experts of a form that is not known.
-    """
+    """Give LoRA on bare parameters to the experts that use it, or to the operations of the wrapper."""
     paths = {module: path for path, module in model.named_modules()}
     for adapter in adapters(model):
         for linear in (adapter.A, adapter.B):
