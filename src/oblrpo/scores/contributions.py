@@ -236,7 +236,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 def sum_in_widest(values: list[Tensor]) -> Tensor:
     """The sum of tensors of one shape, in the widest of their types."""
-    dtype = max((value.dtype for value in values), key=lambda each: torch.finfo(each).bits)
+    dtype = max((value.dtype for value in values), key=lambda dtype: torch.finfo(dtype).bits)
     return torch.stack([value.to(dtype) for value in values]).sum(0)
 
 

@@ -23,19 +23,19 @@ class Factored(NamedTuple):
 
 def factors_of(operation: Operation, args: Any, kwargs: Any, tokens: int) -> Factored | None:
     """The factors of a product with a whole weight, or of a lookup in one; None if it is neither."""
-    func, known = operation.function, {id(each.tensor): each for each in operation.derived.values()}
+    func, derived = operation.function, {id(weight.tensor): weight for weight in operation.derived.values()}
     if func is embedding:
         return _lookup(operation, args, kwargs)
     if func not in _PRODUCTS or set(kwargs) - {"bias"} or len(args) < 2:
         return None
-    input, weight, bias = args[0], known.get(id(args[1])), [*args[2:], *kwargs.values(), None][0]
+    input, weight, bias = args[0], derived.get(id(args[1])), [*args[2:], *kwargs.values(), None][0]
     names = dict[str, ParameterInPlace]()
     tokens_lead = input.ndim == 2 and input.shape[0] == operation.rows * tokens
     whole = weight is not None and weight.transposed is not None and weight.tensor.ndim == 2
     if weight is None or not whole or not (input.shape[0] == operation.rows or tokens_lead):
         return None
     names["transposed" if weight.transposed is (func is linear) else "weight"] = weight.sources[0]
-    known_bias = known.get(id(bias))
+    known_bias = derived.get(id(bias))
     if known_bias is not None and known_bias.transposed is None:
         return None
     if known_bias is not None:
@@ -49,7 +49,7 @@ def _lookup(operation: Operation, args: Any, kwargs: Any) -> Factored | None:
     """A lookup in a whole weight."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     given = dict(zip(names, args, strict=False)) | kwargs
-    weight = next((each for each in operation.derived.values() if each.tensor is given["weight"]), None)
+    weight = next((derived for derived in operation.derived.values() if derived.tensor is given["weight"]), None)
     if weight is None or weight.transposed is not False or given["input"].shape[0] != operation.rows:
         return None
     source, padding = weight.sources[0], given.get("padding_idx")

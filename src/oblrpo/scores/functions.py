@@ -25,7 +25,7 @@ def _along_rows(args: Any, kwargs: Any) -> bool:
 
 def _entries_along_rows(args: Any, kwargs: Any) -> bool:
     """Whether `gather(x, dim=0, index)` or `take_along_dim(x, index, dim=0)` goes along the leading axis."""
-    dims = [each for each in (*args[1:], kwargs.get("dim")) if isinstance(each, int)]
+    dims = [dim for dim in (*args[1:], kwargs.get("dim")) if isinstance(dim, int)]
     return not dims or dims[0] in {0, -args[0].ndim}
 
 

@@ -22,7 +22,7 @@ def foreign_functions(output: Tensor) -> Iterator[type]:
         function = getattr(node, "_forward_cls", None)
         if function is not None and not function.__module__.startswith("oblrpo.scores."):
             yield function
-        waiting += [each for each, _ in node.next_functions]
+        waiting += [following for following, _ in node.next_functions]
 
 
 def foreign_hooks() -> bool:
@@ -39,10 +39,10 @@ def is_compiled(module: nn.Module) -> bool:
 def why_nothing_was_recorded(logps_S: Tensor, ran_without_gradients: bool) -> str:
     """What hid every layer of the model from the tape, as far as can be told."""
     functions = list(foreign_functions(logps_S))
-    if any(each.__name__ == "CheckpointFunction" for each in functions):
+    if any(function.__name__ == "CheckpointFunction" for function in functions):
         return "reentrant activation checkpointing hides the layers from the tape; checkpoint with use_reentrant=False."
     if functions:
-        names = ", ".join(sorted({each.__name__ for each in functions}))
+        names = ", ".join(sorted({function.__name__ for function in functions}))
         return f"the layers run inside an autograd function ({names}), which hides them from the tape."
     if ran_without_gradients:
         return (
@@ -58,15 +58,9 @@ def why_nothing_was_recorded(logps_S: Tensor, ran_without_gradients: bool) -> st
 def backward(
     logps_S: Tensor, coef_S: Tensor | None, root: Tensor, named: list[tuple[str, nn.Parameter]], keep_graph: bool
 ) -> None:
-    """Run the backward of sum_s coef_s logps_s down to the root, which all taps reach.
-
-    The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they were
-    used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
-
-    Raises:
-        UnsupportedModelError: a parameter is used around its module, or checkpointing is reentrant.
-        RuntimeError: autograd's own.
-    """
+    """Run the backward of sum_s coef_s logps_s down to the root, which all taps reach."""
+    # The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they were
+    # used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
     try:
         _, *grads = torch.autograd.grad(
             logps_S,

@@ -166,7 +166,7 @@ class _HeadLogps(torch.autograd.Function):
         saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
         left_of = partial(_left_of, product)
         for rows in chunks(len(hidden), target_ST.shape[1] * len(weight)):
-            left = left_of(*(each[rows] for each in saved))
+            left = left_of(*(tensor[rows] for tensor in saved))
             if grad_hidden is not None:
                 grad_hidden[rows] = left.to(product.dtype) @ product.weight
             if grad_weight is not None:
@@ -192,7 +192,7 @@ def _differentiable(
     product = replace(ctx.product, weight=weight, bias=bias)
     logp_ST = product.logits(hidden).log_softmax(-1).gather(-1, target_ST[..., None])[..., 0]
     inputs = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
-    needed = [each for each, needs in inputs if needs and each is not None]
+    needed = [tensor for tensor, needs in inputs if needs and tensor is not None]
     grads = iter(torch.autograd.grad(logp_ST, needed, grad_ST, create_graph=True))
     return [next(grads) if needs else None for needs in ctx.needs_input_grad[:3]]
 
@@ -229,7 +229,7 @@ def _contributions(
     def left(rows: slice) -> Tensor:
         if weight._version != version:
             raise RuntimeError("the head's weight was changed before the tape had made its logits again.")
-        return left_of(*(each[rows] for each in saved))
+        return left_of(*(tensor[rows] for tensor in saved))
 
     hidden = saved[0]
     parts: dict[str, Contribution] = {"weight": Recomputed(left, hidden, vocabulary)}

@@ -26,11 +26,7 @@ class Layout:
         self._stray: Tensor | None = None
 
     def rows(self, activation: Tensor) -> Tensor:
-        """The activation as (S, T, ...), zero where a sequence has no more tokens.
-
-        Raises:
-            ValueError: its leading axes are neither batch rows and tokens nor both flattened.
-        """
+        """The activation as (S, T, ...), zero where a sequence has no more tokens; else a ValueError."""
         shape = tuple(activation.shape)
         if self._index_ST is not None:
             assert self._packed is not None
@@ -48,11 +44,7 @@ class Layout:
         raise ValueError(f"{shape} for {self.sequences} sequences")
 
     def blocks(self, activation: Tensor, rows: int) -> Tensor:
-        """The activation of so many batch rows as (S, n, ...), whatever its leading axis holds of each.
-
-        Raises:
-            ValueError: rows are packed, or are not the sequences.
-        """
+        """The activation of so many batch rows as (S, n, ...); packed rows are a ValueError."""
         if self._index_ST is not None:
             raise ValueError(f"{tuple(activation.shape)} for packed rows, and no rule for the layer")
         if rows != self.sequences:

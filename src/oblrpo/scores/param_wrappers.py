@@ -62,11 +62,7 @@ class Adapter:
         return bool(self.wrapper._param_ndim == 3)
 
     def refuse_odd(self) -> None:
-        """Refuse an adapter of experts that the rule does not know.
-
-        Raises:
-            UnsupportedModelError: the layer's forward is not known, its weight trained too, or of a short type.
-        """
+        """Refuse an adapter of experts that the rule does not know."""
         weight, kind = self.wrapper.get_param(), type(self.base).__name__
         if not is_experts(self.base):
             raise UnsupportedModelError(
@@ -83,11 +79,7 @@ class Adapter:
             )
 
     def active(self) -> bool:
-        """Whether the adapter is added now.
-
-        Raises:
-            UnsupportedModelError: it is merged into the weight.
-        """
+        """Whether the adapter is added now; one that is merged into the weight is refused."""
         if self.wrapper.disable_adapters or self.name not in self.wrapper.active_adapters:
             return False
         if self.wrapper.merged:
@@ -135,6 +127,6 @@ def adapters(model: nn.Module) -> Iterator[Adapter]:
         if type(module).__name__ == "ParamWrapper" and hasattr(module, "parameter_name"):
             for name in wrapper.lora_A:
                 both = {"A": wrapper.lora_A[name], "B": wrapper.lora_B[name]}
-                trainable = {key: each.weight for key, each in both.items() if each.weight.requires_grad}
+                trainable = {key: linear.weight for key, linear in both.items() if linear.weight.requires_grad}
                 if trainable:
                     yield Adapter(path, wrapper, name, **both, trainable=trainable)

@@ -84,11 +84,11 @@ class Features:
     """Sum of the entropies of the distributions that the tokens were drawn from, in nats."""
 
     def __post_init__(self) -> None:
-        shapes = {name: tuple(each.shape) for name, each in vars(self).items()}
+        shapes = {name: tuple(values.shape) for name, values in vars(self).items()}
         if self.length_S.ndim != 1 or len(set(shapes.values())) > 1:
             raise ValueError(f"features must be vectors with one entry a completion, got {shapes}.")
-        for name, each in vars(self).items():
-            if not each.isfinite().all():
+        for name, values in vars(self).items():
+            if not values.isfinite().all():
                 raise ValueError(f"{name} holds NaN or infinity.")
         if (self.length_S < 1).any():
             raise ValueError("length_S holds a completion without a token; it has no score: leave it out.")
@@ -103,11 +103,11 @@ class Features:
             ValueError: the shapes differ, or as the class says.
         """
         tokens = {"logit_norm2_SC": logit_norm2_SC, "logps_SC": logps_SC, "entropy_SC": entropy_SC}
-        for name, each in tokens.items():
-            if mask_SC.ndim != 2 or each.shape != mask_SC.shape:
-                raise ValueError(f"{name} {tuple(each.shape)} and mask_SC {tuple(mask_SC.shape)} do not fit.")
+        for name, values in tokens.items():
+            if mask_SC.ndim != 2 or values.shape != mask_SC.shape:
+                raise ValueError(f"{name} {tuple(values.shape)} and mask_SC {tuple(mask_SC.shape)} do not fit.")
         outside_SC = mask_SC == 0
-        sums = [each.detach().masked_fill(outside_SC, 0).sum(1) for each in tokens.values()]
+        sums = [values.detach().masked_fill(outside_SC, 0).sum(1) for values in tokens.values()]
         return cls((~outside_SC).sum(1).to(sums[0]), *sums)
 
 
@@ -252,11 +252,7 @@ class CalibratedProxy:
         return {"observed": self.observed, "products": self._products.clone(), "totals": self._totals.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            ValueError: it is the state of a proxy with other features.
-        """
+        """Take up where `state_dict` left off."""
         for key, mine in (("products", self._products), ("totals", self._totals)):
             if state[key].shape != mine.shape:
                 raise ValueError(f"{key} has shape {tuple(state[key].shape)}, not {tuple(mine.shape)}.")
@@ -299,8 +295,8 @@ def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Ten
         raise ValueError(f"proxy_S {tuple(proxy_S.shape)} and norm2_S {tuple(norm2_S.shape)} must be vectors alike.")
     if group_size < 2 or S % group_size:
         raise ValueError(f"group_size must be at least 2 and divide the {S} completions, got {group_size}.")
-    for name, each in (("proxy_S", proxy_S), ("norm2_S", norm2_S)):
-        if not each.isfinite().all() or (each < 0).any():
+    for name, weights in (("proxy_S", proxy_S), ("norm2_S", norm2_S)):
+        if not weights.isfinite().all() or (weights < 0).any():
             raise ValueError(f"{name} holds a weight that is negative, NaN or infinite.")
     weights_S2 = torch.stack([_cpu64(proxy_S), _cpu64(norm2_S)], 1)
     keep_S = (weights_S2 > 0).all(1) & _counted(valid_S, norm2_S)

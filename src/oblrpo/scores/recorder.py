@@ -297,10 +297,10 @@ class ForwardRecorder:
             UnsupportedModelError: other rows matter, or may, and cannot be looked at.
         """
         self._operations.check()
-        may_mix, known = self._operations.may_mix, KEPT_APART.setdefault(self.model, set())
+        may_mix, kept_apart = self._operations.may_mix, KEPT_APART.setdefault(self.model, set())
         sharded = any(map(wrapped_by_fsdp, self.model.modules()))
         way = 0 if sharded else way_of(self.model, logps_S, layout, self._given)  # those are never looked at
-        if way in known and may_mix is None:
+        if way in kept_apart and may_mix is None:
             return
         if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
             if may_mix is None:
@@ -313,7 +313,7 @@ class ForwardRecorder:
         every = any(layer.by_operations for layer in self._layers.values())
         for chosen_S in rows_to_check(len(logps_S), logps_S.device, every):
             self.collector.refuse_mixed(logps_S, self.root, layout, chosen_S)
-        known.add(way)
+        kept_apart.add(way)
 
     def why_nothing(self, logps_S: Tensor) -> str:
         """What hid every layer from the tape, in a sentence."""

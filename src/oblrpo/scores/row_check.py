@@ -34,8 +34,8 @@ def way_of(model: nn.Module, logps_S: Tensor, layout: Layout, given: tuple[str, 
         layout: of the rows.
         given: names of the arguments of the model's call.
     """
-    modules = [(id(each), type(each), each.training, "forward" in vars(each)) for each in model.modules()]
-    configs = {id(config): config for each in model.modules() if (config := vars(each).get("config")) is not None}
+    modules = [(id(module), type(module), module.training, "forward" in vars(module)) for module in model.modules()]
+    configs = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
     attention = [str(getattr(config, "_attn_implementation", None)) for config in configs.values()]
     trained = [(id(parameter), parameter.requires_grad) for parameter in model.parameters()]
     shape = (layout.packed, layout.sequences == layout.tokens, layout.sequences > 2)
@@ -54,4 +54,4 @@ def _functions_near(output: Tensor) -> Iterator[str]:
         yield str(node.name())
         function = getattr(node, "_forward_cls", None)
         if function is None or not function.__module__.startswith("oblrpo.scores."):
-            waiting += [each for each, _ in node.next_functions]
+            waiting += [following for following, _ in node.next_functions]

@@ -28,16 +28,16 @@ def keeps_rows(func: Any, args: Any, kwargs: Any, result: Any, given: list[Tenso
         given: the activations among its arguments that autograd follows.
         rows: the rows of the batch.
     """
-    followed = [each for each in flat([result]) if isinstance(each, Tensor) and each.requires_grad]
+    followed = [tensor for tensor in flat([result]) if isinstance(tensor, Tensor) and tensor.requires_grad]
     if not followed or not given:  # no gradient passes
         return True
-    if not all(_leads(each, rows) for each in (*given, *followed)):
+    if not all(_leads(tensor, rows) for tensor in (*given, *followed)):
         return False
     name = name_of(func).strip("_")
     if name[:1] in {"i", "r"} and name[1:] in _RULES and name not in _RULES and name != "rmatmul":
         name = name[1:]  # __iadd__, __radd__
     rule = _RULES.get(name)
-    if rule is None or (name not in _RESHAPES and {each.shape[0] for each in followed} != {given[0].shape[0]}):
+    if rule is None or (name not in _RESHAPES and {tensor.shape[0] for tensor in followed} != {given[0].shape[0]}):
         return False
     return rule(args, kwargs, given, followed[0])
 
@@ -52,7 +52,7 @@ _RowRule = Callable[[Any, Any, list[Tensor], Tensor], bool]
 
 def _aligned(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """Of a function of entries: no activation may be broadcast along the rows, nor moved to another axis."""
-    return all(each.ndim == result.ndim and each.shape[0] == result.shape[0] for each in given)
+    return all(activation.ndim == result.ndim and activation.shape[0] == result.shape[0] for activation in given)
 
 
 def _reshaped(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
@@ -73,7 +73,7 @@ def _along(place: int, default: int | None = None, *, added: int = 0, name: str 
     def rule(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
         axes = [*flat([kwargs[name]] if name in kwargs else args[place : place + 1])] or [default]
         numbers = all(isinstance(axis, int) and not isinstance(axis, bool) for axis in axes)
-        same = len({(each.ndim, each.shape[0]) for each in given}) == 1
+        same = len({(activation.ndim, activation.shape[0]) for activation in given}) == 1
         return numbers and same and all(axis % (given[0].ndim + added) != 0 for axis in axes)
 
     return rule
@@ -109,14 +109,14 @@ def _joined(default: int, added: int) -> _RowRule:
 def _product(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """A product x W keeps the rows of x; W x, and one of two activations, keep what is no axis of a matrix."""
     first, second = args[0], args[1] if len(args) > 1 else next(iter(kwargs.values()))
-    left, right = any(first is each for each in given), any(second is each for each in given)
+    left, right = any(first is activation for activation in given), any(second is activation for activation in given)
     batched = not right or (second.ndim >= 3 and second.ndim == result.ndim)
     return batched and (not left or (first.ndim == result.ndim and first.ndim >= (3 if right else 2)))
 
 
 def _added_product(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """`addmm(b, x, W)`, `baddbmm`."""
-    factors = [each for each in given if each is not args[0]]
+    factors = [activation for activation in given if activation is not args[0]]
     return len(args) > 2 and _aligned(args, kwargs, given, result) and _product(args[1:3], {}, factors, result)
 
 
@@ -137,7 +137,7 @@ def _normalised(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> 
 
 
 def _attended(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
-    return all(each.ndim == result.ndim >= 3 and each.shape[0] == result.shape[0] for each in given)
+    return all(activation.ndim == result.ndim >= 3 and activation.shape[0] == result.shape[0] for activation in given)
 
 
 def _padded(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
@@ -147,7 +147,7 @@ def _padded(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool
 
 def _matrices(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """A function of matrices, each by itself."""
-    return all(each.ndim >= 3 and each.ndim == result.ndim for each in given)
+    return all(activation.ndim >= 3 and activation.ndim == result.ndim for activation in given)
 
 
 def _summed(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
@@ -156,7 +156,9 @@ def _summed(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool
     if not isinstance(args[0], str) or "->" not in args[0] or len(operands) != args[0].count(",") + 1:
         return False
     inputs, output = args[0].replace(" ", "").split("->")
-    terms = [term for term, each in zip(inputs.split(","), operands, strict=True) if any(each is one for one in given)]
+    terms = [
+        term for term, operand in zip(inputs.split(","), operands, strict=True) if any(operand is one for one in given)
+    ]
     row = output[:1]
     return row.isalpha() and all(term[:1] == row and term.count(row) == 1 for term in (*terms, output))
 
@@ -164,11 +166,13 @@ def _summed(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool
 def _indexed(x: Tensor, index: Any) -> bool:
     """Whether an index takes all along the first axis, and moves no axis before it."""
     entries = [*index] if isinstance(index, tuple) else [index]
-    axes = [each for each in entries if each is not None and each is not Ellipsis]
-    tables = [each for each in axes if isinstance(each, (Tensor, list))]
-    if tables and len(tables) + sum(isinstance(each, int) for each in axes) > 1:  # their axis may be moved to the front
+    axes = [entry for entry in entries if entry is not None and entry is not Ellipsis]
+    tables = [entry for entry in axes if isinstance(entry, (Tensor, list))]
+    if (
+        tables and len(tables) + sum(isinstance(entry, int) for entry in axes) > 1
+    ):  # their axis may be moved to the front
         return False
-    used = sum(each.ndim if isinstance(each, Tensor) and each.dtype is torch.bool else 1 for each in axes)
+    used = sum(entry.ndim if isinstance(entry, Tensor) and entry.dtype is torch.bool else 1 for entry in axes)
     whole = isinstance(entries[0], slice) and entries[0] == slice(None)
     return whole or (entries[0] is Ellipsis and used < x.ndim)
 
@@ -180,11 +184,11 @@ def _taken(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
 def _written(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """`x[index] = value`, where the value is a constant or leads with rows too."""
     target, index, _ = args
-    values = [each for each in given if each is not target]
+    values = [activation for activation in given if activation is not target]
     if not values or not _indexed(target, index):
         return not values
     place = target.detach()[index]
-    return all(each.ndim == place.ndim and each.shape[0] == place.shape[0] == target.shape[0] for each in values)
+    return all(value.ndim == place.ndim and value.shape[0] == place.shape[0] == target.shape[0] for value in values)
 
 
 _ENTRIES = """

@@ -109,11 +109,7 @@ def conv1d(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
 
 @register_rule(nn.Embedding)
 def embedding(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
-    """Gradient of y_t = W[id_t]: G_W[v] = sum_{t: id_t = v} grad_t; the row `padding_idx` gets none, as in autograd.
-
-    Raises:
-        UnsupportedModelError: the gradient of a row depends on other rows of the batch.
-    """
+    """Gradient of y_t = W[id_t]: G_W[v] = sum_{t: id_t = v} grad_t; the row `padding_idx` gets none, as in autograd."""
     module = call.module
     assert isinstance(module, nn.Embedding)
     if module.scale_grad_by_freq or module.max_norm is not None:
@@ -163,11 +159,7 @@ _GAIN_OFFSETS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def gain_offset(module: nn.Module) -> float:
-    """The c of a norm that multiplies by c + w, found by trying it, as transformers has some 200 RMSNorm classes.
-
-    Raises:
-        UnsupportedModelError: the module is no such norm.
-    """
+    """The c of a norm that multiplies by c + w, found by trying it: transformers has some 200 RMSNorm classes."""
     if module not in _GAIN_OFFSETS:
         weight = module._parameters.get("weight")
         if weight is None:

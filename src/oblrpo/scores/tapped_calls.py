@@ -45,11 +45,7 @@ class ShareCollector:
             self._end()
 
     def refuse_mixed(self, logps_S: Tensor, root: Tensor, layout: Layout, chosen_S: Tensor) -> None:
-        """Run the backward of the chosen entries of logps_S, in which other rows may not matter to any layer.
-
-        Raises:
-            UnsupportedModelError: they do.
-        """
+        """Refuse the model if other rows than the chosen matter to the chosen entries of logps_S."""
         with self.collecting(layout, {}), torch.autocast(logps_S.device.type, enabled=False):
             self._chosen_S = chosen_S
             torch.autograd.grad(logps_S, root, chosen_S.to(logps_S), retain_graph=True, allow_unused=True)
@@ -85,11 +81,7 @@ class ShareCollector:
         return True
 
     def rows(self, call: TappedCall, *activations: Tensor) -> list[Tensor]:
-        """A call's activations as (S, T, ...).
-
-        Raises:
-            UnsupportedModelError: their leading axes are not understood, or the backward is not one of ours.
-        """
+        """A call's activations as (S, T, ...); what cannot be told apart by sequence is refused."""
         layout = self._layout
         if layout is None:
             raise UnsupportedModelError(
@@ -113,11 +105,7 @@ class ShareCollector:
             ) from None
 
     def deliver(self, call: TappedCall, parts: Mapping[str, Contribution]) -> None:
-        """Give shares to their pieces, and complete pieces to their stores.
-
-        Raises:
-            UnsupportedModelError: a share is missing.
-        """
+        """Give shares to their pieces, and complete pieces to their stores."""
         for name, piece in call.pieces.items():
             if name not in parts:
                 raise UnsupportedModelError(
@@ -129,11 +117,7 @@ class ShareCollector:
                 self._complete(piece)
 
     def complete(self) -> list[ParameterPiece]:
-        """Complete the pieces with calls whose output did not matter; return all that got shares.
-
-        Raises:
-            UnsupportedModelError: a token that belongs to no sequence mattered.
-        """
+        """Complete the pieces with calls whose output did not matter; return all that got shares."""
         if self._layout is not None and self._layout.strays():
             raise UnsupportedModelError(
                 "tokens that sequence_ids gives to no sequence change logps_S: through attention, or an entry of it."

@@ -102,12 +102,7 @@ class OperationTapper(TorchFunctionMode):
 
     @contextmanager
     def of(self, layers: list[TrainableLayer]) -> Iterator[None]:
-        """See what is done with the parameters of these.
-
-        Raises:
-            UnsupportedModelError: it cannot be taken by rows.
-            RuntimeError: the model's own.
-        """
+        """See what is done with the parameters of these layers."""
         for layer in layers:
             for name in layer.parameters:
                 in_place = layer.module._parameters[name]
@@ -131,11 +126,7 @@ class OperationTapper(TorchFunctionMode):
                 self._derived, self._picked = {}, {}
 
     def check(self) -> None:
-        """Look whether every operation gave for one row alone what it gave for it in the batch.
-
-        Raises:
-            UnsupportedModelError: one did not.
-        """
+        """Refuse the model if an operation did not give for one row alone what it gave for it in the batch."""
         if self._refused is not None:  # and the model went on
             raise self._refused
         doubts, self._doubts = self._doubts, []
@@ -149,15 +140,15 @@ class OperationTapper(TorchFunctionMode):
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        known, given = self._derived, list(flat([*args, *kwargs.values()]))
-        activations = [each for each in given if isinstance(each, Tensor) and each.requires_grad]
-        if not any(id(each) in known for each in given):
+        derived, given = self._derived, list(flat([*args, *kwargs.values()]))
+        activations = [value for value in given if isinstance(value, Tensor) and value.requires_grad]
+        if not any(id(value) in derived for value in given):
             result = func(*args, **kwargs)
             if self._depth and (self._picked or func in PICKING):
                 self._note_picked(func, args, kwargs, given, result)
             self._note_unsteady(func, args, kwargs, activations, result)
             return result
-        activations = [each for each in activations if id(each) not in known]
+        activations = [activation for activation in activations if id(activation) not in derived]
         try:
             result = self._with_parameters(func, types, args, kwargs)
             self._note_unsteady(func, args, kwargs, activations, result)
@@ -168,15 +159,15 @@ class OperationTapper(TorchFunctionMode):
 
     def _with_parameters(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a function that has a parameter, or what was made of one, among its arguments."""
-        known, apart = self._derived, out_of_place(func)
-        if apart is not None and args[0].requires_grad and id(args[0]) not in known:
+        all_derived, apart = self._derived, out_of_place(func)
+        if apart is not None and args[0].requires_grad and id(args[0]) not in all_derived:
             return args[0].copy_(self.__torch_function__(apart, types, (args[0].clone(), *args[1:]), kwargs))
         leaves, spec = tree_flatten((args, kwargs))
-        derived = {place: known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in known}
-        for each in derived.values():
-            if each.tensor._version != each.version:  # through a view, which may have brought in other parameters
+        derived = {place: all_derived[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in all_derived}
+        for weight in derived.values():
+            if weight.tensor._version != weight.version:  # through a view, which may have brought in other parameters
                 raise UnsupportedModelError(
-                    f"{each.sources[0].path}: what was made of it was changed in place through a view."
+                    f"{weight.sources[0].path}: what was made of it was changed in place through a view."
                 )
         operation, output, alone = self._in_rows(func, leaves, spec, derived)
         if operation is None:
@@ -188,17 +179,18 @@ class OperationTapper(TorchFunctionMode):
 
     def _note_picked(self, func: Any, args: Any, kwargs: Any, given: list[Any], result: Any) -> None:
         """Note tensors whose leading axis is some rows, or tokens of several rows, and what is computed from them."""
-        lengths = {each.shape[0] for each in given if id(each) in self._picked and each.ndim}
+        lengths = {value.shape[0] for value in given if id(value) in self._picked and value.ndim}
         picks = (
             func in PICKING and isinstance(args[0], Tensor) and args[0].requires_grad and PICKING[func](args, kwargs)
         )
-        for each in flat([result]):
-            if isinstance(each, Tensor) and each.ndim and (picks or each.shape[0] in lengths):
-                self._picked[id(each)] = each
+        for value in flat([result]):
+            if isinstance(value, Tensor) and value.ndim and (picks or value.shape[0] in lengths):
+                self._picked[id(value)] = value
 
     def _note_unsteady(self, func: Any, args: Any, kwargs: Any, activations: list[Tensor], result: Any) -> None:
         """Note the first function that may bring rows together."""
-        rows = self._tapping.rows() or next((each.shape[0] for each in activations if each.ndim > 2), 1)
+        batched = [activation for activation in activations if activation.ndim > 2]
+        rows = self._tapping.rows() or (batched[0].shape[0] if batched else 1)
         if self._trusted or self.may_mix is not None or not activations or rows == 1:
             return
         if not keeps_rows(func, args, kwargs, args[0] if result is None else result, activations, rows):
@@ -233,8 +225,8 @@ class OperationTapper(TorchFunctionMode):
         odd = [p for p in followed if p not in in_rows or (rows > 1 and id(leaves[p]) in self._picked)]
         if odd:
             raise UnsupportedModelError(
-                f"{_path(derived)}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {name_of(func)}, "
-                f"which does not lead with all of the batch's {rows} rows; there is no rule for {_kind(derived)}."
+                f"{_first(derived).path}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {name_of(func)}, "
+                f"which does not lead with all of the batch's {rows} rows; there is no rule for {_first(derived).kind}."
             )
         if not in_rows or (not followed and not is_pure(func)):
             return None, None, None
@@ -244,10 +236,10 @@ class OperationTapper(TorchFunctionMode):
             operation = Operation(func, leaves, spec, derived, chosen, rows, autocast(leaves[chosen[0]]), constants)
             if output is None:
                 before = random_state(leaves[chosen[0]])
-                output = operation.call({place: each.constant for place, each in derived.items()})
+                output = operation.call({place: weight.tensor.detach() for place, weight in derived.items()})
                 if not torch.equal(before, random_state(leaves[chosen[0]])):
                     raise UnsupportedModelError(
-                        f"{_path(derived)}: {name_of(func)} is random (dropout?), and cannot be made again by rows."
+                        f"{_first(derived).path}: {name_of(func)} is random (dropout?), and cannot be made again by rows."
                     )
             alone = operation.last_row() if rows > 1 else None
             if rows == 1 or chosen == followed or _fits(alone, output, rows):
@@ -261,39 +253,39 @@ class OperationTapper(TorchFunctionMode):
         constants = [*operation.constants, *(p for p in operation.in_rows if p not in followed)]
         if _fits(replace(operation, in_rows=followed, constants=constants).last_row(), output, operation.rows):
             raise UnsupportedModelError(
-                f"{_path(operation.derived)}: {name_of(operation.function)} takes a constant with as many entries as "
+                f"{_first(operation.derived).path}: {name_of(operation.function)} takes a constant with as many entries as "
                 f"the batch's {operation.rows} rows, which may be rows or not; try another number of rows."
             )
 
     def _follow(self, func: Any, args: Any, kwargs: Any, derived: dict[int, DerivedTensor]) -> Any:
         """Run a function of derived tensors and constants alone, and remember what it gives."""
         result = func(*args, **kwargs)
-        sources = tuple({source.path: source for each in derived.values() for source in each.sources}.values())
+        sources = tuple({source.path: source for weight in derived.values() for source in weight.sources}.values())
         written = [args[0]] if result is None and args else []
-        for each in flat([result, *written]):
-            if isinstance(each, Tensor) and each.requires_grad:
-                transposed = alias(func, each, list(derived.values()))
-                self._derived[id(each)] = DerivedTensor(each, sources, transposed, each._version)
+        for value in flat([result, *written]):
+            if isinstance(value, Tensor) and value.requires_grad:
+                transposed = alias(func, value, list(derived.values()))
+                self._derived[id(value)] = DerivedTensor(value, sources, transposed, value._version)
         return result
 
     def _meet(self, operation: Operation, output: Any, alone: Tensor | None, args: Any, kwargs: Any) -> Any:
         """Run a function of derived tensors and activations, its output tapped."""
         func, derived = operation.function, operation.derived
-        if not any(isinstance(each, Tensor) for each in flat([output])) and output is not None:
+        if not any(isinstance(value, Tensor) for value in flat([output])) and output is not None:
             return output  # a shape, a type
         single = isinstance(output, Tensor) and is_pure(func)
         if single and not output.is_floating_point() and not output.is_complex():
             return output  # a comparison
         if not single or not output.is_floating_point() or not output.ndim or output.shape[0] % operation.rows:
             raise UnsupportedModelError(
-                f"{_path(derived)}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or "
-                f"none with the batch's leading axis; there is no rule for {_kind(derived)}."
+                f"{_first(derived).path}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or "
+                f"none with the batch's leading axis; there is no rule for {_first(derived).kind}."
             )
         factors = factors_of(operation, args, kwargs, self._tapping.tokens() or 0)
         if factors is not None:
             return self._tapping.tap(factors.gradients, factors.sources, output, [factors.input], None)
         if operation.rows > 1:
-            self._doubt(f"{_path(derived)}: {name_of(func)}", operation.rows, output, alone)
+            self._doubt(f"{_first(derived).path}: {name_of(func)}", operation.rows, output, alone)
         operation.refuse_large(self._limit)
         saved = [operation.leaves[place] for place in (*operation.in_rows, *operation.constants)]
         return self._tapping.tap(product, operation.sources, output, saved, operation)
@@ -317,9 +309,5 @@ def _fits(alone: Tensor | None, output: Any, rows: int) -> bool:
     return alone.shape == output[-(output.shape[0] // rows) :].shape
 
 
-def _path(derived: dict[int, DerivedTensor]) -> str:
-    return next(iter(derived.values())).sources[0].path
-
-
-def _kind(derived: dict[int, DerivedTensor]) -> str:
-    return type(next(iter(derived.values())).sources[0].layer.module).__name__
+def _first(derived: dict[int, DerivedTensor]) -> ParameterInPlace:
+    return next(iter(derived.values())).sources[0]

@@ -83,11 +83,7 @@ class TrainableLayer:
         self._hidden = {}
 
     def replace_forward(self, forward: Forward) -> None:
-        """Let the module compute with this forward.
-
-        Raises:
-            UnsupportedModelError: somebody else has replaced it already.
-        """
+        """Let the module compute with this forward, unless somebody else has replaced it already."""
         if "forward" in self.module.__dict__:
             raise UnsupportedModelError(f"{self.name}: its forward was replaced; what it computes now is not known.")
         self.module.forward = forward
@@ -129,11 +125,7 @@ def look_up_per_row(module: Any) -> None:
 
 
 def trainable_layers(model: nn.Module) -> dict[nn.Module, TrainableLayer]:
-    """Every module with trainable parameters of its own.
-
-    Raises:
-        UnsupportedModelError: there is none, one is compiled, or sequences mix in a BatchNorm.
-    """
+    """Every module with trainable parameters of its own; what hides them from the tape is refused."""
     layers = {}
     for name, module in model.named_modules():
         if is_compiled(module):
@@ -195,7 +187,7 @@ def by_operations(model: nn.Module) -> dict[str, str]:
 
 def scopes(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[nn.Module, Scope]:
     """The modules in whose forwards the operations on parameters without a rule are seen, and whose these are."""
-    modules, found = dict(model.named_modules()), dict[nn.Module, Scope]()
+    modules, result = dict(model.named_modules()), dict[nn.Module, Scope]()
     for layer in layers:
         name = layer.name if layer.module is not model else ""
         module = layer.module
@@ -204,19 +196,19 @@ def scopes(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[nn.Module
             while name and (module is layer.module or isinstance(module, CONTAINERS)):
                 name = name.rpartition(".")[0]
                 module = modules[name]
-        found.setdefault(module, (TrainableLayer(name or "the model itself", module, {}), []))[1].append(layer)
-    return found
+        result.setdefault(module, (TrainableLayer(name or "the model itself", module, {}), []))[1].append(layer)
+    return result
 
 
 def around(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[str, nn.Module]:
     """The modules of these layers and all modules that these are parts of, by path."""
-    found = dict[str, nn.Module]()
+    modules = dict[str, nn.Module]()
     for layer in layers:
         parts = layer.name.split(".") if layer.module is not model else []
         for count in range(len(parts) + 1):
             path = ".".join(parts[:count])
-            found[path or "the model itself"] = model.get_submodule(path)
-    return found
+            modules[path or "the model itself"] = model.get_submodule(path)
+    return modules
 
 
 def while_running(module: nn.Module, start: Callable[[], None], end: Callable[[], None]) -> Iterator[RemovableHandle]:
