@@ -193,16 +193,15 @@ def sketch(parts: list[Contribution], directions_RK: Tensor) -> Tensor:
 
     One set of directions for all parts of a parameter keeps their cross terms.
     """
-    return torch.stack([_sketch_one(part, directions_RK) for part in matrices(parts)]).sum(0)
-
-
-def _sketch_one(part: Matrix, directions_RK: Tensor) -> Tensor:
     sketches = []
-    for rows in chunks(part.sequences, part.tokens * (1 if part.is_lookup else part.rows)):
-        piece = part.of(rows)
-        left_STK = directions_RK[piece.left] if piece.is_lookup else wide(piece.left) @ directions_RK
-        sketches.append(left_STK.mT @ wide(piece.right))
-    return torch.cat(sketches)
+    for part in matrices(parts):
+        pieces = []
+        for rows in chunks(part.sequences, part.tokens * (1 if part.is_lookup else part.rows)):
+            piece = part.of(rows)
+            left_STK = directions_RK[piece.left] if piece.is_lookup else wide(piece.left) @ directions_RK
+            pieces.append(left_STK.mT @ wide(piece.right))
+        sketches.append(torch.cat(pieces))
+    return torch.stack(sketches).sum(0)
 
 
 LINE = 1024

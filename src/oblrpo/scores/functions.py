@@ -66,12 +66,9 @@ def out_of_place(func: Any) -> Callable[..., Any] | None:
 def is_pure(func: Any) -> bool:
     """Whether the function leaves its arguments as they are, by its name."""
     name = str(getattr(func, "__name__", ""))
+    operator = name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"}
     in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        not in_place
-        and not (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
-        and (name not in {"__setitem__", "__delitem__"})
-    )
+    return not (in_place or operator or name in {"__setitem__", "__delitem__"})
 
 
 def name_of(func: Any) -> str:

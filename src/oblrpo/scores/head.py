@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -106,7 +105,7 @@ class _Product:
         return product if self.temperature == 1 else product / self.temperature
 
     def gradients(
-        self, hidden: Tensor, target_ST: Tensor, normaliser_ST: Tensor, grad_ST: Tensor, kept: Tensor | None
+        self, hidden: Tensor, target_ST: Tensor, normaliser_ST: Tensor, grad_ST: Tensor, kept: Tensor | None = None
     ) -> Tensor:
         """Gradient at the head's output, grad_t (onehot(target_t) - softmax) / temperature, (S, T, V)."""
         share_ST1 = (wide(grad_ST) / self.temperature)[..., None]
@@ -164,7 +163,7 @@ class _HeadLogps(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=wide(weight[:0]).dtype) if need_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide(weight[:0]).dtype) if need_bias else None
         saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
-        left_of = partial(_left_of, product)
+        left_of = product.gradients
         for rows in chunks(len(hidden), target_ST.shape[1] * len(weight)):
             left = left_of(*(tensor[rows] for tensor in saved))
             if grad_hidden is not None:
@@ -213,11 +212,6 @@ def _statistics(logits: Tensor, target_ST: Tensor, kept: Tensor | None) -> tuple
     norm2_ST = others_STV.sum(-1).square() + torch.linalg.vector_norm(others_STV, dim=-1).square()
     p_STV.scatter_(-1, index, target_p)
     return logp_ST, entropy_ST, norm2_ST, normaliser_ST
-
-
-def _left_of(product: _Product, *saved: Tensor) -> Tensor:
-    hidden, target_ST, normaliser_ST, grad_ST, *kept = saved
-    return product.gradients(hidden, target_ST, normaliser_ST, grad_ST, kept[0] if kept else None)
 
 
 def _contributions(

@@ -193,10 +193,9 @@ class CalibratedProxy:
         self.forgetting, self.ridge = forgetting, ridge
         self.observed = 0
         K = len(self.FEATURES)
-        self._products = torch.zeros(
-            K, K + 1, dtype=torch.float64, device="cpu"
-        )  # discounted sums of x x' and x y within groups
-        self._totals = torch.zeros(K + 2, dtype=torch.float64, device="cpu")  # discounted sums of x, y and 1
+        # Discounted sums: of x x' and x y within groups; of x, y and 1.
+        self._products = torch.zeros(K, K + 1, dtype=torch.float64, device="cpu")
+        self._totals = torch.zeros(K + 2, dtype=torch.float64, device="cpu")
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -205,7 +204,11 @@ class CalibratedProxy:
 
     def predict(self, features: Features) -> Tensor:
         """Weights (S,), positive and finite, in float32 or wider, on the features' device."""
-        log_weight_S = _regressors(features) @ self._beta() + self._level()
+        beta, level = self._beta(), 0.0
+        if self.observed:  # the mean of y - beta' x, in nats
+            x_K, y, count = self._totals[:-2], self._totals[-2], self._totals[-1]
+            level = float((y - x_K @ beta) / count)
+        log_weight_S = _regressors(features) @ beta + level
         bounded_S = log_weight_S.clamp(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
         like = features.logit_norm2_S
         return bounded_S.exp().to(like.device, torch.promote_types(like.dtype, torch.float32))
@@ -265,11 +268,6 @@ class CalibratedProxy:
         ridge = self.ridge * torch.eye(len(prior), dtype=torch.float64, device="cpu")
         beta: Tensor = torch.linalg.solve(self._products[:, :-1] + ridge, self._products[:, -1] + self.ridge * prior)
         return beta
-
-    def _level(self) -> float:
-        """The mean of y - beta' x, in nats, or 0 as long as nothing was observed."""
-        x_K, y, count = self._totals[:-2], self._totals[-2], self._totals[-1]
-        return float((y - x_K @ self._beta()) / count) if self.observed else 0.0
 
 
 def _regressors(features: Features) -> Tensor:

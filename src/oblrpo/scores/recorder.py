@@ -273,10 +273,9 @@ class ForwardRecorder:
         stores: Mapping[ParameterPiece, Sink],
         keep_graph: bool,
     ) -> list[ParameterPiece]:
-        """Run the backward of sum_s coef_s logps_s for activations; every piece's shares go to its store when complete.
+        """Run the backward of sum_s coef_s logps_s for activations; return the pieces whose output matters to logps_S.
 
-        Returns:
-            The pieces that got shares: those whose output matters to logps_S.
+        Every piece's shares go to its store when they are complete.
         """
         self._operations.check()
         named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered

@@ -27,12 +27,6 @@ def way_of(model: nn.Module, logps_S: Tensor, layout: Layout, given: tuple[str, 
     It changes with the modules and their modes, with what is trained, with the attention that is configured, with what
     the model was called with, with rows that are packed, as many as tokens or but two, which cannot tell of others, and
     with the functions that made log-probabilities of what the model's last recorded layers gave.
-
-    Args:
-        model: the model that is recorded.
-        logps_S: its log-probabilities, (S,).
-        layout: of the rows.
-        given: names of the arguments of the model's call.
     """
     modules = [(id(module), type(module), module.training, "forward" in vars(module)) for module in model.modules()]
     configs = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}

@@ -18,16 +18,7 @@ from oblrpo.scores.functions import flat, name_of
 
 
 def keeps_rows(func: Any, args: Any, kwargs: Any, result: Any, given: list[Tensor], rows: int) -> bool:
-    """Whether every row of what a call gave comes from the same row of its activations.
-
-    Args:
-        func: the function.
-        args: its arguments.
-        kwargs: its arguments by name.
-        result: what it gave.
-        given: the activations among its arguments that autograd follows.
-        rows: the rows of the batch.
-    """
+    """Whether every row of a call's result comes from the same row of those given that autograd follows."""
     followed = [tensor for tensor in flat([result]) if isinstance(tensor, Tensor) and tensor.requires_grad]
     if not followed or not given:  # no gradient passes
         return True
@@ -61,13 +52,9 @@ def _reshaped(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bo
 
 
 def _along(place: int, default: int | None = None, *, added: int = 0, name: str = "dim") -> _RowRule:
-    """Of a function along the axes that this argument names: the first may not be among them.
+    """Of a function along the axes that the argument at this place, or of this name, gives: none may be the first.
 
-    Args:
-        place: of the argument.
-        default: the axis where none is given; None for all of them.
-        added: how many axes more the result has, in which the number is counted.
-        name: the argument's name.
+    Where it is not given, the default is meant (None: all axes). Axes are counted in a result with so many axes added.
     """
 
     def rule(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
@@ -156,9 +143,8 @@ def _summed(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool
     if not isinstance(args[0], str) or "->" not in args[0] or len(operands) != args[0].count(",") + 1:
         return False
     inputs, output = args[0].replace(" ", "").split("->")
-    terms = [
-        term for term, operand in zip(inputs.split(","), operands, strict=True) if any(operand is one for one in given)
-    ]
+    activations = {id(activation) for activation in given}
+    terms = [term for term, operand in zip(inputs.split(","), operands, strict=True) if id(operand) in activations]
     row = output[:1]
     return row.isalpha() and all(term[:1] == row and term.count(row) == 1 for term in (*terms, output))
 
@@ -168,10 +154,8 @@ def _indexed(x: Tensor, index: Any) -> bool:
     entries = [*index] if isinstance(index, tuple) else [index]
     axes = [entry for entry in entries if entry is not None and entry is not Ellipsis]
     tables = [entry for entry in axes if isinstance(entry, (Tensor, list))]
-    if (
-        tables and len(tables) + sum(isinstance(entry, int) for entry in axes) > 1
-    ):  # their axis may be moved to the front
-        return False
+    if tables and len(tables) + sum(isinstance(entry, int) for entry in axes) > 1:
+        return False  # their axis may be moved to the front
     used = sum(entry.ndim if isinstance(entry, Tensor) and entry.dtype is torch.bool else 1 for entry in axes)
     whole = isinstance(entries[0], slice) and entries[0] == slice(None)
     return whole or (entries[0] is Ellipsis and used < x.ndim)

@@ -208,13 +208,9 @@ class OperationTapper(TorchFunctionMode):
     def _in_rows(
         self, func: Any, leaves: list[Any], spec: TreeSpec, derived: dict[int, DerivedTensor]
     ) -> tuple[Operation | None, Any, Tensor | None]:
-        """The operation, its output and that of the last row alone, if it takes activations.
-
-        These are what autograd follows, or what leads with rows.
-
-        Raises:
-            UnsupportedModelError: an activation has no leading row axis.
-        """
+        """The operation, its output and that of the last row alone, if it takes activations."""
+        # These are what autograd follows, or what leads with rows.
+        weight = _first(derived)
         others = [p for p, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and p not in derived]
         rows = self._tapping.rows()
         if rows is None:
@@ -225,8 +221,8 @@ class OperationTapper(TorchFunctionMode):
         odd = [p for p in followed if p not in in_rows or (rows > 1 and id(leaves[p]) in self._picked)]
         if odd:
             raise UnsupportedModelError(
-                f"{_first(derived).path}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {name_of(func)}, "
-                f"which does not lead with all of the batch's {rows} rows; there is no rule for {_first(derived).kind}."
+                f"{weight.path}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {name_of(func)}, "
+                f"which does not lead with all of the batch's {rows} rows; there is no rule for {weight.kind}."
             )
         if not in_rows or (not followed and not is_pure(func)):
             return None, None, None
@@ -236,10 +232,10 @@ class OperationTapper(TorchFunctionMode):
             operation = Operation(func, leaves, spec, derived, chosen, rows, autocast(leaves[chosen[0]]), constants)
             if output is None:
                 before = random_state(leaves[chosen[0]])
-                output = operation.call({place: weight.tensor.detach() for place, weight in derived.items()})
+                output = operation.call({place: made.tensor.detach() for place, made in derived.items()})
                 if not torch.equal(before, random_state(leaves[chosen[0]])):
                     raise UnsupportedModelError(
-                        f"{_first(derived).path}: {name_of(func)} is random (dropout?), and cannot be made again by rows."
+                        f"{weight.path}: {name_of(func)} is random (dropout?), and cannot be made again by rows."
                     )
             alone = operation.last_row() if rows > 1 else None
             if rows == 1 or chosen == followed or _fits(alone, output, rows):
@@ -253,8 +249,8 @@ class OperationTapper(TorchFunctionMode):
         constants = [*operation.constants, *(p for p in operation.in_rows if p not in followed)]
         if _fits(replace(operation, in_rows=followed, constants=constants).last_row(), output, operation.rows):
             raise UnsupportedModelError(
-                f"{_first(operation.derived).path}: {name_of(operation.function)} takes a constant with as many entries as "
-                f"the batch's {operation.rows} rows, which may be rows or not; try another number of rows."
+                f"{_first(operation.derived).path}: {name_of(operation.function)} takes a constant with as many "
+                f"entries as the batch's {operation.rows} rows, which may be rows or not; try another number of rows."
             )
 
     def _follow(self, func: Any, args: Any, kwargs: Any, derived: dict[int, DerivedTensor]) -> Any:
@@ -270,7 +266,7 @@ class OperationTapper(TorchFunctionMode):
 
     def _meet(self, operation: Operation, output: Any, alone: Tensor | None, args: Any, kwargs: Any) -> Any:
         """Run a function of derived tensors and activations, its output tapped."""
-        func, derived = operation.function, operation.derived
+        func, weight = operation.function, _first(operation.derived)
         if not any(isinstance(value, Tensor) for value in flat([output])) and output is not None:
             return output  # a shape, a type
         single = isinstance(output, Tensor) and is_pure(func)
@@ -278,14 +274,14 @@ class OperationTapper(TorchFunctionMode):
             return output  # a comparison
         if not single or not output.is_floating_point() or not output.ndim or output.shape[0] % operation.rows:
             raise UnsupportedModelError(
-                f"{_first(derived).path}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or "
-                f"none with the batch's leading axis; there is no rule for {_first(derived).kind}."
+                f"{weight.path}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or none "
+                f"with the batch's leading axis; there is no rule for {weight.kind}."
             )
         factors = factors_of(operation, args, kwargs, self._tapping.tokens() or 0)
         if factors is not None:
             return self._tapping.tap(factors.gradients, factors.sources, output, [factors.input], None)
         if operation.rows > 1:
-            self._doubt(f"{_first(derived).path}: {name_of(func)}", operation.rows, output, alone)
+            self._doubt(f"{weight.path}: {name_of(func)}", operation.rows, output, alone)
         operation.refuse_large(self._limit)
         saved = [operation.leaves[place] for place in (*operation.in_rows, *operation.constants)]
         return self._tapping.tap(product, operation.sources, output, saved, operation)
