@@ -57,10 +57,10 @@ def alias(func: Any, result: Tensor, derived: list[DerivedTensor]) -> bool | Non
 
 def out_of_place(func: Any) -> Callable[..., Any] | None:
     """What gives as a new tensor what an arithmetic method (`add_`, `__imul__`) writes in place, or None."""
+    if is_pure(func):
+        return None
     name = str(getattr(func, "__name__", ""))
-    if name.startswith("__i") and name.endswith("__"):
-        return getattr(Tensor, f"__{name[3:]}", None) if not is_pure(func) else None
-    return None if is_pure(func) else getattr(Tensor, name[:-1], None)
+    return getattr(Tensor, f"__{name[3:]}" if name.startswith("__i") else name[:-1], None)
 
 
 def is_pure(func: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +33,7 @@ from oblrpo.scores.trainable_layers import (
     ParameterPiece,
     TrainableLayer,
     look_up_per_row,
+    replace_forward,
     scopes,
     shared_prompts,
     trainable_layers,
@@ -51,9 +52,7 @@ class ForwardRecorder:
         # Reached from every tap, so that each runs in the backward.
         self.root = torch.zeros((), requires_grad=True, device="cpu")
         self.collector = ShareCollector()
-        self._handles: list[RemovableHandle] = []
-        self._prompts: list[nn.Module] = []
-        self._scopes: list[TrainableLayer] = []
+        self._undo = ExitStack()
         self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
         tapping = Tapping(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation)
         self._operations = OperationTapper(tapping, sum(p.numel() for p in model.parameters()))
@@ -82,7 +81,7 @@ class ForwardRecorder:
     @property
     def active(self) -> bool:
         """Whether the hooks are in place."""
-        return bool(self._handles)
+        return self in ACTIVE
 
     def start(self) -> None:
         """Put the hooks in place, for a new forward; if they are there already, that is a RuntimeError."""
@@ -97,19 +96,7 @@ class ForwardRecorder:
 
     def stop(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        for layer in self._layers.values():  # a KeyboardInterrupt inside a forward skips its hook
-            layer.show_parameters()
-            layer.restore_forward()
-        for scope in self._scopes:
-            scope.restore_forward()
-        for prompt in self._prompts:
-            prompt.__dict__.pop("get_prompt", None)
-        self._operations.stop()
-        if self in ACTIVE:
-            ACTIVE.remove(self)
+        self._undo.close()
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
@@ -124,36 +111,43 @@ class ForwardRecorder:
             self.stop()
 
     def _hook(self) -> None:
-        for name, module in self.model.named_modules():
-            if wrapped_by_fsdp(module):
-                self._handles.append(module.register_forward_pre_hook(partial(self._gather, name)))
-        self._prompts = shared_prompts(self.model)
-        for prompt in self._prompts:
-            look_up_per_row(prompt)
-        self._scopes = []
+        undo = self._undo.callback
+        for prompt in shared_prompts(self.model):
+            undo(look_up_per_row(prompt))
         general = [layer for layer in self._layers.values() if layer.by_operations]
-        self._handles += self._operations.hooks(self.model, general)
-        for module, (scope, layers) in scopes(self.model, general).items():
+        for handle in self._hooks(general):
+            undo(handle.remove)
+        for module, (path, layers) in scopes(self.model, general).items():
             parts = [self._layers[part] for part in module.children() if part in self._layers]
             near = [part for part in parts if part.inside is None and part not in layers]  # it may use their weights
-            scope.replace_forward(partial(self._forward_seen, module, layers + near))
-            self._scopes.append(scope)
+            undo(replace_forward(path, module, partial(self._forward_seen, module, layers + near)))
         for layer in self._layers.values():
-            module = layer.module
+            undo(layer.show_parameters)  # a KeyboardInterrupt inside a forward skips its hook
+            if layer.inside is not None and layer.user is None and layer not in general:
+                forward = partial(layer.inside, layer.module, partial(self._tap_product, layer))
+                undo(replace_forward(layer.name, layer.module, forward))
+        undo(self._operations.stop)
+        ACTIVE.append(self)
+        undo(partial(ACTIVE.remove, self))
+
+    def _hooks(self, general: list[TrainableLayer]) -> Iterator[RemovableHandle]:
+        for name, module in self.model.named_modules():
+            if wrapped_by_fsdp(module):
+                yield module.register_forward_pre_hook(partial(self._gather, name))
+        yield from self._operations.hooks(self.model, general)
+        for layer in self._layers.values():
             if layer.by_operations:
                 continue
             if layer.user is not None:
-                self._handles += while_running(layer.user, layer.hide_parameters, layer.show_parameters)
+                yield from while_running(layer.user, layer.hide_parameters, layer.show_parameters)
                 continue
-            if layer.inside is not None:
-                layer.replace_forward(partial(layer.inside, module, partial(self._tap_product, layer)))
-            self._handles += [
-                # FSDP gathers a module's parameters in a hook of its own, which must come first.
-                module.register_forward_pre_hook(self._before_forward, prepend=not wrapped_by_fsdp(module)),
-                module.register_forward_hook(self._after_forward, prepend=True, with_kwargs=True, always_call=True),
-            ]
-        self._handles.append(self.model.register_forward_pre_hook(self._before_model, prepend=True, with_kwargs=True))
-        ACTIVE.append(self)
+            # FSDP gathers a module's parameters in a hook of its own, which must come first.
+            first = not wrapped_by_fsdp(layer.module)
+            yield layer.module.register_forward_pre_hook(self._before_forward, prepend=first)
+            yield layer.module.register_forward_hook(
+                self._after_forward, prepend=True, with_kwargs=True, always_call=True
+            )
+        yield self.model.register_forward_pre_hook(self._before_model, prepend=True, with_kwargs=True)
 
     def _gather(self, prefix: str, module: nn.Module, args: Any) -> None:
         """Note the parameters that FSDP has gathered: a use of those around their modules must not go unnoticed."""

@@ -54,21 +54,18 @@ class OperationTapper(TorchFunctionMode):
         super().__init__()
         self._tapping = tapping
         self._limit = max(SMALL_NUMBERS, int(SMALL_SHARE * model_numbers))
-        self._derived: dict[int, DerivedTensor] = {}
-        self._picked: dict[int, Tensor] = {}
-        self._depth = 0
-        self._doubts: list[tuple[str, Tensor]] = []
-        self._refused: UnsupportedModelError | None = None
-        self._around: list[str] = []
-        self._trusted = 0
-        self.may_mix: str | None = None
-        """The first function that may bring rows together, and where, or None."""
+        self._around: list[str] = []  # paths of the modules that run now
+        self.forget()
 
     def forget(self) -> None:
         """Forget the last forward."""
-        self._derived, self._picked, self._depth, self._doubts = {}, {}, 0, []
-        self._refused = self.may_mix = None
-        self._trusted = 0
+        self._derived: dict[int, DerivedTensor] = {}
+        self._picked: dict[int, Tensor] = {}
+        self._doubts: list[tuple[str, Tensor]] = []
+        self._refused: UnsupportedModelError | None = None
+        self._depth = self._trusted = 0
+        self.may_mix: str | None = None
+        """The first function that may bring rows together, and where, or None."""
 
     def hooks(self, model: nn.Module, layers: list[TrainableLayer]) -> Iterator[RemovableHandle]:
         """Watch every module around these layers, and trust experts inside."""
@@ -79,13 +76,11 @@ class OperationTapper(TorchFunctionMode):
                 yield from while_running(module, partial(self._trust, 1), partial(self._trust, -1))
 
     def _enter(self, path: str) -> None:
-        """A module around parameters without a rule begins."""
         self._around.append(path)
         if len(self._around) == 1:
             self.__enter__()
 
     def _leave(self) -> None:
-        """It ends."""
         if self._around:
             self._around.pop()
             if not self._around:
@@ -146,12 +141,12 @@ class OperationTapper(TorchFunctionMode):
             result = func(*args, **kwargs)
             if self._depth and (self._picked or func in PICKING):
                 self._note_picked(func, args, kwargs, given, result)
-            self._note_unsteady(func, args, kwargs, activations, result)
+            self._note_mixing(func, args, kwargs, activations, result)
             return result
         activations = [activation for activation in activations if id(activation) not in derived]
         try:
             result = self._with_parameters(func, types, args, kwargs)
-            self._note_unsteady(func, args, kwargs, activations, result)
+            self._note_mixing(func, args, kwargs, activations, result)
             return result
         except UnsupportedModelError as error:  # a TypeError, which Python takes for "try the operands the other way"
             self._refused = error
@@ -180,14 +175,13 @@ class OperationTapper(TorchFunctionMode):
     def _note_picked(self, func: Any, args: Any, kwargs: Any, given: list[Any], result: Any) -> None:
         """Note tensors whose leading axis is some rows, or tokens of several rows, and what is computed from them."""
         lengths = {value.shape[0] for value in given if id(value) in self._picked and value.ndim}
-        picks = (
-            func in PICKING and isinstance(args[0], Tensor) and args[0].requires_grad and PICKING[func](args, kwargs)
-        )
+        followed = func in PICKING and isinstance(args[0], Tensor) and args[0].requires_grad
+        picks = followed and PICKING[func](args, kwargs)
         for value in flat([result]):
             if isinstance(value, Tensor) and value.ndim and (picks or value.shape[0] in lengths):
                 self._picked[id(value)] = value
 
-    def _note_unsteady(self, func: Any, args: Any, kwargs: Any, activations: list[Tensor], result: Any) -> None:
+    def _note_mixing(self, func: Any, args: Any, kwargs: Any, activations: list[Tensor], result: Any) -> None:
         """Note the first function that may bring rows together."""
         batched = [activation for activation in activations if activation.ndim > 2]
         rows = self._tapping.rows() or (batched[0].shape[0] if batched else 1)

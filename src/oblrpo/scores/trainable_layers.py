@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -67,7 +68,6 @@ class TrainableLayer:
         self.by_operations = False  # no rule: see `operations`
         self.adapters: dict[str, list[Adapter]] = {}  # of its parameters, by name: see `param_wrappers`
         self.user: nn.Module | None = None  # uses the parameters without a call: see `param_wrappers`
-        self._replaced = False
         self._hidden: dict[str, nn.Parameter | None] = {}
 
     def hide_parameters(self) -> None:
@@ -82,29 +82,21 @@ class TrainableLayer:
         self.module._parameters.update(self._hidden)
         self._hidden = {}
 
-    def replace_forward(self, forward: Forward) -> None:
-        """Let the module compute with this forward, unless somebody else has replaced it already."""
-        if "forward" in self.module.__dict__:
-            raise UnsupportedModelError(f"{self.name}: its forward was replaced; what it computes now is not known.")
-        self.module.forward = forward
-        self._replaced = True
 
-    def restore_forward(self) -> None:
-        """Give the module its own forward back."""
-        if self._replaced:
-            del self.module.forward
-            self._replaced = False
+def replace_forward(name: str, module: nn.Module, forward: Forward) -> Callable[[], None]:
+    """Let the module compute with this forward, unless somebody else has replaced it; return what undoes it."""
+    if "forward" in module.__dict__:
+        raise UnsupportedModelError(f"{name}: its forward was replaced; what it computes now is not known.")
+    module.forward = forward
+    return partial(delattr, module, "forward")
 
 
-Scope: TypeAlias = tuple[TrainableLayer, list[TrainableLayer]]
-"""A module, with the layers whose operations are seen in its forward."""
+Scope: TypeAlias = tuple[str, list[TrainableLayer]]
+"""A module's path, and the layers whose operations are seen in its forward."""
 
 
 def shared_prompts(model: nn.Module) -> list[nn.Module]:
-    """The PEFT models inside that train a prompt, by prompt tuning or p-tuning.
-
-    They look it up once and repeat it for every row of the batch.
-    """
+    """The PEFT models inside that train a prompt (prompt tuning, p-tuning), and repeat it for every row."""
     models = []
     for module in model.modules():
         encoders: Any = module._modules.get("prompt_encoder") or {}
@@ -114,7 +106,7 @@ def shared_prompts(model: nn.Module) -> list[nn.Module]:
     return models
 
 
-def look_up_per_row(module: Any) -> None:
+def look_up_per_row(module: Any) -> Callable[[], None]:
     """Ask a PEFT model for one row's prompt: it repeats nothing, and the tape has the ids looked up for each row."""
     own = module.get_prompt
 
@@ -122,6 +114,7 @@ def look_up_per_row(module: Any) -> None:
         return own(1 if torch.is_grad_enabled() else batch_size, **further)
 
     module.get_prompt = get_prompt
+    return partial(delattr, module, "get_prompt")
 
 
 def trainable_layers(model: nn.Module) -> dict[nn.Module, TrainableLayer]:
@@ -196,7 +189,7 @@ def scopes(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[nn.Module
             while name and (module is layer.module or isinstance(module, CONTAINERS)):
                 name = name.rpartition(".")[0]
                 module = modules[name]
-        result.setdefault(module, (TrainableLayer(name or "the model itself", module, {}), []))[1].append(layer)
+        result.setdefault(module, (name or "the model itself", []))[1].append(layer)
     return result
 
 
