@@ -28,21 +28,16 @@ def factors_of(operation: Operation, args: Any, kwargs: Any, tokens: int) -> Fac
         return _lookup(operation, args, kwargs)
     if func not in _PRODUCTS or set(kwargs) - {"bias"} or len(args) < 2:
         return None
-    input, weight, bias = args[0], derived.get(id(args[1])), [*args[2:], *kwargs.values(), None][0]
-    names = dict[str, ParameterInPlace]()
-    tokens_lead = input.ndim == 2 and input.shape[0] == operation.rows * tokens
-    whole = weight is not None and weight.transposed is not None and weight.tensor.ndim == 2
-    if weight is None or not whole or not (input.shape[0] == operation.rows or tokens_lead):
+    input, weight, bias = args[0], derived.get(id(args[1])), derived.get(id([*args[2:], *kwargs.values(), None][0]))
+    leads = input.shape[0] == operation.rows or (input.ndim == 2 and input.shape[0] == operation.rows * tokens)
+    if weight is None or weight.transposed is None or weight.tensor.ndim != 2 or not leads or input.ndim < 2:
         return None
-    names["transposed" if weight.transposed is (func is linear) else "weight"] = weight.sources[0]
-    known_bias = derived.get(id(bias))
-    if known_bias is not None and known_bias.transposed is None:
-        return None
-    if known_bias is not None:
-        names["bias"] = known_bias.sources[0]
-    if len(operation.derived) != len(names) or input.ndim < 2:
-        return None
-    return Factored(product, names, input)
+    sources = {"transposed" if weight.transposed is (func is linear) else "weight": weight.sources[0]}
+    if bias is not None:
+        if bias.transposed is None:
+            return None
+        sources["bias"] = bias.sources[0]
+    return Factored(product, sources, input) if len(operation.derived) == len(sources) else None
 
 
 def _lookup(operation: Operation, args: Any, kwargs: Any) -> Factored | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,13 +47,6 @@ class Sketch(NamedTuple):
     dimensions: int = 4096
 
 
-class Sketchable(Protocol):
-    """Holds one parameter's gradients of all sequences."""
-
-    def sketch(self, directions: int, generator: torch.Generator) -> Tensor:
-        """Random combinations of each gradient's rows, (S, N), whose inner products are right on average."""
-
-
 class Sketcher:
     """Adds up the parameters' shares of a sketch, (S, L).
 
@@ -65,10 +59,10 @@ class Sketcher:
         self._spec = spec
         self.sketch_SL = torch.zeros(sequences, spec.dimensions, device=device)
 
-    def add(self, place: int, index: int | None, gradients: Sketchable) -> None:
-        """Add a parameter, or one slice of it, by its place in the model."""
+    def add(self, place: int, index: int | None, sketch: Callable[[int, torch.Generator], Tensor]) -> None:
+        """Add a parameter, or one slice of it, by its place in the model; its store's `sketch` gives rows, (S, N)."""
         generator = generator_for(self._spec.seed, place, -1 if index is None else index)
-        rows_SN = gradients.sketch(self._spec.directions, generator)
+        rows_SN = sketch(self._spec.directions, generator)
         N, device = rows_SN.shape[1], rows_SN.device
         bucket_N = torch.randint(self._spec.dimensions, (N,), generator=generator, device="cpu").to(device)
         sign_N = random_signs((N,), generator).to(rows_SN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +12,29 @@ from torch import Tensor, nn
 from oblrpo.scores.rules import UnsupportedModelError
 
 
-def foreign_functions(output: Tensor) -> Iterator[type]:
-    """Autograd functions written in Python that the output was computed by, but for those of the score tape."""
-    waiting, seen = [output.grad_fn], set[Any]()
+def nodes(output: Tensor, into_layers: bool) -> Iterator[Any]:
+    """The nodes of the graph that made the output, the nearest first; down to the recorded layers, or into them."""
+    waiting, seen = deque([output.grad_fn]), set[Any]()
     while waiting:
-        node: Any = waiting.pop()
+        node: Any = waiting.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
+        yield node
         function = getattr(node, "_forward_cls", None)
-        if function is not None and not function.__module__.startswith("oblrpo.scores."):
-            yield function
-        waiting += [following for following, _ in node.next_functions]
+        if into_layers or function is None or is_foreign(function):
+            waiting.extend(following for following, _ in node.next_functions)
+
+
+def is_foreign(function: type) -> bool:
+    """Whether an autograd function written in Python is none of the score tape's."""
+    return not function.__module__.startswith("oblrpo.scores.")
+
+
+def foreign_functions(output: Tensor) -> Iterator[type]:
+    """Autograd functions written in Python that the output was computed by, but for those of the score tape."""
+    functions = (getattr(node, "_forward_cls", None) for node in nodes(output, into_layers=True))
+    return (function for function in functions if function is not None and is_foreign(function))
 
 
 def foreign_hooks() -> bool:

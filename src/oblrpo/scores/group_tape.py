@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from oblrpo.scores.contributions import sum_in_widest
+from oblrpo.scores.graphs import why_nothing_was_recorded
 from oblrpo.scores.groups import Groups, fit
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.recorder import ForwardRecorder
@@ -63,11 +64,14 @@ class RecordingTape(ABC):
         if not self._recorder.active:
             raise ValueError("record inside the `with` block.")
         if not logps_S.requires_grad:
-            raise ValueError(f"record needs differentiable log-probabilities: {self._recorder.why_nothing(logps_S)}")
+            raise ValueError(f"record needs differentiable log-probabilities: {self._why_nothing(logps_S)}")
         if self._used:
             raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
         if not self._recorder.pieces:
-            raise ValueError(f"nothing to record: {self._recorder.why_nothing(logps_S)}")
+            raise ValueError(f"nothing to record: {self._why_nothing(logps_S)}")
+
+    def _why_nothing(self, logps_S: Tensor) -> str:
+        return why_nothing_was_recorded(logps_S, self._recorder.ran_without_gradients)
 
     def _add_sums(
         self, pieces: Iterable[ParameterPiece], logps_S: Tensor, coef_S: Tensor, layout: Layout, groups: Groups

@@ -66,7 +66,7 @@ def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperat
     call: TappedCall | None = None
     root: Tensor | None = None
     for recorder in reversed(ACTIVE):
-        layer = recorder.layer_of(head)
+        layer = recorder.layers.get(head)
         if layer is not None and torch.is_grad_enabled():
             call = recorder.tapped_call(
                 layer, linear, dict(layer.parameters), hidden_STC, (*target_ST.shape, head.out_features)
@@ -74,17 +74,11 @@ def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperat
             root = recorder.root
             weight, bias = weight.detach(), None if bias is None else bias.detach()
             break
-    dtype = _type(weight)
+    dtype, device = weight.dtype, weight.device.type
+    if torch.is_autocast_enabled(device) and dtype == torch.float32:
+        dtype = torch.get_autocast_dtype(device)
     product = _Product(weight.detach().to(dtype), None if bias is None else bias.detach(), temperature, dtype)
     return TokenLogps(*_HeadLogps.apply(hidden_STC, weight, bias, root, target_ST, product, call))
-
-
-def _type(weight: Tensor) -> torch.dtype:
-    """The type that autocast would multiply by the weight in."""
-    kind = weight.device.type
-    if torch.is_autocast_enabled(kind) and weight.dtype == torch.float32:
-        return torch.get_autocast_dtype(kind)
-    return weight.dtype
 
 
 @dataclass(frozen=True)
@@ -130,17 +124,14 @@ class _HeadLogps(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         S, T, V = *target_ST.shape, len(weight)
         keeps = any(ctx.needs_input_grad) and weight.shape[1] >= S * T
-        results: list[list[Tensor]] = [[], [], [], []]
+        results = []
         kept: Tensor | None = None
         for rows in chunks(S, T * V):
             logits = product.logits(hidden[rows])
             if keeps and kept is None:
                 kept = logits.new_empty(S, T, V)
-            for result, part in zip(
-                results, _statistics(logits, target_ST[rows], None if kept is None else kept[rows]), strict=True
-            ):
-                result.append(part)
-        logp_ST, entropy_ST, norm2_ST, normaliser_ST = map(torch.cat, results)
+            results.append(_statistics(logits, target_ST[rows], None if kept is None else kept[rows]))
+        logp_ST, entropy_ST, norm2_ST, normaliser_ST = map(torch.cat, zip(*results, strict=True))
         ctx.save_for_backward(hidden, weight, bias, target_ST, normaliser_ST, kept)
         ctx.product, ctx.call = product, call
         ctx.mark_non_differentiable(entropy_ST, norm2_ST)

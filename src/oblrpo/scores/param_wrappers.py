@@ -38,28 +38,17 @@ class Adapter:
     """Of the wrapper."""
     wrapper: Any
     name: str
+    base: nn.Module
+    """The module whose parameter is adapted."""
+    parameter_name: str
+    of_experts: bool
+    """Whether the parameter is a matrix for each expert."""
     A: nn.Linear
     """Of weight (experts r, in), the experts one after the other."""
     B: nn.Linear
     """Of weight (out, r experts), the experts in turn."""
     trainable: dict[str, nn.Parameter]
     """The weights of A and B that are trained; in place they are hidden while the wrapper runs."""
-
-    @property
-    def base(self) -> nn.Module:
-        """The module whose parameter is adapted."""
-        base: nn.Module = self.wrapper.get_base_layer()
-        return base
-
-    @property
-    def parameter_name(self) -> str:
-        """The name of that parameter."""
-        return str(self.wrapper.parameter_name)
-
-    @property
-    def of_experts(self) -> bool:
-        """Whether the parameter is a matrix for each expert."""
-        return bool(self.wrapper._param_ndim == 3)
 
     def refuse_odd(self) -> None:
         """Refuse an adapter of experts that the rule does not know."""
@@ -129,4 +118,5 @@ def adapters(model: nn.Module) -> Iterator[Adapter]:
                 both = {"A": wrapper.lora_A[name], "B": wrapper.lora_B[name]}
                 trainable = {key: linear.weight for key, linear in both.items() if linear.weight.requires_grad}
                 if trainable:
-                    yield Adapter(path, wrapper, name, **both, trainable=trainable)
+                    target = wrapper.get_base_layer(), str(wrapper.parameter_name), wrapper._param_ndim == 3
+                    yield Adapter(path, wrapper, name, *target, **both, trainable=trainable)

@@ -111,22 +111,14 @@ class Features:
         return cls((~outside_SC).sum(1).to(sums[0]), *sums)
 
 
-def length(features: Features) -> Tensor:
-    """Weights T, as if tokens' scores were orthogonal and of one norm. Hao et al. 2025 (OPO), arXiv 2505.23585."""
-    return features.length_S
-
-
-def length16(features: Features) -> Tensor:
-    """Weights T^1.6, between tokens' scores that are orthogonal (T) and in line (T^2)."""
-    return features.length_S**LENGTH_EXPONENT
-
-
-def logit(features: Features) -> Tensor:
-    """Weights sum_t || d log pi(id_t) / d z_t ||^2 of a whole completion. Li et al. 2026 (OTB), arXiv 2602.07078."""
-    return features.logit_norm2_S
-
-
-PROXIES: dict[str, Callable[[Features], Tensor]] = {"length": length, "length16": length16, "logit": logit}
+PROXIES: dict[str, Callable[[Features], Tensor]] = {
+    # As if tokens' scores were orthogonal and of one norm. Hao et al. 2025 (OPO), arXiv 2505.23585.
+    "length": lambda features: features.length_S,
+    # Between tokens' scores that are orthogonal (T) and in line (T^2).
+    "length16": lambda features: features.length_S**LENGTH_EXPONENT,
+    # sum_t || d log pi(id_t) / d z_t ||^2 of a whole completion. Li et al. 2026 (OTB), arXiv 2602.07078.
+    "logit": lambda features: features.logit_norm2_S,
+}
 """The weights that have nothing to fit, by name; each takes features and returns (S,)."""
 
 
@@ -238,7 +230,9 @@ class CalibratedProxy:
         """
         before = agreement(self.predict(features), norm2_S, group_size, valid_S)  # checks the arguments as well
         x_SK, norm2_S = _regressors(features), _cpu64(norm2_S)
-        keep_S = (norm2_S > 0) & (_cpu64(features.logit_norm2_S) > LOGIT_NORM2_FLOOR) & _counted(valid_S, norm2_S)
+        keep_S = (norm2_S > 0) & (_cpu64(features.logit_norm2_S) > LOGIT_NORM2_FLOOR)
+        if valid_S is not None:
+            keep_S &= valid_S.detach().cpu().bool()
         if not keep_S.any():
             return before
         count_S = keep_S.double() if count_S is None else _cpu64(count_S).where(keep_S, 0)
@@ -297,14 +291,11 @@ def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Ten
         if not weights.isfinite().all() or (weights < 0).any():
             raise ValueError(f"{name} holds a weight that is negative, NaN or infinite.")
     weights_S2 = torch.stack([_cpu64(proxy_S), _cpu64(norm2_S)], 1)
-    keep_S = (weights_S2 > 0).all(1) & _counted(valid_S, norm2_S)
+    keep_S = (weights_S2 > 0).all(1)
+    if valid_S is not None:
+        keep_S &= valid_S.detach().cpu().bool()
     log_proxy_N, log_norm2_N = _within_groups(weights_S2.log(), keep_S, group_size)[keep_S].unbind(1)
     return log_proxy_N, log_norm2_N
-
-
-def _counted(valid_S: Tensor | None, norm2_S: Tensor) -> Tensor:
-    everything_S = torch.ones(len(norm2_S), dtype=torch.bool, device="cpu")
-    return everything_S if valid_S is None else valid_S.detach().cpu().bool()
 
 
 def _cpu64(values: Tensor) -> Tensor:

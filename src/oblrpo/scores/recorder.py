@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Dispatch
-from oblrpo.scores.graphs import backward, foreign_functions, foreign_hooks, why_nothing_was_recorded
+from oblrpo.scores.graphs import backward, foreign_functions, foreign_hooks
 from oblrpo.scores.layout import Layout, rows_to_check
 from oblrpo.scores.operations import Operation, ParameterInPlace
 from oblrpo.scores.param_wrappers import ExpertPart
@@ -28,7 +28,7 @@ from oblrpo.scores.row_check import KEPT_APART, way_of
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
 from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
-from oblrpo.scores.tapped_operations import OperationTapper, Tapping
+from oblrpo.scores.tapped_operations import OperationTapper
 from oblrpo.scores.trainable_layers import (
     ParameterPiece,
     TrainableLayer,
@@ -54,17 +54,17 @@ class ForwardRecorder:
         self.collector = ShareCollector()
         self._undo = ExitStack()
         self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
-        tapping = Tapping(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation)
-        self._operations = OperationTapper(tapping, sum(p.numel() for p in model.parameters()))
+        numbers = sum(p.numel() for p in model.parameters())
+        self._operations = OperationTapper(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation, numbers)
         self._begin()
 
     def _begin(self) -> None:
-        self._layers = trainable_layers(self.model)
+        self.layers = trainable_layers(self.model)
         self.batch_rows: int | None = None
         self.tokens: int | None = None
         self._given: tuple[str, ...] = ()  # names of the arguments of the model's call
         self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
-        self._ran_without_gradients = self._foreign_hooks = False
+        self.ran_without_gradients = self._foreign_hooks = False
         self._operations.forget()
         for piece in self._pieces.values():
             piece.forget()
@@ -73,10 +73,6 @@ class ForwardRecorder:
     def pieces(self) -> list[ParameterPiece]:
         """The pieces that the present forward used."""
         return [piece for piece in self._pieces.values() if piece.calls]
-
-    def layer_of(self, module: nn.Module) -> TrainableLayer | None:
-        """The module's parameters and the switches of its forward, or None where nothing of it is trained."""
-        return self._layers.get(module)
 
     @property
     def active(self) -> bool:
@@ -114,14 +110,14 @@ class ForwardRecorder:
         undo = self._undo.callback
         for prompt in shared_prompts(self.model):
             undo(look_up_per_row(prompt))
-        general = [layer for layer in self._layers.values() if layer.by_operations]
+        general = [layer for layer in self.layers.values() if layer.by_operations]
         for handle in self._hooks(general):
             undo(handle.remove)
         for module, (path, layers) in scopes(self.model, general).items():
-            parts = [self._layers[part] for part in module.children() if part in self._layers]
+            parts = [self.layers[part] for part in module.children() if part in self.layers]
             near = [part for part in parts if part.inside is None and part not in layers]  # it may use their weights
             undo(replace_forward(path, module, partial(self._forward_seen, module, layers + near)))
-        for layer in self._layers.values():
+        for layer in self.layers.values():
             undo(layer.show_parameters)  # a KeyboardInterrupt inside a forward skips its hook
             if layer.inside is not None and layer.user is None and layer not in general:
                 forward = partial(layer.inside, layer.module, partial(self._tap_product, layer))
@@ -135,7 +131,7 @@ class ForwardRecorder:
             if wrapped_by_fsdp(module):
                 yield module.register_forward_pre_hook(partial(self._gather, name))
         yield from self._operations.hooks(self.model, general)
-        for layer in self._layers.values():
+        for layer in self.layers.values():
             if layer.by_operations:
                 continue
             if layer.user is not None:
@@ -163,7 +159,7 @@ class ForwardRecorder:
             self._given = tuple(sorted(name for name, value in kwargs.items() if value is not None))
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        layer = self._layers[module]
+        layer = self.layers[module]
         layer.hide_parameters()
         # Learned positions of shape (1, T) or (T,) are meant for every row: their gradient would be summed over rows.
         first, rows = args[0] if args else None, self.batch_rows
@@ -175,9 +171,9 @@ class ForwardRecorder:
         return None
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        layer = self._layers[module]
+        layer = self.layers[module]
         layer.show_parameters()
-        self._ran_without_gradients |= not torch.is_grad_enabled()
+        self.ran_without_gradients |= not torch.is_grad_enabled()
         if output is None or not torch.is_grad_enabled() or layer.inside is not None:
             return None
         first = args[0] if args else next(iter(kwargs.values()))
@@ -190,7 +186,7 @@ class ForwardRecorder:
 
     def _forward_seen(self, module: nn.Module, layers: list[TrainableLayer], *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, in which the operations on these parameters are seen."""
-        self._ran_without_gradients |= not torch.is_grad_enabled()
+        self.ran_without_gradients |= not torch.is_grad_enabled()
         with self._operations.of(layers):
             return type(module).forward(module, *args, **kwargs)
 
@@ -303,11 +299,7 @@ class ForwardRecorder:
                 f"{may_mix} may bring rows of the batch together around parameters without a rule, which cannot be "
                 f"looked at where {why}."
             )
-        every = any(layer.by_operations for layer in self._layers.values())
+        every = any(layer.by_operations for layer in self.layers.values())
         for chosen_S in rows_to_check(len(logps_S), logps_S.device, every):
             self.collector.refuse_mixed(logps_S, self.root, layout, chosen_S)
         kept_apart.add(way)
-
-    def why_nothing(self, logps_S: Tensor) -> str:
-        """What hid every layer from the tape, in a sentence."""
-        return why_nothing_was_recorded(logps_S, self._ran_without_gradients)

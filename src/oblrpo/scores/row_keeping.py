@@ -1,9 +1,9 @@
 """The torch functions that are known to keep the rows of a batch apart, whatever the data.
 
-`keeps_rows` looks at one call. Its activations must lead with the batch's rows, or with blocks of them (rows and their
-tokens, rows and heads), and so must what it gives; and the function must be on one of the lists here, used along
-another axis than the first. An index along the rows, a sum over them, a transposition of them may be harmless. It may
-also bring rows together that other data would keep apart, so what is not listed is looked at again in every record.
+`keeps_rows` looks at one call. Its activations and its result must lead with the batch's rows, or with blocks of them
+(rows and their tokens, rows and heads). The function must be on one of the lists here, and be used along another axis
+than the first. An index along the rows, a sum over them, a transposition of them may be harmless. It may also bring
+rows together that other data would keep apart. So where a function is not listed, every record checks the rows again.
 """
 
 from __future__ import annotations
@@ -44,11 +44,6 @@ _RowRule = Callable[[Any, Any, list[Tensor], Tensor], bool]
 def _aligned(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """Of a function of entries: no activation may be broadcast along the rows, nor moved to another axis."""
     return all(activation.ndim == result.ndim and activation.shape[0] == result.shape[0] for activation in given)
-
-
-def _reshaped(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
-    """What stays in its order stays in blocks of whole rows."""
-    return True
 
 
 def _along(place: int, default: int | None = None, *, added: int = 0, name: str = "dim") -> _RowRule:
@@ -161,10 +156,6 @@ def _indexed(x: Tensor, index: Any) -> bool:
     return whole or (entries[0] is Ellipsis and used < x.ndim)
 
 
-def _taken(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
-    return _indexed(args[0], args[1])
-
-
 def _written(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """`x[index] = value`, where the value is a constant or leads with rows too."""
     target, index, _ = args
@@ -188,8 +179,8 @@ _ENTRIES = """
 _RESHAPES = {"view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel", "squeeze", "base"}
 _RULES: dict[str, _RowRule] = {
     **dict.fromkeys(_ENTRIES.split(), _aligned),
-    **dict.fromkeys(_RESHAPES, _reshaped),
-    **dict.fromkeys(("view_as_real", "view_as_complex"), _reshaped),
+    **dict.fromkeys(_RESHAPES, lambda *_: True),
+    **dict.fromkeys(("view_as_real", "view_as_complex"), lambda *_: True),
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "logsumexp", "cumsum", "cumprod", "logcumsumexp"), _along(1)),
     **dict.fromkeys(("sum", "mean", "prod", "amax", "amin", "max", "min", "var", "std", "cummax", "cummin"), _along(1)),
     **dict.fromkeys(("norm", "linalg_vector_norm"), _along(2)),
@@ -198,7 +189,10 @@ _RULES: dict[str, _RowRule] = {
     **dict.fromkeys(("transpose", "swapaxes", "swapdims", "flip"), _swapped),
     **dict.fromkeys(("split", "chunk", "split_with_sizes", "tensor_split"), _along(2, 0)),
     **dict.fromkeys(("cat", "concat", "concatenate"), _joined(0, 0)),
-    **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to"), _expanded),
+    **dict.fromkeys(
+        ("expand", "expand_as", "repeat", "broadcast_to"),
+        lambda _, __, given, result: [*map(Tensor.dim, given)] == [result.ndim],
+    ),
     **dict.fromkeys(("matmul", "bmm", "mm"), _product),
     **dict.fromkeys(("addmm", "baddbmm"), _added_product),
     **dict.fromkeys(("conv1d", "conv2d"), _convolved),
@@ -221,7 +215,7 @@ _RULES: dict[str, _RowRule] = {
     "scaled_dot_product_attention": _attended,
     "pad": _padded,
     "einsum": _summed,
-    "getitem": _taken,
+    "getitem": lambda args, *_: _indexed(*args),
     "setitem": _written,
 }
 """The functions, by their names without underscores."""

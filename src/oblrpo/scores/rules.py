@@ -62,7 +62,8 @@ def register_rule(*layers: type | str, needs_output: bool = False) -> Callable[[
 
 def rule_for(module: nn.Module) -> Rule | None:
     """The rule registered for this module's type, or None."""
-    kind = kind_of(module)
+    kinds = type(module).__mro__
+    kind = kinds[2] if wrapped_by_fsdp(module) else kinds[0]  # of FSDPLinear, FSDPModule, Linear
     exact = _RULES.get(kind) or _RULES.get(kind.__name__)
     endings = [key for key in _RULES if isinstance(key, str) and key[0] == "*" and kind.__name__.endswith(key[1:])]
     return exact or (_RULES[endings[0]] if endings else None)
@@ -72,12 +73,6 @@ def wrapped_by_fsdp(module: nn.Module) -> bool:
     """Whether `fully_shard` (FSDP2) has wrapped the module."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import, and whoever wraps has done so
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
-
-
-def kind_of(module: nn.Module) -> type:
-    """The module's class; of one that `fully_shard` has wrapped, the class it had before."""
-    kinds = type(module).__mro__
-    return kinds[2] if wrapped_by_fsdp(module) else kinds[0]  # FSDPLinear, FSDPModule, Linear
 
 
 @register_rule(nn.Linear)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,13 +20,6 @@ from torch import Tensor
 from oblrpo.scores import contributions, gram, norms
 from oblrpo.scores.contributions import Contribution
 from oblrpo.scores.groups import Groups, runs
-
-
-class Sink(Protocol):
-    """Takes all shares of one parameter, once they have arrived in the backward."""
-
-    def take(self, parts: list[Contribution]) -> None:
-        """Take in the parameter's shares."""
 
 
 class _Norms:
@@ -157,6 +150,9 @@ class Streamed(_Norms):
 
 Store: TypeAlias = Factors | PerSequence | NormsOnly | Streamed
 """The stores that know the norms."""
+
+Sink: TypeAlias = Store | Sums
+"""What takes all shares of one parameter, once they have arrived in the backward."""
 
 
 def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ class ScoreTape(RecordingTape):
 
         def sketch(piece: ParameterPiece, gradients: Factors) -> None:
             for sketcher in self._sketchers.values():
-                sketcher.add(self._places[id(piece.parameter)], piece.index, gradients)
+                sketcher.add(self._places[id(piece.parameter)], piece.index, gradients.sketch)
 
         return {piece: Streamed(gram, partial(sketch, piece)) for piece in self._recorder.pieces}
 
@@ -229,7 +229,7 @@ class ScoreTape(RecordingTape):
         sketcher = Sketcher(spec, self._sequences, next(self.model.parameters()).device)
         with self._no_autocast():
             for piece, store in stores.items():
-                sketcher.add(self._places[id(piece.parameter)], piece.index, store)
+                sketcher.add(self._places[id(piece.parameter)], piece.index, store.sketch)
         return sketcher.sketch_SL
 
     def _holding_gradients(self) -> dict[ParameterPiece, Factors | PerSequence]:

@@ -3,14 +3,14 @@
 While such a module runs, every torch function is seen. What is computed from parameters and constants alone is followed
 (`-exp(A_log.float())`, a weight that is cast or transposed, a table that is expanded). Where it meets activations, it
 is cut off from autograd and the output is tapped (`operations`). Products with a whole weight and lookups in it keep
-their factors instead. Whatever is not seen leaves the parameter in autograd's graph, where
-`ForwardRecorder.backward` finds it and refuses.
+their factors instead. Whatever is not seen leaves the parameter in autograd's graph, where `ForwardRecorder.backward`
+finds it and refuses.
 
-Which rows of the batch an activation holds is told from its leading axis: the rows themselves, or with their tokens
-flattened. That the last row alone gives what it gives in the batch is looked at in every operation; tokens that were
-picked from several rows (by an expert) are refused, as any number of them might look like rows. In the whole forward
-around these modules, the first function that is not known to keep rows apart (`row_keeping`) is noted: rows are then
-checked in this record, too, however often they were.
+The leading axis of an activation tells which rows of the batch it holds: the rows themselves, or with their tokens
+flattened. Every operation is computed once more for the last row alone, which must give what it gives in the batch.
+Tokens that were picked from several rows (by an expert) are refused, as any number of them might look like rows. In the
+whole forward around these modules, the first function that is not known to keep rows apart (`row_keeping`) is noted:
+rows are then checked in this record, too, however often they were.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -39,20 +39,25 @@ SMALL_SHARE, SMALL_NUMBERS = 0.01, 1 << 16
 """Per-sequence gradients are held of parameters of up to this share of the model's, or of so many numbers."""
 
 
-class Tapping(NamedTuple):
-    """What an operation's tap needs of the recorder."""
-
-    rows: Callable[[], int | None]
-    tokens: Callable[[], int | None]
-    tap: Callable[[Gradients, dict[str, ParameterInPlace], Tensor, list[Tensor], Operation | None], Tensor]
+Tap: TypeAlias = Callable[[Gradients, dict[str, ParameterInPlace], Tensor, list[Tensor], Operation | None], Tensor]
+"""Taps an output whose parameters' gradients come by this rule from what is saved; returns the output to go on with."""
 
 
 class OperationTapper(TorchFunctionMode):
-    """Sees the torch functions of modules without a rule, and taps those where parameters meet activations."""
+    """Sees the torch functions of modules without a rule, and taps those where parameters meet activations.
 
-    def __init__(self, tapping: Tapping, model_numbers: int) -> None:
+    Args:
+        rows: the batch's rows in the present forward, or None where they are not known.
+        tokens: the tokens of a row, or None.
+        tap: taps an output.
+        model_numbers: how many numbers all parameters of the model have.
+    """
+
+    def __init__(
+        self, rows: Callable[[], int | None], tokens: Callable[[], int | None], tap: Tap, model_numbers: int
+    ) -> None:
         super().__init__()
-        self._tapping = tapping
+        self._rows, self._tokens, self._tap = rows, tokens, tap
         self._limit = max(SMALL_NUMBERS, int(SMALL_SHARE * model_numbers))
         self._around: list[str] = []  # paths of the modules that run now
         self.forget()
@@ -184,7 +189,7 @@ class OperationTapper(TorchFunctionMode):
     def _note_mixing(self, func: Any, args: Any, kwargs: Any, activations: list[Tensor], result: Any) -> None:
         """Note the first function that may bring rows together."""
         batched = [activation for activation in activations if activation.ndim > 2]
-        rows = self._tapping.rows() or (batched[0].shape[0] if batched else 1)
+        rows = self._rows() or (batched[0].shape[0] if batched else 1)
         if self._trusted or self.may_mix is not None or not activations or rows == 1:
             return
         if not keeps_rows(func, args, kwargs, args[0] if result is None else result, activations, rows):
@@ -193,7 +198,7 @@ class OperationTapper(TorchFunctionMode):
 
     def _leads(self, activation: Tensor, rows: int) -> bool:
         """Whether the leading axis is the batch's rows, or these and their tokens, or these and heads before tokens."""
-        tokens, shape = self._tapping.tokens(), activation.shape
+        tokens, shape = self._tokens(), activation.shape
         if not activation.ndim or not shape[0] or shape[0] == rows or rows == 1:
             return bool(activation.ndim and shape[0])
         heads = activation.ndim > 2 and shape[1] == tokens and shape[0] % rows == 0
@@ -203,10 +208,10 @@ class OperationTapper(TorchFunctionMode):
         self, func: Any, leaves: list[Any], spec: TreeSpec, derived: dict[int, DerivedTensor]
     ) -> tuple[Operation | None, Any, Tensor | None]:
         """The operation, its output and that of the last row alone, if it takes activations."""
-        # These are what autograd follows, or what leads with rows.
+        # Activations are what autograd follows, or what leads with rows.
         weight = _first(derived)
         others = [p for p, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and p not in derived]
-        rows = self._tapping.rows()
+        rows = self._rows()
         if rows is None:
             rows = next((leaves[p].shape[0] for p in others if leaves[p].ndim > 1), 1)
         followed = [p for p in others if leaves[p].requires_grad]
@@ -271,14 +276,14 @@ class OperationTapper(TorchFunctionMode):
                 f"{weight.path}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or none "
                 f"with the batch's leading axis; there is no rule for {weight.kind}."
             )
-        factors = factors_of(operation, args, kwargs, self._tapping.tokens() or 0)
+        factors = factors_of(operation, args, kwargs, self._tokens() or 0)
         if factors is not None:
-            return self._tapping.tap(factors.gradients, factors.sources, output, [factors.input], None)
+            return self._tap(factors.gradients, factors.sources, output, [factors.input], None)
         if operation.rows > 1:
             self._doubt(f"{weight.path}: {name_of(func)}", operation.rows, output, alone)
         operation.refuse_large(self._limit)
         saved = [operation.leaves[place] for place in (*operation.in_rows, *operation.constants)]
-        return self._tapping.tap(product, operation.sources, output, saved, operation)
+        return self._tap(product, operation.sources, output, saved, operation)
 
     def _doubt(self, what: str, rows: int, output: Tensor, alone: Tensor | None) -> None:
         """Note whether the last row alone gives something else; looked at in `check`, so that a GPU need not wait."""
