@@ -26,4 +26,6 @@ def pytest_report_header():
 def tiny_policy() -> Policy:
     """A fresh 2-layer policy with random weights."""
     torch.manual_seed(0)
-    return make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, device="cpu"))
+    return make_policy(
+        PolicyConfig(model_args={"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}, device="cpu")
+    )

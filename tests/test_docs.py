@@ -97,8 +97,8 @@ def test_the_page_of_an_algorithm_says_what_the_table_says(name):
 def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page, dense_reward, tmp_path):  # noqa: F811
     """Two steps that measure all there is; `warnings` come of what goes wrong, others of settings that are off here."""
     code, _, err = small_run(
-        "--sampler-logps", steps=2, eval_steps=1, calibration_steps=1, ledger_steps=1, schedule="auto", save_steps=0,
-        beta=0.1, num_iterations=2, ratio="ppo",
+        sampler_correction="truncated", steps=2, eval_steps=1, calibration_steps=1, ledger_steps=1, schedule="auto",
+        save_steps=0, beta=0.1, num_iterations=2, ratio="ppo",
     )  # fmt: skip
     assert code == 0, err
     again = {"model": tmp_path / "run" / "checkpoints" / "step_2", "warm_start_steps": 1, "steps": 0}

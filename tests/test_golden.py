@@ -16,7 +16,7 @@ import oblrpo
 FOLDER = Path(__file__).parent / "golden"
 MACHINE = FOLDER / "machine.txt"  # other processors and other torches round otherwise
 REMOVED = {"variance/oblr_crossfit", "signal2/oblr_crossfit"}  # since the runs were written
-TIMES, BUILT = {"step_time"}, {"hidden_size", "num_hidden_layers"}
+TIMES, BUILT = {"step_time"}, {"model_args"}
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(6)]
 
 ALGORITHMS = ("oblrpo", "oblrpo_shrunk", "rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "opo", "vcpo", "js")
@@ -27,7 +27,7 @@ SCENARIOS = {
     "tokens": {"tokens_per_micro_batch": 80},
     "twice": {"num_iterations": 2},
     "resumed": {},
-    "lora": {"lora_r": 2},
+    "lora": {"lora": {"r": 2}},
     "skip": {"train_on": "exact", "calibration_steps": 0},
 }
 FURTHER = {
@@ -62,9 +62,9 @@ FURTHER = {
         "algorithm": "oblrpo_shrunk", "on_reward_error": "mask", "eval_data": ROWS[:4], "prompts_per_micro_batch": 2,
         "num_iterations": 2,
     },
-    "sampler": {"algorithm": "oblrpo_shrunk", "sampler_logps": True, "ledger_steps": 1},
-    "sampler-twice": {"algorithm": "grpo", "sampler_logps": True, "num_iterations": 2},
-    "sampler-none": {"algorithm": "rloo", "sampler_logps": True, "sampler_correction": "none"},
+    "sampler": {"algorithm": "oblrpo_shrunk", "sampler_correction": "truncated", "ledger_steps": 1},
+    "sampler-twice": {"algorithm": "grpo", "sampler_correction": "truncated", "num_iterations": 2},
+    "sampler-none": {"algorithm": "rloo", "sampler_correction": "measured"},
 }  # fmt: skip
 CASES = {f"{name}-{kind}": {"algorithm": name, **given} for name in ALGORITHMS for kind, given in SCENARIOS.items()}
 CASES |= FURTHER
@@ -96,16 +96,16 @@ def patchy(prompts, completions, **columns):
 def result(name, folder):
     torch.set_num_threads(1)
     given = {"data": ROWS, "learning_rate": 3e-3, "prompts_per_step": 6, "num_generations": 4, "eval_prompts": 4,
-             "max_completion_length": 8, "eval_samples": 1, "threads": 1, "hidden_size": 32, "num_hidden_layers": 2,
-             "calibration_steps": 2, "reward": reward} | CASES[name]  # fmt: skip
+             "max_completion_length": 8, "eval_samples": 1, "threads": 1, "calibration_steps": 2, "reward": reward,
+             "model_args": {"hidden_size": 32, "num_hidden_layers": 2}} | CASES[name]  # fmt: skip
     if "on_reward_error" in given:
         given["reward"] = patchy
     if name.endswith("-skip"):
         given["reward"] = sparse
     if given["data"] is None:
         del given["data"], given["reward"]
-    if "lora_r" in given:
-        made = oblrpo.train(**given | {"lora_r": 0}, steps=0, output=str(folder / "base"), progress=False)
+    if "lora" in given:
+        made = oblrpo.train(**given | {"lora": {}}, steps=0, output=str(folder / "base"), progress=False)
         made.policy.save(folder / "model")
         given = {key: value for key, value in given.items() if key not in BUILT} | {"model": str(folder / "model")}
     output = str(folder / "run")

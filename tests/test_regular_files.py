@@ -14,7 +14,7 @@ from oblrpo.settings import PolicyConfig
 from oblrpo.tasks.sources import read_source
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
-SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "device": "cpu"}
+SMALL = {"model_args": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}, "device": "cpu"}
 NO_FILE = "it is a pipe, a socket or a device, not a regular file"
 
 

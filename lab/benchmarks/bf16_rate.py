@@ -94,7 +94,8 @@ def completions(policy: Policy, count: int, tokens: int, file: Path | None) -> S
 
 def run(said: argparse.Namespace) -> list[dict[str, float]]:
     """All updates, written to the file as they come."""
-    exact = load_policy(said.model, PolicyConfig(model=said.model, device="cpu", lora_r=said.lora_r))
+    lora = {"r": said.lora_r} if said.lora_r else {}
+    exact = load_policy(said.model, PolicyConfig(model=said.model, device="cpu", lora=lora))
     pool = completions(exact, said.pool, said.tokens, said.completions)
     print(f"completions of {pool.own_SC.sum(1).tolist()} tokens", flush=True)
     short = replace(exact, bf16=True)

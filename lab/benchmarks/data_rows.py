@@ -50,7 +50,7 @@ def measure(stage: str, file: str, folder: str) -> None:
     torch.set_num_threads(1)
     config = TrainConfig(
         task=TaskConfig(data=(file,)),
-        policy=PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2),
+        policy=PolicyConfig(model_args={"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}),
         run=RunConfig(output=folder),
     )
     before, begin = resident_bytes(), time.process_time()

@@ -23,9 +23,9 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
 from oblrpo.settings import PolicyConfig
+from oblrpo.step.ledger import VarianceLedger
+from oblrpo.step.off_policy import OffPolicyBatch
 from oblrpo.tasks import make_task
-from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.variance_ledger import VarianceLedger
 
 
 def gradient(policy) -> torch.Tensor:
@@ -39,7 +39,7 @@ def gradients(policy, sequences, rewards_PG: torch.Tensor, names: list[str]) -> 
     P, G = rewards_PG.shape
     tape, token_tape, found = ScoreTape(policy.model), ScoreTape(policy.model), {}
     with tape:
-        out = policy.logps(sequences, features=True)
+        out = policy.logps(sequences)
         tape.record(out.logps_S)
     mask_SC = sequences.own_SC
     inputs = {
@@ -80,7 +80,7 @@ def main() -> None:
         policy.logps(rollouts.sequences).logps_S.sum().backward()
         policy.model.zero_grad()
         between = time.perf_counter()
-        ledger = ledger_of.take(Batch.of(rollouts.sequences, rewards_PG), Prior(), seed=batch)
+        ledger = ledger_of.take(OffPolicyBatch.of(rollouts.sequences, rewards_PG), Prior(), seed=batch)
         costs.append((time.perf_counter() - between) / (between - begun))
         for name, entry in ledger.entries.items():
             predicted.setdefault(name, []).append(entry.variance)

@@ -21,6 +21,7 @@ from oblrpo.memory import keep_freed, resident_bytes
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.rollout import Rollouts
 from oblrpo.settings import PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
+from oblrpo.step import Sampled
 from oblrpo.trainer.peak_memory import GB, peak_memory
 from oblrpo.trainer.setup import make_learner
 
@@ -34,7 +35,7 @@ def measure(arguments: argparse.Namespace) -> None:
         prompts_per_step=arguments.prompts, num_generations=arguments.generations,
         max_completion_length=arguments.completion, tokens_per_micro_batch=arguments.tokens[0],
     )  # fmt: skip
-    policy = PolicyConfig(model=arguments.model, lora_r=arguments.lora_r[0])
+    policy = PolicyConfig(model=arguments.model, lora={"r": arguments.lora_r[0]} if arguments.lora_r[0] else {})
     config = TrainConfig(policy=policy, rollout=rollout, scores=ScoresConfig(ledger_steps=0, calibration_steps=0))
     learner = make_learner(make_policy(config.policy), None, config)
     keep_freed()
@@ -46,7 +47,8 @@ def measure(arguments: argparse.Namespace) -> None:
     rollouts = Rollouts(Sequences(ids_ST, torch.ones_like(ids_ST), own_ST, arguments.prompt), [], None)
     for step in (1, 2):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        learner.learn(rollouts, torch.rand(arguments.prompts, arguments.generations), step=step)
+        rewards_PG = torch.rand(arguments.prompts, arguments.generations)
+        learner.learn(Sampled(rollouts, rewards_PG, torch.ones_like(rewards_PG, dtype=torch.bool)), step=step)
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
     print(json.dumps({"peak": peak / GB, "foretold": foretold.total / GB, "activations": foretold.activations / GB}))
 

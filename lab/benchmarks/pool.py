@@ -65,7 +65,7 @@ def draw(model: str, task_name: str, task_args: dict, prompts: int, outputs: int
         rollouts = sample(policy, [problem.prompt], outputs, LONGEST[task_name], 1.0)
         ((rewards,), _) = pay([problem], rollouts.completions)
         with tape:
-            out = policy.logps(rollouts.sequences, 1.0, features=True)
+            out = policy.logps(rollouts.sequences, 1.0)
             tape.record(out.logps_S)
         pad = (0, LONGEST[task_name] - out.logp_SC.shape[1])
         rows.append(rollouts.sequences)

@@ -28,17 +28,17 @@ from oblrpo.rollout import sample
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, ScoreTape, agreement
 from oblrpo.scores.proxies import log_error
 from oblrpo.settings import TrainConfig, load_recipe
-from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.score_norms import join
+from oblrpo.step.ledger import VarianceLedger
+from oblrpo.step.off_policy import OffPolicyBatch
+from oblrpo.step.weights import join
 from oblrpo.trainer.task import task_of
-from oblrpo.trainer.variance_ledger import VarianceLedger
 
 
 @dataclass(frozen=True)
 class Drawn:
     """A batch of completions with what the tables need of it."""
 
-    batch: Batch
+    batch: OffPolicyBatch
     features: Features
     norm2_S: torch.Tensor
 
@@ -65,7 +65,7 @@ class Source:
         for index_P in self.micro_batches.of(rollouts.sequences, G):
             rows_S = rows_of(index_P, G)
             with self.tape:
-                logps = self.policy.logps(rollouts.sequences.at(rows_S), rollout.temperature, features=True)
+                logps = self.policy.logps(rollouts.sequences.at(rows_S), rollout.temperature)
                 self.tape.record(logps.logps_S)
             norm2_S[rows_S] = self.tape.norm2()
             order.append(rows_S)
@@ -73,7 +73,7 @@ class Source:
         self.tape.forget()
         back_S = torch.cat(order).argsort()
         joined = Features(*(values_S[back_S] for values_S in vars(join(features)).values()))
-        return Drawn(Batch.of(rollouts.sequences, rewards_PG, valid_PG), joined, norm2_S)
+        return Drawn(OffPolicyBatch.of(rollouts.sequences, rewards_PG, valid_PG), joined, norm2_S)
 
 
 def exponent(batches: list[Drawn], G: int) -> str:

@@ -18,10 +18,10 @@ ADDITION = {"task": "addition", "task_args": {"max_terms": 4}, "max_completion_l
 STARTS = {
     # a task at a level of skill: settings of the supervised warm start, and of the task
     "path": {"warm_start_steps": 200},
-    "addition": ADDITION | {"warm_start_steps": 300, "warm_start_noise": 0.05},
-    "addition-high": ADDITION | {"warm_start_steps": 500, "warm_start_noise": 0.02},
+    "addition": ADDITION | {"warm_start_steps": 300, "warm_start_args": {"noise": 0.05}},
+    "addition-high": ADDITION | {"warm_start_steps": 500, "warm_start_args": {"noise": 0.02}},
     "countdown": {
-        "task": "countdown", "max_completion_length": 24, "warm_start_steps": 800, "warm_start_noise": 0.05,
+        "task": "countdown", "max_completion_length": 24, "warm_start_steps": 800, "warm_start_args": {"noise": 0.05},
     },
 }  # fmt: skip
 

@@ -19,7 +19,6 @@ import importlib.util
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ from oblrpo.policy import load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
-from oblrpo.trainer.algorithm1 import Learner
+from oblrpo.trainer import Learner
+from oblrpo.trainer.learner import taken_of
 from oblrpo.trainer.setup import make_learner, set_threads
 from oblrpo.trainer.task import task_of
 
@@ -101,22 +101,24 @@ def variance(learner: Learner, seed: int, draws: int) -> dict[str, float]:
     """What drawing adds to the gradient's variance on one batch: predicted, by the ledger, and over many draws."""
     torch.manual_seed(seed)
     problems = learner.rewards.task.train_batch(seed_of(seed, 0) % 2**31, learner.rollout.prompts_per_step)
-    sampled = learner.sample(problems)
-    batch = learner.batch(sampled.rollouts, sampled.rewards_PG, sampled.valid_PG)
+    batch = learner.batch(learner.sample(problems))
     learner.ledger.every = 1
     learner.ledger.metrics(batch, learner.baseline.prior, 1)
-    drawn, _ = learner.gradient(batch, 1)
-    found = learner.ledger.of_draw(drawn.batch)
-    whole, _ = learner.gradient(replace(batch, keep_PG=torch.ones_like(batch.rewards_PG)), 1)
+    drawn = learner.gradient(batch, 1)
+    batch_drawn = taken_of(drawn)
+    found = learner.ledger.of_draw(batch_drawn)
+    learner.train_on, train_on = "all", learner.train_on
+    whole = learner.gradient(batch, 1)
+    learner.train_on = train_on
     mean = [p.grad.clone() for p in learner.policy.parameters if p.grad is not None]
     squares = []
     for _ in range(draws):
         learner.gradient(batch, 1)
         grads = [p.grad for p in learner.policy.parameters if p.grad is not None]
         squares.append(sum(float((one - all_).square().sum()) for one, all_ in zip(grads, mean, strict=True)))
-    assert drawn.batch.draw is not None
+    assert batch_drawn.draw is not None
     return {
-        "predicted": drawn.batch.draw.added,
+        "predicted": batch_drawn.draw.added,
         "measured": found["added_variance/measured"],
         "of_gradient": found["added_variance/of_gradient"],
         "by_draws": statistics.mean(squares) / (whole.moments.trace_cov / whole.moments.n),

@@ -27,7 +27,8 @@ from oblrpo.settings import TrainConfig, with_settings
 from oblrpo.trainer.loop import Trainer
 
 SMALL = {
-    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "prompts_per_step": 4, "num_generations": 3,
+    "model_args": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, "prompts_per_step": 4,
+    "num_generations": 3,
     "max_completion_length": 6, "eval_prompts": 5, "eval_samples": 2, "eval_steps": 10, "threads": 1, "device": "cpu",
     "rewards": ["lab.benchmarks.soak.by_chance"], "schedule_kl": 1e-3,
 }  # fmt: skip

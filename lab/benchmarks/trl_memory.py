@@ -71,10 +71,11 @@ def measure(case: str, rows: int, arguments: argparse.Namespace) -> dict[str, fl
     """Train two steps in this process."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    built = PolicyConfig(
-        hidden_size=arguments.hidden_size, num_hidden_layers=arguments.layers, num_attention_heads=8,
-        max_position_embeddings=2 * arguments.tokens, device="cpu",
-    )  # fmt: skip
+    sizes = {
+        "hidden_size": arguments.hidden_size, "num_hidden_layers": arguments.layers, "num_attention_heads": 8,
+        "max_position_embeddings": 2 * arguments.tokens,
+    }  # fmt: skip
+    built = PolicyConfig(model_args=sizes, device="cpu")
     policy, peaks = make_policy(built), Peaks()
     kind, config = (GRPOTrainer, GRPOConfig) if case == "grpo" else (OBLRPOTrainer, OBLRPOConfig)
     with tempfile.TemporaryDirectory() as folder:

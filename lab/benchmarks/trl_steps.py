@@ -83,7 +83,9 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 def seconds_of(contender: str, shape: Shape, model: str, steps: int, seed: int) -> float:
     """CPU seconds of a step: the median, or with exact norms now and then the mean that these would have."""
     torch.manual_seed(seed)
-    built = PolicyConfig(hidden_size=shape.hidden_size, num_hidden_layers=shape.layers, num_attention_heads=4)
+    built = PolicyConfig(
+        model_args={"hidden_size": shape.hidden_size, "num_hidden_layers": shape.layers, "num_attention_heads": 4}
+    )
     policy = make_policy(PolicyConfig(model=model, device="cpu") if model else built)
     policy.model.generation_config.eos_token_id = None
     kind, config = (GRPOTrainer, GRPOConfig) if contender == "grpo" else (OBLRPOTrainer, OBLRPOConfig)

@@ -87,11 +87,9 @@ def ratio_of(config: AlgorithmConfig, algorithm: Algorithm) -> Ratio:
 
     ratio, low, high = RATIOS[algorithm.ratio], config.epsilon, config.epsilon_high
     for name, value, own in (("epsilon", low, ratio.bounds.low), ("epsilon_high", high, ratio.bounds.high)):
-        if -1 < value < 0:
-            raise InputError(f"{name} is {value}; it must be at least 0, or -1 for the bound of the ratio's source.")
-        if value != -1 and math.isinf(own):
+        if value is not None and math.isinf(own):
             raise InputError(f"{name} would change nothing, for the ratio {algorithm.ratio!r} has no such bound.")
-    if algorithm.ratio == "cispo" and -1 < high < 1:
+    if algorithm.ratio == "cispo" and high is not None and high < 1:
         raise InputError(f"epsilon_high is {high}; the ratio 'cispo' is truncated at it, so it must be at least 1.")
-    own_high = low if low != -1 else ratio.bounds.high
-    return replace(ratio, bounds=Bounds(ratio.bounds.low if low == -1 else low, own_high if high == -1 else high))
+    own_high = ratio.bounds.high if low is None else low
+    return replace(ratio, bounds=Bounds(ratio.bounds.low if low is None else low, own_high if high is None else high))

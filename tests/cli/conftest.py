@@ -23,10 +23,8 @@ from oblrpo.tasks import PathTask
 PathTask.reward = lambda self, problem, completion: len(completion.encode()) % 5 / 4
 """
 
-SIZES = ("--hidden-size", "--num-hidden-layers", "--num-attention-heads")
-
 SMALL = {
-    "--hidden-size": 16, "--num-hidden-layers": 1, "--num-attention-heads": 2, "--prompts-per-step": 4,
+    "--model-args": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, "--prompts-per-step": 4,
     "--num-generations": 3, "--max-completion-length": 6, "--steps": 4, "--eval-prompts": 5, "--eval-samples": 2,
     "--eval-steps": 2, "--threads": 1, "--device": "cpu", "--learning-rate": 1e-2, "--save-total-limit": 20,
 }  # fmt: skip
@@ -136,7 +134,7 @@ def small_run(oblrpo, tmp_path):
     """Train a very small policy, or `model`; keywords replace or add flags. Returns (code, stdout, stderr)."""
 
     def call(*arguments, output=tmp_path / "run", **settings):
-        small = {key: value for key, value in SMALL.items() if key not in SIZES or "model" not in settings}
+        small = {key: value for key, value in SMALL.items() if key != "--model-args" or "model" not in settings}
         flags = small | {f"--{key.replace('_', '-')}": value for key, value in settings.items()}
         return oblrpo("train", *arguments, *[x for pair in flags.items() for x in pair], "--output", output)
 

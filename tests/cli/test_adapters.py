@@ -31,7 +31,7 @@ def logits_of(model):
 @pytest.mark.usefixtures("dense_reward")
 def test_a_run_saves_adapters_and_merges_them(base, small_run, tmp_path):
     GenerationConfig(eos_token_id=[1, 7], pad_token_id=0).save_pretrained(base)
-    code, out, err = small_run("--merge", model=base, lora_r=2, steps=3, eval_steps=0)
+    code, out, err = small_run("--merge", model=base, lora={"r": 2}, steps=3, eval_steps=0)
     assert code == 0, err
     checkpoint = tmp_path / "run" / "checkpoints" / "step_3"
     assert (checkpoint / "adapter_model.safetensors").is_file()
@@ -49,8 +49,8 @@ def test_a_run_saves_adapters_and_merges_them(base, small_run, tmp_path):
 
 def test_an_interrupted_run_of_adapters_goes_on_as_if_nothing_had_been(base, small_run, oblrpo, tmp_path, dense_reward):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert small_run(model=base, lora_r=2, steps=4, beta=0.1, output=whole)[0] == 0
-    assert small_run(model=base, lora_r=2, steps=2, beta=0.1, output=parts)[0] == 0
+    assert small_run(model=base, lora={"r": 2}, steps=4, beta=0.1, output=whole)[0] == 0
+    assert small_run(model=base, lora={"r": 2}, steps=2, beta=0.1, output=parts)[0] == 0
     code, _, err = oblrpo("train", "--resume", "--output", parts, "--steps", 4)
     assert code == 0, err
     assert metrics_of(whole) == metrics_of(parts)
@@ -58,7 +58,7 @@ def test_an_interrupted_run_of_adapters_goes_on_as_if_nothing_had_been(base, sma
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_adapters_are_trained_and_in_float32(base, dtype):
-    policy = load_policy(str(base), PolicyConfig(model=str(base), lora_r=2, dtype=dtype, device="cpu"))
+    policy = load_policy(str(base), PolicyConfig(model=str(base), lora={"r": 2}, dtype=dtype, device="cpu"))
     names = {name for name, p in policy.model.named_parameters() if p.requires_grad}
     assert names
     assert all("lora_" in name for name in names)
@@ -70,7 +70,7 @@ def test_only_adapters_are_trained_and_in_float32(base, dtype):
 
 @pytest.mark.usefixtures("dense_reward")
 def test_bfloat16_under_adapters_trains(base, small_run, tmp_path):
-    code, _, err = small_run(model=base, lora_r=2, dtype="bfloat16", steps=2, eval_steps=0)
+    code, _, err = small_run(model=base, lora={"r": 2}, dtype="bfloat16", steps=2, eval_steps=0)
     assert code == 0, err
     assert all(row["grad_norm"] > 0 for row in metrics_of(tmp_path / "run")[1:])
     before, after = (
@@ -83,7 +83,7 @@ def test_bfloat16_under_adapters_trains(base, small_run, tmp_path):
 @pytest.mark.usefixtures("dense_reward")
 def test_four_bits_under_adapters(base, small_run, tmp_path):
     pytest.importorskip("bitsandbytes")
-    code, out, err = small_run("--load-in-4bit", model=base, lora_r=2, steps=2, eval_steps=0)
+    code, out, err = small_run("--load-in-4bit", model=base, lora={"r": 2}, steps=2, eval_steps=0)
     assert code == 0, err
     assert "4-bit weights" in out
 
@@ -91,16 +91,16 @@ def test_four_bits_under_adapters(base, small_run, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"lora_r": 2}, "lora_r needs a model to adapt"),
-        ({"lora_r": -1}, "lora_r must be at least 0"),
+        ({"lora": {"r": 2}}, "lora needs a model to adapt"),
+        ({"lora": {"r": -1}}, "rank r, at least 1"),
         ({"load_in_4bit": True, "model": "x"}, "load_in_4bit leaves no weight"),
         ({"dtype": "bfloat16", "model": "x"}, "lose updates smaller than 1/256"),
         ({"merge": True, "model": "x"}, "merge needs adapters"),
-        ({"lora_r": 2, "lora_target_modules": ("nowhere",)}, "PEFT refuses the adapter: .*nowhere"),
+        ({"lora": {"r": 2, "target_modules": ["nowhere"]}}, "PEFT refuses the adapter: .*nowhere"),
     ],
 )
 def test_settings_that_do_not_go_together(base, settings, words):
-    if "lora_target_modules" in settings:
+    if "target_modules" in settings.get("lora", ()):
         settings = settings | {"model": str(base)}
     with pytest.raises(InputError, match=words):
         make_policy(PolicyConfig(device="cpu", **settings))
@@ -123,9 +123,9 @@ def test_damaged_adapters_are_named(base, small_run, tmp_path):
 def test_adapters_of_the_hub_are_refused_and_new_ones_on_top_of_old_ones(base, tmp_path, monkeypatch):
     """transformers loads adapters by hub name with nothing to be trained; a folder is as near to that as one gets."""
     folder = tmp_path / "adapters"
-    make_policy(PolicyConfig(model=str(base), lora_r=2, device="cpu")).save(folder)
-    with pytest.raises(InputError, match="holds adapters, which are trained on; leave out lora_r"):
-        make_policy(PolicyConfig(model=str(folder), lora_r=2, device="cpu"))
+    make_policy(PolicyConfig(model=str(base), lora={"r": 2}, device="cpu")).save(folder)
+    with pytest.raises(InputError, match="holds adapters, which are trained on; leave out lora"):
+        make_policy(PolicyConfig(model=str(folder), lora={"r": 2}, device="cpu"))
     monkeypatch.setattr(load, "base_of", lambda name: None)
     with pytest.raises(InputError, match="fetch them and give their folder"):
         make_policy(PolicyConfig(model=str(folder), device="cpu"))
@@ -136,7 +136,7 @@ def test_adapters_of_the_hub_are_refused_and_new_ones_on_top_of_old_ones(base, t
 def test_adapters_of_all_that_is_linear_train_experts_and_routers(small_run, tmp_path):
     """PEFT adapts both as bare parameters (`target_parameters`)."""
     base = folder_of("qwen3-moe-normalised", tmp_path / "model")
-    code, _, err = small_run("--merge", model=base, lora_r=2, steps=2, eval_steps=0)
+    code, _, err = small_run("--merge", model=base, lora={"r": 2}, steps=2, eval_steps=0)
     assert code == 0, err
     before, after = (
         load_file(tmp_path / "run" / "checkpoints" / f"step_{step}" / "adapter_model.safetensors") for step in (0, 2)
@@ -153,11 +153,11 @@ def test_adapters_that_cannot_be_taken_are_refused_before_anything_is_sampled(sm
     monkeypatch.setattr(tapped_operations, "SMALL_NUMBERS", 10)
     monkeypatch.setattr(tapped_operations, "SMALL_SHARE", 0.0)
     base = folder_of("qwen3-moe-normalised", tmp_path / "model")
-    code, _, err = small_run(model=base, lora_r=2, steps=1, eval_steps=0)
+    code, _, err = small_run(model=base, lora={"r": 2}, steps=1, eval_steps=0)
     assert code == 2
     told = " ".join(err.split())
     assert "mlp.gate.lora_A.default.weight" in told
-    assert "set lora_target_modules to q_proj, k_proj, v_proj, o_proj" in told
+    assert "set target_modules of lora to q_proj, k_proj, v_proj, o_proj" in told
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    code, _, err = small_run("--lora-target-modules", "q_proj", "v_proj", model=base, lora_r=2, steps=1, eval_steps=0)
+    code, _, err = small_run(model=base, lora={"r": 2, "target_modules": ["q_proj", "v_proj"]}, steps=1, eval_steps=0)
     assert code == 0, err

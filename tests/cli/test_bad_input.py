@@ -46,6 +46,7 @@ from tests.cli.conftest import complained
         (["--score-norms", "projected"], ["unknown score_norms 'projected'", "projected is gone: calibrated learns"]),
         (["--ledger", "off"], ["--ledger is gone: `ledger_steps` 0 takes none"]),
         (["--split", "test"], ["--split is gone: write it behind the name, such as `data` owner/name[validation]"]),
+        (["--sampler-correction", "none"], ["unknown sampler_correction 'none'", "none is gone: measured takes"]),
         (["--steps", "many"], ["--steps"]),
         (
             ["--algorithm", "oblrpo", "--num-generations", "1"],
@@ -66,12 +67,16 @@ from tests.cli.conftest import complained
         (["--learning-rate", "nan"], ["learning_rate is nan"]),
         (["--max-grad-norm", "-1"], ["max_grad_norm is -1.0; it must be a finite number of at least 0"]),
         (
-            ["--warm-start-noise", "2"],
-            ["warm_start_noise is 2.0; it must be a finite number of at least 0 and at most 1"],
+            ["--warm-start-steps", "1", "--warm-start-args", "{noise: 2}"],
+            ["warm_start_args.noise is 2.0; it must be a finite number of at least 0 and at most 1"],
         ),
         (["--threads", "-1"], ["threads is -1"]),
-        (["--num-attention-heads", "0"], ["num_attention_heads must be even"]),
-        (["--num-hidden-layers", "0"], ["num_hidden_layers is 0"]),
+        (["--model-args", "{num_attention_heads: 0}"], ["num_attention_heads must be even"]),
+        (["--model-args", "{num_hidden_layers: 0}"], ["model_args.num_hidden_layers is 0"]),
+        (["--model-args", "{hiden_size: 8}"], ["model_args has no 'hiden_size'", "Did you mean 'hidden_size'?"]),
+        (["--model-args", "{hidden_size: wide}"], ["model_args: hidden_size is 'wide', but it must be a whole number"]),
+        (["--lora", "{alpha: 8}"], ["give the adapters' rank r, at least 1, such as '{r: 16}'"]),
+        (["--hidden-size", "8"], ["--hidden-size is gone: write `model_args` {hidden_size: 128}"]),
         (["--optimizer", "LBFGS"], ["LBFGS needs a closure"]),
         (["--optimizer-args", "{betas: 3}"], ["AdamW refuses its settings"]),
         (["--optimizer-args", "{maximize: true}"], ["must not set maximize"]),
@@ -122,23 +127,21 @@ def test_recipe_files(oblrpo, tmp_path, text, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "x", "--hidden-size", "8", "--num-hidden-layers=1"], "--hidden-size, --num-hidden-layers would"),
+        (["--model", "x", "--model-args", "{hidden_size: 8}"], "--model-args would change nothing, for a model"),
         (["--attn_implementation", "eager"], "--attn_implementation would change nothing, for no model is loaded"),
-        (["--model", "x", "--lora-alpha", "8"], "--lora-alpha would change nothing, for no adapters are made"),
-        (["--warm-start-batch", "8"], "for warm_start_steps is 0"),
+        (["--warm-start-args", "{batch: 8}"], "for warm_start_steps is 0"),
         (["--data", "q.jsonl", "--task", "addition"], "--task would change nothing, for the problems come from data"),
         (["--task", "gsm8k", "--answer-column", "a"], "gsm8k names its columns itself"),
         (["--heldout-fraction", "0.2"], "the task 'path' generates its problems"),
         (["--data", "q.jsonl", "--eval-data", "r.jsonl", "--heldout-fraction", "0.2"], "a source of their own"),
-        (["--vllm-dtype", "float32"], "the sampler is transformers"),
-        (["--sampler-correction", "none"], "the sampler keeps no log-probabilities"),
+        (["--vllm-args", "{dtype: float32}"], "the sampler is transformers"),
         (["--project", "mine", "--report-to", "tensorboard"], "--project would change nothing"),
-        (["recipe.yaml"], "recipe.yaml: hidden_size would change nothing"),
+        (["recipe.yaml"], "recipe.yaml: model_args would change nothing"),
     ],
 )
 def test_settings_that_would_change_nothing(oblrpo, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipe.yaml").write_text("model: x\nhidden_size: 8\n")
+    (tmp_path / "recipe.yaml").write_text("model: x\nmodel_args: {hidden_size: 8}\n")
     complained(oblrpo("train", *arguments, "--output", tmp_path / "run"), words)
 
 
@@ -281,7 +284,11 @@ def test_names_are_not_taken_for_markup(small_run, tmp_path):
 
 
 def test_out_of_memory(small_run):
-    complained(small_run(hidden_size=2**30, num_attention_heads=2), "out of memory", "prompts_per_micro_batch")
+    complained(
+        small_run(model_args={"hidden_size": 2**30, "num_attention_heads": 2}),
+        "out of memory",
+        "prompts_per_micro_batch",
+    )
 
 
 @pytest.mark.parametrize(

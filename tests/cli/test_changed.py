@@ -39,7 +39,7 @@ def begun(place, small_run, monkeypatch):
     lists = ["--data", place / "data.jsonl", place / "more.jsonl", "--rewards", f"{place}/reward.py:f@0.5"]
     lists += ["mine_by_name.f", f"{place}/elsewhere.py:f", "numeric"]
     code, _, err = small_run(
-        *lists, steps=2, eval_data=place / "test.jsonl", sft_data=place / "shown.jsonl", warm_start_batch=8
+        *lists, steps=2, eval_data=place / "test.jsonl", sft_data=place / "shown.jsonl", warm_start_args={"batch": 8}
     )
     assert code == 0, err
     return place / "run"

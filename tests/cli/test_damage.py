@@ -135,7 +135,7 @@ def test_checksums_cover_what_lies_deeper_and_pass_over_hidden_files(tmp_path):
     assert damage(tmp_path) == "deeper/file is not what was written"
 
 
-@pytest.mark.parametrize("other", [{"seed": 1}, {"hidden_size": 32}, {"optimizer": "SGD"}, "its own"])
+@pytest.mark.parametrize("other", [{"seed": 1}, {"model_args": {"hidden_size": 32}}, {"optimizer": "SGD"}, "its own"])
 def test_a_checkpoint_that_the_run_did_not_write_there_is_set_aside(run, whole, small_run, oblrpo, tmp_path, other):
     newest, source = run / "checkpoints" / "step_4", run / "checkpoints" / "step_2"
     if other != "its own":

@@ -155,7 +155,7 @@ def test_adapters_are_no_other_adapters_of_the_same_model(ask, model, tmp_path):
     pytest.importorskip("peft")
     for seed, name in enumerate(("one", "two")):
         torch.manual_seed(seed)
-        make_policy(PolicyConfig(model=str(model), lora_r=1, device="cpu")).save(tmp_path / name)
+        make_policy(PolicyConfig(model=str(model), lora={"r": 1}, device="cpu")).save(tmp_path / name)
     assert ask(model=tmp_path / "one")[0] == 0
     complained(ask(model=tmp_path / "two"), "drawn with other settings: model (was", "one', now", "weights (was")
 

@@ -23,7 +23,7 @@ def tiny(tmp_path):
     return tmp_path / "tiny.gguf"
 
 
-@pytest.mark.parametrize("adapters", [{}, {"lora_r": 2}], ids=["whole", "adapters"])
+@pytest.mark.parametrize("adapters", [{}, {"lora": {"r": 2}}], ids=["whole", "adapters"])
 def test_a_run_is_trained_resumed_and_evaluated(tiny, adapters, small_run, oblrpo, tmp_path):
     if adapters:
         pytest.importorskip("peft")

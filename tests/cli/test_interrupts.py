@@ -24,12 +24,12 @@ def stays(place, call):
         time.sleep(0.3)
         return call(*arguments, **named)
     return staying
-import oblrpo.trainer.loop as loop, oblrpo.runs.folder as folder, oblrpo.trainer.algorithm1 as algorithm1
+import oblrpo.trainer.loop as loop, oblrpo.runs.folder as folder, oblrpo.trainer.learner as learner
 """
 PLACES = {
     "model": "loop.make_policy = stays('model', loop.make_policy)\n",
     "warm": "loop.Trainer._warm_start = stays('warm', loop.Trainer._warm_start)\n",
-    "step": "algorithm1.Learner.step = stays('step', algorithm1.Learner.step)\n",
+    "step": "learner.Learner.step = stays('step', learner.Learner.step)\n",
     "save": "folder.write_sums = stays('save', folder.write_sums)\n",
 }
 

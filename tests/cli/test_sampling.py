@@ -1,7 +1,6 @@
 """Runs with missing rewards and with another sampler, from the command line."""
 
 import json
-import math
 
 import pytest
 
@@ -74,17 +73,17 @@ def test_a_run_samples_with_the_engine_and_measures_it(small_run, tmp_path, othe
 
 
 def test_a_run_without_correction_measures_too_and_warns(small_run, tmp_path, other_engine):
-    code, out, _ = small_run(sampler="vllm", sampler_correction="none", eval_steps=0)
+    code, out, _ = small_run(sampler="vllm", sampler_correction="measured", eval_steps=0)
     assert code == 0
     assert other_engine
-    assert "sampler_correction none takes them for equal: the gradient is biased" in out
+    assert "sampler_correction measured takes them for equal: the gradient is biased" in out
     rows = metrics_of(tmp_path / "run")
     assert sum(len(row.get("warnings", [])) for row in rows) == 1
     assert all(row["sampling/sequence_logp_difference/mean"] > 0.1 for row in rows[1:])
 
 
 def test_the_policy_can_be_measured_as_its_own_sampler(small_run, tmp_path):
-    assert small_run("--sampler-logps", eval_steps=0)[0] == 0
+    assert small_run(sampler_correction="truncated", eval_steps=0)[0] == 0
     assert small_run(eval_steps=0, output=tmp_path / "plain")[0] == 0
     for row in metrics_of(tmp_path / "run")[1:]:
         assert 0 <= row["sampling/sampling_logp_difference/max"] < 1e-4
@@ -98,10 +97,10 @@ def test_the_policy_can_be_measured_as_its_own_sampler(small_run, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"importance_sampling_clip_max": 0.5}, "below 1 it would cut weights that need no correction"),
-        ({"importance_sampling_clip_max": math.nan}, "importance_sampling_clip_max is nan"),
+        ({"sampler_correction": "truncated:0.5"}, "at least 1: below, it would cut weights that need no correction"),
+        ({"sampler_correction": "truncated:nan"}, "sampler_correction is truncated:nan"),
         ({"sampler": "vllm", "temperature": 0.005}, "vLLM samples at a temperature of at least 0.01, not at 0.005"),
-        ({"sampler": "vllm", "vllm_gpu_memory_utilization": 1.5}, "vllm_gpu_memory_utilization is 1.5"),
+        ({"sampler": "vllm", "vllm_args": {"gpu_memory_utilization": 1.5}}, "vllm_args.gpu_memory_utilization is 1.5"),
         ({"sampler": "vllm"}, "vLLM 0.17 to below 0.34, which is not installed"),
     ],
 )

@@ -28,14 +28,16 @@ def write(tmp_path):
 def loaded(tmp_path):
     """A folder with a model and a chat template."""
     torch.manual_seed(1)
-    policy = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, device="cpu"))
+    policy = make_policy(
+        PolicyConfig(model_args={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu")
+    )
     policy.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     policy.save(tmp_path / "model")
     return tmp_path / "model"
 
 
 def test_an_epoch_then_rl(small_run, write, tmp_path):
-    code, out, err = small_run(sft_data=write(ROWS), warm_start_batch=4, seed=3)
+    code, out, err = small_run(sft_data=write(ROWS), warm_start_args={"batch": 4}, seed=3)
     assert code == 0, err
     assert "warm start 3 steps of at most 4 of 10 rows of sft_data, 1 epoch(s), AdamW at 0.003" in out
     assert "warm start 3: loss" in out
@@ -53,8 +55,8 @@ def test_a_loaded_model_is_measured_before(small_run, write, loaded, tmp_path):
         {"prompt": [{"role": "user", "content": row["prompt"]}], "completion": [{"role": "assistant", "content": "y"}]}
         for row in ROWS
     ]
-    settings = {"model": loaded, "warm_start_batch": 2, "steps": 1}
-    code, out, err = small_run(sft_data=write(messages), warm_start_steps=50, warm_start_learning_rate=1e-2, **settings)
+    settings = {"model": loaded, "warm_start_args": {"batch": 2, "learning_rate": 1e-2}, "steps": 1}
+    code, out, err = small_run(sft_data=write(messages), warm_start_steps=50, **settings)
     assert code == 0, err
     assert "50 steps of at most 2 of 10 rows of sft_data, 10 epoch(s), AdamW at 0.01" in out
     assert "before the supervised learning" in out
@@ -66,18 +68,18 @@ def test_a_loaded_model_is_measured_before(small_run, write, loaded, tmp_path):
     assert learned.tokenizer.decode(learned.model(asked).logits[0, -1].argmax()) == "y"
     as_text = tmp_path / "text"
     texts = write([{"prompt": row["prompt"], "completion": "y"} for row in ROWS], "texts.jsonl")
-    chat = small_run(
-        "--chat", output=as_text, sft_data=texts, warm_start_steps=50, warm_start_learning_rate=1e-2, **settings
-    )
+    chat = small_run("--chat", output=as_text, sft_data=texts, warm_start_steps=50, **settings)
     assert chat[0] == 0, chat[2]
     assert weights_of(as_text, 0) == weights_of(tmp_path / "run", 0)
-    code, out, _ = small_run("--dry-run", output=tmp_path / "x", sft_data=texts, **settings)
+    code, out, _ = small_run(
+        "--dry-run", output=tmp_path / "x", sft_data=texts, **settings | {"warm_start_args": {"batch": 2}}
+    )
     assert "AdamW at 2e-05" in out
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of PEFT
 def test_adapters(small_run, write, loaded, tmp_path):
-    code, out, err = small_run(sft_data=write(ROWS), model=loaded, lora_r=2, warm_start_batch=4, steps=1)
+    code, out, err = small_run(sft_data=write(ROWS), model=loaded, lora={"r": 2}, warm_start_args={"batch": 4}, steps=1)
     assert code == 0, err
     assert "AdamW at 0.0002" in out
     adapters = tmp_path / "run" / "checkpoints" / "step_0"
@@ -86,7 +88,12 @@ def test_adapters(small_run, write, loaded, tmp_path):
 
 def test_blocks_change_nothing_else(small_run, write, tmp_path):
     for name, blocks in {"all": 0, "one": 1}.items():
-        settings = {"sft_data": write(ROWS), "warm_start_batch": 7, "prompts_per_micro_batch": blocks, "steps": 0}
+        settings = {
+            "sft_data": write(ROWS),
+            "warm_start_args": {"batch": 7},
+            "prompts_per_micro_batch": blocks,
+            "steps": 0,
+        }
         assert small_run(output=tmp_path / name, **settings)[0] == 0
     whole, parts = (metrics_of(tmp_path / name)[0]["warm_start_loss"] for name in ("all", "one"))
     assert parts == pytest.approx(whole, rel=1e-5)
@@ -103,7 +110,7 @@ def test_held_out_rows_are_left_out(small_run, write, tmp_path):
 
 
 def test_resumed_before_it_had_ended(small_run, write, tmp_path, oblrpo, monkeypatch):
-    settings = {"sft_data": write(ROWS), "warm_start_batch": 2, "steps": 2}
+    settings = {"sft_data": write(ROWS), "warm_start_args": {"batch": 2}, "steps": 2}
     assert small_run(output=tmp_path / "whole", **settings)[0] == 0
     with monkeypatch.context() as patch:
         patch.setattr("oblrpo.report.console.Progress.warm_start", lambda self, step, loss: 1 / (3 - step))
@@ -130,7 +137,11 @@ GOOD = {"prompt": "a", "completion": "b"}
         ([GOOD | {"completion": [{"role": "assistant", "content": "b", "tool_calls": []}]}], {}, "has 'tool_calls'"),
         ([{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}], {}, "no chat template"),
         ([GOOD, GOOD | {"completion": "b" * 2048}], {}, "sft.jsonl line 2: prompt and completion have 2050 tokens"),
-        ([GOOD], {"warm_start_noise": 0.1}, "--warm-start-noise would change nothing, for sft_data are learned as"),
+        (
+            [GOOD],
+            {"warm_start_args": {"noise": 0.1}},
+            "noise in --warm-start-args would change nothing, for sft_data are learned as",
+        ),
         ([], {}, "sft.jsonl holds no rows"),
     ],
 )

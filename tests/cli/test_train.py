@@ -28,7 +28,7 @@ LEDGER |= {"variance_between_prompts", "effective_dimension"}
 @pytest.mark.page
 @pytest.mark.usefixtures("dense_reward")
 def test_what_a_run_leaves_behind(small_run, tmp_path):
-    code, out, err = small_run(warm_start_steps=3, warm_start_batch=8, save_total_limit=2)
+    code, out, err = small_run(warm_start_steps=3, warm_start_args={"batch": 8}, save_total_limit=2)
     assert code == 0, err
     run = tmp_path / "run"
     assert {p.name for p in run.iterdir()} == {
@@ -54,7 +54,7 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
         assert row["advantage"] == pytest.approx(row["reward"] - row["baseline"])
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert set(config) == set(flatten(TrainConfig())) | {"identity"}
-    assert config["hidden_size"] == 16
+    assert config["model_args"]["hidden_size"] == 16
     assert "held-out accuracy" in out
     assert "4 prompts x 3 completions = 12 completions" in out
     page = (run / "report.html").read_text()
@@ -68,7 +68,7 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
 @pytest.mark.usefixtures("dense_reward")
 def test_one_seed_one_result(small_run, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        assert small_run(output=tmp_path / name, seed=seed, warm_start_steps=2, warm_start_batch=4)[0] == 0
+        assert small_run(output=tmp_path / name, seed=seed, warm_start_steps=2, warm_start_args={"batch": 4})[0] == 0
     assert metrics_of(tmp_path / "a") == metrics_of(tmp_path / "b")
     assert weights_of(tmp_path / "a", 4) == weights_of(tmp_path / "b", 4)
     assert weights_of(tmp_path / "a", 4) != weights_of(tmp_path / "a", 0)
@@ -191,7 +191,7 @@ def test_a_fault_has_its_page_too(small_run, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("the card is on fire")
 
-    monkeypatch.setattr("oblrpo.trainer.algorithm1.Learner.update", fail)
+    monkeypatch.setattr("oblrpo.trainer.learner.Learner.update", fail)
     with pytest.raises(RuntimeError, match="on fire"):
         small_run()
     assert (tmp_path / "run" / "failure.txt").read_text() == "the card is on fire\n"
@@ -227,7 +227,7 @@ def test_the_rate_runs_its_course_once(small_run, tmp_path, kind, rates):
 
 @pytest.mark.parametrize("task", ["path", "addition", "countdown"])
 def test_every_built_in_task_warm_starts_and_trains(small_run, task, tmp_path):
-    code, _, err = small_run(task=task, warm_start_steps=2, warm_start_batch=4, steps=2)
+    code, _, err = small_run(task=task, warm_start_steps=2, warm_start_args={"batch": 4}, steps=2)
     assert code == 0, err
     assert metrics_of(tmp_path / "run")[-1]["step"] == 2
 
@@ -327,7 +327,7 @@ def test_help_is_one_screen_of_recipes_and_common_settings(oblrpo):
     assert len(out.splitlines()) < 100
     assert "smollm2-arithmetic" in out
     assert "--max-completion-length" in out
-    assert "--initializer-range" not in out
+    assert "--model-args" not in out
     assert "A small Qwen3 policy learns to find routes in graphs" in " ".join(out.split())
     assert set(documented()) >= set(flatten(TrainConfig()))
 

@@ -17,7 +17,7 @@ from tests.cli.conftest import DENSE_REWARD, SMALL, dense_reward, oblrpo
 __all__ = ["dense_reward", "oblrpo"]
 
 BASE = {key[2:].replace("-", "_"): value for key, value in SMALL.items()} | {
-    "warm_start_steps": 3, "warm_start_batch": 4, "ledger_steps": 2, "save_steps": 1,
+    "warm_start_steps": 3, "warm_start_args": {"batch": 4}, "ledger_steps": 2, "save_steps": 1,
 }  # fmt: skip
 
 

@@ -148,7 +148,9 @@ def test_what_is_checked_before_anything_starts(write_spec, tmp_path, variant, w
 )
 def test_prompts_are_checked_as_a_named_model_reads_them(write_spec, tmp_path, template, settings, words):
     """Its tokenizer and its longest sequence count; its weights are not loaded."""
-    policy = make_policy(PolicyConfig(hidden_size=16, num_attention_heads=2, max_position_embeddings=1000))
+    policy = make_policy(
+        PolicyConfig(model_args={"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 1000})
+    )
     policy.tokenizer.chat_template = template
     policy.save(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()

@@ -122,7 +122,7 @@ def test_the_later_runs_are_at_the_rate_that_the_search_chose(write_spec, tmp_pa
 
 def test_one_warm_start_a_seed_for_all_that_can_share_it(write_spec, tmp_path):
     """Algorithm and rate do not matter to it; the policy, the task and the demonstrations do."""
-    variants = {"a": {}, "b": {"algorithm": "grpo", "num_generations": 4}, "c": {"warm_start_noise": 0.5}}
+    variants = {"a": {}, "b": {"algorithm": "grpo", "num_generations": 4}, "c": {"warm_start_args": {"noise": 0.5}}}
     plan = plan_of(write_spec(variants=variants, learning_rates=[1e-3, 1e-2], seeds=2), tmp_path)
     starts = {v.name: [run.start.config.run.output for run in plan.search(v)] for v in plan.spec.variants}
     assert starts["a"] == starts["b"]

@@ -114,7 +114,14 @@ def test_several_rewards_are_summed(tmp_path, train):
 
 
 def test_settings_and_built_in_tasks_by_name(tmp_path, train):
-    run = train(model=None, data=None, reward=None, task="addition", hidden_size=16, num_attention_heads=2, steps=1)
+    run = train(
+        model=None,
+        data=None,
+        reward=None,
+        task="addition",
+        model_args={"hidden_size": 16, "num_attention_heads": 2},
+        steps=1,
+    )
     assert run.policy.model.config.hidden_size == 16
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("steps: 1\ntemperature: 0.5\n")
@@ -246,7 +253,10 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"stps": 3}, "oblrpo.train: unknown setting 'stps'.*Did you mean 'steps'"),
         ({"steps": "many"}, "steps is 'many', but it must be a whole number"),
         ({"temperature": 0.0}, "temperature is 0.0; it must be a finite number of at least 0.001"),
-        ({"hidden_size": 8}, "hidden_size would change nothing, for a model that is loaded has its own sizes"),
+        (
+            {"model_args": {"hidden_size": 8}},
+            "model_args would change nothing, for a model that is loaded has its own sizes",
+        ),
         ({"device": "cpu"}, "device would change nothing, for the model is loaded already"),
         ({"reward_seconds": 9.0}, "reward_seconds would change nothing, for functions of this program have no time"),
         ({"split": "train"}, "unknown setting 'split'.* split is gone: write it behind the name"),
@@ -288,14 +298,14 @@ def test_a_tokenizer_alone_belongs_to_nothing():
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
 def test_adapters_put_in_or_brought_along(tmp_path, train):
     peft = pytest.importorskip("peft")
-    run = train(lora_r=2, gradient_checkpointing=True)
+    run = train(lora={"r": 2}, gradient_checkpointing=True)
     assert {name.split(".")[-3] for name, weight in run.policy.model.named_parameters() if weight.requires_grad} == {
         "lora_A", "lora_B",
     }  # fmt: skip
     with pytest.raises(InputError, match="the model has adapters inside it; give the PEFT model around it"):
         train(model=(run.policy.model.get_base_model(), run.policy.tokenizer), output=tmp_path / "no")
     with pytest.raises(InputError, match="has adapters already"):
-        train(model=(run.policy.model, run.policy.tokenizer), lora_r=2, output=tmp_path / "no")
+        train(model=(run.policy.model, run.policy.tokenizer), lora={"r": 2}, output=tmp_path / "no")
 
     def adapted():
         model, tokenizer = loaded()
@@ -314,7 +324,7 @@ def test_adapters_put_in_or_brought_along(tmp_path, train):
 def test_a_model_in_bfloat16_under_adapters_is_told_as_it_is(train, capsys):
     pytest.importorskip("peft")
     model, tokenizer = loaded()
-    run = train(model=(model.bfloat16(), tokenizer), lora_r=2, steps=1, progress=True)
+    run = train(model=(model.bfloat16(), tokenizer), lora={"r": 2}, steps=1, progress=True)
     assert run._trainer.config.policy.dtype == "bfloat16"
     assert "bfloat16 on cpu" in capsys.readouterr().out
 
@@ -326,7 +336,9 @@ def test_a_checkpoint_of_another_model_does_not_fit(train):
 
 
 def test_a_policy_of_ours_is_a_model_like_any_other(train):
-    policy = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, device="cpu"))
+    policy = make_policy(
+        PolicyConfig(model_args={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu")
+    )
     assert train(model=policy.model, tokenizer=policy.tokenizer, steps=1).policy.model is policy.model
 
 
@@ -403,12 +415,12 @@ def test_rows_to_learn_from_first(tmp_path, train):
     """Rows of prompt and completion as objects come to the same as a file of them."""
     rows = [{"prompt": [{"role": "user", "content": "x"}], "completion": "y"}] * 3
     plain = [{"prompt": f"{number} or", "completion": "y"} for number in range(3)]
-    by_object = train(sft_data=plain, steps=1, warm_start_learning_rate=1e-2)
+    by_object = train(sft_data=plain, steps=1, warm_start_args={"learning_rate": 1e-2})
     by_name = train(
         sft_data=write_rows(tmp_path / "sft.jsonl", plain),
         output=tmp_path / "b",
         steps=1,
-        warm_start_learning_rate=1e-2,
+        warm_start_args={"learning_rate": 1e-2},
     )
     assert metrics_of(by_object) == metrics_of(by_name)
     assert "eval/accuracy_before_warm_start" in by_object.metrics[0]

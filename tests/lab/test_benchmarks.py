@@ -27,7 +27,7 @@ COMPARISONS = sorted((ROOT / "lab" / "comparisons").glob("*.yaml"))
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     torch.manual_seed(0)
-    sizes = PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, device="cpu")
+    sizes = PolicyConfig(model_args={"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu")
     folder = tmp_path_factory.mktemp("benchmarks") / "model"
     make_policy(sizes).save(folder)
     return folder
@@ -452,7 +452,7 @@ def test_the_clock_stands_still_while_accuracy_is_measured(monkeypatch):
 def test_runs_are_trained_once_and_kept_in_a_csv(tmp_path, monkeypatch, capsys):
     from lab.benchmarks import runs
 
-    small = {"warm_start_steps": 1, "hidden_size": 16, "num_hidden_layers": 1}
+    small = {"warm_start_steps": 1, "model_args": {"hidden_size": 16, "num_hidden_layers": 1}}
     monkeypatch.setitem(runs.STARTS, "path", small)
     file = tmp_path / "runs.csv"
     line = "path,64x4,oblr_shrunk,1,0.1000,0.2000,0.3000"
@@ -582,7 +582,7 @@ def test_the_comparisons_of_the_results_page_can_be_run(spec, tmp_path, oblrpo, 
     monkeypatch.chdir(tmp_path)
     more = []
     if spec.stem.startswith("smollm2"):  # a small model in the place of the real one, which writes more tokens
-        policy = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1))
+        policy = make_policy(PolicyConfig(model_args={"hidden_size": 16, "num_hidden_layers": 1}))
         policy.tokenizer.chat_template = "{{ messages[0].content }}="
         policy.save(Path("models/smollm2-135m-instruct"))
         more = ["--set", "{tokens_per_micro_batch: 4096}"]

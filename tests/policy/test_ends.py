@@ -34,7 +34,9 @@ def chatty(tmp_path):
 
     def made(tokenizer, ends=ENDS):
         torch.manual_seed(0)
-        built = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, device="cpu"))
+        built = make_policy(
+            PolicyConfig(model_args={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu")
+        )
         built.model.resize_token_embeddings(len(tokenizer))
         built.model.generation_config = GenerationConfig(eos_token_id=list(ends), pad_token_id=256)
         built.model.save_pretrained(tmp_path)

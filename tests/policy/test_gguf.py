@@ -59,7 +59,7 @@ def test_adapters_find_their_file_again(tmp_path, monkeypatch):
     pytest.importorskip("peft")
     write_gguf(tmp_path / "tiny.gguf")
     monkeypatch.chdir(tmp_path)
-    policy = policy_of("tiny.gguf", lora_r=2)
+    policy = policy_of("tiny.gguf", lora={"r": 2})
     with torch.no_grad():
         for weight in policy.parameters:
             weight.add_(0.1)
@@ -101,7 +101,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"cannot load the model '.*none.gguf': there is no such file"):
         policy_of(tmp_path / "none.gguf")
     with pytest.raises(InputError, match="load_in_4bit cannot quantise a GGUF file"):
-        policy_of(whole, load_in_4bit=True, lora_r=2)
+        policy_of(whole, load_in_4bit=True, lora={"r": 2})
     found = importlib.util.find_spec
     for package in ("gguf", "accelerate"):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_, p=package: None if name == p else found(name))

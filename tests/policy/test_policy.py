@@ -44,12 +44,13 @@ def one_at_a_time(policy, batch, temperature):
 def test_padding_changes_no_log_probability(tiny_policy):
     torch.manual_seed(0)
     drawn = sample(tiny_policy, ["a", "abcdef", "xy"], 3, 9, temperature=0.8)
-    logps_S, _, entropy_SC, *_ = tiny_policy.logps(drawn.sequences, temperature=0.8)
+    logps = tiny_policy.logps(drawn.sequences, temperature=0.8)
+    logps_S, entropy_SC = logps.logps_S, logps.entropy_SC
     torch.testing.assert_close(logps_S, one_at_a_time(tiny_policy, drawn.sequences, 0.8), rtol=1e-4, atol=1e-4)
     assert entropy_SC.shape == drawn.sequences.completion_SC.shape
     trimmed = drawn.sequences.at(slice(0, 3))
     assert trimmed.prompt_SQ.shape[1] == 1
-    torch.testing.assert_close(tiny_policy.logps(trimmed, 0.8)[0], logps_S[:3], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(tiny_policy.logps(trimmed, 0.8).logps_S, logps_S[:3], rtol=1e-4, atol=1e-4)
 
 
 def test_rows_are_moved_to_the_left_and_never_read_padding(tiny_policy):
@@ -82,7 +83,7 @@ def test_the_head_is_taken_apart_only_where_it_is_one_product(name, plain):
     own_ST = mask_ST.clone()
     own_ST[:, :3] = 0
     batch = Sequences(ids_ST, mask_ST, own_ST, 3)
-    found = policy.logps(batch, 0.7, features=True)
+    found = policy.logps(batch, 0.7)
     for row, mask in enumerate(mask_ST.bool()):
         count = int(own_ST[row].sum())
         ids = ids_ST[row][mask]
@@ -100,7 +101,7 @@ def test_the_head_is_taken_apart_only_where_it_is_one_product(name, plain):
 
 def test_entropy_is_that_of_the_sampling_distribution(tiny_policy):
     batch = tiny_policy.sequences(["ab"], ["c"])
-    _, _, entropy_SC, *_ = tiny_policy.logps(batch, temperature=0.5)
+    entropy_SC = tiny_policy.logps(batch, temperature=0.5).entropy_SC
     probability = (tiny_policy.model(batch.prompt_SQ).logits[0, -1] / 0.5).softmax(0)
     assert entropy_SC[0, 0].item() == pytest.approx(-(probability * probability.log()).sum().item(), rel=1e-4)
 
@@ -164,9 +165,9 @@ def test_saved_policies_load_with_plain_transformers(tiny_policy, tmp_path):
         ({"model": "/nowhere/at/all"}, "cannot load the model '/nowhere/at/all'"),
         ({"device": "cuda:7"}, "device 'cuda:7' cannot be used"),
         ({"device": "banana"}, "device 'banana' cannot be used"),
-        ({"hidden_size": 12, "num_attention_heads": 4}, "multiple of twice that"),
-        ({"num_attention_heads": 1}, "must be even"),
-        ({"num_attention_heads": 0}, "must be even"),
+        ({"model_args": {"hidden_size": 12, "num_attention_heads": 4}}, "multiple of twice that"),
+        ({"model_args": {"num_attention_heads": 1}}, "must be even"),
+        ({"model_args": {"num_attention_heads": 0}}, "must be even"),
     ],
 )
 def test_bad_policies(settings, message):

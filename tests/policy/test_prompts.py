@@ -95,7 +95,9 @@ def record(policy, temperature=0.9):
 def test_checkpointed_layers_change_nothing_and_keep_less(tiny_policy):
     plain = record(tiny_policy)
     config = PolicyConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, device="cpu", gradient_checkpointing=True
+        model_args={"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+        device="cpu",
+        gradient_checkpointing=True,
     )
     saving = make_policy(config)
     saving.model.load_state_dict(tiny_policy.model.state_dict())

@@ -64,7 +64,7 @@ def test_the_checkpoint_of_a_model_that_was_given_is_whole_too(tiny_policy, fold
 
 def test_adapters_are_whole_too(folder, tmp_path):
     pytest.importorskip("peft")
-    adapted = make_policy(PolicyConfig(model=str(folder), lora_r=2, device="cpu"))
+    adapted = make_policy(PolicyConfig(model=str(folder), lora={"r": 2}, device="cpu"))
     adapted.save(tmp_path / "adapters")
     load_policy(str(tmp_path / "adapters"), CPU)
     file = tmp_path / "adapters" / "adapter_model.safetensors"

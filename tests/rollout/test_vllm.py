@@ -45,7 +45,7 @@ def test_log_probabilities_are_enough_for_the_proxies(tiny_policy):
     sampler, _ = sampler_of(tiny_policy)
     torch.manual_seed(3)
     drawn = sampler.sample(PROMPTS, 200, 1, 0.7)
-    exact = tiny_policy.logps(drawn.sequences, 0.7, features=True).features
+    exact = tiny_policy.logps(drawn.sequences, 0.7).features
     assert torch.equal(drawn.features.length_S.long(), drawn.sequences.lengths_S)
     torch.testing.assert_close(drawn.features.logps_S, exact.logps_S.detach(), atol=1e-4, rtol=1e-4)
     for name in ("logit_norm2_S", "entropy_S"):
@@ -144,7 +144,7 @@ def test_what_the_engine_returns_is_checked(tiny_policy):
 
 def test_sequences_longer_than_the_engine_takes_are_refused(tiny_policy):
     sampler, _ = sampler_of(tiny_policy)
-    with pytest.raises(InputError, match=r"take 67 tokens, more than vllm_max_model_length 64"):
+    with pytest.raises(InputError, match=r"take 67 tokens, more than max_model_len of vllm_args, 64"):
         sampler.sample(["abcdefg"], 1, 60, 1.0)
 
 
@@ -183,7 +183,7 @@ def test_the_engine_is_opened_with_the_policy_and_nothing_of_its_defaults(tiny_p
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=engine, SamplingParams=FakeSamplingParams))
     before = torch.random.get_rng_state()
-    config = RolloutConfig(sampler="vllm", vllm_gpu_memory_utilization=0.4, vllm_max_model_length=50)
+    config = RolloutConfig(sampler="vllm", vllm_args={"gpu_memory_utilization": 0.4, "max_model_len": 50})
     sampler = make_sampler(tiny_policy, config)
     assert torch.equal(before, torch.random.get_rng_state())
     assert vllm.os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"

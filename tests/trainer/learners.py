@@ -8,7 +8,7 @@ import torch
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.rollout import Rollouts
 from oblrpo.settings import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig, TrainConfig
-from oblrpo.trainer.batch import mismatch_metrics
+from oblrpo.step import Sampled
 from oblrpo.trainer.setup import make_learner
 
 
@@ -36,11 +36,17 @@ def learner_of(
 
 def one_pass(learner, sequences, rewards_PG, old_logp_SC=None, step=0, valid_PG=None, sampler_logps_SC=None):
     """The gradient of a batch with what was learned on the way; nothing is updated."""
-    batch = learner.batch(Rollouts(sequences, [], None, sampler_logps_SC), rewards_PG, valid_PG)
+    batch = learner.batch(sampled(Rollouts(sequences, [], None, sampler_logps_SC), rewards_PG, valid_PG))
     if old_logp_SC is not None:
         batch = batch.aged(old_logp_SC, torch.zeros_like(rewards_PG))
     further = {} if old_logp_SC is not None else learner.ledger.metrics(batch, learner.baseline.prior, step)
-    gradient, parts = learner.gradient(batch, step)
-    further |= learner.baseline.learn(parts) | mismatch_metrics([part.batch for part in parts])
-    shown = {"advantages_PG": gradient.advantages_PG, "rho_PG": gradient.batch.rho_PG, "further": further}
-    return SimpleNamespace(**vars(gradient), **shown)
+    gradient = learner.gradient(batch, step)
+    further |= learner.of_first(gradient)
+    names = ("batch", "moments", "norm2", "group_norm2_P", "norm2_PG", "baseline_PG", "logps_PG", "logp_SC", "entropy",
+             "advantages_PG", "rho_PG")  # fmt: skip
+    return SimpleNamespace(**{name: getattr(gradient, name) for name in names}, further=further)
+
+
+def sampled(rollouts, rewards_PG, valid_PG=None):
+    """Completions with their rewards; all of them count if nothing else is said."""
+    return Sampled(rollouts, rewards_PG, torch.ones_like(rewards_PG).bool() if valid_PG is None else valid_PG)

@@ -25,7 +25,9 @@ from oblrpo.trainer.loop import Trainer
 def config(output, baseline="", rollout=None, **scores):
     settings = {"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 8}
     return TrainConfig(
-        policy=PolicyConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, device="cpu"),
+        policy=PolicyConfig(
+            model_args={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu"
+        ),
         task=TaskConfig(task="addition", rewards=("length",)),  # of random completions, too, one that varies
         rollout=RolloutConfig(**settings | (rollout or {})),
         algorithm=AlgorithmConfig(baseline=baseline),
@@ -59,7 +61,7 @@ def metrics(trainer, device):
         ("oblr_shrunk", {"ledger_steps": 1, "calibration_steps": 1}),  # sketches; every baseline
         ("oblr", {"ledger_steps": 1, "score_norms": "calibrated", "calibration_steps": 2}),
         ("rloo", {"ledger_steps": 0, "rollout": {"prompts_per_micro_batch": 2}}),
-        ("oblr", {"score_method": "gram", "rollout": {"sampler_logps": True}}),
+        ("oblr", {"score_method": "gram", "rollout": {"sampler_correction": "truncated"}}),
         ("opo", {"score_method": "two_pass"}),
     ],
 )

@@ -9,11 +9,11 @@ from oblrpo.algorithms import ALGORITHMS
 from oblrpo.estimators import RULES, Prior
 from oblrpo.rollout import sample
 from oblrpo.settings import OptimConfig
+from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.monitors import Monitors
 from oblrpo.trainer.optimizers import make_optimizer
-from oblrpo.trainer.results import Step
-from tests.trainer.learners import learner_of
+from tests.trainer.learners import learner_of, sampled
 
 P, G, LONGEST = 2, 2, 3
 
@@ -35,12 +35,12 @@ def test_rewards_of_zero_change_nothing(tiny_policy, rollouts, algorithm, schedu
     row = dataclasses.replace(ALGORITHMS[algorithm], schedule=schedule)
     decaying = {"optimizer_args": {"weight_decay": 0.1}, "schedule_floor": 0.5, "lr": 1e-3}
     learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, **decaying)
-    learner.learn(rollouts, torch.tensor([[1.0, 0.0], [0.0, 0.5]]))
+    learner.learn(sampled(rollouts, torch.tensor([[1.0, 0.0], [0.0, 0.5]])))
     before, state = weights(tiny_policy), [each["exp_avg"].clone() for each in learner.optimizer.state.values()]
     assert any(each.any() for each in state)
     learner.baseline.prior = Prior()  # for oblr_shrunk, rewards of 0 after others are a signal
     for _ in range(3):
-        (update,) = learner.learn(rollouts, torch.zeros(P, G))
+        (update,) = learner.learn(sampled(rollouts, torch.zeros(P, G)))
         assert (update.learning_rate, update.factor, update.gradient.norm2) == (0.0, 0.0, 0.0)
     assert torch.equal(weights(tiny_policy), before)
     assert all(map(torch.equal, state, (each["exp_avg"] for each in learner.optimizer.state.values())))
@@ -54,9 +54,9 @@ def test_two_hundred_steps_leave_the_weights_and_the_rate_as_they_were(tiny_poli
     )  # fmt: skip
     first = weights(tiny_policy)
     for _ in range(200 // num_iterations):
-        learner.learn(rollouts, torch.zeros(P, G))
+        learner.learn(sampled(rollouts, torch.zeros(P, G)))
     assert torch.equal(weights(tiny_policy), first)
-    learned = learner.learn(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    learned = learner.learn(sampled(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
     assert learned[0].learning_rate == pytest.approx(1e-3)
     assert not torch.equal(weights(tiny_policy), first)
 
@@ -70,15 +70,15 @@ def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first
     settings = {"num_iterations": 3, "ratio": ratio, "epsilon": 1e-9, "epsilon_high": 1e-9, "lr": 1e-2}
     learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, **settings)
     rewards_PG, valid_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.ones(P, G, dtype=torch.bool)
-    updates = learner.learn(rollouts, rewards_PG)
+    updates = learner.learn(sampled(rollouts, rewards_PG))
     assert [update.gradient.norm2 > 0 for update in updates] == [True, False, False]
-    found = step_metrics(1, Step(rollouts, rewards_PG, valid_PG, updates), 0)
+    found = step_metrics(1, StepResult(rollouts, rewards_PG, valid_PG, updates), 0)
     assert found["learning_rate"] == updates[0].learning_rate > 0
     assert found["lr_factor"] == updates[0].factor > 0
     assert found.get("step_kl") == updates[0].kl
     monitors = Monitors(schedule=schedule)
     assert not any(monitors.observe(found | {"step": step}) for step in range(1, 40))
-    nothing = Step(rollouts, torch.zeros(P, G), valid_PG, learner.learn(rollouts, torch.zeros(P, G)))
+    nothing = StepResult(rollouts, torch.zeros(P, G), valid_PG, learner.learn(sampled(rollouts, torch.zeros(P, G))))
     assert step_metrics(2, nothing, 0)["learning_rate"] == 0
 
 
@@ -95,5 +95,5 @@ def test_the_course_of_the_rate_follows_the_run(tiny_policy, rollouts):
     rates = []
     for step in range(4):
         rewards_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]]) if step % 2 else torch.zeros(P, G)
-        rates.append(learner.learn(rollouts, rewards_PG)[0].learning_rate)
+        rates.append(learner.learn(sampled(rollouts, rewards_PG))[0].learning_rate)
     assert rates == pytest.approx([0.0, 0.1 * 99 / 100, 0.0, 0.1 * 97 / 100])

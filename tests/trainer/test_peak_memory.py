@@ -6,12 +6,12 @@ import torch
 from oblrpo.memory import peak_bytes
 from oblrpo.policy import Sequences, make_policy
 from oblrpo.settings import AlgorithmConfig, OptimConfig, PolicyConfig, RolloutConfig, ScoresConfig, TrainConfig
-from oblrpo.trainer.batch import Batch
+from oblrpo.step.off_policy import OffPolicyBatch
 from oblrpo.trainer.peak_memory import peak_memory
 from oblrpo.trainer.setup import make_learner
 
 PROMPT, LONGEST, P, G = 20, 44, 6, 4
-SIZES = PolicyConfig(hidden_size=128, num_hidden_layers=4)
+SIZES = PolicyConfig(model_args={"hidden_size": 128, "num_hidden_layers": 4})
 
 
 def learner_of(tokens=0, beta=0.0, **optim):
@@ -38,7 +38,7 @@ def test_activations_are_foretold(tokens):
     mask_ST = torch.ones_like(ids_ST)
     own_ST = mask_ST.clone()
     own_ST[:, :PROMPT] = 0
-    batch = Batch.of(Sequences(ids_ST, mask_ST, own_ST, PROMPT), torch.rand(P, G), None, learner.algorithm)
+    batch = OffPolicyBatch.of(Sequences(ids_ST, mask_ST, own_ST, PROMPT), torch.rand(P, G), None, learner.algorithm)
     peak = peak_bytes(lambda: learner.gradient(batch), "cpu")
     assert foretold.activations + foretold.gradient == pytest.approx(peak, rel=0.15)
 

@@ -17,7 +17,9 @@ PROMPTS = [f"{digit}=" for digit in range(8)]
 def tiny_policy(dtype=torch.float32):
     """A policy with random weights and a tokenizer of bytes."""
     torch.manual_seed(0)
-    policy = make_policy(PolicyConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, device="cpu"))
+    policy = make_policy(
+        PolicyConfig(model_args={"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}, device="cpu")
+    )
     policy.model.to(dtype)
     return policy
 

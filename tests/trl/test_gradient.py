@@ -175,7 +175,7 @@ def test_calibrated_weights_predict_before_they_learn(tmp_path, given):
     for update in updates:
         before = policy_of(trainer, update)
         with torch.no_grad():
-            found = [before.logps(sequences_of(batch), features=True) for batch in update["batch"]]
+            found = [before.logps(sequences_of(batch)) for batch in update["batch"]]
         parts = zip(*(vars(each.features).values() for each in found), strict=True)
         features = Features(*(torch.cat(part) for part in parts))
         scores_SN = torch.cat([scores(before, batch) for batch in update["batch"]])

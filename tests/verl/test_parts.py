@@ -25,6 +25,7 @@ from oblrpo.adapters.verl.settings import Settings, read_settings
 from oblrpo.adapters.verl.versions import check_version
 from oblrpo.errors import InputError
 from oblrpo.scores import CalibratedProxy
+from oblrpo.step import RewardWeights, StepBaseline
 from tests.verl.support.batches import nested
 from tests.verl.support.launch import ROOT, environment
 
@@ -232,12 +233,13 @@ def batch(seed=0):
 @pytest.mark.parametrize(("name", "baseline"), [("oblr_po", "oblr"), ("oblr_po_shrunk", "oblr_shrunk")])
 def test_advantages_are_those_of_our_own_functions(name, baseline):
     """Two batches one after the other, as our own trainer takes them."""
-    ours, theirs = estimators.Prior(), estimators.Prior()
+    ours, theirs = estimators.Prior(), StepBaseline(baseline, RewardWeights())
     for seed in (0, 1):
         rewards, mask, uids, norm2_S = batch(seed)
+        theirs.begin(seed)
         with scored(Scored(norm2_S, theirs)):
             advantages, _ = get_adv_estimator_fn(name)(rewards, mask, index=uids, config=None)
-        theirs.next_step()
+        theirs.end_step()
         prompts = list(dict.fromkeys(uid for uid in uids if uid != "pad"))
         rows_PG = torch.tensor([[row for row, uid in enumerate(uids) if uid == prompt] for prompt in prompts])
         rewards_PG, norm2_PG = rewards.double().sum(1)[rows_PG], norm2_S[rows_PG]

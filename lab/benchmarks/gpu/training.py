@@ -14,8 +14,8 @@ import torch
 from lab.benchmarks.gpu.page import OutOfTime, Page
 
 TINY = {
-    "prompts_per_step": 4, "num_generations": 2, "max_completion_length": 4, "eval_prompts": 4, "hidden_size": 16,
-    "num_hidden_layers": 1, "warm_start_steps": 2, "warm_start_batch": 4,
+    "prompts_per_step": 4, "num_generations": 2, "max_completion_length": 4, "eval_prompts": 4,
+    "model_args": {"hidden_size": 16, "num_hidden_layers": 1}, "warm_start_steps": 2, "warm_start_args": {"batch": 4},
 }  # fmt: skip
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {}, "bfloat16 arithmetic": {"bf16": True}, "activation checkpointing": {"gradient_checkpointing": True},

@@ -12,7 +12,7 @@ from oblrpo.settings import RECIPES, TrainConfig, flatten, train
 
 COMMON = (
     "model", "data", "task", "rewards", "output", "steps", "seed", "prompts_per_step", "num_generations",
-    "max_completion_length", "tokens_per_micro_batch", "lora_r", "algorithm", "learning_rate", "eval_steps",
+    "max_completion_length", "tokens_per_micro_batch", "lora", "algorithm", "learning_rate", "eval_steps",
     "report_to",
 )  # fmt: skip
 """What most runs set."""

@@ -31,9 +31,7 @@ def depends_on_own_output(name: str, seed: int = 0, prompts: int = 3, outputs: i
         return {"rewards_PG": rewards_PG} | random_inputs(prompts, outputs, tokens, generator)
 
     def of(values: dict[str, Any]) -> Tensor:
-        return baseline(
-            name, values["rewards_PG"], **{key: each for key, each in values.items() if key != "rewards_PG"}
-        )
+        return baseline(name, **values)
 
     given, others = inputs(), inputs()
     before = of(given)

@@ -66,8 +66,8 @@ def js(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
     known_P1, spread_P1 = (count_P1 > 0).to(rewards_PG), (count_P1 > 1).to(rewards_PG)
     n = known_P1.sum()
 
-    def others(values_P1: Tensor, known: Tensor) -> Tensor:  # means over the other prompts
-        return sum_of_others((values_P1 * known).T).T / sum_of_others(known.T).T.clamp(min=1)
+    def others(values_P1: Tensor, counted_P1: Tensor) -> Tensor:  # means over the other prompts
+        return sum_of_others((values_P1 * counted_P1).T).T / sum_of_others(counted_P1.T).T.clamp(min=1)
 
     noise_P1 = others(variance_P1 / (count_P1 - 1).clamp(min=1), spread_P1)
     others_mean_P1 = others(mean_P1, known_P1)
@@ -133,7 +133,9 @@ def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mas
     running_PGT = token_mask_PGT * valid_PG[..., None]
     weights_PGT = (logit_norm2_PGT * running_PGT).cumsum(2) * running_PGT
     rewards_PTG = rewards_PG[:, None].expand(-1, weights_PGT.shape[2], -1)
-    baseline_PTG = _weighted_mean(*(each.flatten(0, 1) for each in (rewards_PTG, running_PGT.mT, weights_PGT.mT)))
+    baseline_PTG = _weighted_mean(
+        *(values_PTG.flatten(0, 1) for values_PTG in (rewards_PTG, running_PGT.mT, weights_PGT.mT))
+    )
     return baseline_PTG.view_as(rewards_PTG).mT
 
 
@@ -241,7 +243,9 @@ def baseline(
         checked["norm2_PG"] = checked["norm2_PG"] * rho.square()
     extra: dict[str, Any] = {"prior": prior or Prior()} if "prior" in entry.needs else {}
     result = entry.function(clean_PG, valid_PG.double(), **checked, **extra)
-    own, valid = (each[..., None] if result.ndim == 3 else each for each in (rewards_PG.double(), valid_PG))
+    own, valid = rewards_PG.double(), valid_PG
+    if result.ndim == 3:
+        own, valid = own[..., None], valid[..., None]
     dtype = rewards_PG.dtype if rewards_PG.is_floating_point() else torch.get_default_dtype()
     return torch.where(valid, result, own).to(dtype)
 
@@ -256,11 +260,11 @@ def _entry(name: str, rewards_PG: Tensor, inputs: dict[str, Tensor]) -> Baseline
         raise ValueError(
             f"baseline {name!r} needs at least {entry.smallest_group} outputs a prompt, got {rewards_PG.shape[1]}."
         )
-    known = {need for each in BASELINES.values() for need in each.needs} - {"prior"}
+    accepted = {need for other in BASELINES.values() for need in other.needs} - {"prior"}
     if missing := [need for need in entry.needs if need not in inputs and need != "prior"]:
         raise ValueError(f"baseline {name!r} needs {', '.join(missing)}.")
-    if unknown := set(inputs) - known:
-        raise ValueError(f"no baseline takes {', '.join(sorted(unknown))}; inputs are: {', '.join(sorted(known))}.")
+    if unknown := set(inputs) - accepted:
+        raise ValueError(f"no baseline takes {', '.join(sorted(unknown))}; inputs are: {', '.join(sorted(accepted))}.")
     return entry
 
 

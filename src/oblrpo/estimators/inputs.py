@@ -19,13 +19,13 @@ def baseline_inputs(
         norm2_PG: squared score norms, or a proxy of them; None if they were not measured.
         logit_norm2_PGT: `scores.logit_norm2` of every token; None if they were not measured.
     """
-    found = {
+    inputs = {
         "norm2_PG": norm2_PG,
         "length_PG": token_mask_PGT.sum(2),
         "logit_norm2_PGT": logit_norm2_PGT,
         "token_mask_PGT": token_mask_PGT,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in inputs.items() if value is not None}
 
 
 def random_inputs(prompts: int, outputs: int, tokens: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -73,13 +73,13 @@ def under_every_baseline(
     Returns:
         For every name F - b, (P, G), or (P, G, T) where b is one number a token; and the divisor, (P, G).
     """
-    known, found = {*inputs, "prior"}, {}
+    measured, advantages = {*inputs, "prior"}, {}
     for name, entry in BASELINES.items():
-        if entry.smallest_group <= rewards_PG.shape[1] and known.issuperset(entry.needs):
+        if entry.smallest_group <= rewards_PG.shape[1] and measured.issuperset(entry.needs):
             b = baseline(name, rewards_PG, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior, **inputs)
             own = rewards_PG[..., None] if entry.by_token else rewards_PG
-            found[name] = own - b, NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
-    return found
+            advantages[name] = own - b, NORMALISATIONS[entry.normalisation](rewards_PG, valid_PG)
+    return advantages
 
 
 def ledger(
@@ -133,7 +133,8 @@ def ledger(
         entries[name] = _entry(inner_2PP, mu2 if unbiased[name] else math.nan)
     between = math.nan
     if any(unbiased[name] for name in coefs_PG):  # of the reward less the others' mean, which no shift of F moves
-        centred_PG = rewards_PG - _mean_of_others(rewards_PG, valid_PG)
+        others_PG = (valid_PG.sum(1, keepdim=True) - 1).clamp(min=1)
+        centred_PG = rewards_PG - (rewards_PG.sum(1, keepdim=True) - rewards_PG) / others_PG  # 0 for a lone output
         between = (mu2 - _entry(_prompt_products(grams["gram_SS"], centred_PG, valid_PG), mu2).signal2) / P
     return Ledger(entries, between)
 
@@ -203,11 +204,6 @@ def _effective_dimension(inner_2PP: Tensor) -> float:
     trace = diagonal - (float(inner_PP.sum()) - diagonal * P) / (P * (P - 1))
     noisy = trace > 1e-9 * diagonal  # else: equal but for rounding
     return trace**2 / square if noisy and square > 0 else math.nan
-
-
-def _mean_of_others(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
-    """The mean of a prompt's other valid rewards; 0 for a lone output."""
-    return (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (valid_PG.sum(1, keepdim=True) - 1).clamp(min=1)
 
 
 def _mean_norm2(gram_PGPG: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> float:

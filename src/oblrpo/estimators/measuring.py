@@ -47,7 +47,6 @@ class MeasuringRule(Rule):
     """
 
     measures_updates: ClassVar[bool] = True
-    to_shorten: ClassVar[str] = "lower schedule_kl"
     numbers: ClassVar[tuple[str, ...]] = ("_reach", "_floor", "_measured")
 
     def __init__(self, settings: RateSettings) -> None:
@@ -132,7 +131,7 @@ class _Lengths:
         size = mean_square(change)
         due = not rule._reach or rule._measured % EVERY == 0 or size < max(AIM / NEAR, 2 * rule._floor)
         if due and size < LINEAR:
-            k, change, rule._floor = self._found(k, change)
+            k, change, rule._floor = self._with_floor(k, change)
             size = mean_square(change)
         while k > 1 and size > NEAR * rule._aim:
             k = max(1.0, k * max(0.1, math.sqrt(rule._aim / size)))
@@ -146,7 +145,7 @@ class _Lengths:
             rule._reach = math.sqrt(own) / (k * used)
         return mean_kl(change / k) * own / size
 
-    def _found(self, k: float, change: Tensor) -> tuple[float, Tensor, float]:
+    def _with_floor(self, k: float, change: Tensor) -> tuple[float, Tensor, float]:
         """A length at which the update stands out from its tenth, ten times longer until it does; and the floor."""
         size, tenth = mean_square(change), mean_square(self._at(k / 10))
         while size < max(AIM / NEAR, NEAR * tenth) and k < LONGEST:

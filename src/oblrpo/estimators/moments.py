@@ -48,13 +48,24 @@ class Moments:
         """The number of prompts at which noise equals signal: 1 / SNR (McCandlish et al. 2018, B_noise)."""
         return math.inf if self.snr == 0 else 1 / self.snr
 
+    def of_draw(self, nothing: float) -> Moments:
+        """The moments of all outputs, from those of outputs that `draw_outputs` has kept.
+
+        Drawing couples the prompts: E <g_i, g_k> is 1 - nothing times what it is without. The signal is divided by
+        that, and tr H is N (||g||^2 - signal): unbiased, the noise of drawing included.
+
+        Args:
+            nothing: the chance that one draw of outputs keeps nothing (`Chances.nothing`).
+        """
+        signal2 = self.signal2 / (1 - nothing)
+        return Moments(signal2, self.trace_cov - self.n * (signal2 - self.signal2), self.n)
+
 
 def moments(
     group_norm2_P: Tensor,
     mean_norm2: Tensor | float,
     prompts_per_group: int = 1,
     estimated: bool = False,
-    nothing: float = 0.0,
 ) -> Moments:
     """Unbiased moments from N = m k prompts in m independent blocks of k (k = 1: every prompt is its own block).
 
@@ -67,15 +78,13 @@ def moments(
     under `oblr_shrunk` by less than 0.001 of the noise once its prior is full of earlier steps, and by more in the
     first steps of few prompts.
 
-    Outputs that `draw_outputs` has kept couple the prompts: E <g_i, g_k> is 1 - nothing times what it is without
-    drawing. The signal is divided by that, and tr H is N (||g||^2 - signal): unbiased, the noise of drawing included.
+    Outputs that `draw_outputs` has kept couple the prompts, too: see `Moments.of_draw`.
 
     Args:
         group_norm2_P: the squared norms ||g_i||^2, (m,).
         mean_norm2: the squared norm ||g||^2 before any clipping.
         prompts_per_group: the number k of prompts in a block.
         estimated: whether group_norm2_P are unbiased estimates, of which some may be negative by chance.
-        nothing: the chance that one draw of outputs keeps nothing (`Chances.nothing`); 0 where all are kept.
 
     Raises:
         ValueError: fewer than two blocks, or a norm that is negative, NaN or infinite.
@@ -83,8 +92,8 @@ def moments(
     Examples:
         Four prompts' gradients (1, 1), (1, -1), (1, 1), (1, -1): a signal of (1, 0), noise across it.
 
-        >>> found = moments(torch.tensor([2.0, 2.0, 2.0, 2.0]), mean_norm2=1.0)
-        >>> f"{found.signal2:.3f} {found.trace_cov:.3f} {found.n_snr:.1f} {found.critical_batch_size:.1f}"
+        >>> batch = moments(torch.tensor([2.0, 2.0, 2.0, 2.0]), mean_norm2=1.0)
+        >>> f"{batch.signal2:.3f} {batch.trace_cov:.3f} {batch.n_snr:.1f} {batch.critical_batch_size:.1f}"
         '0.667 1.333 2.0 2.0'
     """
     blocks = group_norm2_P.numel()
@@ -99,9 +108,6 @@ def moments(
     signal2 = (blocks * norm_of_mean - mean_of_norms) / (blocks - 1)
     signal2 = signal2 if abs(signal2) > 1e-6 * mean_of_norms else 0.0
     trace_cov = max(0.0, n / (blocks - 1) * (mean_of_norms - norm_of_mean))  # rounding can put 0 below 0
-    if nothing:
-        drawn2 = signal2 / (1 - nothing)
-        signal2, trace_cov = drawn2, trace_cov - n * (drawn2 - signal2)
     return Moments(signal2=signal2, trace_cov=trace_cov, n=n)
 
 
@@ -166,6 +172,6 @@ def _square_sum(squares: Any) -> tuple[Tensor, Any]:
 def _summed_over_ranks(share: Tensor, mesh: Any, placements: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, Partial  # slow to import, and seldom needed
 
-    partial = [Partial() if each.is_shard() else each for each in placements]
+    partial = [Partial() if placement.is_shard() else placement for placement in placements]
     total: Tensor = DTensor.from_local(share, mesh, partial, run_check=False).full_tensor()
     return total

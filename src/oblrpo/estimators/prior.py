@@ -71,7 +71,8 @@ class Prior:
         """Take in a micro-batch whose baselines have been computed; off-policy its norm2_PG is rho^2 w."""
         valid_PG = torch.ones_like(rewards_PG, dtype=torch.float64) if valid_PG is None else valid_PG.double()
         rewards_PG, norm2_PG = (
-            each.detach().double().where(valid_PG > 0, torch.zeros_like(valid_PG)) for each in (rewards_PG, norm2_PG)
+            values_PG.detach().double().where(valid_PG > 0, torch.zeros_like(valid_PG))
+            for values_PG in (rewards_PG, norm2_PG)
         )
         for index, strength in enumerate(STRENGTHS):
             baseline_PG = shrunk(

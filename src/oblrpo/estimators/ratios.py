@@ -60,7 +60,7 @@ class Ratio:
             advantages_S: the advantages, of which only the sign matters, and that only if `by_sign`.
         """
         own_SC = own_SC.bool()
-        logp_SC, old_SC = (torch.where(own_SC, each.detach(), 0) for each in (logp_SC, old_SC))
+        logp_SC, old_SC = (torch.where(own_SC, logps_SC.detach(), 0) for logps_SC in (logp_SC, old_SC))
         return self.function(logp_SC, old_SC, own_SC, advantages_S.detach()[:, None], self.bounds)
 
 
@@ -105,7 +105,7 @@ def dppo(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor,
     """The weight r_t, but 0 where A > 0 and pi - pi_old > high, or A < 0 and pi_old - pi > low, of the token.
 
     Qi et al. 2026 (DPPO, with the total variation of taking the token or not), arXiv 2602.04879; without the truncation
-    of r_t that they add where the sampler is another program (`importance_sampling_clip_max` does that here).
+    of r_t that they add where the sampler is another program (`sampler_correction` does that here).
     """
     moved_SC = logp_SC.exp() - old_SC.exp()
     outside_SC = ((advantages_S1 > 0) & (moved_SC > bounds.high)) | ((advantages_S1 < 0) & (moved_SC < -bounds.low))

@@ -61,8 +61,6 @@ class Rule(ABC):
     """How far an update may or should move the policy, unless the user says so (`RateSettings.kl`)."""
     measures_updates: ClassVar[bool] = False
     """Whether `SNRSchedule.confine` has to be called after every update."""
-    to_shorten: ClassVar[str] = "take a third of learning_rate, or schedule auto"
-    """What a user does about steps that are too long."""
 
     def __init__(self, settings: RateSettings) -> None:
         self.settings = settings

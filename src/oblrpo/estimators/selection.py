@@ -55,7 +55,7 @@ def chances_of_least_work(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor, sa
     if not 0 <= sampling < math.inf:
         raise ValueError(f"sampling must cost at least 0, got {sampling}.")
     checked = _checked(coef_PG, norm2_PG, cost_PG)
-    coef_N, norm2_N, cost_N = (each.flatten() for each in checked)
+    coef_N, norm2_N, cost_N = (values_PG.flatten() for values_PG in checked)
     low, high = _range(*checked)
     kappa_K = torch.linspace(low, high, 201, dtype=torch.float64, device=coef_N.device).exp()
     # All of them at once, because this is done in every step; as `_at`, of which the best makes the result.
@@ -136,7 +136,7 @@ def added_variance(chance_PG: Tensor, coef_PG: Tensor, gram_SS: Tensor, nothing:
 def _checked(coef_PG: Tensor, norm2_PG: Tensor, cost_PG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not coef_PG.shape == norm2_PG.shape == cost_PG.shape:
         raise ValueError(f"shapes differ: {tuple(coef_PG.shape)}, {tuple(norm2_PG.shape)}, {tuple(cost_PG.shape)}.")
-    coef_PG, norm2_PG, cost_PG = (each.detach().double() for each in (coef_PG, norm2_PG, cost_PG))
+    coef_PG, norm2_PG, cost_PG = (values_PG.detach().double() for values_PG in (coef_PG, norm2_PG, cost_PG))
     if not coef_PG.isfinite().all() or not norm2_PG.isfinite().all() or (norm2_PG < 0).any() or (cost_PG <= 0).any():
         raise ValueError("coefficients must be finite, squared norms at least 0, and costs positive.")
     return coef_PG, norm2_PG, cost_PG

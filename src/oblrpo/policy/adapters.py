@@ -24,11 +24,11 @@ def add_adapter(model: Any, config: PolicyConfig) -> Any:
     Raises:
         InputError: PEFT is not installed, or refuses the settings.
     """
-    peft = _peft()
+    peft, made = _peft(), config.adapters
     lora = peft.LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        target_modules=list(config.lora_target_modules) or "all-linear",
+        r=made.r,
+        lora_alpha=made.alpha,
+        target_modules=list(made.target_modules) or "all-linear",
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )

@@ -65,10 +65,8 @@ def stand_in(config: PolicyConfig) -> Policy:
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
         raise InputError(f"cannot find the model {config.model!r}: {_reason(error)}.") from None
     _set_padding(tokenizer, repr(config.model))
-    small = PolicyConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=longest, device=config.device
-    )
-    return _built(tokenizer, small)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": longest}
+    return _built(tokenizer, PolicyConfig(model_args=sizes, device=config.device))
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
@@ -89,22 +87,22 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def _built(tokenizer: Any, config: PolicyConfig) -> Policy:
-    device = _device(config.device)
-    heads = config.num_attention_heads
-    if heads < 2 or heads % 2 or config.hidden_size < 1 or config.hidden_size % (2 * heads):
+    device, sizes = _device(config.device), config.sizes
+    heads = sizes.num_attention_heads
+    if heads < 2 or heads % 2 or sizes.hidden_size < 1 or sizes.hidden_size % (2 * heads):
         raise InputError("num_attention_heads must be even, and hidden_size a multiple of twice that.")
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
-            hidden_size=config.hidden_size,
-            intermediate_size=3 * config.hidden_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_attention_heads // 2,
-            head_dim=config.hidden_size // config.num_attention_heads,
-            max_position_embeddings=config.max_position_embeddings,
+            hidden_size=sizes.hidden_size,
+            intermediate_size=3 * sizes.hidden_size,
+            num_hidden_layers=sizes.num_hidden_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // 2,
+            head_dim=sizes.hidden_size // heads,
+            max_position_embeddings=sizes.max_position_embeddings,
             tie_word_embeddings=True,
-            initializer_range=config.initializer_range,
+            initializer_range=sizes.initializer_range,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
@@ -144,7 +142,7 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
         model = load_adapter(model, name)
     elif train and getattr(model, "peft_config", None):  # of the hub: transformers has put them in, not to be trained
         raise InputError(f"{name!r} holds adapters; to train them, fetch them and give their folder as the model.")
-    elif config.lora_r:
+    elif config.lora:
         model = add_adapter(model, config)
     return _policy(model, tokenizer, config, _whole(name))
 
@@ -154,7 +152,7 @@ def adopt_policy(
 ) -> Policy:
     """Return a policy of a loaded model and its tokenizer: the model itself, not a copy, on the device where it is.
 
-    Dropout is turned off. `lora_r` puts new adapters into the model; `checkpoint` gives it the weights of a folder.
+    Dropout is turned off. `lora` puts new adapters into the model; `checkpoint` gives it the weights of a folder.
 
     Raises:
         InputError: they are no causal language model of transformers (or PEFT's around one) and its tokenizer, the
@@ -169,12 +167,12 @@ def adopt_policy(
         raise InputError(f"the tokenizer is a {type(tokenizer).__name__}; give one of transformers.")
     if model is inner and getattr(model, "peft_config", None):
         raise InputError("the model has adapters inside it; give the PEFT model around it, which is trained as it is.")
-    if model is not inner and config.lora_r:
-        raise InputError("the model has adapters already, which are trained as they are; leave out lora_r.")
-    if config.merge and not (config.lora_r or model is not inner):
-        raise InputError("merge needs adapters; set lora_r.")
+    if model is not inner and config.lora:
+        raise InputError("the model has adapters already, which are trained as they are; leave out lora.")
+    if config.merge and not (config.lora or model is not inner):
+        raise InputError("merge needs adapters; set lora.")
     _set_padding(tokenizer, "the model")
-    if config.lora_r:
+    if config.lora:
         model = add_adapter(model, config)
     if checkpoint:
         try:
@@ -189,11 +187,11 @@ def adopt_policy(
             raise InputError(f"cannot load {checkpoint} into the model that was given: {_reason(error)}.") from error
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     if train and not trained:
-        raise InputError("no parameter of the model is to be trained; set requires_grad, or add adapters with lora_r.")
+        raise InputError("no parameter of the model is to be trained; set requires_grad, or add adapters with lora.")
     if train and (low := trained - {torch.float32, torch.float64}):
         raise InputError(
             f"weights in {str(min(low, key=str)).removeprefix('torch.')} lose small updates; load the model in float32 "
-            "(bf16=True gives arithmetic in bfloat16), or train adapters beside it (lora_r)."
+            "(bf16=True gives arithmetic in bfloat16), or train adapters beside it (lora)."
         )
     name = str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__
     return _policy(model, tokenizer, config, name)
@@ -212,19 +210,19 @@ def check_policy(config: PolicyConfig) -> None:
     Raises:
         InputError: names the settings.
     """
-    if config.lora_r < 0 or config.lora_alpha <= 0:
-        raise InputError("lora_r must be at least 0 and lora_alpha above 0.")
+    if config.lora and not config.adapters.r > 0:
+        raise InputError(f"lora is {config.lora}; give the adapters' rank r, at least 1, such as '{{r: 16}}'.")
     if config.model.startswith(PREFIX):
         return
-    adapters = config.lora_r or (config.model and base_of(config.model))
+    adapters = config.lora or (config.model and base_of(config.model))
     if adapters and not config.model:
-        raise InputError("lora_r needs a model to adapt; name one with model.")
-    if config.lora_r and config.model and base_of(config.model):
-        raise InputError(f"{config.model!r} holds adapters, which are trained on; leave out lora_r or merge them.")
+        raise InputError("lora needs a model to adapt; name one with model.")
+    if config.lora and config.model and base_of(config.model):
+        raise InputError(f"{config.model!r} holds adapters, which are trained on; leave out lora or merge them.")
     if config.merge and not adapters:
-        raise InputError("merge needs adapters; set lora_r.")
+        raise InputError("merge needs adapters; set lora.")
     if config.load_in_4bit and not adapters:
-        raise InputError("load_in_4bit leaves no weight that could be trained; add adapters with lora_r.")
+        raise InputError("load_in_4bit leaves no weight that could be trained; add adapters with lora.")
     if config.load_in_4bit and is_gguf(base_of(config.model) or config.model):
         raise InputError("load_in_4bit cannot quantise a GGUF file; leave it out, or give a folder of safetensors.")
     if config.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
@@ -232,7 +230,7 @@ def check_policy(config: PolicyConfig) -> None:
     if config.dtype == "bfloat16" and not adapters:
         raise InputError(
             "weights in bfloat16 lose updates smaller than 1/256 of them; train in float32 with bf16 arithmetic "
-            "(bf16: true), or train adapters beside them (lora_r)."
+            "(bf16: true), or train adapters beside them (lora)."
         )
 
 

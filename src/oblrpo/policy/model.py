@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ from oblrpo.policy.sequences import Sequences, pad, take_columns
 from oblrpo.scores import Features, TokenLogps, logit_norm2, token_logps
 
 
-class Logps(NamedTuple):
+@dataclass(frozen=True)
+class Logps:
     """What one forward tells about completions."""
 
     logps_S: Tensor
@@ -30,14 +31,29 @@ class Logps(NamedTuple):
     """Log-probability of each token, differentiable; values at padding mean nothing."""
     entropy_SC: Tensor
     """Entropy of each token's distribution, without gradient."""
-    logit_norm2_SC: Tensor | None
-    """`scores.logit_norm2` of each token, without gradient, if asked for."""
-    features: Features | None
-    """The features that proxies of score norms use, without gradient, if asked for."""
+    logit_norm2_SC: Tensor
+    """`scores.logit_norm2` of each token, without gradient."""
+    own_SC: Tensor
+    """1 for the policy's own tokens."""
+
+    @property
+    def features(self) -> Features:
+        """The features that proxies of score norms use, without gradient.
+
+        Raises:
+            DivergedError: a log-probability is NaN or infinite.
+        """
+        check_finite("log-probability", self.logp_SC[self.own_SC.bool()])
+        return Features.from_tokens(self.logit_norm2_SC, self.logp_SC, self.entropy_SC, self.own_SC)
+
+    @property
+    def entropy(self) -> float:
+        """The sum of the entropies of the policy's own tokens, in nats."""
+        return float((self.entropy_SC * self.own_SC).sum())
 
     def detached(self) -> Logps:
         """Return the same without a graph."""
-        return self._replace(logps_S=self.logps_S.detach(), logp_SC=self.logp_SC.detach())
+        return replace(self, logps_S=self.logps_S.detach(), logp_SC=self.logp_SC.detach())
 
 
 @dataclass(frozen=True)
@@ -135,24 +151,16 @@ class Policy:
         answer_SC, answer_mask_SC = pad(answer_rows, self.tokenizer.pad_token_id, left=False, device=self.device)
         return Sequences.of(*self.pad_prompts(prompt_rows), answer_SC, answer_mask_SC)
 
-    def logps(self, batch: Sequences, temperature: float = 1.0, features: bool = False) -> Logps:
-        """Return log pi(o|q) of every completion, the entropy of its tokens, and the features of proxies if asked for.
+    def logps(self, batch: Sequences, temperature: float = 1.0) -> Logps:
+        """Return log pi(o|q) of every completion, and what the same forward tells of its tokens.
 
         The distribution pi is the one that is sampled from, softmax(logits / temperature) token by token, the end token
         included. A completion that was cut at the longest length ends without one.
-
-        Raises:
-            DivergedError: with `features`, a log-probability is NaN or infinite.
         """
         own_SC = batch.own_SC
         tokens = self._tokens(batch, temperature)
         logps_S = (tokens.logp_ST * own_SC).sum(1)
-        if not features:
-            return Logps(logps_S, tokens.logp_ST, tokens.entropy_ST, None, None)
-        check_finite("log-probability", tokens.logp_ST[own_SC.bool()])
-        norm2_SC = tokens.logit_norm2_ST
-        of_draws = Features.from_tokens(norm2_SC, tokens.logp_ST, tokens.entropy_ST, own_SC)
-        return Logps(logps_S, tokens.logp_ST, tokens.entropy_ST, norm2_SC, of_draws)
+        return Logps(logps_S, tokens.logp_ST, tokens.entropy_ST, tokens.logit_norm2_ST, own_SC)
 
     def _tokens(self, batch: Sequences, temperature: float) -> TokenLogps:
         """What the distributions of every column of the completions say; values at padding mean nothing.

@@ -16,7 +16,7 @@ def make_sampler(
     With `features` it tells what the draws know of each completion; vLLM always tells what it can.
     """
     if config.sampler == "transformers":
-        return TransformersSampler(policy, config.sampler_logps, features)
+        return TransformersSampler(policy, config.sampler_correction != "auto", features)
     from oblrpo.rollout.vllm import VLLMSampler, open_engine  # loads vLLM, which takes its time
 
     return VLLMSampler(policy, *open_engine(policy, config, trust_remote_code))

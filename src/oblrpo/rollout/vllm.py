@@ -50,8 +50,8 @@ class VLLMSampler:
         rows = self.policy.encode(prompts, room=max_completion_length)
         if (longest := max(map(len, rows)) + max_completion_length) > self.max_model_length:
             raise InputError(
-                f"a prompt and its completion may take {longest} tokens, more than vllm_max_model_length "
-                f"{self.max_model_length}; raise it, or lower max_completion_length."
+                f"a prompt and its completion may take {longest} tokens, more than max_model_len of "
+                f"vllm_args, {self.max_model_length}; raise it, or lower max_completion_length."
             )
         parameters = [
             self.sampling_params(
@@ -138,7 +138,7 @@ def open_engine(
     folder = tempfile.mkdtemp(prefix="oblrpo-vllm-")
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
-    longest = config.vllm_max_model_length or policy.longest
+    longest = config.vllm.max_model_len or policy.longest
     devices = [policy.device] if policy.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):  # the engine seeds torch
         engine = LLM(
@@ -148,8 +148,8 @@ def open_engine(
             trust_remote_code=trust_remote_code,
             generation_config="vllm",  # not the model's defaults (top-p, repetition penalty ...)
             logprobs_mode="processed_logprobs",  # those that tokens are drawn with, temperature included
-            dtype=config.vllm_dtype,
-            gpu_memory_utilization=config.vllm_gpu_memory_utilization,
+            dtype=config.vllm.dtype,
+            gpu_memory_utilization=config.vllm.gpu_memory_utilization,
             max_model_len=longest,
         )
     weakref.finalize(engine, shutil.rmtree, folder, ignore_errors=True)

@@ -18,6 +18,7 @@ from oblrpo.runs.rows import Metrics, read_rows, read_steps, sorted_out
 from oblrpo.settings import (
     IDENTITY,
     TrainConfig,
+    every_value,
     flatten,
     may_change_on_resume,
     read_yaml_file,
@@ -97,7 +98,7 @@ class RunFolder:
 
     def differences(self, config: TrainConfig) -> str:
         """The settings that make `config` another run than the one here, in words; empty if it is the same run."""
-        old, new = flatten(self.saved_config()), flatten(config)
+        old, new = every_value(self.saved_config()), every_value(config)
         free = may_change_on_resume(config) | {"recipe"}
         changed = [key for key in new if new[key] != old[key] and key not in free]
         if old["steps"] != new["steps"] and new["lr_scheduler_type"] != "constant":

@@ -9,12 +9,12 @@ from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, c
 from oblrpo.settings.reading import (
     IDENTITY,
     RECIPES,
+    every_value,
     flags_in,
     flatten,
     load_recipe,
     recipe_settings,
     settings_in,
-    with_fields,
     with_settings,
 )
 from oblrpo.settings.train import (
@@ -28,6 +28,7 @@ from oblrpo.settings.train import (
     TrainConfig,
     WarmStartConfig,
 )
+from oblrpo.settings.typed import with_fields
 from oblrpo.settings.yaml_files import read_yaml, read_yaml_file, yaml_line, yaml_text
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "as_in_run",
     "check_ranges",
     "check_sampling",
+    "every_value",
     "flags_in",
     "flatten",
     "hint",

@@ -57,14 +57,25 @@ class Idle:
     """Whether it is so under a `TrainConfig`."""
 
 
+@dataclass(frozen=True)
+class Holds:
+    """The setting is a mapping whose keys are the fields of a dataclass, with their types, defaults and annotations."""
+
+    kind: type
+
+
 def annotations_of(config: Any) -> dict[str, tuple[Any, ...]]:
-    """The annotations of every setting by its name, over all sections of a config."""
+    """The annotations of every setting by its name, over all sections of a config; of the keys that one holds, too."""
     found: dict[str, tuple[Any, ...]] = {}
     for section in dataclasses.fields(config):
         part = getattr(config, section.name)
         if dataclasses.is_dataclass(part):
             hints = typing.get_type_hints(type(part), include_extras=True)
             found |= {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    for name, notes in list(found.items()):
+        for kind in (note.kind for note in notes if isinstance(note, Holds)):
+            hints = typing.get_type_hints(kind, include_extras=True)
+            found |= {f"{name}.{key}": getattr(hint, "__metadata__", ()) for key, hint in hints.items()}
     return found
 
 
@@ -80,7 +91,7 @@ def check_ranges(config: Any, values: abc.Mapping[str, Any]) -> None:
     """
     for name, notes in annotations_of(config).items():
         for note in notes:
-            if isinstance(note, Range) and not note.least <= values[name] <= note.most:
+            if isinstance(note, Range) and values[name] is not None and not note.least <= values[name] <= note.most:
                 most = f" and at most {note.most:g}" if note.most < sys.float_info.max else ""
                 least = f"{name} is {values[name]}; it must be a finite number of at least {note.least:g}"
                 raise InputError(f"{least}{most}.")
@@ -97,7 +108,17 @@ def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
         InputError: names those that do nothing, and why.
     """
     idle: dict[str, list[str]] = {}
-    for name, notes in annotations_of(config).items():
+    known = annotations_of(config)
+    # Who has set a mapping has set the keys in it.
+    parts = [part for part in vars(config).values() if dataclasses.is_dataclass(part)]
+    given = dict(given) | {
+        f"{name}.{key}": f"{key} in {given[name]}"
+        for part in parts
+        for name, value in vars(part).items()
+        if name in given and any(isinstance(note, Holds) for note in known[name])
+        for key in value
+    }
+    for name, notes in known.items():
         for note in notes:
             if isinstance(note, Idle) and note.when(config):
                 idle.setdefault(note.why.format(task=config.task.task), []).append(name)

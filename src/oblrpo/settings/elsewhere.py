@@ -22,7 +22,7 @@ NAMED_HERE = {
     "optim": "optimizer",
     "optim_args": "optimizer_args",
     "output_dir": "output",
-    "peft_config": "lora_r",
+    "peft_config": "lora",
     "per_device_train_batch_size": "prompts_per_micro_batch",
     "resume_from_checkpoint": "resume",
     "reward_funcs": "rewards",
@@ -30,11 +30,10 @@ NAMED_HERE = {
     "run_name": "output",
     "scale_rewards": "normalisation",
     "torch_dtype": "dtype",
-    "use_peft": "lora_r",
+    "use_peft": "lora",
     "use_vllm": "sampler",
-    "vllm_importance_sampling_cap": "importance_sampling_clip_max",
+    "vllm_importance_sampling_cap": "sampler_correction",
     "vllm_importance_sampling_correction": "sampler_correction",
-    "vllm_max_model_len": "vllm_max_model_length",
     "warmup_ratio": "warmup_steps",
 }
 """TRL's or transformers' name of a setting -> ours."""
@@ -51,11 +50,21 @@ NOT_HERE = {
 
 GONE = {
     "eval_split": "write it behind the name, such as `eval_data` owner/name[validation]",
+    "hidden_size": "write `model_args` {hidden_size: 128}",
+    "importance_sampling_clip_max": "write it behind `sampler_correction`, such as truncated:2",
+    "initializer_range": "write `model_args` {initializer_range: 0.05}",
     "ledger": "`ledger_steps` 0 takes none; inner products come from random projections",
+    "lora_alpha": "write `lora` {r: 16, alpha: 32}",
+    "lora_r": "write `lora` {r: 16}",
+    "lora_target_modules": "write `lora` {r: 16, target_modules: [q_proj, v_proj]}",
+    "max_position_embeddings": "write `model_args` {max_position_embeddings: 2048}",
     "max_skipped_steps": "a run ends after 5 steps in a row without a finite gradient, or after half of its steps",
+    "num_attention_heads": "write `model_args` {num_attention_heads: 4}",
+    "num_hidden_layers": "write `model_args` {num_hidden_layers: 4}",
     "prior_memory": "an earlier step counts 0.8 in the next one",
     "prior_strength": "it is chosen from earlier steps",
     "prompt_sampling": "prompts come in epochs",
+    "sampler_logps": "`sampler_correction` truncated or measured takes what the sampler draws tokens with",
     "sampling_cost": "`train_on` compute-optimal takes what sampling costs as it was measured",
     "schedule_ceiling": "no rule takes more than the rate itself",
     "schedule_ema": "signal and noise are averaged as suits the schedule: 0.97 with auto, 0.9 with the others",
@@ -64,10 +73,17 @@ GONE = {
     "schedule_metric": "the gradient is measured as it is",
     "split": "write it behind the name, such as `data` owner/name[validation]",
     "train_on_tolerance": "`train_on` compute-optimal chooses how many completions are drawn",
+    "vllm_dtype": "write `vllm_args` {dtype: float16}",
+    "vllm_gpu_memory_utilization": "write `vllm_args` {gpu_memory_utilization: 0.4}",
+    "vllm_max_model_length": "write `vllm_args` {max_model_len: 4096}",
+    "warm_start_batch": "write `warm_start_args` {batch: 16}",
+    "warm_start_learning_rate": "write `warm_start_args` {learning_rate: 1e-4}",
+    "warm_start_noise": "write `warm_start_args` {noise: 0.05}",
 }
 """A setting that earlier versions had -> what there is in its place."""
 
 GONE_VALUES = {
+    ("sampler_correction", "none"): "measured takes the sampler for the policy, and tells how far it is from it",
     ("schedule", "length"): "auto measures how far a step moves the policy, and takes the length of completions in",
     ("score_method", "folds"): "it served oblr_crossfit; auto is exact, too",
     ("score_norms", "projected"): "calibrated learns from exact norms, and costs no backward",

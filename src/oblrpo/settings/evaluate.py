@@ -6,8 +6,9 @@ from typing import Literal
 
 from oblrpo.errors import InputError
 from oblrpo.settings.annotations import Mapping
-from oblrpo.settings.reading import flatten, with_fields
+from oblrpo.settings.reading import flatten
 from oblrpo.settings.train import PolicyConfig, TrainConfig
+from oblrpo.settings.typed import with_fields
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ def _own_splits(config: Any) -> bool:
 
 LOADED = Idle("a model that is loaded has its own sizes", lambda c: bool(c.policy.model))
 BUILT = Idle("no model is loaded", lambda c: not c.policy.model)
-NO_ADAPTERS = Idle("no adapters are made (lora_r)", lambda c: not c.policy.lora_r)
 NO_WARM_START = Idle("warm_start_steps is 0", lambda c: not c.warm_start.begins)
 FROM_ROWS = Idle("sft_data are learned as they are", lambda c: bool(c.warm_start.sft_data))
 OWN_DATA = Idle("the problems come from data", lambda c: bool(c.task.data) and not _benchmark(c))
@@ -41,7 +40,3 @@ NO_PROJECTS = Idle(
 )
 ONE_UPDATE = Idle("every batch gets one update (num_iterations)", lambda c: c.algorithm.num_iterations == 1)
 NO_VLLM = Idle("the sampler is transformers", lambda c: c.rollout.sampler != "vllm")
-NO_LOGPS = Idle(
-    "the sampler keeps no log-probabilities (sampler_logps)",
-    lambda c: c.rollout.sampler != "vllm" and not c.rollout.sampler_logps,
-)

@@ -26,22 +26,14 @@ class TrainKeywords(TypedDict, total=False):
     dtype: Literal["float32", "bfloat16"]
     attn_implementation: str
     gradient_checkpointing: bool
-    lora_r: int
-    lora_alpha: int
-    lora_target_modules: str | Sequence[str]
+    lora: dict[str, Any]
     load_in_4bit: bool
     merge: bool
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    initializer_range: float
-    max_position_embeddings: int
+    model_args: dict[str, Any]
     device: str
     trust_remote_code: bool
     warm_start_steps: int
-    warm_start_batch: int
-    warm_start_learning_rate: float
-    warm_start_noise: float
+    warm_start_args: dict[str, Any]
     task: str
     task_args: dict[str, Any]
     where: dict[str, Any]
@@ -61,12 +53,8 @@ class TrainKeywords(TypedDict, total=False):
     prompts_per_micro_batch: int
     tokens_per_micro_batch: int
     sampler: Literal["transformers", "vllm"]
-    sampler_logps: bool
-    sampler_correction: Literal["truncated", "none"]
-    importance_sampling_clip_max: float
-    vllm_gpu_memory_utilization: float
-    vllm_max_model_length: int
-    vllm_dtype: Literal["bfloat16", "float16", "float32"]
+    sampler_correction: str
+    vllm_args: dict[str, Any]
     algorithm: str
     baseline: str
     normalisation: str
@@ -75,8 +63,8 @@ class TrainKeywords(TypedDict, total=False):
     train_on: str
     num_iterations: int
     ratio: str
-    epsilon: float
-    epsilon_high: float
+    epsilon: float | None
+    epsilon_high: float | None
     score_method: str
     score_norms: str
     calibration_steps: int
@@ -85,7 +73,7 @@ class TrainKeywords(TypedDict, total=False):
     learning_rate: float
     optimizer_args: dict[str, Any]
     schedule: str
-    schedule_kl: float
+    schedule_kl: float | None
     warmup_steps: int
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     max_grad_norm: float

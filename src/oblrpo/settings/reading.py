@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
-import typing
-from collections.abc import Mapping
 from importlib.abc import Traversable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 from oblrpo.errors import InputError
+from oblrpo.settings.annotations import Holds, annotations_of
 from oblrpo.settings.elsewhere import hint
 from oblrpo.settings.train import TrainConfig
+from oblrpo.settings.typed import of_mapping, with_fields
 from oblrpo.settings.yaml_files import read_yaml_file
 
 RECIPES = files("oblrpo") / "recipes"
 
 IDENTITY = "identity"
 """The key of a run's `config.yaml` under which stands what is no setting: see `runs.Identity`."""
-
-Section = TypeVar("Section")
 
 
 def flatten(config: TrainConfig) -> dict[str, Any]:
@@ -35,6 +32,21 @@ def flatten(config: TrainConfig) -> dict[str, Any]:
             }
         )
     return flat
+
+
+def every_value(config: TrainConfig) -> dict[str, Any]:
+    """Every setting as `flatten` has it; in the place of a mapping with known keys, each of them as `setting.key`.
+
+    Raises:
+        InputError: such a mapping has an unknown key, or a value of the wrong type.
+    """
+    values = flatten(config)
+    for name, notes in annotations_of(config).items():
+        for note in notes:
+            if isinstance(note, Holds):
+                held = vars(of_mapping(note.kind, values.pop(name), name))
+                values |= {f"{name}.{key}": value for key, value in held.items()}
+    return values
 
 
 def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) -> TrainConfig:
@@ -54,17 +66,6 @@ def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) ->
         for section in dataclasses.fields(config)[1:]
     }
     return dataclasses.replace(config, recipe=str(settings.get("recipe", config.recipe)), **sections)
-
-
-def with_fields(part: Section, settings: Mapping[str, Any], source: str) -> Section:
-    """One section with those of the flat settings replaced that are fields of it.
-
-    Raises:
-        InputError: a value of the wrong type; `source` says where it stands.
-    """
-    hints = typing.get_type_hints(type(part))
-    mine = {key: _typed(key, value, hints[key], source) for key, value in settings.items() if key in hints}
-    return dataclasses.replace(part, **mine)  # type: ignore[type-var]  # a dataclass, which TypeVar cannot say
 
 
 def flags_in(argv: list[str]) -> dict[str, str]:
@@ -102,34 +103,3 @@ def settings_in(path: Path | Traversable) -> dict[str, Any]:
         InputError: it cannot be read, or is no YAML mapping.
     """
     return {key: value for key, value in read_yaml_file(path).items() if key != IDENTITY}
-
-
-def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
-    """The value as the field's type; an int may stand for a float.
-
-    Raises:
-        InputError: it cannot be that.
-    """
-    if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        if value not in choices:
-            raise InputError(f"{source}: {key} is {value!r}; choose one of: {', '.join(map(str, choices))}.")
-        return value
-    kind = typing.get_origin(hint) or hint
-    if kind is tuple:
-        if isinstance(value, str):
-            return (value,)
-        if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
-            return tuple(value)
-        raise InputError(f"{source}: {key} is {value!r}, but it must be text, or a list of texts.")
-    if kind is float and not isinstance(value, bool) and isinstance(value, numbers.Real):
-        try:
-            return float(value)
-        except OverflowError:
-            raise InputError(f"{source}: {key} is too large a number.") from None
-    if kind is int and not isinstance(value, bool) and isinstance(value, numbers.Integral):
-        return int(value)  # of numpy, too
-    if isinstance(value, kind) and kind is not int:
-        return value
-    wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
-    raise InputError(f"{source}: {key} is {value!r}, but it must be {wanted[kind]}.")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import tyro
 
-from oblrpo.settings.annotations import MAY_CHANGE, Mapping, Range
+from oblrpo.errors import InputError
+from oblrpo.settings.annotations import MAY_CHANGE, Holds, Mapping, Range
+from oblrpo.settings.elsewhere import lost
 from oblrpo.settings.idle import (
     BENCHMARK,
     BENCHMARK_PROMPT,
@@ -16,8 +20,6 @@ from oblrpo.settings.idle import (
     GENERATED,
     GENERATED_PROMPT,
     LOADED,
-    NO_ADAPTERS,
-    NO_LOGPS,
     NO_PROJECTS,
     NO_VLLM,
     NO_WARM_START,
@@ -25,6 +27,50 @@ from oblrpo.settings.idle import (
     OWN_DATA,
     OWN_TEST,
 )
+from oblrpo.settings.typed import of_mapping
+
+CORRECTIONS = {"auto": 3.0, "truncated": 3.0, "untruncated": math.inf, "measured": None}
+"""What `sampler_correction` may be -> the C of min(C, pi / sampler); None: no weights are taken."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What `model_args` may hold, by transformers' names: the sizes of a small Qwen3."""
+
+    hidden_size: Annotated[int, Range(1)] = 64
+    """Width."""
+    num_hidden_layers: Annotated[int, Range(1)] = 3
+    """Layers."""
+    num_attention_heads: int = 4
+    """Attention heads; there are half as many key-value heads."""
+    initializer_range: Annotated[float, Range(0)] = 0.05
+    """Standard deviation of the random weights; transformers' 0.02 is meant for wider models."""
+    max_position_embeddings: Annotated[int, Range(2)] = 2048
+    """Longest prompt + completion, in tokens."""
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """What `lora` may hold."""
+
+    r: Annotated[int, Range(0)] = 0
+    """Rank."""
+    alpha: Annotated[int, Range(1)] = 16
+    """Scale of the adapters, over their rank."""
+    target_modules: tuple[str, ...] = ()
+    """Layers to adapt, by the end of their names. None: all linear ones but the head."""
+
+
+@dataclass(frozen=True)
+class VLLM:
+    """What `vllm_args` may hold, by vLLM's names."""
+
+    gpu_memory_utilization: Annotated[float, Range(0, 1), MAY_CHANGE] = 0.3
+    """Share of the GPU's memory that the engine may take, its weights included."""
+    max_model_len: Annotated[int | None, Range(1)] = None
+    """Longest prompt + completion that the engine can hold, in tokens. None: as long as the model can read."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Type that the engine computes in; the closer to the trainer's, the smaller the mismatch."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +93,50 @@ class PolicyConfig:
     """Attention that transformers uses: sdpa, eager, flash_attention_2 ... Empty: its own choice."""
     gradient_checkpointing: bool = False
     """Compute each layer's activations again in the backward instead of keeping them."""
-    lora_r: int = 0
-    """Rank of LoRA adapters, through PEFT; 0: train the whole model."""
-    lora_alpha: Annotated[int, NO_ADAPTERS] = 16
-    """Scale of the adapters, over their rank."""
-    lora_target_modules: Annotated[tuple[str, ...], NO_ADAPTERS] = ()
-    """Layers to adapt, by the end of their names. None: all linear ones but the head."""
+    lora: Annotated[Mapping, Holds(LoRA)] = field(default_factory=dict)
+    """LoRA adapters, through PEFT, with their rank r, such as '{r: 16, alpha: 32, target_modules: [q_proj, v_proj]}'.
+    None: the whole model is trained."""
     load_in_4bit: bool = False
     """QLoRA: keep the model under the adapters in 4 bits (NF4), through bitsandbytes."""
     merge: bool = False
     """After the last step write the model with its adapters merged to `OUTPUT/merged`."""
-    hidden_size: Annotated[int, LOADED] = 64
-    """Width of a built policy."""
-    num_hidden_layers: Annotated[int, Range(1), LOADED] = 3
-    """Layers of a built policy."""
-    num_attention_heads: Annotated[int, LOADED] = 4
-    """Attention heads of a built policy; it has half as many key-value heads."""
-    initializer_range: Annotated[float, Range(0), LOADED] = 0.05
-    """Standard deviation of a built policy's random weights; transformers' 0.02 is meant for wider models."""
-    max_position_embeddings: Annotated[int, Range(2), LOADED] = 2048
-    """Longest prompt + completion of a built policy, in tokens."""
+    model_args: Annotated[Mapping, Holds(Sizes), LOADED] = field(default_factory=dict)
+    """Sizes of a policy that is built, such as '{hidden_size: 128, num_hidden_layers: 4}'."""
     device: Annotated[str, MAY_CHANGE] = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
     trust_remote_code: Annotated[bool, BUILT] = False
     """Let transformers run Python code that comes with the model."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of a policy that is built.
+
+        Raises:
+            InputError: an unknown key or a value of the wrong type.
+        """
+        return of_mapping(Sizes, self.model_args, "model_args")
+
+    @property
+    def adapters(self) -> LoRA:
+        """The adapters that are made; of rank 0 where there are none.
+
+        Raises:
+            InputError: an unknown key or a value of the wrong type.
+        """
+        return of_mapping(LoRA, self.lora, "lora")
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What `warm_start_args` may hold."""
+
+    batch: Annotated[int, Range(1)] = 128
+    """Demonstrations a step."""
+    learning_rate: Annotated[float | None, Range(0)] = None
+    """AdamW's peak rate; it falls to 0 along a cosine. None: 2e-5 for a loaded model, 2e-4 for adapters, 3e-3 for a
+    policy built from nothing."""
+    noise: Annotated[float, Range(0, 1), FROM_ROWS] = 0.15
+    """Probability that a step of the task's demonstration is wrong."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +148,22 @@ class WarmStartConfig:
     or one message of the assistant. None: the built-in task demonstrates, if warm_start_steps says so."""
     warm_start_steps: Annotated[int, Range(0)] = 0
     """Gradient steps of supervised learning; 0: one epoch of sft_data, or none without it."""
-    warm_start_batch: Annotated[int, Range(1), NO_WARM_START] = 128
-    """Demonstrations a step."""
-    warm_start_learning_rate: Annotated[float, Range(0), NO_WARM_START] = 0.0
-    """AdamW's peak rate; it falls to 0 along a cosine. 0: 2e-5 for a loaded model, 2e-4 for adapters, 3e-3 for a policy
-    built from nothing."""
-    warm_start_noise: Annotated[float, Range(0, 1), NO_WARM_START, FROM_ROWS] = 0.15
-    """Probability that a step of the task's demonstration is wrong."""
+    warm_start_args: Annotated[Mapping, Holds(WarmStart), NO_WARM_START] = field(default_factory=dict)
+    """How it learns, such as '{batch: 16, learning_rate: 1e-4, noise: 0.05}'."""
 
     @property
     def begins(self) -> bool:
         """Whether the run begins with supervised learning."""
         return bool(self.sft_data or self.warm_start_steps)
+
+    @property
+    def learning(self) -> WarmStart:
+        """How it learns.
+
+        Raises:
+            InputError: an unknown key or a value of the wrong type.
+        """
+        return of_mapping(WarmStart, self.warm_start_args, "warm_start_args")
 
 
 @dataclass(frozen=True)
@@ -158,20 +228,44 @@ class RolloutConfig:
     `oblr_shrunk` knows of other prompts is then from earlier steps only."""
     sampler: Literal["transformers", "vllm"] = "transformers"
     """What samples: the policy itself, or a vLLM engine beside it on its GPU (extra vllm)."""
-    sampler_logps: bool = False
-    """Keep the log-probabilities that the sampler transformers draws tokens with, as vllm always does, so that their
-    mismatch with the trainer's is measured and corrected."""
-    sampler_correction: Annotated[Literal["truncated", "none"], NO_LOGPS] = "truncated"
-    """What is done about a sampler that keeps log-probabilities: weigh each completion by min(C, pi / sampler), or take
-    the sampler for the policy. The mismatch is measured either way."""
-    importance_sampling_clip_max: Annotated[float, Range(0), NO_LOGPS] = 3.0
-    """The C of the truncated weights, whatever the sampler; 0: weights are not truncated."""
-    vllm_gpu_memory_utilization: Annotated[float, Range(0, 1), MAY_CHANGE, NO_VLLM] = 0.3
-    """Share of the GPU's memory that the vLLM engine may take, its weights included."""
-    vllm_max_model_length: Annotated[int, Range(0), NO_VLLM] = 0
-    """Longest prompt + completion that the vLLM engine can hold, in tokens; 0: as long as the model can read."""
-    vllm_dtype: Annotated[Literal["bfloat16", "float16", "float32"], NO_VLLM] = "bfloat16"
-    """Type that the vLLM engine computes in; the closer to the trainer's, the smaller the mismatch."""
+    sampler_correction: str = "auto"
+    """What is done about a sampler whose probabilities are not the trainer's. truncated: each completion is weighed by
+    min(C, pi / sampler) with C = 3; truncated:2, another C; untruncated: by pi / sampler; measured: nothing, but the
+    difference is measured, as it is with all of these. auto: truncated with vllm, and nothing with transformers."""
+    vllm_args: Annotated[Mapping, Holds(VLLM), NO_VLLM] = field(default_factory=dict)
+    """Settings of the vLLM engine, such as '{gpu_memory_utilization: 0.3, max_model_len: 4096, dtype: bfloat16}'."""
+
+    @property
+    def clip_max(self) -> float | None:
+        """The C of the weights min(C, pi / sampler), infinite where none is truncated; None: no weights are taken.
+
+        Raises:
+            InputError: `sampler_correction` is none of those that there are.
+        """
+        name, colon, number = self.sampler_correction.partition(":")
+        if name not in CORRECTIONS or (colon and name != "truncated"):
+            raise InputError(
+                f"unknown sampler_correction {self.sampler_correction!r}; choose one of: {', '.join(CORRECTIONS)}, or "
+                f"truncated:C with a number C.{lost('sampler_correction', self.sampler_correction)}"
+            )
+        if not colon:
+            return CORRECTIONS[name]
+        clip_max = float(number) if re.fullmatch(r"\d+(\.\d+)?", number) else math.nan
+        if not clip_max >= 1:
+            raise InputError(
+                f"sampler_correction is {self.sampler_correction}; its C must be a number of at least 1: below, it "
+                "would cut weights that need no correction."
+            )
+        return clip_max
+
+    @property
+    def vllm(self) -> VLLM:
+        """Settings of the vLLM engine.
+
+        Raises:
+            InputError: an unknown key or a value of the wrong type.
+        """
+        return of_mapping(VLLM, self.vllm_args, "vllm_args")
 
 
 @dataclass(frozen=True)
@@ -199,10 +293,10 @@ class AlgorithmConfig:
     """Weight of scores in updates after the first: sequence (importance weight of the completion), ppo (by token,
     clipped), gspo (by completion, clipped), cispo (by token, truncated), dppo (by token, masked), none. Empty:
     algorithm's."""
-    epsilon: Annotated[float, Range(-1), ONE_UPDATE] = -1.0
-    """How far a ratio may fall before ppo, gspo and dppo clip it; -1: 0.2, 0.0003 and 0.15, as published."""
-    epsilon_high: Annotated[float, Range(-1), ONE_UPDATE] = -1.0
-    """How far it may rise, and where cispo truncates it; -1: epsilon, or as published 0.2, 0.0004, 0.15, cispo 5."""
+    epsilon: Annotated[float | None, Range(0), ONE_UPDATE] = None
+    """How far a ratio may fall before ppo, gspo and dppo clip it. None: 0.2, 0.0003 and 0.15, as published."""
+    epsilon_high: Annotated[float | None, Range(0), ONE_UPDATE] = None
+    """How far it may rise, and where cispo truncates it. None: epsilon, or as published 0.2, 0.0004, 0.15, cispo 5."""
 
 
 @dataclass(frozen=True)
@@ -235,8 +329,8 @@ class OptimConfig:
     schedule: str = ""
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
     learning_rate on), ess (effective sample size), off. Empty: algorithm's."""
-    schedule_kl: float = -1.0
-    """Nats: what all steps of schedule auto scale with (-1: 1); the target of kl (-1: 0.02)."""
+    schedule_kl: float | None = None
+    """Nats: what all steps of schedule auto scale with (None: 1), or the target of schedule kl (None: 0.02)."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"

@@ -1,7 +1,7 @@
-"""The trainer: Algorithm 1 (`algorithm1`) and the run around it (`loop`)."""
+"""The run: Algorithm 1 with what a run adds to it (`learner`), and the steps around it (`loop`)."""
 
-from oblrpo.trainer.algorithm1 import Learner
+from oblrpo.step import Gradient, Update
+from oblrpo.trainer.learner import Learner, StepResult
 from oblrpo.trainer.loop import Trainer
-from oblrpo.trainer.results import Gradient, Step, Update
 
-__all__ = ["Gradient", "Learner", "Step", "Trainer", "Update"]
+__all__ = ["Gradient", "Learner", "StepResult", "Trainer", "Update"]

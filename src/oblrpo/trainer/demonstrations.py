@@ -16,7 +16,7 @@ from oblrpo.tasks.rows import text_of
 from oblrpo.tasks.sources import read_source
 
 COMPLETION = "completion"  # the column of completions
-RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4  # peak rates where `warm_start_learning_rate` says none
+RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4  # peak rates where `warm_start_args` says none
 Examples = tuple[list[Prompt], list[str]]
 
 
@@ -60,12 +60,12 @@ def demonstrations_of(
         raise InputError("the prompts of sft_data are all held out (eval_prompts); give rows with other prompts.")
     prompts, completions = [row.prompt for row in kept], [row.completion for row in kept]
     tokens_of(policy, prompts, completions, [row.place for row in kept])
-    epoch = -(-len(kept) // warm.warm_start_batch)  # batches, the last of which may be short
+    epoch = -(-len(kept) // warm.learning.batch)  # batches, the last of which may be short
 
     def batch(step: int) -> Examples:
         turn, at = divmod(step, epoch)
         order = permutation(f"sft_data/{seed}/{turn}", len(kept))
-        chosen = order[at * warm.warm_start_batch : (at + 1) * warm.warm_start_batch]
+        chosen = order[at * warm.learning.batch : (at + 1) * warm.learning.batch]
         return [prompts[row] for row in chosen], [completions[row] for row in chosen]
 
     steps = warm.warm_start_steps or epoch
@@ -75,10 +75,10 @@ def demonstrations_of(
 
 def _of_task(config: TrainConfig, task: Task) -> Callable[[int], Examples]:
     def batch(step: int) -> Examples:
-        problems = task.train_batch(-1 - step, config.warm_start.warm_start_batch)  # steps that RL never draws
+        problems = task.train_batch(-1 - step, config.warm_start.learning.batch)  # steps that RL never draws
         rng = random.Random(f"demonstrations/{config.run.seed}/{step}")
         demonstrate = cast(Demonstrator, task).demonstration
-        shown = [demonstrate(problem, rng, config.warm_start.warm_start_noise) for problem in problems]
+        shown = [demonstrate(problem, rng, config.warm_start.learning.noise) for problem in problems]
         return [problem.prompt for problem in problems], shown
 
     return batch
@@ -118,8 +118,8 @@ def _completion(row: dict[str, Any], place: str) -> str:
 
 def peak_rate(config: TrainConfig, policy: Policy) -> float:
     """Return the peak learning rate: as set, or else by what is trained: a built policy, a loaded one, or adapters."""
-    if config.warm_start.warm_start_learning_rate:
-        return config.warm_start.warm_start_learning_rate
+    if config.warm_start.learning.learning_rate is not None:
+        return config.warm_start.learning.learning_rate
     if getattr(policy.model, "peft_config", None):
         return RATE_ADAPTERS
     return RATE_LOADED if config.policy.model else RATE_BUILT

@@ -77,7 +77,7 @@ class Trainer:
         self.accuracy: dict[int, float] = {}  # held out, by step
         self.tokens = 0
         self.monitors = Monitors(
-            config.rollout.sampler_correction, self.algorithm.baseline, self.algorithm.schedule,
+            config.rollout.clip_max is not None, self.algorithm.baseline, self.algorithm.schedule,
             min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse,
         )  # fmt: skip
         torch.manual_seed(config.run.seed)
@@ -205,7 +205,7 @@ class Trainer:
 
     def _learns_from(self) -> str:
         """Write what comes before RL, or nothing."""
-        shown, batch = self.demonstrations, self.config.warm_start.warm_start_batch
+        shown, batch = self.demonstrations, self.config.warm_start.learning.batch
         if not shown.steps:
             return ""
         rate = peak_rate(self.config, self.policy)

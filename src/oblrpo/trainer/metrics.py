@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators import kappa
+from oblrpo.step import Gradient, Update
 from oblrpo.tasks import Problem
-from oblrpo.trainer.results import Gradient, Step, Update
+from oblrpo.trainer.learner import StepResult
 
 
-def step_metrics(number: int, step: Step, tokens: int) -> dict[str, Any]:
+def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
     """Return one line of metrics.jsonl.
 
     Statistics of the batch are those of the first update, on-policy; the rate is that of the last update that was
@@ -65,7 +66,6 @@ def _update_metrics(first: Update, last: Update) -> dict[str, Any]:
     baseline_P = torch.where(valid_PG, gradient.baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
     return {
         "completions/trained_ratio": gradient.trained,
-        **({} if gradient.batch.draw is None else {"added_variance": gradient.batch.draw.added}),
         "entropy": gradient.entropy,
         "grad_norm": gradient.norm2**0.5,
         "learning_rate": last.learning_rate,
@@ -117,7 +117,7 @@ def _norms(gradient: Gradient) -> dict[str, float]:
     return {"score_norm2/mean": norm2_N.mean().item(), "score_norm2/kappa": kappa(norm2_N, rewards_N)}
 
 
-def completion_rows(problems: list[Problem], step: Step) -> list[dict[str, Any]]:
+def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str, Any]]:
     """One record a completion, for `completions/step_N.jsonl`; None stands for what a masked completion lacks."""
     gradient = step.updates[0].gradient if step.updates else None
     nothing_PG = torch.full_like(step.rewards_PG, math.nan)

@@ -16,9 +16,9 @@ EXPLODED = 10.0  # the multiple of its median over earlier steps at which the sp
 FALLEN = 0.5  # the share of the best mean reward of `PATIENCE` steps, or of the gain until then, whose loss is a fall
 CERTAIN = 4.5  # how many standard errors a fall must exceed; many, because the best is the luckiest of many means
 FLAT = 0.9  # the share of prompts without a difference between rewards at which rewards are flat
-MISMATCHED = {"truncated": 1.0, "none": 0.1}
+MISMATCHED = {True: 1.0, False: 0.1}
 """The mean |log pi(o|q) - log sampler(o|q)| of completions, in nats, from which on the sampler is not the policy.
-Where weights make up for it, this costs variance and truncation; where nothing does, it biases."""
+Where weights make up for it (True), this costs variance and truncation; where nothing does, it biases."""
 SHRUNK = {"entropy": 0.01, "completions/mean_length": 0.2}
 """The share of its own highest mean of `PATIENCE` steps at which entropy, or completions' length, has collapsed."""
 
@@ -30,14 +30,14 @@ class Monitors:
 
     def __init__(
         self,
-        correction: str = "truncated",
+        corrects: bool = True,
         baseline: str = "oblr",
         schedule: str = "debiased",
         most_skipped: int = MOST_SKIPPED,
         stop_on_collapse: bool = False,
     ) -> None:
         self.stop = ""  # why the run is to end after this step, in a sentence; empty if it goes on
-        self.correction, self.rule, self.stop_on_collapse = correction, RULES[schedule], stop_on_collapse
+        self.corrects, self.rule, self.stop_on_collapse = corrects, RULES[schedule], stop_on_collapse
         self.in_a_row: Counter[str] = Counter()  # steps in which a condition has held, up to now
         self.told_before: set[str] = set()
         self.highest_factor = 0.0
@@ -47,10 +47,12 @@ class Monitors:
         self.courses = {key: deque[tuple[float, float]](maxlen=PATIENCE) for key in SHRUNK}  # with the rewards
         self.highest = dict.fromkeys(SHRUNK, (0.0, math.inf))  # mean of a course, and the mean reward at that time
         shrink = "" if "prior" in BASELINES[baseline].needs else ", or take the baseline oblr_shrunk"
-        shorten = f"{self.rule.to_shorten}, and start again or from an earlier checkpoint"
+        measured = self.rule.measures_updates
+        shorten = "lower schedule_kl" if measured else "take a third of learning_rate, or schedule auto"
+        too_long = f"Steps are too long: {shorten}, and start again or from an earlier checkpoint."
         self.figures: dict[str, Any] = {  # what sentences say beside the step's metrics
             "patience": PATIENCE, "collapsed": COLLAPSED, "flat": FLAT, "shrink": shrink,
-            "shorten": self.rule.to_shorten, "too_long": f"Steps are too long: {shorten}.",
+            "shorten": shorten, "too_long": too_long,
             "most_skipped": most_skipped,
         }  # fmt: skip
 
@@ -155,10 +157,10 @@ def exploded(run: Monitors, metrics: Metrics) -> bool | None:
     return bool(spread > EXPLODED * usual and spread > (metrics.get("reward_std") or 0.0))
 
 
-def mismatched(correction: str, run: Monitors, metrics: Metrics) -> bool:
-    """Whether the sampler's distribution is not the policy's, under this correction."""
+def mismatched(corrects: bool, run: Monitors, metrics: Metrics) -> bool:
+    """Whether the sampler's distribution is not the policy's, with weights that make up for it or without."""
     apart = metrics.get("sampling/sequence_logp_difference/mean")
-    return run.correction == correction and apart is not None and apart > MISMATCHED[correction]
+    return run.corrects == corrects and apart is not None and apart > MISMATCHED[corrects]
 
 
 def shrunk(key: str, run: Monitors, metrics: Metrics) -> bool | None:
@@ -245,14 +247,14 @@ CONDITIONS = (
     ),
     Condition(
         "mismatch",
-        APART + "sampler_correction none takes them for equal: the gradient is biased. Set it to truncated.",
-        partial(mismatched, "none"),
+        APART + "sampler_correction measured takes them for equal: the gradient is biased. Set it to truncated.",
+        partial(mismatched, False),
     ),
     Condition(
         "mismatch",
         APART + "{sampling/truncated_ratio:.0%} of the importance weights are truncated, which biases. Bring the two "
-        "closer (vllm_dtype, the type the policy is trained in), or shorten completions.",
-        partial(mismatched, "truncated"),
+        "closer (dtype in vllm_args, the type the policy is trained in), or shorten completions.",
+        partial(mismatched, True),
     ),
     *(
         Condition(

@@ -10,8 +10,8 @@ from oblrpo.memory import peak_bytes
 from oblrpo.policy import Sequences
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.settings import OptimConfig, TrainConfig
-from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.batch import Batch
+from oblrpo.step.off_policy import OffPolicyBatch
+from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer
 
 TRIAL_TOKENS = (24, 48)  # the lengths of the trials' rows; what a token takes is the slope between them
@@ -100,10 +100,10 @@ def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
     own_ST = mask_ST.clone()
     own_ST[:, :start] = 0
     rewards_PG = torch.arange(2.0 * rows, device=policy.device).view(2, rows)
-    batch = Batch.of(Sequences(ids_ST, mask_ST, own_ST, start), rewards_PG, None, learner.algorithm)
+    batch = OffPolicyBatch.of(Sequences(ids_ST, mask_ST, own_ST, start), rewards_PG, None, learner.algorithm)
     trial = replace(learner, micro_batches=MicroBatches(prompts=1), baseline=copy.deepcopy(learner.baseline))
     try:
-        return peak_bytes(lambda: trial.gradient(batch), policy.device)
+        return peak_bytes(lambda: trial.gradient(batch, 0), policy.device)
     finally:
         learner.optimizer.zero_grad(set_to_none=True)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from oblrpo.settings import TrainConfig
+from oblrpo.step import Sampled
 from oblrpo.tasks import Problem, Task
-from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.results import Sampled, Step
+from oblrpo.trainer.learner import Learner, StepResult
 
 
 class Prompts:
@@ -23,7 +24,7 @@ class Prompts:
     def __init__(self, task: Task, config: TrainConfig) -> None:
         self.task, self.size = task, config.rollout.prompts_per_step
 
-    def step(self, learner: Learner, number: int) -> tuple[list[Problem], Step]:
+    def step(self, learner: Learner, number: int) -> tuple[list[Problem], StepResult]:
         """Let the learner make a step; return it with the problems that it learned from.
 
         Raises:
@@ -54,7 +55,7 @@ class DynamicSampling(Prompts):
         self.batches = 0
         """How many batches of the task have been sampled so far."""
 
-    def step(self, learner: Learner, number: int) -> tuple[list[Problem], Step]:
+    def step(self, learner: Learner, number: int) -> tuple[list[Problem], StepResult]:
         """Sample rounds of prompts until enough of them differ, and learn from those."""
         problems: list[Problem] = []
         rounds: list[Sampled] = []
@@ -68,7 +69,7 @@ class DynamicSampling(Prompts):
         chosen_P = torch.argsort(differ, descending=True, stable=True)[: self.size]
         every = Sampled.join(rounds)
         done = learner.learn_from(every.at(chosen_P), number)
-        return [problems[index] for index in chosen_P.tolist()], done.of_rounds(every, len(rounds))
+        return [problems[index] for index in chosen_P.tolist()], replace(done, sampled=every, rounds=len(rounds))
 
     def state_dict(self) -> dict[str, Any]:
         """How far the task's batches have been used."""

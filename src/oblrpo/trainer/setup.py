@@ -18,17 +18,15 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, flatten, lost
+from oblrpo.settings import OptimConfig, RolloutConfig, TrainConfig, check_ranges, every_value, lost
+from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
+from oblrpo.step.ledger import VarianceLedger
+from oblrpo.step.reference import Reference
+from oblrpo.step.selection import SELECTIONS
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
-from oblrpo.trainer.algorithm1 import Learner
-from oblrpo.trainer.baseline import step_baseline
-from oblrpo.trainer.movement import Movement
+from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer
-from oblrpo.trainer.reference import Reference
-from oblrpo.trainer.score_norms import SCORE_NORMS
-from oblrpo.trainer.selection import Selection
-from oblrpo.trainer.variance_ledger import VarianceLedger
 
 SMALL_MODEL = 5_000_000
 
@@ -51,7 +49,7 @@ def check(config: TrainConfig) -> None:
             f"the baseline {algorithm.baseline!r} compares outputs of a prompt, so num_generations must be at least "
             f"{smallest}, not {G}."
         )
-    check_ranges(config, flatten(config))
+    check_ranges(config, every_value(config))
     _check_schedule(config.optim, algorithm.schedule)
     if algorithm.smallest_group > G:
         raise InputError(
@@ -76,7 +74,7 @@ def _check_sizes(config: TrainConfig) -> None:
     Raises:
         InputError: names it.
     """
-    for name, value in flatten(config).items():
+    for name, value in every_value(config).items():
         if isinstance(value, int) and name != "seed" and abs(value) >= 2**31:
             raise InputError(f"{name} is beyond 2^31; no machine holds that.")
         for text in value if isinstance(value, list) else [value]:
@@ -111,7 +109,10 @@ def _check_scores(config: TrainConfig) -> None:
 
 
 def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
-    if not Selection.of(config.algorithm).draws:
+    if config.algorithm.train_on not in SELECTIONS:
+        was = lost("train_on", config.algorithm.train_on)
+        raise InputError(f"train_on must be all, exact or compute-optimal, not {config.algorithm.train_on!r}.{was}")
+    if not _draws(config):
         return
     entry, told = BASELINES[algorithm.baseline], f"train_on {config.algorithm.train_on!r}"
     if "norm2_PG" in entry.needs and config.scores.score_norms == "exact":
@@ -138,11 +139,7 @@ def _check_ratio(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def _check_sampler(rollout: RolloutConfig) -> None:
-    if 0 < rollout.importance_sampling_clip_max < 1:
-        raise InputError(
-            f"importance_sampling_clip_max is {rollout.importance_sampling_clip_max}; below 1 it would cut "
-            "weights that need no correction. Set it to at least 1, or to 0 for weights that are not truncated."
-        )
+    _ = rollout.clip_max  # which refuses what cannot be read
     if rollout.sampler == "vllm" and rollout.temperature < LEAST_TEMPERATURE:
         raise InputError(
             f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {rollout.temperature}; raise it, "
@@ -153,6 +150,11 @@ def _check_sampler(rollout: RolloutConfig) -> None:
 def _check_prompts(rollout: RolloutConfig) -> None:
     if rollout.dynamic_sampling and rollout.num_generations < 2:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
+
+
+def _draws(config: TrainConfig) -> bool:
+    """Whether outputs are drawn, and count in proportion."""
+    return config.algorithm.train_on == "compute-optimal"
 
 
 def _micro_batches(rollout: RolloutConfig) -> MicroBatches:
@@ -199,8 +201,7 @@ def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
         InputError: the sampler cannot be had.
     """
     known_early = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
-    selection = Selection.of(config.algorithm)
-    features = selection.draws or (selection.rule == "exact" and known_early)
+    features = _draws(config) or (config.algorithm.train_on == "exact" and known_early)
     return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features)
 
 
@@ -211,7 +212,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         InputError: the optimizer or the schedule refuses its settings, the model's scores cannot be taken, or the
             sampler cannot be had.
     """
-    rehearse(policy, "set lora_target_modules to q_proj, k_proj, v_proj, o_proj")
+    rehearse(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)
     iterations, micro_batches = config.algorithm.num_iterations, _micro_batches(rollout)
@@ -222,11 +223,12 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             optimizer,
             algorithm.schedule,  # type: ignore[arg-type]
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
-            kl=None if optim.schedule_kl == -1 else optim.schedule_kl,
+            kl=optim.schedule_kl,
             rounds=policy.rounds,
         )
-        by_length = bool(rollout.tokens_per_micro_batch) and not Selection.of(config.algorithm).draws
-        baseline = step_baseline(algorithm.baseline, scores, by_length)
+        by_length = bool(rollout.tokens_per_micro_batch) and not _draws(config)
+        weights = RewardWeights(scores.score_norms, scores.calibration_steps)
+        baseline = StepBaseline(algorithm.baseline, weights, past_only=by_length)
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
@@ -248,7 +250,8 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         micro_batches=micro_batches,
         num_iterations=iterations,
         max_grad_norm=optim.max_grad_norm,
-        selection=Selection.of(config.algorithm),
+        train_on=config.algorithm.train_on,
+        clip_max=rollout.clip_max,
         reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
     )
 

@@ -56,5 +56,5 @@ def accumulate_loss(policy: Policy, batch: Sequences, micro_batches: MicroBatche
         share = -policy.logps(batch.at(rows_S)).logps_S.sum() / tokens
         share.backward()
         loss += share.detach().to(loss)
-    check_finite("loss of the supervised learning (warm_start_learning_rate)", loss)
+    check_finite("loss of the supervised learning (learning_rate in warm_start_args)", loss)
     return loss.item()

@@ -40,7 +40,9 @@ def stay_double():
 @pytest.fixture
 def policy():
     torch.manual_seed(0)
-    made = make_policy(PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, device="cpu"))
+    made = make_policy(
+        PolicyConfig(model_args={"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu")
+    )
     made.model.double()
     for name, p in made.model.named_parameters():
         p.requires_grad_("layernorm" in name)  # few enough for a Hessian

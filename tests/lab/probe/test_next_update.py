@@ -57,7 +57,7 @@ def test_with_a_correction_that_is_clipped(the_same_update, monkeypatch):
         return dataclasses.replace(drawn, sampler_logps_SC=told_SC)
 
     monkeypatch.setattr(TransformersSampler, "sample", off)
-    row = the_same_update("--sampler-logps", importance_sampling_clip_max=1.15)
+    row = the_same_update(sampler_correction="truncated:1.15")
     assert 0 < row["sampling/truncated_ratio"] < 1
     assert row["sampling/importance_sampling_ratio/min"] < 1.15 == row["sampling/importance_sampling_ratio/max"]
 

@@ -66,7 +66,9 @@ def main(folder, tokens, names):
     dist.init_process_group(backend="gloo")
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
-    policy = make_policy(PolicyConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, device="cpu"))
+    policy = make_policy(
+        PolicyConfig(model_args={"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}, device="cpu")
+    )
     policy.save(folder / "model")
     qwen_like(policy.tokenizer).save_pretrained(folder / "model")
     rows = rows_of(tokens)

@@ -34,7 +34,9 @@ def demonstrations(step):
 def make_model(folder: Path, hidden_size=32, layers=2, steps=400) -> Path:
     """A policy that gets about half of the sums right, as transformers saves it."""
     torch.manual_seed(0)
-    policy = make_policy(PolicyConfig(hidden_size=hidden_size, num_hidden_layers=layers, device="cpu"))
+    policy = make_policy(
+        PolicyConfig(model_args={"hidden_size": hidden_size, "num_hidden_layers": layers}, device="cpu")
+    )
     warm_start(policy, demonstrations, steps, 3e-3)
     policy.save(folder)
     qwen_like(policy.tokenizer).save_pretrained(folder)

@@ -8,10 +8,9 @@ than a group. TRL's own loss and backward are not run.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,10 +19,13 @@ from torch import Tensor, nn
 from oblrpo import estimators
 from oblrpo.adapters.plain_state import from_json, to_json
 from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_logp, own_SC, sequences_of
+from oblrpo.algorithms import Algorithm
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES, ONE_IN
 from oblrpo.policy import Logps, Policy, Sequences
-from oblrpo.scores import CalibratedProxy, Features, GroupTape, ScoreTape
+from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.scores import Features, GroupTape, ScoreTape
+from oblrpo.step import Batch, Movement, RewardWeights, StepBaseline, add_to_gradient
 
 COLUMNS = (
     "reward", "valid", "baseline", "advantage", "weight", "norm2", "length", "logit_norm2", "logp", "entropy",
@@ -45,7 +47,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Batch:
+class WholeBatch:
     """The whole batch of all processes, the same on each of them."""
 
     columns: dict[str, Tensor]
@@ -73,11 +75,11 @@ class BatchGradient:
 
     def __init__(self, policy: Policy, args: Any, accelerator: Any) -> None:
         self.policy, self.args, self.accelerator = policy, args, accelerator
-        self.entry = BASELINES[args.baseline]
-        self.prior = estimators.Prior()
-        self.proxy = CalibratedProxy()
+        self.weighted = "norm2_PG" in BASELINES[args.baseline].needs
+        compared = self.weighted and args.score_norms == "calibrated"
+        weights = RewardWeights(args.score_norms, args.calibration_steps if compared else 0)
+        self.baseline = StepBaseline(args.baseline, weights)
         self.parts: list[Scored] = []
-        self.weighted = "norm2_PG" in self.entry.needs
         part_of_group = args.per_device_train_batch_size < args.num_generations
         ahead = args.score_method == "two_pass" or part_of_group
         self.measures_ahead = self.weighted and ahead
@@ -98,16 +100,10 @@ class BatchGradient:
             DivergedError: a log-probability or a score norm is NaN or infinite.
             ValueError: a completion is empty.
         """
+        self.baseline.begin(step)
         for inputs in parts:
-            if not self._takes_norms(step):
-                with in_eval_mode(self.policy.model), torch.no_grad():
-                    self._weigh(inputs, self._logps(sequences_of(inputs), features=True))
-                continue
-            with in_eval_mode(self.policy.model), self._tape as tape:
-                logps = self._logps(sequences_of(inputs), features=True)
-                tape.record(logps.logps_S)
-                self._weigh(inputs, logps, tape)
-            tape.forget()
+            with in_eval_mode(self.policy.model):
+                inputs.update(self._weights(*self._measured(sequences_of(inputs))))
         names = ("rewards", "weight", *(name for name in MASKS if name in parts[0]))
         whole = {name: torch.cat([inputs[name] for inputs in parts]) for name in names}
         self.set_baselines(whole)
@@ -115,6 +111,22 @@ class BatchGradient:
         for inputs in parts:
             rows = slice(start, start := start + len(inputs["rewards"]))
             inputs.update(valid=whole["valid"][rows], baseline=whole["baseline"][rows])
+
+    def _measured(self, sequences: Sequences) -> tuple[Logps, Tensor | None]:
+        """What a forward tells, and score norms where this update takes them."""
+        if not self.baseline.asks_norms():
+            with torch.no_grad():
+                logps = self.policy.logps(sequences, self.args.temperature)
+            check_finite("log-probability", logps.logps_S)
+            return logps, None
+        with self._tape as tape:
+            logps = self.policy.logps(sequences, self.args.temperature)
+            check_finite("log-probability", logps.logps_S.detach())
+            tape.record(logps.logps_S)
+        norm2_S = tape.norm2()
+        check_finite("score norm", norm2_S)
+        tape.forget()
+        return logps, norm2_S
 
     def set_baselines(self, inputs: dict[str, Tensor]) -> None:
         """Set `valid`, which outputs count, and `baseline` of whole groups; without weights, of those of all processes.
@@ -124,18 +136,24 @@ class BatchGradient:
         """
         rewards_PG = inputs["rewards"].view(-1, self.args.num_generations)
         valid_PG = ~rewards_PG.isnan()
-        valid_PG &= valid_PG.sum(1, keepdim=True) >= self.entry.smallest_group
-        given: dict[str, Any] = {}
+        valid_PG &= valid_PG.sum(1, keepdim=True) >= BASELINES[self.args.baseline].smallest_group
+        own_PGT = norm2_PG = None
         if self.weighted:
-            if not self.parts:
-                self._seen = copy.deepcopy(self.prior)
-            weight_PG = inputs["weight"].view_as(rewards_PG)
-            given |= estimators.baseline_inputs(own_SC(inputs).view(*rewards_PG.shape, -1), weight_PG)
-            given["prior"] = self._seen
-        baseline_PG = estimators.baseline(self.args.baseline, rewards_PG, valid_PG=valid_PG, **given)
-        if self.weighted:
-            self._seen.observe(rewards_PG, weight_PG, valid_PG)
+            own_PGT, norm2_PG = own_SC(inputs).view(*rewards_PG.shape, -1), inputs["weight"].view_as(rewards_PG)
+        baseline_PG = self.baseline.of(rewards_PG, valid_PG, own_PGT, norm2_PG)
         inputs.update(valid=valid_PG.flatten(), baseline=baseline_PG.flatten())
+
+    def _batch(self, inputs: dict[str, Tensor], outputs: int) -> Batch:
+        """TRL's rows as a batch whose gradient is the sum of advantages times scores over so many outputs."""
+        shape = -1, min(self.args.num_generations, len(inputs["rewards"]))
+        rewards_PG, held_PG = inputs["rewards"].view(shape), None
+        valid_PG, algorithm = ~rewards_PG.isnan(), Algorithm(self.args.baseline)
+        if "baseline" in inputs:  # groups that are too small have been left out
+            valid_PG, held_PG = inputs["valid"].view(shape), inputs["baseline"].view(shape)
+            algorithm = Algorithm("none")
+        batch = Batch.of(sequences_of(inputs), rewards_PG, valid_PG, algorithm)
+        count_PG = torch.full_like(batch.count_PG, outputs)
+        return replace(batch, prompts=1, count_PG=count_PG, baseline_PG=held_PG)
 
     def add(self, inputs: dict[str, Tensor], outputs: int, step: int) -> Tensor:
         """Add one micro-batch's share to the gradient; return the mean advantage of its outputs.
@@ -150,55 +168,43 @@ class BatchGradient:
             DivergedError: a log-probability, a score norm or a gradient is NaN or infinite.
             ValueError: a completion is empty.
         """
-        known = "baseline" in inputs
-        sequences, exact = sequences_of(inputs), self._takes_norms(step) and not known
-        with in_eval_mode(self.policy.model), self._tape if exact else self._group_tape as tape:
-            logps = self._logps(sequences, features=not known)
-            tape.record(logps.logps_S)
-            if not known:
-                self._weigh(inputs, logps, tape)
-                self.set_baselines(inputs)
-            advantage_S = torch.where(inputs["valid"], inputs["rewards"] - inputs["baseline"], 0)
-            group_norm2_P = self._accumulate(tape, -advantage_S / outputs)
-        found = inputs | {
+        if not self.parts:
+            self.baseline.begin(None if "baseline" in inputs else step)
+        batch = self._batch(inputs, outputs)
+        tape = self._tape if self.baseline.asks_norms(batch) else self._group_tape
+        with in_eval_mode(self.policy.model):
+            part = add_to_gradient(batch, self.policy, self.args.temperature, tape, self.baseline)
+        advantage_S = torch.where(batch.valid_PG, batch.rewards_PG - part.baseline_PG, 0).flatten()
+        logps, sequences = part.logps, batch.sequences
+        columns = inputs | {
+            "valid": batch.valid_PG.flatten(),
+            "baseline": torch.where(batch.valid_PG, part.baseline_PG, inputs["rewards"].view(batch.shape)).flatten(),
             "reward": inputs["rewards"],
             "advantage": advantage_S,
             "length": sequences.lengths_S,
             "logp": logps.logps_S,
-            "entropy": (logps.entropy_SC * sequences.own_SC).sum(1),
+            "entropy": (logps.entropy_SC * logps.own_SC).sum(1),
         }
+        if self.weighted and batch.baseline_PG is None:
+            columns |= self._weights(logps, part.norm2_S)
         unknown_S = torch.full_like(logps.logps_S, math.nan)
-        columns = [found.get(name, unknown_S).detach().to(torch.float64) for name in COLUMNS]
-        self.parts.append(Scored(sequences, own_logp(sequences, logps), torch.stack(columns, 1), group_norm2_P))
+        table_SK = torch.stack([columns.get(name, unknown_S).detach().to(torch.float64) for name in COLUMNS], 1)
+        norm2_P = self._complete_groups(part.group_norm2_P, len(advantage_S))
+        self.parts.append(Scored(sequences, own_logp(sequences, logps), table_SK, norm2_P))
         return advantage_S.mean()
 
-    def _takes_norms(self, step: int) -> bool:
-        """Whether this update measures score norms, to weigh by or to learn from."""
-        return self.weighted and (self.args.score_norms == "exact" or step % self.args.calibration_steps == 0)
+    def _weights(self, logps: Logps, norm2_S: Tensor | None) -> dict[str, Tensor]:
+        """The weights that the baseline takes, and what they come from: exact norms, features of the draws."""
+        columns = {"weight": self.baseline.weights.of(logps, norm2_S)}
+        if norm2_S is not None:
+            columns["norm2"] = norm2_S
+        if not self.baseline.weights.exact:
+            columns["logit_norm2"] = logps.features.logit_norm2_S
+        return columns
 
-    def _logps(self, sequences: Sequences, features: bool) -> Logps:
-        features &= self.weighted and self.args.score_norms == "calibrated"
-        logps = self.policy.logps(sequences, self.args.temperature, features=features)
-        check_finite("log-probability", logps.logps_S.detach())
-        return logps
-
-    def _weigh(self, inputs: dict[str, Tensor], logps: Logps, tape: ScoreTape | GroupTape | None = None) -> None:
-        """Set the weights that the baseline takes, and what they come from: exact norms, features of the draws."""
-        if isinstance(tape, ScoreTape):
-            inputs["norm2"] = tape.norm2()
-            check_finite("score norm", inputs["norm2"])
-        if logps.features is None:
-            inputs["weight"] = inputs["norm2"]
-        else:
-            inputs["logit_norm2"] = logps.features.logit_norm2_S
-            inputs["weight"] = self.proxy.predict(logps.features)
-
-    def _accumulate(self, tape: ScoreTape | GroupTape, coef_S: Tensor) -> Tensor:
-        """Add to the gradient; return the squared norm of each group's share, as far as groups are complete."""
-        G, rows = self.args.num_generations, len(coef_S)
-        norm2_P = tape.accumulate(coef_S, min(G, rows))
-        tape.forget()
-        check_finite("gradient of a prompt", norm2_P)
+    def _complete_groups(self, norm2_P: Tensor, rows: int) -> Tensor:
+        """The squared norm of each group's share of the gradient, of the groups that are complete."""
+        G = self.args.num_generations
         if rows >= G:
             return norm2_P
         if (len(self.parts) + 1) * rows % G:
@@ -211,7 +217,7 @@ class BatchGradient:
         self.policy.model.zero_grad(set_to_none=True)
         return torch.tensor([norm2], dtype=torch.float64, device=norm2_P.device)
 
-    def finish(self) -> Batch:
+    def finish(self) -> WholeBatch:
         """Average the gradient over processes, and measure it; every process gets the same.
 
         Raises:
@@ -236,7 +242,7 @@ class BatchGradient:
         columns = dict(zip(COLUMNS, table_SK.unbind(1), strict=True))
         rows = len(self.parts[0].table_SK) * (len(self.parts) if self.measures_ahead else 1)
         agreement = self._learn(columns, rows, G)
-        return Batch(columns, G, estimators.moments(group_norm2_P, norm2), float(norm2), agreement)
+        return WholeBatch(columns, G, estimators.moments(group_norm2_P, norm2), float(norm2), agreement)
 
     def _learn(self, columns: dict[str, Tensor], rows: int, group_size: int) -> float:
         """Make the whole batch, seen by every process, part of the past; return the calibrated proxy's agreement."""
@@ -244,12 +250,12 @@ class BatchGradient:
             return math.nan  # a baseline without weights remembers nothing
         parts = [columns[name].view(-1, rows // group_size, group_size) for name in ("reward", "weight", "valid")]
         for rewards_PG, weight_PG, valid_PG in zip(*parts, strict=True):  # as many rows at a time as were seen at once
-            self.prior.observe(rewards_PG, weight_PG, valid_PG)
-        self.prior.next_step()
+            self.baseline.prior.observe(rewards_PG, weight_PG, valid_PG)
+        self.baseline.prior.next_step()
         if self.args.score_norms == "exact" or bool(columns["norm2"].isnan().any()):
             return math.nan
         features = Features(*(columns[name].float() for name in ("length", "logit_norm2", "logp", "entropy")))
-        return self.proxy.observe(features, columns["norm2"], group_size, columns["valid"].bool())
+        return self.baseline.weights.calibrated.observe(features, columns["norm2"], group_size, columns["valid"].bool())
 
     def forget(self) -> None:
         """Let go of the batch."""
@@ -267,34 +273,30 @@ class BatchGradient:
             if len(part.logp_SC[rows]):
                 chosen.append(part.sequences.at(rows))
                 before.append(part.logp_SC[rows])
-        # Where the policy rounds, the schedule compares forwards of these rows alone (`SNRSchedule`).
-        before_SC = 0.0 if self.policy.rounds else self._filled(before)
+        sequences = Sequences.join(chosen)
+        width = sequences.own_SC.shape[1]
+
+        def before_SC() -> Tensor:
+            return torch.cat([nn.functional.pad(rows, (0, width - rows.shape[1]))[:, :width] for rows in before])
+
+        rows_at_once = MicroBatches(self.args.per_device_train_batch_size)
+        change = Movement(self.policy, self.args.temperature, rows_at_once).of(sequences, before_SC)
 
         def change_SC() -> Tensor:
-            mine_SC = self._logp_SC(chosen) - before_SC
+            with in_eval_mode(self.policy.model):
+                mine_SC = change()
             all_SC: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(mine_SC, dim=1))
             return all_SC
 
         return change_SC
 
-    @torch.no_grad()
-    def _logp_SC(self, chosen: list[Sequences]) -> Tensor:
-        with in_eval_mode(self.policy.model):
-            return self._filled([own_logp(rows, self.policy.logps(rows, self.args.temperature)) for rows in chosen])
-
-    def _filled(self, logp_SC: list[Tensor]) -> Tensor:
-        """Rows of several micro-batches as one rectangle."""
-        width = max(part.logp_SC.shape[1] for part in self.parts)
-        return torch.cat([nn.functional.pad(rows, (0, width - rows.shape[1])) for rows in logp_SC])
-
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, for JSON."""
-        return {"prior": to_json(self.prior.state_dict()), "proxy": to_json(self.proxy.state_dict())}
+        return {name: to_json(state) for name, state in self.baseline.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
-        self.prior.load_state_dict(from_json(state["prior"]))
-        self.proxy.load_state_dict(from_json(state["proxy"]))
+        self.baseline.load_state_dict({name: from_json(part) for name, part in state.items()})
 
 
 def total(grad: Tensor | None, before: Tensor | None) -> Tensor | None:

@@ -6,7 +6,6 @@ It needs no series of TRL that it knows: where another TRL, or anything else, ma
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -21,11 +20,9 @@ from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.scores import ScoreTape, UnsupportedModelError
+from oblrpo.step.ledger import gram_of, ledger_metrics, ledger_of, two_sketches
 
 LOGGER = logging.getLogger(__name__)
-
-DIRECTIONS, DIMENSIONS = 8, 2048
-"""The size of each of the two independent sketches that inner products come from; see `ScoreTape.sketch`."""
 
 
 class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
@@ -180,36 +177,25 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         rows_S = keep_P.repeat_interleave(G)
         inputs = estimators.baseline_inputs(mask_PGT[keep_P], norm2_PG[keep_P])
         rewards_PG, valid_PG = rewards_PG[keep_P], valid_PG[keep_P]
-        every = estimators.under_every_baseline(rewards_PG, inputs, valid_PG=valid_PG, prior=self._prior)
+        ledger = ledger_of(gram_KSS[:, rows_S][:, :, rows_S], rewards_PG, valid_PG, inputs, self._prior)
         self._prior.observe(rewards_PG, norm2_PG[keep_P], valid_PG)
         self._prior.next_step()
-        found = estimators.ledger(
-            gram_KSS[:, rows_S][:, :, rows_S],
-            {name: advantages_PG / divisor_PG for name, (advantages_PG, divisor_PG) in every.items()},
-            rewards_PG,
-            {name: BASELINES[name].unbiased for name in every},
-            valid_PG=valid_PG,
-        )
-        values = {f"variance/{name}": entry.variance for name, entry in found.entries.items()}
-        values |= {f"signal2/{name}": entry.signal2 for name, entry in found.entries.items()}
-        return prompts, values | {"variance_between_prompts": found.between}
+        return prompts, ledger_metrics(ledger)
 
     def _score(self, batch: dict[str, Tensor], step: int, G: int) -> tuple[Tensor, Tensor, Tensor]:
         """Two estimates of the scores' inner products, (2, S, S), exact squared norms (P, G), and the tokens' mask."""
         size = max(1, self._trainer.args.per_device_train_batch_size)
         tensors = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-        sketches, norms = defaultdict[int, list[Tensor]](list), []
+        sketches, norms = [], []
         for start in range(0, len(batch["prompt_ids"]), size):
             part = {key: batch[key][start : start + size] for key in tensors if key in batch}
             with in_eval_mode(self._policy.model), torch.enable_grad(), self._tape as tape:
                 tape.record(self._policy.logps(sequences_of(part), self._trainer.temperature).logps_S)
             norms.append(tape.norm2())
-            for which in range(2):
-                sketches[which].append(tape.sketch(2 * step + which, DIRECTIONS, DIMENSIONS).double())
+            sketches.append([sketch_SL.double() for sketch_SL in two_sketches(tape, step)])
         self._tape.forget()
-        norm2_S, sketch_KSL = torch.cat(norms).double(), torch.stack([torch.cat(sketches[which]) for which in range(2)])
-        gram_KSS = sketch_KSL @ sketch_KSL.mT
-        gram_KSS = gram_KSS.diagonal_scatter(norm2_S.expand(2, -1), dim1=1, dim2=2)  # known exactly
+        norm2_S = torch.cat(norms).double()
+        gram_KSS = gram_of([torch.cat(blocks) for blocks in zip(*sketches, strict=True)], norm2_S)
         mask = batch["completion_mask"] * batch.get("tool_mask", 1)
         return gram_KSS, norm2_S.view(-1, G), mask.view(-1, G, mask.shape[1])
 

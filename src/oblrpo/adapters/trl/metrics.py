@@ -10,7 +10,7 @@ import torch
 from oblrpo import estimators
 
 if TYPE_CHECKING:
-    from oblrpo.adapters.trl.gradient import Batch
+    from oblrpo.adapters.trl.gradient import WholeBatch
 
 
 def finite(value: float) -> float:
@@ -18,7 +18,7 @@ def finite(value: float) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def batch_metrics(batch: Batch) -> dict[str, float]:
+def batch_metrics(batch: WholeBatch) -> dict[str, float]:
     """What baselines, norms and tokens of a batch were like."""
     columns = batch.columns
     valid_S = columns["valid"].bool()

@@ -14,7 +14,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from oblrpo.adapters.trl.checks import check_trainer
 from oblrpo.adapters.trl.config import OBLRPOConfig
-from oblrpo.adapters.trl.gradient import Batch, BatchGradient
+from oblrpo.adapters.trl.gradient import BatchGradient, WholeBatch
 from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
 from oblrpo.adapters.trl.rows import in_eval_mode, policy_of
 from oblrpo.errors import DivergedError, InputError
@@ -160,7 +160,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._watched = self._buffered_inputs = None
         self._step = 0
 
-    def _set_rate(self, batch: Batch) -> None:
+    def _set_rate(self, batch: WholeBatch) -> None:
         """Log the batch, set the rate of the update that comes next, and get ready to measure it."""
         self._log_outputs(batch)
         schedule = self._schedule
@@ -204,12 +204,12 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for key, value in metrics.items():
             self._metrics["train"][key].append(finite(value))
 
-    def _log_outputs(self, batch: Batch) -> None:
+    def _log_outputs(self, batch: WholeBatch) -> None:
         """Put the advantages that are used in the place of TRL's, with baseline and score norm beside them."""
         columns = {key: value.tolist() for key, value in batch.columns.items()}
         self._logs["advantages"].extend(columns["advantage"])  # which holds one batch: TRL's drop out
         self._logs["extra"]["baseline"].extend(columns["baseline"])
-        if self._gradient.entry.needs:
+        if self._gradient.weighted:
             self._logs["extra"]["score_norm2"].extend(columns["weight"])
 
     # ---- checkpoints ----

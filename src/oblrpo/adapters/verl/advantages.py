@@ -21,6 +21,7 @@ from oblrpo import estimators
 from oblrpo.adapters.verl.prompt_rows import PromptRows
 from oblrpo.adapters.verl.settings import ESTIMATORS
 from oblrpo.errors import InputError
+from oblrpo.step import StepBaseline
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Scored:
 
     norm2_S: Tensor
     """Squared score norms, or the weights that stand for them, in the batch's order."""
-    prior: estimators.Prior
+    baseline: StepBaseline
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the baseline, which the estimator puts here."""
 
@@ -68,9 +69,7 @@ def _advantages(
     rewards_PG = groups.take(token_level_rewards.double().sum(-1))
     norm2_PG = groups.take(known.norm2_S.double())
     valid_PG = groups.valid_PG
-    inputs = estimators.baseline_inputs(groups.take(response_mask), norm2_PG)
-    baseline_PG = estimators.baseline(baseline, rewards_PG, valid_PG=valid_PG, prior=known.prior, **inputs)
-    known.prior.observe(rewards_PG, norm2_PG, valid_PG)
+    baseline_PG = known.baseline.of(rewards_PG, valid_PG, groups.take(response_mask), norm2_PG)
     advantage_S = groups.put(torch.where(valid_PG, rewards_PG - baseline_PG, 0)).to(token_level_rewards)
     advantages = advantage_S[:, None] * response_mask
     known.metrics |= _metrics(baseline_PG, norm2_PG, rewards_PG, valid_PG)

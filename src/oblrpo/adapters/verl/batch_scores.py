@@ -15,8 +15,8 @@ from oblrpo.adapters.verl.prompt_rows import PADDING, PromptRows
 from oblrpo.adapters.verl.scoring import FEATURES, GRAM, NORM2, SKETCH
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES
 from oblrpo.scores import CalibratedProxy, Features
+from oblrpo.step.ledger import gram_of, ledger_metrics, ledger_of
 
 
 class BatchScores:
@@ -140,28 +140,15 @@ class BatchScores:
         """
         groups, valid_PG = self.groups, self.groups.valid_PG
         assert self._sketch is not None
-        sketch_KSL = groups.take(self._sketch.double()).flatten(0, 1).transpose(0, 1)
-        norm2_PG = groups.take(self.norm2_S.double())
-        gram_KSS = sketch_KSL @ sketch_KSL.mT
-        gram_KSS = gram_KSS.diagonal_scatter(norm2_PG.flatten().expand(len(gram_KSS), -1), dim1=1, dim2=2)
         rewards_PG = groups.take(data[rewards].to_padded_tensor(0).double().sum(1))
-        mask_PGT = groups.take(data["response_mask"].to_padded_tensor(0).double())
-        inputs = estimators.baseline_inputs(mask_PGT, norm2_PG)
-        every = estimators.under_every_baseline(rewards_PG, inputs, valid_PG=valid_PG, prior=prior)
-        coefs = {name: advantages_PG / divisor_PG for name, (advantages_PG, divisor_PG) in every.items()}
-        unbiased = {name: BASELINES[name].unbiased for name in coefs}
-        known = valid_PG.any(1)
-        keep = known.repeat_interleave(groups.size)
-        result = estimators.ledger(
-            gram_KSS[:, keep][:, :, keep],
-            {name: coef_PG[known] for name, coef_PG in coefs.items()},
-            rewards_PG[known],
-            unbiased,
-            valid_PG=valid_PG[known],
-        )
-        metrics = {f"critic/variance/{name}": entry.variance for name, entry in result.entries.items()}
-        metrics |= {f"critic/signal2/{name}": entry.signal2 for name, entry in result.entries.items()}
-        return metrics | {"critic/variance_between_prompts": result.between}
+        own_PGT, norm2_PG = groups.take(data["response_mask"].to_padded_tensor(0).double()), groups.take(self.norm2_S)
+        sketches = groups.take(self._sketch.double()).flatten(0, 1).unbind(1)
+        known_P = valid_PG.any(1)
+        rows_S = known_P.repeat_interleave(groups.size)
+        gram_KSS = gram_of(sketches, norm2_PG.flatten())[:, rows_S][:, :, rows_S]
+        inputs = estimators.baseline_inputs(own_PGT[known_P], norm2_PG[known_P].double())
+        ledger = ledger_of(gram_KSS, rewards_PG[known_P], valid_PG[known_P], inputs, prior)
+        return {f"critic/{name}": value for name, value in ledger_metrics(ledger).items()}
 
 
 def _dense(column: Tensor) -> Tensor:

@@ -15,16 +15,15 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
-from oblrpo import estimators
 from oblrpo.adapters.plain_state import from_json, to_json
 from oblrpo.adapters.verl.advantages import Scored, scored
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.checks import check_choice, check_config
 from oblrpo.adapters.verl.prompt_rows import place_on_ranks
-from oblrpo.adapters.verl.settings import read_settings
+from oblrpo.adapters.verl.settings import ESTIMATORS, read_settings
 from oblrpo.adapters.verl.worker import OBLRWorker
 from oblrpo.errors import InputError
-from oblrpo.scores import CalibratedProxy
+from oblrpo.step import RewardWeights, StepBaseline
 
 
 @register_trainer("oblr_po")
@@ -45,8 +44,8 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
             config.actor_rollout_ref.oblrpo = config.get("oblrpo") or {}  # all that workers are given
             config.trainer.v1.trainer_mode = "sync"  # verl asks for this name in several places
         super().__init__(config)
-        self._prior = estimators.Prior()
-        self._proxy = CalibratedProxy()
+        name = ESTIMATORS.get(str(config.algorithm.adv_estimator), "oblr")  # verl's own estimators ask for none
+        self._baseline = StepBaseline(name, RewardWeights("calibrated" if self._oblrpo.calibrated else "exact"))
         self._group_norm2: list[float] | None = None
 
     def _init_resource_pool_mgr(self) -> None:
@@ -105,12 +104,13 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = ["uid", "response_mask", *self._scores.columns]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         self._scores.take(data)
-        known = Scored(self._scores.weight_S(self._proxy), self._prior)
+        self._baseline.begin(self.global_steps)
+        known = Scored(self._scores.weight_S(self._baseline.weights.calibrated), self._baseline)
         with scored(known):
             batch = super()._compute_advantage(batch, metrics)
         metrics.update(known.metrics)
         if self._oblrpo.calibrated and self._scores.exact:
-            agreement = self._scores.teach(self._proxy)
+            agreement = self._scores.teach(self._baseline.weights.calibrated)
             metrics.update({} if math.isnan(agreement) else {"critic/score_norm2/agreement_calibrated": agreement})
         rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
         fields = ["advantages", "response_mask", rewards]
@@ -118,7 +118,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         scale = self._loss_scale()
         self._group_norm2 = self._scores.group_norm2(after, scale) if self._oblrpo.needs_moments else None
         if self._scores.takes_ledger:
-            metrics.update(self._scores.ledger(after, rewards, self._prior))
+            metrics.update(self._scores.ledger(after, rewards, self._baseline.prior))
         return batch
 
     def _loss_scale(self) -> float:
@@ -135,7 +135,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         batch = super()._update_actor(batch, metrics)
         for key in ("oblrpo_mean_length", "oblrpo_group_norm2"):
             batch.extra_info.pop(key, None)
-        self._prior.next_step()
+        self._baseline.end_step()
         return batch
 
     def _state_file(self, folder: Path) -> Path:
@@ -145,7 +145,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         """Save as verl does, our file first, because verl ends by naming the checkpoint as the latest."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
-        state = {"prior": to_json(self._prior.state_dict()), "proxy": to_json(self._proxy.state_dict())}
+        state = {name: to_json(part) for name, part in self._baseline.state_dict().items()}
         self._state_file(folder).write_text(json.dumps(state))
         super()._save_checkpoint()
 
@@ -166,8 +166,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         if not file.exists():
             raise InputError(f"{file} is missing: the checkpoint was written without oblr_po, or by an earlier oblrpo.")
         state = json.loads(file.read_text())
-        self._prior.load_state_dict(from_json(state["prior"]))
-        self._proxy.load_state_dict(from_json(state["proxy"]))
+        self._baseline.load_state_dict({name: from_json(part) for name, part in state.items()})
 
 
 def _uid(key: str) -> str:

@@ -7,51 +7,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oblrpo.policy import Logps
 from oblrpo.scores import PROXIES, CalibratedProxy, Features, agreement
-from oblrpo.settings import ScoresConfig
 
 SCORE_NORMS = ("exact", *PROXIES, "calibrated")
 """What the setting `score_norms` may be."""
 
 
-class ScoreNorms:
+class RewardWeights:
     """Chooses the weights of a batch, and follows how well every proxy would have done.
 
     Args:
-        config: settings that say which weights to take, and how often to compare them with exact norms.
-        weighted: whether the baseline takes weights; if not, norms only serve as metrics.
+        name: one of `SCORE_NORMS`.
+        every: exact norms and proxies are both taken, and compared, in every so many steps; 0 never.
     """
 
-    def __init__(self, config: ScoresConfig, weighted: bool) -> None:
-        self.name, self.every = config.score_norms, config.calibration_steps
-        self.always = weighted and self.name == "exact"
+    def __init__(self, name: str = "exact", every: int = 0) -> None:
+        self.exact, self.every = name == "exact", every
+        self._name = "logit" if self.exact else name  # the proxy, where no norm is known yet
         self.calibrated = CalibratedProxy()
 
-    def compares(self, step: int) -> bool:
+    def compares(self, step: int | None) -> bool:
         """Whether exact norms and proxies are both taken in this step."""
-        return self.every > 0 and step % self.every == 0
+        return step is not None and self.every > 0 and step % self.every == 0
 
-    def needs_norms(self, step: int) -> bool:
-        """Whether exact norms are taken in this step."""
-        return self.always or self.compares(step)
-
-    def needs_features(self, step: int) -> bool:
-        """Whether the forward must return the features that proxies use."""
-        return self.name != "exact" or self.compares(step)
-
-    def of(self, features: Features | None, norm2_S: Tensor | None) -> Tensor:
+    def of(self, logps: Logps, norm2_S: Tensor | None) -> Tensor:
         """The weights, (S,). Those of a proxy depend on the completion and on earlier steps only."""
-        if self.name == "exact":
+        if self.exact:
             assert norm2_S is not None
             return norm2_S
-        assert features is not None
-        return self._proxy(self.name, features)
+        return self.by_proxy(logps.features)
 
-    def without_norms(self, features: Features) -> Tensor:
+    def by_proxy(self, features: Features, name: str = "") -> Tensor:
         """Weights before any norm is known, (S,): the proxy of the settings, or the logit norm where that is none."""
-        return self._proxy("logit" if self.name == "exact" else self.name, features)
+        name = name or self._name
+        return self.calibrated.predict(features) if name == "calibrated" else PROXIES[name](features)
 
-    def observe(
+    def compare(
         self,
         features: Features,
         norm2_S: Tensor,
@@ -60,12 +52,9 @@ class ScoreNorms:
         count_S: Tensor | None = None,
     ) -> dict[str, float]:
         """Return how well every proxy agrees with the exact norms; the calibrated one learns from them afterwards."""
-        found = {name: agreement(self._proxy(name, features), norm2_S, group_size, valid_S) for name in PROXIES}
-        found["calibrated"] = self.calibrated.observe(features, norm2_S, group_size, valid_S, count_S)
-        return {f"score_norm2/agreement_{name}": value for name, value in found.items()}
-
-    def _proxy(self, name: str, features: Features) -> Tensor:
-        return self.calibrated.predict(features) if name == "calibrated" else PROXIES[name](features)
+        agreements = {name: agreement(self.by_proxy(features, name), norm2_S, group_size, valid_S) for name in PROXIES}
+        agreements["calibrated"] = self.calibrated.observe(features, norm2_S, group_size, valid_S, count_S)
+        return {f"score_norm2/agreement_{name}": value for name, value in agreements.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the calibrated proxy."""

@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+from oblrpo import estimators
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.errors import InputError
 from oblrpo.estimators import selection as chances
@@ -13,13 +14,13 @@ from oblrpo.estimators import systematic
 from oblrpo.rollout import TransformersSampler
 from oblrpo.rollout.vllm import features_of_logps
 from oblrpo.scores import ScoreTape
-from oblrpo.settings import AlgorithmConfig, ScoresConfig
-from oblrpo.trainer import selection
+from oblrpo.settings import AlgorithmConfig, ScoresConfig, TrainConfig
+from oblrpo.step import selection
+from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import step_metrics
-from oblrpo.trainer.results import Step
-from oblrpo.trainer.selection import Selection
+from oblrpo.trainer.setup import check
 from tests.estimators.test_selection import starts_of_intervals
-from tests.trainer.learners import learner_of
+from tests.trainer.learners import learner_of, sampled
 
 P, G, LONGEST = 3, 3, 4
 LOGIT = ScoresConfig(score_norms="logit", ledger_steps=0)
@@ -70,18 +71,18 @@ def keep_seldom(monkeypatch):
 def every_draw(learner, batch, drawn_at):
     """Numbers for the draws, with the probability of what they lead to."""
     seen = []
-    find = Selection._chances
+    find = estimators.chances_of_least_work
 
-    def noted(self, *inputs):
-        seen.append(find(self, *inputs))
+    def noted(*inputs):
+        seen.append(find(*inputs))
         return seen[-1]
 
-    Selection._chances = noted
+    estimators.chances_of_least_work = noted
     drawn_at(torch.full((P, 1), 1 - 1e-6, dtype=torch.float64))  # keeps something
     try:
         learner.gradient(batch, 1)
     finally:
-        Selection._chances = find
+        estimators.chances_of_least_work = find
     rows = []
     for chance_G in seen[0].chance_PG:
         edges = starts_of_intervals(chance_G)
@@ -115,14 +116,14 @@ def test_the_mean_over_all_draws_is_the_gradient_of_all(
     whole = learner_for(tiny_policy, algorithm, **settings, train_on="all")
     if "tokens_per_micro_batch" in settings:  # whose prior would be of earlier steps alone
         whole = learner_for(tiny_policy, algorithm, train_on="all")
-    moments = whole.gradient(whole.batch(rollouts, rewards_PG, valid_PG), 1)[0].moments
+    moments = whole.gradient(whole.batch(sampled(rollouts, rewards_PG, valid_PG)), 1).moments
     expected = flat(tiny_policy)
     learner = learner_for(tiny_policy, algorithm, **settings, train_on="compute-optimal")
-    batch = learner.batch(rollouts, rewards_PG, valid_PG)
+    batch = learner.batch(sampled(rollouts, rewards_PG, valid_PG))
     mean, total, shares, signal2 = torch.zeros_like(expected), 0.0, set(), 0.0
     for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
         drawn_at(uniform_P1)
-        gradient, _ = learner.gradient(batch, 1)
+        gradient = learner.gradient(batch, 1)
         mean += probability * flat(tiny_policy)
         total += probability
         shares.add(round(gradient.trained, 6))
@@ -141,14 +142,14 @@ def test_with_log_probabilities_alone_and_their_correction_the_mean_stays(tiny_p
     logps_SC = (tiny_policy.logps(rollouts.sequences).logp_SC.detach() + off_SC).clamp(max=-1e-3)
     features = features_of_logps(logps_SC, rollouts.sequences.own_SC)
     rollouts = dataclasses.replace(rollouts, sampler_logps_SC=logps_SC, features=features)
-    whole = learner_for(tiny_policy, "rloo", train_on="all", sampler_logps=True)
-    whole.gradient(whole.batch(rollouts, rewards_PG), 1)
+    whole = learner_for(tiny_policy, "rloo", train_on="all", sampler_correction="truncated")
+    whole.gradient(whole.batch(sampled(rollouts, rewards_PG)), 1)
     expected, mean = flat(tiny_policy), 0.0
-    learner = learner_for(tiny_policy, "rloo", train_on="compute-optimal", sampler_logps=True)
-    batch = learner.batch(rollouts, rewards_PG)
+    learner = learner_for(tiny_policy, "rloo", train_on="compute-optimal", sampler_correction="truncated")
+    batch = learner.batch(sampled(rollouts, rewards_PG))
     for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
         drawn_at(uniform_P1)
-        gradient, _ = learner.gradient(batch, 1)
+        gradient = learner.gradient(batch, 1)
         mean += probability * flat(tiny_policy)
     assert gradient.trained < 1
     torch.testing.assert_close(mean, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
@@ -157,8 +158,8 @@ def test_with_log_probabilities_alone_and_their_correction_the_mean_stays(tiny_p
 def test_a_step_says_what_it_trained_on_and_what_that_added(tiny_policy, rollouts, rewards_PG):
     learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="compute-optimal")
     torch.manual_seed(0)
-    updates = learner.learn(rollouts, rewards_PG, step=1)
-    metrics = step_metrics(1, Step(rollouts, rewards_PG, torch.ones(P, G, dtype=torch.bool), updates), 0)
+    updates = learner.learn(sampled(rollouts, rewards_PG), step=1)
+    metrics = step_metrics(1, StepResult(rollouts, rewards_PG, torch.ones(P, G, dtype=torch.bool), updates), 0)
     assert 0 < metrics["completions/trained_ratio"] < 1
     assert metrics["added_variance"] == updates[0].gradient.batch.draw.added > 0
     everything = tiny_policy.logps(rollouts.sequences).entropy_SC * rollouts.sequences.own_SC
@@ -176,24 +177,24 @@ def test_the_ledger_measures_the_variance_that_leaving_out_adds(
     valid_PG = torch.ones(P, G, dtype=torch.bool)
     valid_PG[1, 1] = False
     whole = learner_for(tiny_policy, algorithm, train_on="all")
-    whole.gradient(whole.batch(rollouts, rewards_PG, valid_PG), 1)
+    whole.gradient(whole.batch(sampled(rollouts, rewards_PG, valid_PG)), 1)
     expected = flat(tiny_policy)
     learner = learner_for(tiny_policy, algorithm, scores, train_on="compute-optimal", exact_ledger=True)
-    batch = learner.batch(rollouts, rewards_PG, valid_PG)
+    batch = learner.batch(sampled(rollouts, rewards_PG, valid_PG))
     added = 0.0
     for uniform_P1, probability in list(every_draw(learner, batch, drawn_at)):
         drawn_at(uniform_P1)
-        gradient, _ = learner.gradient(batch, 1)
+        gradient = learner.gradient(batch, 1)
         added += probability * float((flat(tiny_policy) - expected).square().sum())
     scores_SN = torch.stack([score_of(tiny_policy, rollouts.sequences, s) for s in range(P * G)])
     coef_S = gradient.batch.draw.coef_PG.flatten().double()
     alone = float(coef_S.square() @ scores_SN.square().sum(1))
     group_PN = P * (coef_S[:, None] * scores_SN).view(P, G, -1).sum(1)
     variance = float((group_PN - group_PN.mean(0)).square().sum()) / P / (P - 1)
-    (update,) = learner.learn(rollouts, rewards_PG, valid_PG, step=3)
+    (update,) = learner.learn(sampled(rollouts, rewards_PG, valid_PG), step=3)
     assert update.further["added_variance/measured"] == pytest.approx(added / alone, rel=1e-3)
     assert update.further["added_variance/of_gradient"] == pytest.approx(added / variance, rel=1e-3)
-    assert "added_variance/measured" not in learner.learn(rollouts, rewards_PG, valid_PG, step=4)[0].further
+    assert "added_variance/measured" not in learner.learn(sampled(rollouts, rewards_PG, valid_PG), step=4)[0].further
 
 
 def test_a_step_tells_nothing_of_the_ledger_of_a_skipped_one(tiny_policy, rollouts, rewards_PG, monkeypatch):
@@ -201,8 +202,8 @@ def test_a_step_tells_nothing_of_the_ledger_of_a_skipped_one(tiny_policy, rollou
     learner = learner_for(tiny_policy, "oblrpo_shrunk", scores, train_on="compute-optimal")
     with monkeypatch.context() as patched:
         patched.setattr(ScoreTape, "accumulate", lambda *_: torch.full((P,), torch.inf))
-        assert learner.learn(rollouts, rewards_PG, step=3) == []
-    (update,) = learner.learn(rollouts, rewards_PG, step=4)
+        assert learner.learn(sampled(rollouts, rewards_PG), step=3) == []
+    (update,) = learner.learn(sampled(rollouts, rewards_PG), step=4)
     assert not [name for name in update.further if name.startswith("added_variance/")]
 
 
@@ -212,7 +213,7 @@ def test_one_seed_one_selection(tiny_policy, rollouts, rewards_PG, monkeypatch):
     for seed in (3, 3, 4, 5, 6):
         learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="compute-optimal")
         torch.manual_seed(seed)
-        kept.append(learner.gradient(learner.batch(rollouts, rewards_PG), 1)[0].batch.keep_PG)
+        kept.append(learner.gradient(learner.batch(sampled(rollouts, rewards_PG)), 1).batch.keep_PG)
     assert torch.equal(kept[0], kept[1])
     assert not all(torch.equal(kept[0], other) for other in kept[2:])
 
@@ -220,27 +221,28 @@ def test_one_seed_one_selection(tiny_policy, rollouts, rewards_PG, monkeypatch):
 def test_further_updates_keep_the_selection(tiny_policy, rollouts, rewards_PG):
     learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="compute-optimal", num_iterations=3, lr=0.02)
     torch.manual_seed(0)
-    first, *others = (update.gradient for update in learner.learn(rollouts, rewards_PG, step=1))
+    first, *others = (update.gradient for update in learner.learn(sampled(rollouts, rewards_PG), step=1))
     for other in others:
         assert torch.equal(other.batch.keep_PG, first.batch.keep_PG)
-        rho_PG = (other.logps_PG - first.logps_PG).exp()[first.batch.kept_PG]
-        torch.testing.assert_close(other.batch.rho_PG[first.batch.kept_PG], rho_PG)
-        count_N = first.batch.keep_PG[first.batch.kept_PG].double()
+        rho_PG = (other.logps_PG - first.logps_PG).exp()[first.batch.keep_PG > 0]
+        torch.testing.assert_close(other.rho_PG[first.batch.keep_PG > 0], rho_PG)
+        count_N = first.batch.keep_PG[first.batch.keep_PG > 0].double()
         rho_N = rho_PG.double()
         expected = float((count_N * rho_N).sum() ** 2 / (count_N.sum() * (count_N * rho_N**2).sum()))
-        assert other.batch.ess_ratio == pytest.approx(expected)
-    assert others[-1].batch.ess_ratio < 1
+        assert other.ess_ratio == pytest.approx(expected)
+    assert others[-1].ess_ratio < 1
 
 
 def test_exact_norms_of_what_was_drawn_teach_the_proxy(tiny_policy, rollouts, rewards_PG):
     scores = ScoresConfig(score_norms="calibrated", calibration_steps=2, ledger_steps=0)
     learner = learner_for(tiny_policy, "oblrpo_shrunk", scores, train_on="compute-optimal")
     torch.manual_seed(0)
-    assert not learner.learn(rollouts, rewards_PG, step=1)[0].further
-    (update,) = learner.learn(rollouts, rewards_PG, step=2)
-    assert {name.split("_")[-1] for name in update.further} == {"length", "length16", "logit", "calibrated"}
-    kept_PG = update.gradient.batch.kept_PG
-    assert 0 < learner.baseline.score_norms.calibrated.observed <= int(kept_PG.sum())
+    assert [*learner.learn(sampled(rollouts, rewards_PG), step=1)[0].further] == ["added_variance"]
+    (update,) = learner.learn(sampled(rollouts, rewards_PG), step=2)
+    compared = {name.split("agreement_")[-1] for name in update.further} - {"added_variance"}
+    assert compared == {"length", "length16", "logit", "calibrated"}
+    kept_PG = update.gradient.batch.keep_PG > 0
+    assert 0 < learner.baseline.weights.calibrated.observed <= int(kept_PG.sum())
     assert torch.equal(update.gradient.norm2_PG.isfinite(), kept_PG)
 
 
@@ -248,10 +250,10 @@ def test_a_sampler_that_tells_nothing_is_refused(tiny_policy, rollouts, rewards_
     learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="compute-optimal")
     silent = dataclasses.replace(rollouts, features=None)
     with pytest.raises(InputError, match="this sampler does not tell what train_on needs"):
-        learner.learn(silent, rewards_PG, step=1)
+        learner.learn(sampled(silent, rewards_PG), step=1)
 
 
 @pytest.mark.parametrize("word", ["most", "0.4", "tolerance"])
 def test_words_that_name_no_selection_are_refused(word):
     with pytest.raises(InputError, match="train_on must be all, exact or compute-optimal"):
-        Selection.of(AlgorithmConfig(train_on=word))
+        check(TrainConfig(algorithm=AlgorithmConfig(train_on=word)))

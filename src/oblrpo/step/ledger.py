@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ from oblrpo.estimators import BASELINES, Prior
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches, rows_of
 from oblrpo.scores import ScoreTape
-from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.sampler_mismatch import SamplerMismatch
+from oblrpo.step.off_policy import OffPolicyBatch, SamplerMismatch
 
 DIRECTIONS, DIMENSIONS = 8, 2048
 """The size of each of the two independent sketches that inner products come from; see `ScoreTape.sketch`."""
@@ -44,15 +44,18 @@ class VarianceLedger:
         self._taken: tuple[Tensor, Tensor] | None = None  # prompts, and their scores' inner products, until `of_draw`
         self._tape = ScoreTape(policy.model)
 
-    def metrics(self, batch: Batch, prior: Prior, step: int) -> dict[str, float]:
+    def metrics(self, batch: OffPolicyBatch, prior: Prior, step: int) -> dict[str, float]:
         """The ledger of a step as metrics, in steps that take one; else nothing."""
         self._taken = None  # an earlier step's, where that step made no update
         if not self.every or step < 1 or (step != 1 and step % self.every):
             return {}
         ledger = self.take(batch, prior, step)
-        return {} if ledger is None else ledger_metrics(ledger)
+        if ledger is None:
+            return {}
+        dimension = ledger.entries["rloo"].effective_dimension if "rloo" in ledger.entries else math.nan
+        return ledger_metrics(ledger) | {"effective_dimension": dimension}
 
-    def of_draw(self, batch: Batch) -> dict[str, float]:
+    def of_draw(self, batch: OffPolicyBatch) -> dict[str, float]:
         """What leaving outputs out added to the gradient's variance, as metrics; after `metrics` of the same batch.
 
         `measured` is over sum_j a_j^2 w_j, as the prediction is, and `of_gradient` over the variance with all outputs.
@@ -69,10 +72,10 @@ class VarianceLedger:
         alone = float(coef_PG.double().square().flatten() @ gram_SS.diagonal().double())
         advantages = {"drawn": coef_PG * len(chosen_P) * valid_PG.sum(1, keepdim=True)}
         whole = estimators.ledger(gram, advantages, batch.rewards_PG[chosen_P], {"drawn": False}, valid_PG=valid_PG)
-        found = {"measured": alone, "of_gradient": whole.entries["drawn"].variance}
-        return {f"added_variance/{name}": added / over for name, over in found.items() if over > 0}
+        variances = {"measured": alone, "of_gradient": whole.entries["drawn"].variance}
+        return {f"added_variance/{name}": added / over for name, over in variances.items() if over > 0}
 
-    def take(self, batch: Batch, prior: Prior, seed: int) -> estimators.Ledger | None:
+    def take(self, batch: OffPolicyBatch, prior: Prior, seed: int) -> estimators.Ledger | None:
         """The ledger of the prompts with outputs enough for every baseline; None where fewer than two have them.
 
         With importance weights rho, scores are rho grad log pi: their inner products, norms and all that follows.
@@ -91,49 +94,44 @@ class VarianceLedger:
         chosen_P = chosen_P[torch.cat(blocks)]  # in the order in which they go through the model
         sizes = [len(block) * G for block in blocks]
         rows_S = rows_of(chosen_P, G)
-        sequences, weight_PG = batch.sequences.at(rows_S), batch.weight_PG[chosen_P]
+        sequences = batch.sequences.at(rows_S)
         rewards_PG, valid_PG = batch.rewards_PG[chosen_P], batch.valid_PG[chosen_P]
-        outputs, plain, norms = self._pass(sequences, sizes, seed, None)
-        rho_S = None
+        outputs, gram, norm2_S = self._pass(sequences, sizes, seed)
+        longest, rho_S = sequences.own_SC.shape[1], None
         if batch.sampler_logps_SC is not None and batch.clip_max is not None:
-            longest = sequences.own_SC.shape[1]
             reported_SC = batch.sampler_logps_SC[rows_S, :longest]
-            logp_SC = torch.cat([_padded(each.logp_SC, longest) for each in outputs])
+            logp_SC = _joined([output.logp_SC for output in outputs], longest)
             rho_S = SamplerMismatch.of(logp_SC, reported_SC, sequences.own_SC).rho_S(batch.clip_max)
-            plain = _weighted(plain, rho_S)
-        self._taken = chosen_P, plain
+            gram = _weighted(gram, rho_S)
+        self._taken = chosen_P, gram
+        logit_norm2_SC = _joined([output.logit_norm2_SC for output in outputs], longest)
+        own_PGT = sequences.own_SC.view(*rewards_PG.shape, -1).to(rewards_PG)
+        inputs = estimators.baseline_inputs(own_PGT, norm2_S.view_as(rewards_PG), logit_norm2_SC.view_as(own_PGT))
+
+        def by_token(advantages_PGT: Tensor) -> Tensor:
+            weighted = self._pass(sequences, sizes, seed, advantages_PGT.flatten(0, 1))[1]
+            return weighted if rho_S is None else _weighted(weighted, rho_S)
+
         rho_PG = None if rho_S is None else rho_S.view_as(rewards_PG)
-        inputs = _inputs(outputs, norms, sequences, rewards_PG)
-        coefs, grams = {}, {}
-        every = estimators.under_every_baseline(rewards_PG, inputs, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior)
-        for name, (advantages, divisor_PG) in every.items():
-            scale_PG = weight_PG / divisor_PG
-            if BASELINES[name].by_token:
-                coefs[name] = scale_PG
-                gram = self._pass(sequences, sizes, seed, advantages.flatten(0, 1))[1]
-                grams[name] = gram if rho_S is None else _weighted(gram, rho_S)
-            else:
-                coefs[name] = advantages * scale_PG
-        plainly = bool((weight_PG == 1).all())  # a loss weighting has another mean gradient
-        unbiased = {name: BASELINES[name].unbiased and plainly for name in coefs}
-        return estimators.ledger(plain, coefs, rewards_PG, unbiased, grams, valid_PG)
+        return ledger_of(gram, rewards_PG, valid_PG, inputs, prior, rho_PG, batch.weight_PG[chosen_P], by_token)
 
     def _pass(
-        self, sequences: Sequences, sizes: list[int], seed: int, weight_SC: Tensor | None
+        self, sequences: Sequences, sizes: list[int], seed: int, weight_SC: Tensor | None = None
     ) -> tuple[list[Logps], Tensor, Tensor]:
         """The forward's results, two estimates of the (token-weighted) scores' inner products, and squared norms."""
         outputs, norms = [], []
         grams: list[Tensor] = []
-        sketches: list[list[Tensor]] = [[], []]
+        sketches: list[Sequence[Tensor]] = []
         start = 0
         for size in sizes:
             batch = sequences.at(slice(start, start + size))
             with self._tape as tape:
-                output = self.policy.logps(batch, self.temperature, features=True)
+                output = self.policy.logps(batch, self.temperature)
                 scored_S = output.logps_S
                 if weight_SC is not None:
                     weight = weight_SC[start : start + batch.count, : output.logp_SC.shape[1]]
                     scored_S = (output.logp_SC * weight.to(output.logp_SC) * batch.own_SC).sum(1)
+                check_finite("log-probability", scored_S.detach())
                 tape.record(scored_S)
             start += batch.count
             outputs.append(output.detached())
@@ -142,31 +140,70 @@ class VarianceLedger:
             if self.exact:
                 grams.append(tape.gram())
             else:
-                for which, rows in enumerate(sketches):
-                    rows.append(tape.sketch(2 * seed + which, DIRECTIONS, DIMENSIONS))
+                sketches.append(two_sketches(tape, seed))
         self._tape.forget()
         norm2_S = torch.cat(norms)
-        gram = grams[0] if self.exact else torch.stack([_gram(torch.cat(rows)) for rows in sketches])
-        diagonal = norm2_S.to(gram).expand(gram.shape[:-1])  # known exactly
-        return outputs, gram.diagonal_scatter(diagonal, dim1=-2, dim2=-1), norm2_S
+        if self.exact:
+            return outputs, with_norms(grams[0], norm2_S), norm2_S
+        return outputs, gram_of([torch.cat(blocks) for blocks in zip(*sketches, strict=True)], norm2_S), norm2_S
+
+
+def ledger_of(
+    gram: Tensor,
+    rewards_PG: Tensor,
+    valid_PG: Tensor,
+    inputs: Mapping[str, Tensor],
+    prior: Prior,
+    rho_PG: Tensor | None = None,
+    weight_PG: Tensor | None = None,
+    by_token: Callable[[Tensor], Tensor] | None = None,
+) -> estimators.Ledger:
+    """The ledger of a batch whose scores' inner products were taken; every prompt has a valid output.
+
+    Args:
+        gram: inner products of scores, (S, S), or two estimates of them, (2, S, S).
+        rewards_PG: the rewards F.
+        valid_PG: which outputs count.
+        inputs: what was measured, as `baseline_inputs` gathers it.
+        prior: what earlier steps say, for `oblr_shrunk`.
+        rho_PG: importance weights; 1 if None.
+        weight_PG: the loss weighting; 1 if None.
+        by_token: gives the inner products under advantages by token, (P, G, T).
+    """
+    weight_PG = torch.ones_like(rewards_PG) if weight_PG is None else weight_PG
+    coefs, grams = {}, {}
+    advantages = estimators.under_every_baseline(rewards_PG, inputs, valid_PG=valid_PG, rho_PG=rho_PG, prior=prior)
+    for name, (advantage, divisor_PG) in advantages.items():
+        scale_PG = weight_PG / divisor_PG
+        if not BASELINES[name].by_token:
+            coefs[name] = advantage * scale_PG
+        elif by_token is not None:
+            coefs[name], grams[name] = scale_PG, by_token(advantage)
+    plainly = bool((weight_PG == 1).all())  # a loss weighting has another mean gradient
+    unbiased = {name: BASELINES[name].unbiased and plainly for name in coefs}
+    return estimators.ledger(gram, coefs, rewards_PG, unbiased, grams, valid_PG)
 
 
 def ledger_metrics(ledger: estimators.Ledger) -> dict[str, float]:
     """`variance/NAME` and `signal2/NAME` of every baseline, and the part of the variance that no baseline can mend."""
-    entries = ledger.entries
-    metrics = {f"variance/{name}": entry.variance for name, entry in entries.items()}
-    metrics |= {f"signal2/{name}": entry.signal2 for name, entry in entries.items()}
-    dimension = entries["rloo"].effective_dimension if "rloo" in entries else math.nan
-    return metrics | {"variance_between_prompts": ledger.between, "effective_dimension": dimension}
+    metrics = {f"variance/{name}": entry.variance for name, entry in ledger.entries.items()}
+    metrics |= {f"signal2/{name}": entry.signal2 for name, entry in ledger.entries.items()}
+    return metrics | {"variance_between_prompts": ledger.between}
 
 
-def _inputs(outputs: list[Logps], norm2_S: Tensor, sequences: Sequences, rewards_PG: Tensor) -> dict[str, Tensor]:
-    """Everything that baselines need beyond rewards."""
-    P, G = rewards_PG.shape
-    own_PGT = sequences.own_SC.view(P, G, -1).to(rewards_PG)
-    T = own_PGT.shape[2]
-    logit_norm2 = [_padded(each.logit_norm2_SC, T) for each in outputs if each.logit_norm2_SC is not None]
-    return estimators.baseline_inputs(own_PGT, norm2_S.view(P, G), torch.cat(logit_norm2).view(P, G, -1))
+def two_sketches(tape: ScoreTape, seed: int) -> list[Tensor]:
+    """Two independent sketches of the scores that a tape holds, (S, L) each."""
+    return [tape.sketch(2 * seed + which, DIRECTIONS, DIMENSIONS) for which in range(2)]
+
+
+def gram_of(sketches: Sequence[Tensor], norm2_S: Tensor) -> Tensor:
+    """An estimate of the scores' inner products from each sketch, (2, S, S), exact on the diagonal."""
+    return with_norms(torch.stack([sketch_SL @ sketch_SL.T for sketch_SL in sketches]), norm2_S)
+
+
+def with_norms(gram: Tensor, norm2_S: Tensor) -> Tensor:
+    """Inner products, (S, S) or several of them, with exact norms on the diagonal."""
+    return gram.diagonal_scatter(norm2_S.to(gram).expand(gram.shape[:-1]), dim1=-2, dim2=-1)
 
 
 def _weighted(gram: Tensor, rho_S: Tensor) -> Tensor:
@@ -174,9 +211,5 @@ def _weighted(gram: Tensor, rho_S: Tensor) -> Tensor:
     return gram * rho_S[:, None] * rho_S
 
 
-def _gram(sketch_SL: Tensor) -> Tensor:
-    return sketch_SL @ sketch_SL.T
-
-
-def _padded(values_SC: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(values_SC, (0, width - values_SC.shape[1]))
+def _joined(blocks: list[Tensor], width: int) -> Tensor:
+    return torch.cat([torch.nn.functional.pad(block, (0, width - block.shape[1])) for block in blocks])

@@ -14,11 +14,11 @@ from oblrpo.estimators import BASELINES
 from oblrpo.rollout import Rollouts, sample
 from oblrpo.settings import ScoresConfig
 from oblrpo.tasks import Problem
-from oblrpo.trainer import Step
+from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import completion_rows, step_metrics
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
-from tests.trainer.learners import one_pass
+from tests.trainer.learners import one_pass, sampled
 
 P, G, LONGEST = 5, 4, 6
 PROMPTS = ["a", "bcd", "ef", "ghij", "k"]
@@ -99,8 +99,8 @@ def test_masking_an_output_of_every_prompt_is_removing_it(policy, batch, design,
     assert set(ours.further) == set(theirs.further)
     for key, value in theirs.further.items():
         assert ours.further[key] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), key
-    masked.baseline.next_step()
-    removed.baseline.next_step()
+    masked.baseline.end_step()
+    removed.baseline.end_step()
     for part, state in removed.baseline.state_dict().items():
         for key, value in state.items():
             close(torch.as_tensor(masked.baseline.state_dict()[part][key]), torch.as_tensor(value))
@@ -268,17 +268,17 @@ def test_what_stands_in_the_place_of_a_missing_reward_reaches_nothing(policy, ba
     for placeholder in (math.nan, math.inf, -1e300):
         policy.model.load_state_dict(before)
         learner = learner_of(policy, ALGORITHMS[algorithm], optimizer=torch.optim.AdamW, lr=1e-2, num_iterations=2)
-        updates = learner.learn(rollouts, rewards_PG.where(VALID, placeholder), VALID, 1)
+        updates = learner.learn(sampled(rollouts, rewards_PG.where(VALID, placeholder), VALID), 1)
         kept = {name: getattr(updates[-1].gradient, name) for name in ("norm2_PG", "baseline_PG", "advantages_PG")}
         weights = torch.cat([p.detach().flatten() for p in policy.parameters])
         told.append([*(v for v in kept.values() if v is not None), weights, torch.tensor(
             [updates[-1].learning_rate, updates[-1].kl or 0.0, *updates[0].further.values()])])  # fmt: skip
         assert weights.isfinite().all()
-        metrics = step_metrics(1, Step(rollouts, rewards_PG, VALID, updates), 0)
+        metrics = step_metrics(1, StepResult(rollouts, rewards_PG, VALID, updates), 0)
         assert math.isfinite(metrics["reward"] + metrics["baseline/mean"] + metrics["score_norm2/mean"] if
                              "score_norm2/mean" in metrics else metrics["reward"])  # fmt: skip
         problems = [Problem(prompt, "") for prompt in PROMPTS]
-        rows = completion_rows(problems, Step(rollouts, rewards_PG, VALID, updates))
+        rows = completion_rows(problems, StepResult(rollouts, rewards_PG, VALID, updates))
         json.dumps(rows, allow_nan=False)
         assert [row["reward"] is None for row in rows] == (~VALID).flatten().tolist()
     for other in told[1:]:
@@ -291,8 +291,8 @@ def test_metrics_are_those_of_valid_completions(policy, batch):
     rewards_PG = rewards_PG.round()
     rewards_PG[2] = 1.0
     learner = learner_of(policy, Algorithm("rloo"))
-    updates = learner.learn(rollouts, rewards_PG, VALID)
-    metrics = step_metrics(1, Step(rollouts, rewards_PG.where(VALID, math.nan), VALID, updates), 9)
+    updates = learner.learn(sampled(rollouts, rewards_PG, VALID))
+    metrics = step_metrics(1, StepResult(rollouts, rewards_PG.where(VALID, math.nan), VALID, updates), 9)
     assert metrics["reward"] == pytest.approx(float(rewards_PG[VALID].mean()))
     stds = [float(rewards_PG[i][VALID[i]].std()) for i in range(4)]
     assert metrics["reward_std"] == pytest.approx(sum(stds) / 4)
@@ -305,20 +305,20 @@ def test_metrics_are_those_of_valid_completions(policy, batch):
 def test_a_batch_with_fewer_than_two_prompts_changes_nothing(policy, batch, algorithm):
     rollouts, rewards_PG = batch
     learner = learner_of(policy, ALGORITHMS[algorithm], optimizer=torch.optim.AdamW, num_iterations=2)
-    learner.learn(rollouts, rewards_PG)
+    learner.learn(sampled(rollouts, rewards_PG))
     weights = torch.cat([p.detach().clone().flatten() for p in policy.parameters])
     state = copy.deepcopy(learner.state_dict())
     for left in (0, 1):
         valid_PG = torch.zeros(P, G, dtype=torch.bool)
         valid_PG[:left] = True
         holes_PG = rewards_PG.where(valid_PG, math.nan)
-        assert learner.learn(rollouts, holes_PG, valid_PG, 1) == []
-        metrics = step_metrics(1, Step(rollouts, holes_PG, valid_PG, []), 9)
+        assert learner.learn(sampled(rollouts, holes_PG, valid_PG), 1) == []
+        metrics = step_metrics(1, StepResult(rollouts, holes_PG, valid_PG, []), 9)
         assert (metrics["learning_rate"], metrics["frac_prompts_masked"]) == (0.0, 1.0)
         assert metrics["completions/masked_ratio"] == pytest.approx(1 - left / P)
         assert math.isnan(metrics["reward"]) == (not left)
         assert all(row["advantage"] is None for row in completion_rows(
-            [Problem("", "")] * P, Step(rollouts, holes_PG, valid_PG, [])))  # fmt: skip
+            [Problem("", "")] * P, StepResult(rollouts, holes_PG, valid_PG, [])))  # fmt: skip
     assert torch.equal(weights, torch.cat([p.detach().flatten() for p in policy.parameters]))
     assert str(learner.state_dict()) == str(state)
 
@@ -326,7 +326,7 @@ def test_a_batch_with_fewer_than_two_prompts_changes_nothing(policy, batch, algo
 def test_the_update_measures_its_kl_on_valid_outputs(policy, batch):
     rollouts, rewards_PG = batch
     learner = learner_of(policy, dataclasses.replace(ALGORITHMS["rloo"], schedule="auto"), lr=1e-3)
-    update = learner.learn(rollouts, rewards_PG, VALID, 0)[0]
+    update = learner.learn(sampled(rollouts, rewards_PG, VALID), 0)[0]
     rows = update.gradient.batch.valid_PG.flatten().nonzero().flatten()[::4]
     own_SC, after_SC = rollouts.sequences.own_SC, policy.logps(rollouts.sequences).logp_SC.detach()
     change_SC = ((after_SC - update.gradient.logp_SC) * own_SC)[rows].double()

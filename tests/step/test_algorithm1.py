@@ -10,7 +10,7 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape, oracle
 from tests.trainer import learners
-from tests.trainer.learners import one_pass
+from tests.trainer.learners import one_pass, sampled
 
 P, G, LONGEST = 4, 3, 6
 
@@ -39,7 +39,7 @@ def test_the_gradient_is_the_formula(tiny_policy, batch, algorithm):
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
     norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(rollouts.sequences).logps_S).view(P, G)
-    out = tiny_policy.logps(rollouts.sequences, features=True)
+    out = tiny_policy.logps(rollouts.sequences)
     lengths_PG, mask_SC = rollouts.sequences.lengths_S.view(P, G), rollouts.sequences.own_SC
     table = ALGORITHMS[algorithm]
     inputs = {"norm2_PG": norm2_PG, "length_PG": lengths_PG, "logit_norm2_PGT": out.logit_norm2_SC.view(P, G, -1),
@@ -106,8 +106,8 @@ def test_off_policy_the_score_carries_the_importance_weight(tiny_policy, batch):
     one_pass(learner_of(tiny_policy), rollouts.sequences, rewards_PG, old_logp_SC)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
-    norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(rollouts.sequences)[0]).view(P, G)
-    rho_PG = (tiny_policy.logps(rollouts.sequences)[0].view(P, G) - old_logps_PG).exp()
+    norm2_PG = oracle.norm2(tiny_policy.model, tiny_policy.logps(rollouts.sequences).logps_S).view(P, G)
+    rho_PG = (tiny_policy.logps(rollouts.sequences).logps_S.view(P, G) - old_logps_PG).exp()
     baseline_PG = estimators.baseline("oblr", rewards_PG, norm2_PG=norm2_PG * rho_PG.detach() ** 2)
     (-(rho_PG * (rewards_PG - baseline_PG)).mean()).backward()
     expected = grads(tiny_policy)
@@ -118,7 +118,7 @@ def test_several_updates_use_the_first_log_probabilities_as_old(tiny_policy, bat
     learner = learner_of(tiny_policy, num_iterations=3, lr=0.01, schedule_floor=1.0)
     old, gradient = [], learner.gradient
     learner.gradient = lambda given, step: old.append(given.old_logp_SC) or gradient(given, step)
-    updates = learner.learn(*batch)
+    updates = learner.learn(sampled(*batch))
     assert old[0] is None
     assert old[1] is old[2] is updates[0].gradient.logp_SC
     assert ((updates[2].gradient.logp_SC - old[2]).exp() - 1).abs().max() > 1e-3
@@ -128,7 +128,7 @@ def test_the_update_has_the_rate_that_is_reported(tiny_policy, batch):
     rollouts, rewards_PG = batch
     learner = learner_of(tiny_policy, lr=0.5)
     before = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
-    taken, _ = learner.gradient(learner.batch(rollouts, rewards_PG))
+    taken = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)))
     gradient = grads(tiny_policy)
     update = learner.update(taken)
     after = torch.cat([p.detach().flatten() for p in tiny_policy.parameters])
@@ -140,7 +140,7 @@ def test_the_gradient_is_measured_before_clipping(tiny_policy, batch):
     rollouts, rewards_PG = batch
     learner = learner_of(tiny_policy, "rloo", max_grad_norm=1e-3, lr=1.0)
     before = torch.cat([p.detach().clone().flatten() for p in tiny_policy.parameters])
-    update = learner.learn(rollouts, rewards_PG)[0]
+    update = learner.learn(sampled(rollouts, rewards_PG))[0]
     after = torch.cat([p.detach().flatten() for p in tiny_policy.parameters])
     assert update.gradient.norm2 > 1e-2
     assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-2)
@@ -158,7 +158,7 @@ def test_a_broken_policy_is_explained(tiny_policy, batch, algorithm, step):
     with torch.no_grad():
         tiny_policy.parameters[0][5] = float("nan")
     with pytest.raises(DivergedError, match=r"training has diverged: a log-probability is NaN"):
-        learner_of(tiny_policy, algorithm).learn(*batch, step=step)
+        learner_of(tiny_policy, algorithm).learn(sampled(*batch), step=step)
 
 
 @pytest.mark.parametrize(
@@ -167,21 +167,21 @@ def test_a_broken_policy_is_explained(tiny_policy, batch, algorithm, step):
 def test_a_gradient_that_overflows_is_skipped(tiny_policy, batch, monkeypatch, method, numbers, what):
     monkeypatch.setattr(ScoreTape, method, lambda *_: torch.full((numbers,), math.inf))
     learner = learner_of(tiny_policy)
-    assert learner.learn(*batch) == []
+    assert learner.learn(sampled(*batch)) == []
     assert learner.skipped == what
 
 
 def test_weights_that_overflow_have_diverged(tiny_policy, batch):
     """Nothing of before is kept to go back to: the run ends, and the checkpoint before is whole."""
     with pytest.raises(DivergedError, match="a weight is NaN or infinite; lower learning_rate"):
-        learner_of(tiny_policy, "rloo", lr=3e38).learn(batch[0], batch[1] * 1e10)
+        learner_of(tiny_policy, "rloo", lr=3e38).learn(sampled(batch[0], batch[1] * 1e10))
 
 
 def test_what_speaks_of_nan_need_not_have_diverged(tiny_policy, batch):
     rollouts, rewards_PG = batch
     broken = torch.full_like(rollouts.sequences.completion_SC, math.nan, dtype=torch.float32)
     with pytest.raises(InputError, match="the sampler reports a log-probability that is none") as caught:
-        learner_of(tiny_policy).learn(dataclasses.replace(rollouts, sampler_logps_SC=broken), rewards_PG)
+        learner_of(tiny_policy).learn(sampled(dataclasses.replace(rollouts, sampler_logps_SC=broken), rewards_PG))
     assert not isinstance(caught.value, DivergedError)
 
 
@@ -193,17 +193,18 @@ def test_rewarding_one_completion_makes_it_likelier(tiny_policy, algorithm, opti
     rewards_PG = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
     rate = 0.05 if optimizer is torch.optim.SGD else 1e-3
     learner = learner_of(tiny_policy, algorithm, optimizer, rate, schedule_floor=1.0)
-    before = tiny_policy.logps(rollouts.sequences)[0]
+    before = tiny_policy.logps(rollouts.sequences).logps_S
     for _ in range(5):
-        learner.learn(rollouts, rewards_PG)
-    gain_PG = (tiny_policy.logps(rollouts.sequences)[0] - before).view(2, 4)
+        learner.learn(sampled(rollouts, rewards_PG))
+    gain_PG = (tiny_policy.logps(rollouts.sequences).logps_S - before).view(2, 4)
     assert gain_PG[rewards_PG == 1].min() > gain_PG[rewards_PG == 0].mean()
 
 
 def test_the_shrunk_baseline_sees_earlier_blocks_and_steps_only(tiny_policy, batch):
     """In micro-batches a prompt's prior is that of its block's other prompts, of the blocks before, and of the past."""
     rollouts, rewards_PG = batch
-    learner = learner_of(tiny_policy, "oblrpo_shrunk", micro_batch=2, prior_strength=3.0)
+    learner = learner_of(tiny_policy, "oblrpo_shrunk", micro_batch=2)
+    learner.baseline.prior = estimators.Prior(3.0)
     estimate = one_pass(learner, rollouts.sequences, rewards_PG)
     prior = estimators.Prior(3.0)
     expected = []
@@ -216,13 +217,13 @@ def test_the_shrunk_baseline_sees_earlier_blocks_and_steps_only(tiny_policy, bat
 
 def test_later_updates_on_a_batch_have_not_seen_it(tiny_policy, batch):
     learner = learner_of(tiny_policy, Algorithm("oblr_shrunk"), num_iterations=2, lr=0.0, micro_batch=1)
-    updates = learner.learn(*batch)
+    updates = learner.learn(sampled(*batch))
     torch.testing.assert_close(updates[0].gradient.baseline_PG, updates[1].gradient.baseline_PG)
     once = learner_of(tiny_policy, Algorithm("oblr_shrunk"), lr=0.0, micro_batch=1)
-    once.learn(*batch)
+    once.learn(sampled(*batch))
     for key, value in once.baseline.prior.state_dict().items():
         torch.testing.assert_close(learner.baseline.prior.state_dict()[key], value)
-    again = learner.learn(*batch)
+    again = learner.learn(sampled(*batch))
     assert (again[0].gradient.baseline_PG - updates[0].gradient.baseline_PG).abs().max() > 1e-3
 
 
@@ -240,7 +241,7 @@ def test_auto_measures_the_kl_and_shortens_what_went_too_far(tiny_policy, batch,
         )
         taken = []
         learner.optimizer.register_step_pre_hook(lambda *_, into=taken: into.append(grads(tiny_policy)))
-        update = learner.learn(rollouts, rewards_PG)[0]
+        update = learner.learn(sampled(rollouts, rewards_PG))[0]
         assert all(p.grad is None for p in tiny_policy.parameters), "its room is given back"
         own_SC, after_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
         change_SC = ((after_SC - update.gradient.logp_SC) * own_SC)[::every].double()
@@ -265,10 +266,10 @@ def test_rounding_that_depends_on_the_batch_is_no_movement_where_it_is_to_be_exp
 
     def rounded(self, sequences, *more, **keywords):
         out = plain(self, sequences, *more, **keywords)
-        return out._replace(logp_SC=out.logp_SC + 1e-3 * sequences.count)
+        return dataclasses.replace(out, logp_SC=out.logp_SC + 1e-3 * sequences.count)
 
     monkeypatch.setattr(type(policy), "logps", rounded)
     learner = learner_of(policy, Algorithm("rloo", schedule="auto"), torch.optim.SGD, 1e-30)
-    update = learner.learn(rollouts, rewards_PG)[0]
+    update = learner.learn(sampled(rollouts, rewards_PG))[0]
     tokens = float(rollouts.sequences.lengths_S.double()[::4].mean())
     assert update.kl == pytest.approx(0.0 if rounds else tokens * 0.009**2 / 2, rel=5e-3, abs=1e-12)

@@ -10,7 +10,7 @@ from torch import Tensor
 from oblrpo.estimators import ONE_IN
 from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches
-from oblrpo.trainer.results import Gradient, by_token
+from oblrpo.step.gradient import Gradient, by_token
 
 
 class Movement:
@@ -31,11 +31,14 @@ class Movement:
         Where the policy rounds it tells log pi itself.
         """
         rows = gradient.batch.valid_PG.flatten().nonzero().flatten()[:: self.every]
-        chosen = gradient.batch.sequences.at(rows)
+        return self.of(gradient.batch.sequences.at(rows), lambda: gradient.logp_SC[rows])
+
+    def of(self, chosen: Sequences, logp_SC: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """The same of these rows, with a function that tells their log pi before, NaN where that is not known."""
         if self.policy.rounds:  # then the schedule compares forwards of these rows alone (`SNRSchedule`)
             return lambda: self._logp_SC(chosen)
-        before_SC = gradient.logp_SC[rows, : chosen.own_SC.shape[1]]
-        if not before_SC.isfinite().all():  # it did not go through the model
+        before_SC = logp_SC()[:, : chosen.own_SC.shape[1]]
+        if not before_SC.isfinite().all():  # some did not go through the model
             before_SC = self._logp_SC(chosen)
         return lambda: self._logp_SC(chosen) - before_SC
 

@@ -13,10 +13,11 @@ from oblrpo.estimators import NORMALISATIONS, RATIOS, WEIGHTINGS, baseline, base
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.settings import AlgorithmConfig, OptimConfig, ScoresConfig, TrainConfig
-from oblrpo.trainer.results import clip_metrics
+from oblrpo.step.off_policy import clip_metrics
 from oblrpo.trainer.setup import check
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
+from tests.trainer.learners import sampled
 
 P, G, LONGEST = 4, 3, 6
 LOW, HIGH = 0.1, 0.15
@@ -89,8 +90,8 @@ def test_the_gradient_and_its_moments_are_those_of_the_published_loss(tiny_polic
     rollouts, rewards_PG, old_SC = batch
     learner = learner_of(tiny_policy, Algorithm("rloo", weighting=weighting, ratio=name), **bounds_of(name))
     baseline_PG = (rewards_PG.sum(1, keepdim=True) - rewards_PG) / (G - 1)
-    given = learner.batch(rollouts, rewards_PG).aged(old_SC, baseline_PG)
-    gradient, parts = learner.gradient(given)
+    given = learner.batch(sampled(rollouts, rewards_PG)).aged(old_SC, baseline_PG)
+    gradient = learner.gradient(given)
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
     own_SC, A_S1 = rollouts.sequences.own_SC, (rewards_PG - baseline_PG).flatten()[:, None]
@@ -104,7 +105,7 @@ def test_the_gradient_and_its_moments_are_those_of_the_published_loss(tiny_polic
     wanted = moments(group_norm2_P, expected.square().sum())
     assert gradient.moments.trace_cov == pytest.approx(wanted.trace_cov, rel=1e-9)
     assert gradient.moments.signal2 == pytest.approx(wanted.signal2, rel=1e-7)
-    clipped = clip_metrics(parts)
+    clipped = clip_metrics(gradient)
     assert all(0 < value < 1 for key, value in clipped.items() if key.endswith("mean") or key.startswith("cispo"))
     assert bool(clipped) == (name not in {"none", "sequence"})
 
@@ -126,12 +127,12 @@ def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_
     row, valid_PG = dataclasses.replace(ALGORITHMS[algorithm], ratio=name), torch.ones(P, G, dtype=torch.bool)
     valid_PG[1, 1] = valid_PG[2, :2] = False
     learner = learner_of(tiny_policy, row, scores=ScoresConfig(ledger_steps=0), **bounds_of(name))
-    given = learner.batch(rollouts, rewards_PG, valid_PG)
-    learner.gradient(given.aged(old_SC, first_PG := learner.gradient(given)[0].baseline_PG))
+    given = learner.batch(sampled(rollouts, rewards_PG, valid_PG))
+    learner.gradient(given.aged(old_SC, first_PG := learner.gradient(given).baseline_PG))
     ours = grads(tiny_policy)
     tiny_policy.model.zero_grad()
     own_SC, bounds, ratio = rollouts.sequences.own_SC, learner.ratio.bounds, learner.ratio
-    out = tiny_policy.logps(rollouts.sequences, features=True)
+    out = tiny_policy.logps(rollouts.sequences)
     seen_PG = valid_PG & (valid_PG.sum(1, keepdim=True) >= row.smallest_group)
     if ratio.by_sign:
         baseline_PG = first_PG
@@ -158,24 +159,24 @@ def test_the_first_update_knows_no_ratio(tiny_policy, batch, name):
     """Bit for bit the gradient of one update; and against a policy that has not moved it is that again."""
     rollouts, rewards_PG, _ = batch
     plain = learner_of(tiny_policy, ALGORITHMS["oblrpo"])
-    first, _ = plain.gradient(plain.batch(rollouts, rewards_PG))
+    first = plain.gradient(plain.batch(sampled(rollouts, rewards_PG)))
     expected = grads(tiny_policy)
     learner = learner_of(tiny_policy, Algorithm("oblr", ratio=name))
-    given = learner.batch(rollouts, rewards_PG)
-    gradient, _ = learner.gradient(given)
+    given = learner.batch(sampled(rollouts, rewards_PG))
+    gradient = learner.gradient(given)
     assert torch.equal(grads(tiny_policy), expected)
     assert gradient.moments == first.moments
-    again, parts = learner.gradient(given.aged(gradient.logp_SC, gradient.baseline_PG))
+    again = learner.gradient(given.aged(gradient.logp_SC, gradient.baseline_PG))
     torch.testing.assert_close(grads(tiny_policy), expected, rtol=1e-12, atol=0)
     assert again.moments.trace_cov == pytest.approx(first.moments.trace_cov, rel=1e-12)
-    assert not any(clip_metrics(parts).values())
+    assert not any(clip_metrics(gradient).values())
 
 
 def test_norms_of_the_baseline_are_those_of_the_weighed_score(tiny_policy, batch):
     """CISPO looks at no advantage, so that its baseline is taken anew: from the norms of sum_t m_t grad log pi."""
     rollouts, rewards_PG, old_SC = batch
     learner = learner_of(tiny_policy, Algorithm("oblr", ratio="cispo"), epsilon_high=1.1)
-    gradient, _ = learner.gradient(learner.batch(rollouts, rewards_PG).aged(old_SC, torch.zeros_like(rewards_PG)))
+    gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)).aged(old_SC, torch.zeros_like(rewards_PG)))
     out = tiny_policy.logps(rollouts.sequences)
     weight_SC = (out.logp_SC.detach() - old_SC).exp().clamp(max=1.1)
     norm2_S = oracle.norm2(tiny_policy.model, (out.logp_SC * weight_SC * rollouts.sequences.own_SC).sum(1))
@@ -194,38 +195,38 @@ def test_clipped_ratios_keep_the_advantages_of_the_first_update(tiny_policy, bat
     learner = learner_of(
         tiny_policy, Algorithm("oblr_shrunk", ratio=name), lr=0.05, prompts_per_micro_batch=micro_batch, epsilon=1e-6
     )
-    first, second = learner.learn(rollouts, rewards_PG)
+    first, second = learner.learn(sampled(rollouts, rewards_PG))
     assert torch.equal(first.gradient.baseline_PG, second.gradient.baseline_PG)
     assert second.gradient.norm2_PG is None  # nothing asks for them
     assert 0 < first.further["clip_ratio/region_mean"] <= 0.5  # of both updates, the first of which clips nothing
 
 
-@pytest.mark.parametrize(("name", "correction"), [*((name, "truncated") for name in RATIOS), ("ppo", "none")])
+@pytest.mark.parametrize(("name", "correction"), [*((name, "truncated") for name in RATIOS), ("ppo", "measured")])
 def test_a_sampler_that_differs_is_corrected_once(tiny_policy, batch, name, correction):
     """rho is min(C, old / sampler), beside the ratio; the importance weight itself is min(C, now / sampler)."""
     rollouts, rewards_PG, old_SC = batch
     sampler_SC = (old_SC + 0.1 * torch.randn_like(old_SC)).clamp(max=0)
-    learner = learner_of(tiny_policy, Algorithm("rloo", ratio=name), sampler_logps=True, sampler_correction=correction)
-    given = learner.batch(rollouts, rewards_PG).aged(old_SC, torch.zeros_like(rewards_PG))
-    plain, _ = learner.gradient(given)
+    learner = learner_of(tiny_policy, Algorithm("rloo", ratio=name), sampler_correction=correction)
+    given = learner.batch(sampled(rollouts, rewards_PG)).aged(old_SC, torch.zeros_like(rewards_PG))
+    plain = learner.gradient(given)
     given = learners.replace(given, sampler_logps_SC=sampler_SC)
-    gradient, _ = learner.gradient(given)
+    gradient = learner.gradient(given)
     own_SC, logp_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
     from_SC = logp_SC if name == "sequence" else old_SC
     rho_PG = ((from_SC - sampler_SC) * own_SC).sum(1).exp().clamp(max=3).view(P, G)
-    wanted_PG = rho_PG if name == "sequence" else rho_PG * plain.batch.rho_PG
-    torch.testing.assert_close(gradient.batch.rho_PG, wanted_PG if correction == "truncated" else plain.batch.rho_PG)
+    wanted_PG = rho_PG if name == "sequence" else rho_PG * plain.rho_PG
+    torch.testing.assert_close(gradient.rho_PG, wanted_PG if correction == "truncated" else plain.rho_PG)
 
 
 def test_a_batch_that_is_clipped_away_changes_nothing(tiny_policy, batch):
     rollouts, rewards_PG, _ = batch
     learner = learner_of(tiny_policy, Algorithm("rloo", ratio="gspo", schedule="auto"), lr=0.05, epsilon=0.0)
-    given = learner.batch(rollouts, rewards_PG)
+    given = learner.batch(sampled(rollouts, rewards_PG))
     logp_SC, toward_PG = tiny_policy.logps(rollouts.sequences).logp_SC.detach(), rewards_PG - rewards_PG.mean(1, True)
     baseline_PG = rewards_PG - toward_PG
     given = given.aged(logp_SC - toward_PG.sign().flatten()[:, None] * 0.1, baseline_PG)
     before = [p.detach().clone() for p in tiny_policy.parameters]
-    update = learner.update(learner.gradient(given)[0])
+    update = learner.update(learner.gradient(given))
     assert update.learning_rate == 0
     assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters, strict=True))
 
@@ -249,7 +250,7 @@ def test_bounds_are_the_sources_or_the_users():
         ({"ratio": "cispo", "epsilon": 0.2}, "epsilon would change nothing"),
         ({"ratio": "cispo", "epsilon_high": 0.3}, "must be at least 1"),
         ({"ratio": "sequence", "epsilon_high": 0.3}, "epsilon_high would change nothing"),
-        ({"ratio": "ppo", "epsilon": -0.5}, "must be at least 0, or -1"),
+        ({"ratio": "ppo", "epsilon": -0.5}, "epsilon is -0.5; it must be a finite number of at least 0"),
         ({"ratio": "ppo", "algorithm": "vcpo"}, "importance weights of whole completions"),
         ({"ratio": "clip"}, "unknown ratio 'clip'"),
     ],

@@ -9,11 +9,12 @@ from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
-from oblrpo.trainer.batch import Batch
-from oblrpo.trainer.variance_ledger import VarianceLedger, ledger_metrics
+from oblrpo.step.ledger import VarianceLedger, ledger_metrics
+from oblrpo.step.off_policy import OffPolicyBatch
 
 P, G, LONGEST = 5, 4, 6
 
+batch_of = OffPolicyBatch.of
 ALL = MicroBatches()
 
 
@@ -32,8 +33,8 @@ def scores(policy, scored_S):
 def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_policy, batch, name):
     sequences, rewards_PG = batch
     entry = BASELINES[name]
-    ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=True).take(Batch.of(sequences, rewards_PG), Prior(), seed=0)
-    out = tiny_policy.logps(sequences, features=True)
+    ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=True).take(batch_of(sequences, rewards_PG), Prior(), seed=0)
+    out = tiny_policy.logps(sequences)
     mask_SC = sequences.own_SC
     inputs = {"norm2_PG": scores(tiny_policy, out.logps_S).square().sum(1).view(P, G),
               "length_PG": sequences.lengths_S.view(P, G), "logit_norm2_PGT": out.logit_norm2_SC.view(P, G, -1),
@@ -57,10 +58,10 @@ def test_the_exact_ledger_is_the_sample_covariance_of_prompt_gradients(tiny_poli
 def test_the_projected_ledger_is_close(tiny_policy, batch, per_block):
     sequences, rewards_PG = batch
     prior = Prior(2.0)
-    exact = VarianceLedger(tiny_policy, 1.0, ALL, exact=True).take(Batch.of(sequences, rewards_PG), prior, seed=0)
+    exact = VarianceLedger(tiny_policy, 1.0, ALL, exact=True).take(batch_of(sequences, rewards_PG), prior, seed=0)
     runs = [
         VarianceLedger(tiny_policy, 1.0, MicroBatches(per_block), exact=False).take(
-            Batch.of(sequences, rewards_PG), prior, seed
+            batch_of(sequences, rewards_PG), prior, seed
         )
         for seed in range(20)
     ]
@@ -73,7 +74,7 @@ def test_the_projected_ledger_is_close(tiny_policy, batch, per_block):
 def test_a_loss_weighting_has_no_within_part(tiny_policy, batch):
     """Its mean gradient is not that of the rewards, so that one batch cannot tell what comes from prompts."""
     sequences, rewards_PG = batch
-    batch = Batch.of(sequences, rewards_PG, algorithm=Algorithm("rloo", weighting="sequence_mean"))
+    batch = batch_of(sequences, rewards_PG, algorithm=Algorithm("rloo", weighting="sequence_mean"))
     ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=True).take(batch, Prior(), seed=0)
     assert all(math.isnan(entry.within) for entry in ledger.entries.values())
     assert math.isnan(ledger.between)
@@ -86,7 +87,7 @@ def test_an_exact_ledger_needs_one_block(tiny_policy):
 
 def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, batch):
     sequences, rewards_PG = batch
-    ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=False).take(Batch.of(sequences, rewards_PG), Prior(), seed=0)
+    ledger = VarianceLedger(tiny_policy, 1.0, ALL, exact=False).take(batch_of(sequences, rewards_PG), Prior(), seed=0)
     assert all(p.grad is None for p in tiny_policy.parameters)
     metrics = ledger_metrics(ledger)
     assert {f"variance/{name}" for name in BASELINES} <= set(metrics)

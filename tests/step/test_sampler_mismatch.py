@@ -15,11 +15,11 @@ from oblrpo.policy import Policy, Sequences, byte_tokenizer
 from oblrpo.rollout import TransformersSampler, sample
 from oblrpo.scores import oracle
 from oblrpo.settings import ScoresConfig
+from oblrpo.step.off_policy import SamplerMismatch
 from oblrpo.trainer.monitors import Monitors
-from oblrpo.trainer.sampler_mismatch import SamplerMismatch
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
-from tests.trainer.learners import one_pass
+from tests.trainer.learners import one_pass, sampled
 
 V, P, G, LONGEST = 3, 2, 2, 6
 
@@ -91,7 +91,7 @@ def test_without_truncation_the_gradient_is_that_of_the_policy(world, name):
     """By listing all 81 batches; the sampler's own gradient and the uncorrected one are elsewhere."""
     policy, sampler, reward_PV = world
     exact = minus_grad_J(policy, reward_PV)
-    got = expected_gradient(world, Algorithm(name), importance_sampling_clip_max=0.0)
+    got = expected_gradient(world, Algorithm(name), sampler_correction="untruncated")
     torch.testing.assert_close(got, exact, rtol=1e-8, atol=1e-10)
     assert float((minus_grad_J(sampler, reward_PV) - exact).norm()) > 0.1 * float(exact.norm())
 
@@ -99,7 +99,7 @@ def test_without_truncation_the_gradient_is_that_of_the_policy(world, name):
 def test_uncorrected_the_gradient_is_another(world):
     policy, _, reward_PV = world
     exact = minus_grad_J(policy, reward_PV)
-    got = expected_gradient(world, Algorithm("rloo"), sampler_correction="none")
+    got = expected_gradient(world, Algorithm("rloo"), sampler_correction="measured")
     assert float((got - exact).norm()) > 0.05 * float(exact.norm())
 
 
@@ -112,7 +112,7 @@ def test_truncation_biases_by_the_weight_that_it_cuts(world):
     assert 0 < int((rho_PV > clip).sum()) < P * V
     lost = (mu_PV * (rho_PV - clip).clamp(min=0) * reward_PV * log_pi_PV).sum(1).mean()
     bias = torch.cat([each.flatten() for each in torch.autograd.grad(lost, policy.parameters)])
-    got = expected_gradient(world, Algorithm("none"), importance_sampling_clip_max=clip)
+    got = expected_gradient(world, Algorithm("none"), sampler_correction=f"truncated:{clip}")
     torch.testing.assert_close(got, minus_grad_J(policy, reward_PV) + bias, rtol=1e-8, atol=1e-10)
 
 
@@ -134,18 +134,18 @@ def truth(policy, drawn):
 
 @pytest.mark.parametrize("micro_batch", [0, 2])
 @pytest.mark.parametrize(
-    ("clip", "correction"), [(3.0, "truncated"), (1.01, "truncated"), (0.0, "truncated"), (3.0, "none")]
+    ("clip", "correction"),
+    [(3.0, "auto"), (1.01, "truncated:1.01"), (math.inf, "untruncated"), (math.inf, "measured")],
 )
 def test_metrics_and_weights_are_the_closed_form(tiny_policy, drawn, clip, correction, micro_batch):
     learner = learner_of(
-        tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, importance_sampling_clip_max=clip,
-        sampler_correction=correction, prompts_per_micro_batch=micro_batch,
+        tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, sampler_correction=correction,
+        prompts_per_micro_batch=micro_batch,
     )  # fmt: skip
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
     log_rho_S, difference_N = truth(tiny_policy, drawn)
-    cut = clip if clip and correction == "truncated" else math.inf
-    rho_S = log_rho_S.exp().clamp(max=cut)
+    rho_S = log_rho_S.exp().clamp(max=clip)
     expected = {
         "sampling/sampling_logp_difference/mean": difference_N.mean(),
         "sampling/sampling_logp_difference/max": difference_N.max(),
@@ -153,13 +153,13 @@ def test_metrics_and_weights_are_the_closed_form(tiny_policy, drawn, clip, corre
         "sampling/importance_sampling_ratio/min": rho_S.min(),
         "sampling/importance_sampling_ratio/mean": rho_S.mean(),
         "sampling/importance_sampling_ratio/max": rho_S.max(),
-        "sampling/truncated_ratio": (log_rho_S.exp() > cut).double().mean(),
+        "sampling/truncated_ratio": (log_rho_S.exp() > clip).double().mean(),
     }
     assert estimate.further == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-6)
     assert float(difference_N.mean()) > 1e-3
-    if clip == 1.01 and correction == "truncated":
+    if clip == 1.01:
         assert 0 < estimate.further["sampling/truncated_ratio"] < 1
-    used_S = rho_S if correction == "truncated" else torch.ones_like(rho_S)
+    used_S = rho_S if correction != "measured" else torch.ones_like(rho_S)
     torch.testing.assert_close(estimate.rho_PG.flatten(), used_S, rtol=1e-6, atol=0)
 
 
@@ -169,29 +169,28 @@ def test_a_sampler_that_reports_nothing_is_taken_for_the_policy(tiny_policy, dra
     estimate = one_pass(learner, drawn.sequences, rewards_PG)
     plain = grads(tiny_policy)
     assert estimate.further == {}
-    off = learner_of(tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, sampler_correction="none")
+    off = learner_of(tiny_policy, ALGORITHMS["oblrpo"], temperature=0.8, sampler_correction="measured")
     one_pass(off, drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
     assert torch.equal(grads(tiny_policy), plain)
     one_pass(learner, drawn.sequences, rewards_PG, None, 0, None, drawn.sampler_logps_SC)
     assert float((grads(tiny_policy) - plain).norm()) > 1e-3 * float(plain.norm())
 
 
-@pytest.mark.parametrize("correction", ["truncated", "none"])
+@pytest.mark.parametrize("correction", ["truncated:1.05", "measured"])
 def test_later_updates_are_weighed_against_the_sampler(tiny_policy, drawn, correction):
     """min(C, pi_now / mu) in every update; without correction pi_now / pi_before, as if mu were pi_before."""
     learner = learner_of(
         tiny_policy, Algorithm("rloo"), num_iterations=3, lr=0.05, temperature=0.8, sampler_correction=correction,
-        importance_sampling_clip_max=1.05,
     )  # fmt: skip
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    updates = learner.learn(drawn, rewards_PG)
+    updates = learner.learn(sampled(drawn, rewards_PG))
     mask_SC = drawn.sequences.own_SC
     mu_PG = (drawn.sampler_logps_SC * mask_SC).sum(1).view(3, G)
     old_PG = updates[0].gradient.logps_PG
     for update in updates:
         now_PG = update.gradient.logps_PG
-        expected = (now_PG - mu_PG).exp().clamp(max=1.05) if correction == "truncated" else (now_PG - old_PG).exp()
-        torch.testing.assert_close(update.gradient.batch.rho_PG, expected, rtol=1e-4, atol=0)
+        expected = (now_PG - mu_PG).exp().clamp(max=1.05) if correction != "measured" else (now_PG - old_PG).exp()
+        torch.testing.assert_close(update.gradient.rho_PG, expected, rtol=1e-4, atol=0)
     assert float((updates[2].gradient.logps_PG - old_PG).abs().max()) > 1e-3
     assert "sampling/truncated_ratio" in updates[0].further
     assert "sampling/truncated_ratio" not in updates[1].further
@@ -200,8 +199,8 @@ def test_later_updates_are_weighed_against_the_sampler(tiny_policy, drawn, corre
 def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, drawn):
     learner = learner_of(tiny_policy, Algorithm("rloo", schedule="ess"), temperature=0.8)
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
-    update = learner.learn(drawn, rewards_PG)[0]
-    rho_S = update.gradient.batch.rho_PG.flatten()
+    update = learner.learn(sampled(drawn, rewards_PG))[0]
+    rho_S = update.gradient.rho_PG.flatten()
     assert update.factor == pytest.approx(float((rho_S.mean() ** 2 / rho_S.square().mean()).sqrt()))
     assert update.factor < 1
 
@@ -223,7 +222,7 @@ def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_polic
     learner = learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8, scores=scores, exact_ledger=True)
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
-    out, own_SC = tiny_policy.logps(drawn.sequences, 0.8, features=True), drawn.sequences.own_SC
+    out, own_SC = tiny_policy.logps(drawn.sequences, 0.8), drawn.sequences.own_SC
     inputs = baseline_inputs(own_SC.view(3, G, -1), logit_norm2_PGT=out.logit_norm2_SC.view(3, G, -1))
     advantages_SC = (rewards_PG[..., None] - baseline("otb", rewards_PG, **inputs)).flatten(0, 1)
     rows = oracle.scores(tiny_policy.model, (out.logp_SC * advantages_SC * own_SC).sum(1))
@@ -236,7 +235,7 @@ def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_polic
 def test_what_is_no_log_probability_is_refused(tiny_policy, drawn, broken):
     drawn.sampler_logps_SC[1, 0] = broken
     with pytest.raises(InputError, match="reports a log-probability that is none"):
-        learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8).learn(drawn, torch.randn(3, G).double())
+        learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8).learn(sampled(drawn, torch.randn(3, G).double()))
 
 
 def test_what_stands_behind_the_end_does_not_matter():
@@ -267,11 +266,11 @@ def test_a_large_mismatch_is_told_once():
         "reward": 0.5, "frac_reward_zero_std": 0.2, "lr_factor": 0.5, "critical_batch_size": 40.0,
         "baseline/spread": 0.3, "sampling/sampling_logp_difference/mean": 0.02, "sampling/truncated_ratio": 0.2,
     }  # fmt: skip
-    for correction, apart, word in (
-        ("none", 0.2, "the gradient is biased"),
-        ("truncated", 1.2, "20% of the importance"),
+    for corrects, apart, word in (
+        (False, 0.2, "the gradient is biased"),
+        (True, 1.2, "20% of the importance"),
     ):
-        monitors = Monitors(correction)
+        monitors = Monitors(corrects)
         assert not monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart / 3})
         (message,) = monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart})
         assert word in message

@@ -96,7 +96,9 @@ def test_the_reference_is_kept_with_the_state_and_is_no_other_models(tiny_policy
     state = learner.state_dict()
     assert all(map(torch.equal, state["reference"]["weights"], before))
     assert not all(map(torch.equal, weights(tiny_policy), before))
-    other = make_policy(PolicyConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, device="cpu"))
+    other = make_policy(
+        PolicyConfig(model_args={"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}, device="cpu")
+    )
     with pytest.raises(ValueError, match="other weights than the policy"):
         learner_of(other).reference.load_state_dict(state["reference"])
 

@@ -11,9 +11,9 @@ from oblrpo.estimators import BASELINES
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import TransformersSampler
 from oblrpo.settings import ScoresConfig
+from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import step_metrics
-from oblrpo.trainer.results import Step
-from tests.trainer.learners import learner_of
+from tests.trainer.learners import learner_of, sampled
 
 P, G, LONGEST = 5, 3, 4
 UNWEIGHTED = [name for name, row in ALGORITHMS.items() if "norm2_PG" not in BASELINES[row.baseline].needs]
@@ -40,13 +40,13 @@ def pass_of(policy, algorithm, rollouts, rewards_PG, valid_PG=None, **settings):
     rows: list[int] = []
     counting = policy.model.base_model.register_forward_hook(lambda *seen: rows.append(len(seen[2][0])))
     try:
-        gradient, parts = learner.gradient(learner.batch(rollouts, rewards_PG, valid_PG), 1)
+        gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG, valid_PG)), 1)
     finally:
         counting.remove()
     flat = torch.cat([p.grad.flatten() for p in policy.parameters])
-    update = dataclasses.replace(learner.update(gradient), further=learner.baseline.learn(parts))
+    update = dataclasses.replace(learner.update(gradient), further=learner.of_first(gradient))
     valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG
-    return flat, step_metrics(1, Step(rollouts, rewards_PG, valid_PG, [update]), 0), sum(rows), gradient
+    return flat, step_metrics(1, StepResult(rollouts, rewards_PG, valid_PG, [update]), 0), sum(rows), gradient
 
 
 def without_schedule(name):
@@ -117,21 +117,21 @@ def test_all_go_through_where_more_than_the_gradient_is_asked_for(tiny_policy, r
         settings, rollouts = {}, dataclasses.replace(rollouts, sampler_logps_SC=torch.zeros_like(
             rollouts.sequences.own_SC, dtype=torch.float32
         ))  # fmt: skip
-        settings["sampler_correction"] = "none"
+        settings["sampler_correction"] = "measured"
     *_, rows, gradient = pass_of(tiny_policy, without_schedule("rloo"), rollouts, rewards_PG, **settings)
     assert (rows, gradient.trained) == (P * G, 1)
 
 
 def test_norms_are_those_of_all_outputs_in_a_step_that_compares_them(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, without_schedule("rloo"), schedule="off")
-    batch = learner.batch(rollouts, rewards_PG)
-    assert learner.gradient(batch, 1)[0].trained == pytest.approx(2 / 5)
-    assert learner.gradient(batch, 10)[0].trained == 1
+    batch = learner.batch(sampled(rollouts, rewards_PG))
+    assert learner.gradient(batch, 1).trained == pytest.approx(2 / 5)
+    assert learner.gradient(batch, 10).trained == 1
 
 
 def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
     learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=0.5, measured_one_in=1)
-    gradient, _ = learner.gradient(learner.batch(rollouts, rewards_PG), 1)
+    gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)), 1)
     change = learner.movement.watch(gradient)
     own_SC, before_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
     learner.optimizer.step()
@@ -141,7 +141,7 @@ def test_the_movement_is_that_of_all_outputs(tiny_policy, rollouts, rewards_PG):
 
 def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
     """Prompts of which three, then one, of the outputs are chosen; the mean is over all three all the same."""
-    batch = learner_of(tiny_policy, "rloo").batch(rollouts, rewards_PG)
+    batch = learner_of(tiny_policy, "rloo").batch(sampled(rollouts, rewards_PG))
     chosen_PG = torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]]).bool()
     parts = list(batch.parts(MicroBatches(prompts=2), chosen_PG))
     assert [part.index_P.tolist() for part in parts] == [[0, 1], [3, 4]]
@@ -151,7 +151,7 @@ def test_micro_batches_of_some_outputs(tiny_policy, rollouts, rewards_PG):
     assert parts[0].rewards_PG.flatten().tolist() == rewards_PG.flatten()[[0, 1, 2, 4]].tolist()
     ids_SC = batch.sequences.at(torch.tensor([0, 1, 2, 4])).completion_SC
     assert torch.equal(parts[0].sequences.completion_SC, ids_SC)
-    assert parts[0].share_of_mean().flatten().tolist() == pytest.approx([-1 / P / G] * 4)
+    assert parts[0].share_of_mean.flatten().tolist() == pytest.approx([-1 / P / G] * 4)
     (whole,) = batch.parts(MicroBatches(prompts=4), chosen_PG)
     assert whole.index_P.tolist() == [0, 3, 4, 1]  # those with more outputs first
     assert whole.groups == [3, 3, 3, 1]
@@ -165,10 +165,10 @@ def test_outputs_that_earned_nothing_are_skipped_by_every_method(tiny_policy, ro
     for train_on in ("all", "exact"):
         scores = ScoresConfig(score_method=method, ledger_steps=0)
         learner = learner_of(tiny_policy, "reinforce", scores=scores, train_on=train_on)
-        gradient, parts = learner.gradient(learner.batch(rollouts, rewards_PG), 1)
+        gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)), 1)
         grads = [p.grad.clone() for p in tiny_policy.parameters]
         found[train_on] = [*grads, gradient.group_norm2_P, torch.tensor([gradient.moments.signal2, gradient.norm2])]
-        assert len(parts) == 1
+        assert len(gradient.parts) == 1
     assert gradient.trained < 1
     for one, other in zip(found["all"], found["exact"], strict=True):
         torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6 * float(one.abs().max()))

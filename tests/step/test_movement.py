@@ -7,7 +7,7 @@ import torch
 
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.rollout import sample
-from tests.trainer.learners import learner_of
+from tests.trainer.learners import learner_of, sampled
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_under_bf16_the_rate_gets_up_from_1e_9_as_it_does_in_float32(tiny_policy
         algorithm = dataclasses.replace(ALGORITHMS["rloo"], schedule=schedule)
         start = {"auto": 1e-9, "kl": 1e-5}[schedule]
         learner = learner_of(policy, algorithm, optimizer=torch.optim.AdamW, lr=start, measured_one_in=1)
-        updates = [learner.learn(*batch)[0] for _ in range(15)]
+        updates = [learner.learn(sampled(*batch))[0] for _ in range(15)]
         last[bf16] = [update.learning_rate for update in updates[-3:]]
         kls[bf16] = [update.kl for update in updates[:4]]
         assert all(update.kl > 0 for update in updates[-3:])
@@ -44,7 +44,7 @@ def test_where_the_policy_rounds_the_movement_is_log_pi_itself(tiny_policy, batc
     rollouts, rewards_PG = batch
     policy = dataclasses.replace(tiny_policy, bf16=True)
     learner = learner_of(policy, "rloo", lr=0.0, measured_one_in=1)
-    gradient, _ = learner.gradient(learner.batch(rollouts, rewards_PG))
+    gradient = learner.gradient(learner.batch(sampled(rollouts, rewards_PG)))
     own_SC = gradient.batch.sequences.own_SC
     torch.testing.assert_close(
         learner.movement.watch(gradient)(), torch.where(own_SC.bool(), gradient.logp_SC, 0.0), atol=0.05, rtol=0.05

@@ -1,0 +1,154 @@
+"""The results of a gradient and of its update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from oblrpo import estimators
+from oblrpo.policy import Logps, Sequences
+from oblrpo.step.batch import Batch
+
+
+@dataclass(frozen=True)
+class Part:
+    """The results of one micro-batch of whole groups; its share of the gradient is in `.grad`."""
+
+    batch: Batch
+    norm2_S: Tensor | None
+    """Squared score norms, where they were taken."""
+    baseline_PG: Tensor
+    group_norm2_P: Tensor
+    """Squared norm of each prompt's gradient g_i."""
+    logps: Logps
+    """The results of the forward, without a graph."""
+
+
+def by_prompt(parts: list[Part], part_P: Tensor) -> Tensor:
+    """The squared norm of each prompt's gradient, (P,); 0 of prompts that are in no part."""
+    norm2_P = torch.zeros_like(part_P, dtype=parts[0].group_norm2_P.dtype)
+    norm2_P[torch.cat([part.batch.index_P for part in parts])] = torch.cat([part.group_norm2_P for part in parts])
+    return norm2_P
+
+
+def by_output(parts: list[Part], values: list[Tensor], rest_PG: Tensor) -> Tensor:
+    """What each micro-batch says of its outputs, (P, G); of outputs that are in none, what `rest_PG` says."""
+    result_S = rest_PG.to(values[0]).flatten().clone()
+    result_S[torch.cat([part.batch.index_S for part in parts])] = torch.cat([value.flatten() for value in values])
+    return result_S.view_as(rest_PG)
+
+
+def by_token(sequences: Sequences, blocks: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """What blocks of rows say of their tokens, (S, C): 0 where there is none of the policy's own, NaN in other rows."""
+    own_SC = sequences.own_SC.bool()
+    result_SC = torch.where(own_SC, math.nan, values[0].new_zeros(()))
+    for index_S, value_SC in zip(blocks, values, strict=True):
+        width = value_SC.shape[1]
+        result_SC[index_S, :width] = torch.where(own_SC[index_S, :width], value_SC, 0.0)
+    return result_SC
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one batch (left in `.grad`, as that of the loss -J) and all that was learned on the way."""
+
+    batch: Batch
+    """The batch that it was taken of."""
+    parts: list[Part]
+    """The micro-batches that went through the model."""
+    moments: estimators.Moments
+    """Signal and noise."""
+    norm2: float
+    """The squared norm || g ||^2 of the batch gradient, before any clipping."""
+    group_norm2_P: Tensor
+    """That of the gradient g_i of each prompt that takes part."""
+    known_PG: Tensor | None = None
+    """The baseline, where no forward was needed to know it; not None where some outputs are in no part."""
+    entropy_left_out: float = 0.0
+    """The sum of the entropies of the tokens that did not go through the model."""
+
+    @cached_property
+    def _unknown_PG(self) -> Tensor:
+        return torch.full_like(self.batch.rewards_PG, math.nan)
+
+    @cached_property
+    def norm2_PG(self) -> Tensor | None:
+        """Squared score norms, where they were taken."""
+        norms = [part.norm2_S for part in self.parts if part.norm2_S is not None]
+        return by_output(self.parts, norms, self._unknown_PG).to(self.batch.rewards_PG) if norms else None
+
+    @cached_property
+    def baseline_PG(self) -> Tensor:
+        """The baseline b."""
+        rest_PG = self._unknown_PG if self.known_PG is None else self.known_PG
+        return by_output(self.parts, [part.baseline_PG for part in self.parts], rest_PG)
+
+    @cached_property
+    def rho_PG(self) -> Tensor:
+        """The importance weights of whole outputs."""
+        return by_output(self.parts, [part.batch.rho_PG for part in self.parts], self.batch.rho_PG)
+
+    @cached_property
+    def logps_PG(self) -> Tensor:
+        """The log-probability log pi(o|q) of every output, in nats; NaN of those that did not go through the model."""
+        logps = [part.logps.logps_S for part in self.parts]
+        return by_output(self.parts, logps, self._unknown_PG).to(self.batch.rewards_PG)
+
+    @cached_property
+    def logp_SC(self) -> Tensor:
+        """The same of every token; 0 where there is none of the policy's own."""
+        places = [part.batch.index_S for part in self.parts]
+        return by_token(self.batch.sequences, places, [part.logps.logp_SC for part in self.parts])
+
+    @property
+    def ess_ratio(self) -> float:
+        """The effective sample size over the batch's, (sum rho)^2 / (B sum rho^2), estimated from what is kept.
+
+        It is 1 where all rho are 0: such a batch has no gradient.
+        """
+        batch = self.batch
+        counted_PG = batch.valid_PG & (batch.keep_PG > 0)
+        count_N, rho_N = batch.keep_PG[counted_PG].double(), self.rho_PG[counted_PG].double()
+        if not rho_N.any():
+            return 1.0
+        return float((count_N @ rho_N) ** 2 / (count_N.sum() * (count_N @ rho_N.square())))
+
+    @property
+    def entropy(self) -> float:
+        """The mean entropy of the policy's own tokens, in nats."""
+        total = self.entropy_left_out + sum(part.logps.entropy for part in self.parts)
+        return total / float(self.batch.sequences.own_ST.sum())
+
+    @property
+    def trained(self) -> float:
+        """The share of the outputs that went through the model; the coefficients of the others are 0."""
+        return float(self.logps_PG.isfinite().double().mean())
+
+    @property
+    def advantages_PG(self) -> Tensor:
+        """The advantages, (F - b) over the normalisation's divisor; 0 where an output does not count."""
+        return (self.batch.rewards_PG - self.baseline_PG) / self.batch.divisor_PG
+
+
+@dataclass(frozen=True)
+class Update:
+    """The outcome of one update."""
+
+    gradient: Gradient
+    factor: float
+    """The factor on eta_0 that the update was really made with; 0 where there was no gradient."""
+    learning_rate: float
+    """The rate really used; 0 where there was no gradient, and so no update."""
+    smoothed: estimators.Moments
+    """Signal and noise, averaged over steps."""
+    snr_interval: tuple[float, float]
+    """95 % interval of the averaged signal-to-noise ratio."""
+    kl: float | None
+    """The KL divergence by which the update moved the policy, in nats, where it was measured."""
+    further: dict[str, float] = field(default_factory=dict)
+    """Metrics of some steps: the variance ledger, how well proxies agree with exact norms, the sampler's mismatch."""

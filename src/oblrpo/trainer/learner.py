@@ -1,0 +1,274 @@
+"""Algorithm 1 with what a run may add to it, each from a file of its own in `step`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oblrpo.errors import DivergedError, InputError, check_finite
+from oblrpo.estimators import Ratio
+from oblrpo.memory import give_back
+from oblrpo.rollout import Rollouts
+from oblrpo.scores import UnsupportedModelError
+from oblrpo.step import Algorithm1, Gradient, Sampled, Update
+from oblrpo.step.ledger import VarianceLedger
+from oblrpo.step.off_policy import OffPolicyBatch, clip_metrics, mismatch_metrics
+from oblrpo.step.reference import Reference
+from oblrpo.step.selection import draw_least_work, without_idle
+from oblrpo.tasks import Problem
+from oblrpo.trainer.optimizers import averaged, training
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step of a run: the completions, their rewards, and the updates on them."""
+
+    rollouts: Rollouts
+    rewards_PG: Tensor
+    """The rewards F; the value of an output without a reward means nothing."""
+    valid_PG: Tensor
+    """Which outputs have a reward."""
+    updates: list[Update]
+    """The updates, of which there are none where too few outputs have a reward, or the gradient is not finite."""
+    skipped: str = ""
+    """What was not finite, so that an update was left out; empty if nothing was."""
+    kl_PG: Tensor | None = None
+    """The log-ratio log(pi / pi_ref) of every output that its reward was charged for; None without a reference."""
+    sampled: Sampled | None = None
+    """All that was sampled, where some of it was dropped before anything was learned of it."""
+    rounds: int | None = None
+    """How many times prompts were sampled for it, where that is not once by itself."""
+
+
+@dataclass
+class Learner(Algorithm1):
+    """Algorithm 1 with several updates a batch, a reference, outputs left out, and the ledger.
+
+    Its parts are made by `setup.make_learner`.
+    """
+
+    ratio: Ratio
+    train_on: str
+    """One of `step.selection.SELECTIONS`."""
+    ledger: VarianceLedger
+    scheduler: Any
+    num_iterations: int
+    max_grad_norm: float
+    clip_max: float | None
+    """The C of the weights min(C, pi / sampler); None where the sampler is taken for the policy."""
+    reference: Reference | None = None
+    skipped: str = ""
+    """Why the last `learn` left an update out; empty if it left none out."""
+
+    def step(self, problems: list[Problem], number: int) -> StepResult:  # type: ignore[override]
+        """Sample G outputs o of each of the P prompts q, reward them, and learn from them.
+
+        Args:
+            problems: the prompts, and what verifies their outputs.
+            number: the number of the step, from 1.
+
+        Raises:
+            InputError: as `learn` raises, or a reward fails.
+        """
+        return self.learn_from(self.sample(problems), number)
+
+    def learn_from(self, sampled: Sampled, number: int) -> StepResult:
+        """Learn from what was sampled, and let the sampler take over the new weights; arguments as in `step`."""
+        rollouts, learned, kl_PG = sampled.rollouts, sampled, None
+        if self.reference is not None:
+            learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, sampled.rewards_PG)
+            learned = replace(sampled, rewards_PG=learned_PG)
+        updates = self.learn(learned, number)
+        self.sampler.sync(self.policy)
+        return StepResult(rollouts, sampled.rewards_PG, sampled.valid_PG, updates, self.skipped, kl_PG)
+
+    def learn(self, sampled: Sampled, step: int = 0) -> list[Update]:
+        """Make `num_iterations` updates on one batch of completions; the policy before the first is the old one.
+
+        No update is made, and nothing changes, where fewer than two prompts have as many valid outputs as the baseline
+        needs. An update whose gradient is not finite is left out with those that would follow it, and changes nothing
+        either; `skipped` says why.
+
+        Args:
+            sampled: P x G completions with their rewards.
+            step: the number of the step in the run, from 1; 0 takes no ledger.
+
+        Raises:
+            InputError: the model cannot be recorded, or the gradient cannot be used.
+            DivergedError: the updated weights, or log-probabilities, are NaN or infinite.
+        """
+        self.skipped = ""
+        batch = self.batch(sampled)
+        if batch.prompts < 2:
+            return []
+        try:
+            updates, metrics = self._updates(batch, step)
+        except DivergedError:
+            raise
+        except (ValueError, UnsupportedModelError) as error:
+            raise InputError(f"the gradient cannot be used: {error}") from None
+        if not updates:
+            return []
+        self.baseline.end_step()
+        return [replace(updates[0], further=metrics), *updates[1:]]
+
+    def _updates(self, batch: OffPolicyBatch, step: int) -> tuple[list[Update], dict[str, float]]:
+        """The updates on a batch, and the metrics of the first of them."""
+        updates: list[Update] = []
+        clipped: list[dict[str, float]] = []
+        metrics: dict[str, float] = {}
+        for _ in range(self.num_iterations):
+            try:
+                if not updates:
+                    metrics |= self.ledger.metrics(batch, self.baseline.prior, step)
+                gradient = self.gradient(batch, None if updates else step)
+            except DivergedError as error:
+                if error.what == "log-probability":  # the policy itself is broken, not this batch's gradient
+                    raise
+                self._skip(error)
+                break
+            if not updates:
+                metrics |= self.of_first(gradient)
+                batch = taken_of(gradient).aged(gradient.logp_SC, gradient.baseline_PG)
+            clipped.append(clip_metrics(gradient))
+            updates.append(self.update(gradient))
+        if clipped:
+            metrics |= {name: sum(each.get(name, 0.0) for each in clipped) / len(clipped) for name in clipped[-1]}
+        return updates, metrics
+
+    def of_first(self, gradient: Gradient) -> dict[str, float]:
+        """What the first gradient of a batch tells beside itself, as metrics; the baseline learns from it."""
+        batch = taken_of(gradient)
+        metrics = self.baseline.compare(gradient, batch.features if batch.draw is not None else None)
+        metrics |= mismatch_metrics(gradient) | self.ledger.of_draw(batch)
+        return metrics if batch.draw is None else metrics | {"added_variance": batch.draw.added}
+
+    def _skip(self, error: DivergedError) -> None:
+        """Forget a gradient that is not finite, and what was left of it on the way."""
+        self.skipped = error.what
+        self.tape.forget()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def batch(self, sampled: Sampled) -> OffPolicyBatch:
+        """The completions with their rewards, and with what this algorithm makes of them in the mean."""
+        return OffPolicyBatch.of(
+            sampled.rollouts.sequences,
+            sampled.rewards_PG,
+            sampled.valid_PG,
+            self.algorithm,
+            longest=self.rollout.max_completion_length,
+            sampler_logps_SC=sampled.rollouts.sampler_logps_SC,
+            clip_max=self.clip_max,
+            features=sampled.rollouts.features,
+            ratio=self.ratio,
+        )
+
+    def gradient(self, batch: OffPolicyBatch, step: int | None = None) -> Gradient:  # type: ignore[override]
+        """The gradient of Algorithm 1, of the outputs that are chosen; its signal is what all would have given.
+
+        Raises:
+            InputError: the sampler does not tell what the choice needs.
+        """
+        batch = self._chosen(batch, step)
+        gradient = super().gradient(batch, step)
+        if batch.draw is not None:
+            gradient = replace(gradient, moments=gradient.moments.of_draw(batch.draw.nothing))
+        return replace(gradient, entropy_left_out=self._entropy(batch))
+
+    def _chosen(self, batch: OffPolicyBatch, step: int | None) -> OffPolicyBatch:
+        """The batch with the number of times that each output counts."""
+        if self.train_on == "all" or (self.train_on == "exact" and self._needs_all(batch)):
+            return batch
+        if self.train_on == "exact":
+            self.baseline.begin(step, batch)
+            if self.baseline.known_PG is None or self.baseline.asks_norms():
+                return batch
+            return replace(batch, keep_PG=without_idle(batch, self.baseline.known_PG))
+        if batch.features is None:
+            raise InputError(
+                "this sampler does not tell what train_on needs of its draws (log-probability, entropy, logit norm); "
+                "set train_on to exact."
+            )
+        proxy_PG = self.baseline.weights.by_proxy(batch.features).view(batch.shape)
+        batch = replace(batch, proxy_PG=proxy_PG)
+        if batch.draw is not None:
+            return batch
+        self.baseline.begin(step, batch)
+        assert self.baseline.known_PG is not None
+        keep_PG, draw = draw_least_work(batch, self.baseline.known_PG)
+        return replace(batch, keep_PG=keep_PG, draw=draw)
+
+    def _needs_all(self, batch: OffPolicyBatch) -> bool:
+        """Whether outputs of advantage 0 have a use: for later updates, or to compare the sampler with the policy."""
+        return self.num_iterations > 1 or batch.sampler_logps_SC is not None
+
+    @torch.no_grad()
+    def _entropy(self, batch: OffPolicyBatch) -> float:
+        """The sum of the entropies of tokens that were left out: as they were drawn, or by a forward."""
+        left_out_PG = batch.keep_PG == 0
+        if batch.features is not None:
+            return float(batch.features.entropy_S[left_out_PG.flatten()].sum())
+        parts = batch.parts(self.micro_batches, left_out_PG)
+        return sum(self.policy.logps(part.sequences, self.rollout.temperature).entropy for part in parts)
+
+    def update(self, gradient: Gradient) -> Update:
+        """The update of Algorithm 1, with the gradient clipped and the scheduler of the rate.
+
+        Raises:
+            DivergedError: it made the weights NaN or infinite.
+        """
+        if self.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.max_grad_norm)
+        give_back()  # the tape's room, before room is taken for the optimizer and a copy of the weights
+        update = super().update(gradient)
+        check_finite("weight", torch.stack([parameter.detach().sum() for parameter in self.policy.parameters]))
+        give_back()  # the gradient's room, which would lie between what the next forward keeps
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
+            self.scheduler.step()
+        return update
+
+    @contextmanager
+    def handing_out(self) -> Iterator[None]:
+        """The policy as it is evaluated: that of a schedule-free optimizer is the average of its iterates."""
+        with averaged(self.optimizer) as other:
+            if other:
+                self.sampler.sync(self.policy)
+            yield
+        if other:
+            self.sampler.sync(self.policy)
+
+    _PARTS = ("optimizer", "schedule", "scheduler", "baseline", "reference")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the policy that the next step depends on."""
+        return {name: part.state_dict() for name in self._PARTS if (part := getattr(self, name)) is not None}
+
+    def load_state_dict(self, state: dict[str, Any], run: str) -> None:
+        """Take up where `state_dict` left off.
+
+        Raises:
+            InputError: it is the state of another version; the message names `run`.
+        """
+        try:
+            for name in self._PARTS:
+                if (part := getattr(self, name)) is not None:
+                    part.load_state_dict(state[name])
+            training(self.optimizer)
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"{run} was written by another version ({error}); resume it with that one, or start anew from its "
+                "checkpoint with --model."
+            ) from None
+
+
+def taken_of(gradient: Gradient) -> OffPolicyBatch:
+    """The batch of a learner's gradient."""
+    assert isinstance(gradient.batch, OffPolicyBatch)
+    return gradient.batch
