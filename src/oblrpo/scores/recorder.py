@@ -205,12 +205,7 @@ class ForwardRecorder:
         return tapped
 
     def _tap_product(
-        self,
-        layer: TrainableLayer,
-        roles: dict[str, str],
-        input: Tensor,
-        output: Tensor,
-        dispatch: Dispatch,
+        self, layer: TrainableLayer, roles: dict[str, str], input: Tensor, output: Tensor, dispatch: Dispatch
     ) -> Tensor:
         """Record a linear product inside a module, as `experts.ProductTap` says."""
         if not torch.is_grad_enabled():

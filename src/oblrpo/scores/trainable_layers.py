@@ -38,19 +38,17 @@ class ParameterPiece:
             return self._part.shape
         return self.parameter.shape if self.index is None else self.parameter.shape[1:]
 
-    def of(self, whole: Tensor) -> Tensor:
-        """The piece's part of a tensor of the parameter's shape, a view of it."""
-        if self._part is not None:
-            return whole[self._part.place]
-        return whole if self.index is None else whole[self.index]
-
     @contextmanager
     def wide_grad(self) -> Iterator[Tensor]:
         """The `.grad` to add to, contiguous and in float32 or wider: a short type is rounded once, at the end."""
         parameter = self.parameter
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        grad = self.of(parameter.grad)
+        grad: Tensor = parameter.grad
+        if self._part is not None:
+            grad = grad[self._part.place]
+        elif self.index is not None:
+            grad = grad[self.index]
         dtype = torch.promote_types(grad.dtype, torch.float32)
         as_it_is = grad.dtype == dtype and grad.is_contiguous()
         added = grad if as_it_is else torch.zeros(grad.shape, dtype=dtype, device=grad.device)
