@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from oblrpo.errors import InputError
 from oblrpo.policy import load, load_policy, make_policy
-from oblrpo.scores import watching
+from oblrpo.scores import tapped_operations
 from oblrpo.settings import PolicyConfig
 from tests.cli.conftest import metrics_of
 from tests.cli.test_families import folder_of
@@ -150,8 +150,8 @@ def test_adapters_of_all_that_is_linear_train_experts_and_routers(small_run, tmp
 
 def test_adapters_that_cannot_be_taken_are_refused_before_anything_is_sampled(small_run, tmp_path, monkeypatch):
     """What only the model's own run shows, such as the size of what is made of a router's adapter."""
-    monkeypatch.setattr(watching, "SMALL_NUMBERS", 10)
-    monkeypatch.setattr(watching, "SMALL_SHARE", 0.0)
+    monkeypatch.setattr(tapped_operations, "SMALL_NUMBERS", 10)
+    monkeypatch.setattr(tapped_operations, "SMALL_SHARE", 0.0)
     base = folder_of("qwen3-moe-normalised", tmp_path / "model")
     code, _, err = small_run(model=base, lora={"r": 2}, steps=1, eval_steps=0)
     assert code == 2

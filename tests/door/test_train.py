@@ -34,8 +34,8 @@ def test_objects_in_and_a_run_out(tmp_path, train):
     assert [row["step"] for row in run.metrics] == [0, 1, 2, 3, 4]
     assert len(pandas.DataFrame(run.metrics)["reward"].dropna()) == 4
     assert config_of(tmp_path / "run")[0] == "model: python:Qwen3ForCausalLM"
-    assert config_of(tmp_path / "run")[1].startswith("python:60 rows, sha256 ")
-    assert config_of(tmp_path / "run")[2] == "python:letters"
+    assert config_of(tmp_path / "run")[1] == "python:letters"
+    assert config_of(tmp_path / "run")[2].startswith("python:60 rows, sha256 ")
     assert str(run).startswith(f"Run({str(tmp_path / 'run')!r}, 4 steps, reward 0.")
     assert "held-out accuracy 0." in str(run)
 
@@ -59,14 +59,14 @@ def test_the_same_run_as_by_names(tmp_path, train):
 @pytest.mark.parametrize("kind", [list, iter, Dataset.from_list, lambda rows: (row for row in rows)])
 def test_any_iterable_of_rows(tmp_path, train, kind):
     train(data=kind(ROWS), steps=0, eval_prompts=2)
-    assert config_of(tmp_path / "run")[1].startswith("python:60 rows, sha256 ")
+    assert config_of(tmp_path / "run")[2].startswith("python:60 rows, sha256 ")
 
 
 def test_other_rows_have_another_word(tmp_path, train):
     words = set()
     for name, rows in {"a": ROWS, "b": ROWS[::-1], "c": [*ROWS[:-1], {"prompt": "x", "answer": "1"}]}.items():
         train(data=rows, steps=0, eval_prompts=2, output=tmp_path / name)
-        words.add(config_of(tmp_path / name)[1])
+        words.add(config_of(tmp_path / name)[2])
     assert len(words) == 3
 
 
@@ -107,10 +107,10 @@ def test_a_reward_sees_columns_and_messages_as_in_trl(train):
 
 def test_several_rewards_are_summed(tmp_path, train):
     run = train(reward=[letters, lambda completions, **_: [2.0] * len(completions), "length@0"])
-    assert config_of(tmp_path / "run")[2:] == ["python:letters", "python:<lambda>"]
+    assert config_of(tmp_path / "run")[1:3] == ["python:letters", "python:<lambda>"]
     assert all(row["reward"] >= 2 for row in run.metrics[1:])
     train(rewards=[letters, letters], reward=None, steps=0, output=tmp_path / "twice")
-    assert config_of(tmp_path / "twice")[2:] == ["python:letters", "python:letters 2"]
+    assert config_of(tmp_path / "twice")[1:3] == ["python:letters", "python:letters 2"]
 
 
 def test_settings_and_built_in_tasks_by_name(tmp_path, train):

@@ -231,9 +231,8 @@ def test_gradient_and_moments_are_unbiased_over_sampling_and_selection(rule, nam
                 weight = chance * probability
                 mean_D += weight * gradient_D
                 second += weight * float(gradient_D.square().sum())
-                kept_moments = estimators.moments(group_PD.square().sum(1), gradient_D.square().sum())
-                found_moments = kept_moments.of_draw(found.nothing)
-                moments_2 += weight * torch.tensor([found_moments.signal2, found_moments.trace_cov])
+                moments = estimators.moments(group_PD.square().sum(1), gradient_D.square().sum()).of_draw(found.nothing)
+                moments_2 += weight * torch.tensor([moments.signal2, moments.trace_cov])
     true_D = policy.true_gradient()
     signal2 = float(true_D.square().sum())
     torch.testing.assert_close(mean_D, true_D)

@@ -7,7 +7,7 @@ import torch
 
 from oblrpo.scores import ScoreTape, chunked_logps, oracle
 from oblrpo.scores import contributions as contributions_module
-from oblrpo.scores.gram import CountSketch
+from oblrpo.scores.gram import Sketch, Sketcher, generator_for
 from tests.scores.models import batch, build, gradients, logps, relative
 from tests.scores.test_methods import EXACT, G, moe, packed
 from tests.scores.zoo import build_family
@@ -236,16 +236,16 @@ def test_a_count_sketch_has_the_variance_it_says():
     rows_SN, L = torch.randn(2, 40, dtype=torch.float64), 32
     found = []
     for seed in range(2000):
-        hashing, sketch_SL = CountSketch(seed, L), torch.zeros(2, L, dtype=torch.float64)
-        hashing.add(sketch_SL, rows_SN, hashing.generator(1, 2))
-        found.append(float(sketch_SL[0] @ sketch_SL[1]))
+        sketcher = Sketcher(Sketch(seed, dimensions=L), 2, torch.device("cpu"))
+        sketcher.add(1, 2, lambda directions, generator: rows_SN)
+        found.append(float(sketcher.sketch_SL[0] @ sketcher.sketch_SL[1]))
     found = torch.tensor(found, dtype=torch.float64)
     inner = float(rows_SN[0] @ rows_SN[1])
     bound = float(rows_SN[0].square().sum() * rows_SN[1].square().sum() + inner**2) / L
     assert abs(float(found.mean()) - inner) < 4.5 * float(found.std()) / math.sqrt(2000)
     assert 0.7 * bound < float(found.var()) < 1.1 * bound
     keys = [(1, 2), (2, 1), (1, -1), (0, 2), (12, -1)]
-    assert len({tuple(torch.rand(3, generator=CountSketch(7, L).generator(*key)).tolist()) for key in keys}) == 5
+    assert len({tuple(torch.rand(3, generator=generator_for(7, *key)).tolist()) for key in keys}) == 5
 
 
 def test_a_method_that_lets_gradients_go_refuses():

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import batch_norm
 
 from lab.benchmarks.families import EXACT, batches, build, compare
-from oblrpo.scores import ScoreTape, UnsupportedModelError, by_operations, oracle, watching
+from oblrpo.scores import ScoreTape, UnsupportedModelError, by_operations, oracle, tapped_operations
 from tests.scores.models import relative
 
 POPULAR = (
@@ -238,7 +238,7 @@ def test_time_first_with_as_many_rows_as_tokens_is_refused():
 
 
 def test_a_large_parameter_without_a_rule_is_refused(monkeypatch):
-    monkeypatch.setattr(watching, "SMALL_NUMBERS", 3)
+    monkeypatch.setattr(tapped_operations, "SMALL_NUMBERS", 3)
     model, ids_ST = toy("times"), torch.randint(5, (3, 4))
     message = r"1\.scale: no score-norm rule for Scaled, and with 4 numbers"
     with pytest.raises(UnsupportedModelError, match=message), ScoreTape(model):

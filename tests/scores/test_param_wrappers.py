@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from lab.benchmarks.families import EXACT, batches, build, compare, logps
-from oblrpo.scores import ScoreTape, Sketch, UnsupportedModelError, by_operations, oracle, watching
+from oblrpo.scores import ScoreTape, Sketch, UnsupportedModelError, by_operations, oracle, tapped_operations
 from tests.scores.models import relative
 
 pytestmark = [
@@ -194,8 +194,8 @@ def test_dropout_is_refused_by_peft():
 def test_a_large_weight_as_a_bare_parameter_is_refused(monkeypatch):
     model = adapt("qwen3_moe", target_modules=[], target_parameters=["q_proj.weight"])
     assert_exact(model)
-    monkeypatch.setattr(watching, "SMALL_NUMBERS", 200)
-    monkeypatch.setattr(watching, "SMALL_SHARE", 0.0)
+    monkeypatch.setattr(tapped_operations, "SMALL_NUMBERS", 200)
+    monkeypatch.setattr(tapped_operations, "SMALL_SHARE", 0.0)
     assert "what is made of it has 1024 numbers" in refusal(model)
 
 

@@ -9,7 +9,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from oblrpo import estimators
 from oblrpo.errors import InputError
-from oblrpo.scores import watching
+from oblrpo.scores import tapped_operations
 from tests.trl.support import flat, ours, tiny_policy
 from tests.trl.test_gradient import assert_close, expected, run
 
@@ -39,8 +39,8 @@ def test_adapters_of_experts_and_routers_are_exact(tmp_path):
 
 
 def test_adapters_that_cannot_be_taken_are_refused_in_the_constructor(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "SMALL_NUMBERS", 10)
-    monkeypatch.setattr(watching, "SMALL_SHARE", 0.0)
+    monkeypatch.setattr(tapped_operations, "SMALL_NUMBERS", 10)
+    monkeypatch.setattr(tapped_operations, "SMALL_SHARE", 0.0)
     with pytest.raises(InputError, match=r'gate\.lora_A.* give LoraConfig target_modules=\["q_proj", "k_proj"'):
         ours(tmp_path, experts_policy(), peft_config=LoraConfig(**EVERYTHING))
     ours(tmp_path, experts_policy(), peft_config=LoraConfig(**EVERYTHING | {"target_modules": ["q_proj", "v_proj"]}))

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from oblrpo.settings import RECIPES, TrainConfig, flatten, train
+from oblrpo.settings import RECIPES, TrainConfig, flatten, shared, train
 
 COMMON = (
     "model", "data", "task", "rewards", "output", "steps", "seed", "prompts_per_step", "num_generations",
@@ -30,9 +30,9 @@ def recipes() -> dict[str, str]:
 
 
 def documented() -> dict[str, str]:
-    """Every setting with its docstring, which stands under it in `settings/train.py`."""
+    """Every setting with its docstring, which stands under it in `settings`."""
     sentences = {}
-    for section in ast.parse(inspect.getsource(train)).body:
+    for section in [*ast.parse(inspect.getsource(shared)).body, *ast.parse(inspect.getsource(train)).body]:
         if isinstance(section, ast.ClassDef):
             for field, text in zip(section.body, section.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):

@@ -6,18 +6,18 @@ from oblrpo.scores.gram import Sketch
 from oblrpo.scores.group_tape import GroupTape
 from oblrpo.scores.head import TokenLogps, chunked_logps, token_logps
 from oblrpo.scores.methods import METHODS
-from oblrpo.scores.owners import by_operations
 from oblrpo.scores.proxies import PROXIES, CalibratedProxy, Features, agreement, log_error, logit_norm2
-from oblrpo.scores.rules import Call, UnsupportedModelError, register_rule
+from oblrpo.scores.rules import LayerCall, UnsupportedModelError, register_rule
 from oblrpo.scores.tape import ScoreTape
+from oblrpo.scores.trainable_layers import by_operations
 
 __all__ = [
     "METHODS",
     "PROXIES",
     "CalibratedProxy",
-    "Call",
     "Features",
     "GroupTape",
+    "LayerCall",
     "Outer",
     "ScoreTape",
     "Sketch",

@@ -193,16 +193,15 @@ def sketch(parts: list[Contribution], directions_RK: Tensor) -> Tensor:
 
     One set of directions for all parts of a parameter keeps their cross terms.
     """
-    return torch.stack([_sketch_one(part, directions_RK) for part in matrices(parts)]).sum(0)
-
-
-def _sketch_one(part: Matrix, directions_RK: Tensor) -> Tensor:
     sketches = []
-    for rows in chunks(part.sequences, part.tokens * (1 if part.is_lookup else part.rows)):
-        piece = part.of(rows)
-        left_STK = directions_RK[piece.left] if piece.is_lookup else wide(piece.left) @ directions_RK
-        sketches.append(left_STK.mT @ wide(piece.right))
-    return torch.cat(sketches)
+    for part in matrices(parts):
+        pieces = []
+        for rows in chunks(part.sequences, part.tokens * (1 if part.is_lookup else part.rows)):
+            piece = part.of(rows)
+            left_STK = directions_RK[piece.left] if piece.is_lookup else wide(piece.left) @ directions_RK
+            pieces.append(left_STK.mT @ wide(piece.right))
+        sketches.append(torch.cat(pieces))
+    return torch.stack(sketches).sum(0)
 
 
 LINE = 1024
@@ -236,7 +235,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 def sum_in_widest(values: list[Tensor]) -> Tensor:
     """The sum of tensors of one shape, in the widest of their types."""
-    dtype = max((value.dtype for value in values), key=lambda each: torch.finfo(each).bits)
+    dtype = max((value.dtype for value in values), key=lambda dtype: torch.finfo(dtype).bits)
     return torch.stack([value.to(dtype) for value in values]).sum(0)
 
 
@@ -254,11 +253,7 @@ def vector_total(parts: list[Contribution]) -> Tensor:
 
 
 def matrices(parts: list[Contribution]) -> list[Matrix]:
-    """The parts as matrices, or nothing if they are vectors.
-
-    Raises:
-        TypeError: they are of both kinds.
-    """
+    """The parts as matrices, or nothing if they are vectors; of both kinds is a TypeError."""
     outers = [part for part in parts if not isinstance(part, Vector)]
     if outers and len(outers) != len(parts):
         raise TypeError("one parameter has vector and matrix gradients")

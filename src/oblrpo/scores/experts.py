@@ -29,43 +29,26 @@ class Dispatch:
     """Number of flattened tokens that the positions count in."""
 
 
-Tap: TypeAlias = Callable[[dict[str, str], Tensor, Tensor, Dispatch | None], Tensor]
-"""Records output = input W' + b for the parameters named {"weight" or "transposed": W or W', "bias": b}, or for their
-slices that were dispatched to; returns the output to go on with."""
+ProductTap: TypeAlias = Callable[[dict[str, str], Tensor, Tensor, Dispatch], Tensor]
+"""Records output = input W' + b for the slices, dispatched to, of the parameters that are named {"weight": W} or
+{"transposed": W'} and {"bias": b}; returns the output to go on with."""
 
 Forward: TypeAlias = Callable[..., Any]
 
 
 def forward_for(path: str, module: nn.Module) -> Forward | None:
-    """The recorded forward for the module at this path, or None.
+    """The recorded forward for the module at this path, or None if it is no batched experts.
 
-    Raises:
-        UnsupportedModelError: a batched-experts layer of a form that is not known here.
-    """
-    if not is_experts(module):
-        return None
-    return _all_experts if type(module).__name__ == "Llama4TextExperts" else experts_forward(path, module)
-
-
-def keeps_tokens_apart(module: nn.Module) -> bool:
-    """Whether the module is known to give every token what it gives that token alone, by whatever ways inside."""
-    return is_experts(module) or type(module).__name__ == "Llama4TextMoe"
-
-
-def is_experts(module: nn.Module) -> bool:
-    """Whether the module is one of transformers' batched experts."""
-    name = type(module).__name__
-    return name == "Llama4TextExperts" or (name.endswith("Experts") and hasattr(module, "has_gate"))
-
-
-def experts_forward(path: str, module: nn.Module) -> Forward:
-    """The forward of transformers' batched experts: y = sum_k p_k D[e_k] (act(gate) * up), [gate, up] = U[e_k] x.
-
-    Weights may be transposed, products may have biases, and there may be no gate.
+    transformers' batched experts give y = sum_k p_k D[e_k] (act(gate) * up), [gate, up] = U[e_k] x. Weights may be
+    transposed, products may have biases, and there may be no gate. Llama 4's have one form.
 
     Raises:
         UnsupportedModelError: the layer has a norm, further parameters, or is split over devices.
     """
+    if not is_experts(module):
+        return None
+    if type(module).__name__ == "Llama4TextExperts":
+        return _all_experts
     settings = {name: getattr(module, name, False) for name in ("has_post_expert_norm", "_is_expert_parallel")}
     odd = [f"{name} is {value}" for name, value in settings.items() if value]
     first, biased = _first(module), "_bias" if getattr(module, "has_bias", False) else ""
@@ -82,11 +65,22 @@ def experts_forward(path: str, module: nn.Module) -> Forward:
     return _experts
 
 
+def keeps_tokens_apart(module: nn.Module) -> bool:
+    """Whether the module is known to give every token what it gives that token alone, by whatever ways inside."""
+    return is_experts(module) or type(module).__name__ == "Llama4TextMoe"
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether the module is one of transformers' batched experts."""
+    name = type(module).__name__
+    return name == "Llama4TextExperts" or (name.endswith("Experts") and hasattr(module, "has_gate"))
+
+
 def _first(module: nn.Module) -> str:
     return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
 
 
-def _product(module: Any, tap: Tap, name: str, x: Tensor, dispatch: Dispatch) -> Tensor:
+def _product(module: Any, tap: ProductTap, name: str, x: Tensor, dispatch: Dispatch) -> Tensor:
     """One expert's product, with its bias where there are any."""
     weight, names = getattr(module, name)[dispatch.index], {"weight": name}
     if getattr(module, "is_transposed", True):
@@ -98,7 +92,7 @@ def _product(module: Any, tap: Tap, name: str, x: Tensor, dispatch: Dispatch) ->
     return tap(names, x, linear(x, weight, bias), dispatch)
 
 
-def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+def _experts(module: Any, tap: ProductTap, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The experts' forward with its tokens sorted by expert, and one pair of products an expert."""
     first, experts, tokens = _first(module), len(module.down_proj), len(hidden_states)
     expert_N, order_N = top_k_index.flatten().sort(stable=True)
@@ -118,7 +112,7 @@ def _experts(module: Any, tap: Tap, hidden_states: Tensor, top_k_index: Tensor, 
     return mixed
 
 
-def _all_experts(module: Any, tap: Tap, hidden_states: Tensor) -> Tensor:
+def _all_experts(module: Any, tap: ProductTap, hidden_states: Tensor) -> Tensor:
     """Llama 4's: every expert sees every token, and what comes in is sorted by expert."""
     by_expert = hidden_states.view(len(module.down_proj), -1, hidden_states.shape[-1])
     tokens, outputs = by_expert.shape[1], []

@@ -9,55 +9,42 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from oblrpo.scores.contributions import Contribution, Outer
-from oblrpo.scores.operations import Operation, Source
-from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, product
+from oblrpo.scores.operations import Operation, ParameterInPlace
+from oblrpo.scores.rules import Gradients, LayerCall, UnsupportedModelError, product
 
 
 class Factored(NamedTuple):
     """What the tap of such an operation needs: its rule, its parameters by the names of the parts, and its input."""
 
     gradients: Gradients
-    sources: dict[str, Source]
+    sources: dict[str, ParameterInPlace]
     input: Tensor
 
 
 def factors_of(operation: Operation, args: Any, kwargs: Any, tokens: int) -> Factored | None:
-    """The factors of a product with a whole weight, or of a lookup in one; None if it is neither.
-
-    Raises:
-        UnsupportedModelError: the gradient of a row of a table depends on other rows of the batch.
-    """
-    func, known = operation.function, {id(each.tensor): each for each in operation.derived.values()}
+    """The factors of a product with a whole weight, or of a lookup in one; None if it is neither."""
+    func, derived = operation.function, {id(weight.tensor): weight for weight in operation.derived.values()}
     if func is embedding:
         return _lookup(operation, args, kwargs)
     if func not in _PRODUCTS or set(kwargs) - {"bias"} or len(args) < 2:
         return None
-    input, weight, bias = args[0], known.get(id(args[1])), [*args[2:], *kwargs.values(), None][0]
-    names = dict[str, Source]()
-    tokens_lead = input.ndim == 2 and input.shape[0] == operation.rows * tokens
-    whole = weight is not None and weight.transposed is not None and weight.tensor.ndim == 2
-    if weight is None or not whole or not (input.shape[0] == operation.rows or tokens_lead):
+    input, weight, bias = args[0], derived.get(id(args[1])), derived.get(id([*args[2:], *kwargs.values(), None][0]))
+    leads = input.shape[0] == operation.rows or (input.ndim == 2 and input.shape[0] == operation.rows * tokens)
+    if weight is None or weight.transposed is None or weight.tensor.ndim != 2 or not leads or input.ndim < 2:
         return None
-    names["transposed" if weight.transposed is (func is linear) else "weight"] = weight.sources[0]
-    known_bias = known.get(id(bias))
-    if known_bias is not None and known_bias.transposed is None:
-        return None
-    if known_bias is not None:
-        names["bias"] = known_bias.sources[0]
-    if len(operation.derived) != len(names) or input.ndim < 2:
-        return None
-    return Factored(product, names, input)
+    sources = {"transposed" if weight.transposed is (func is linear) else "weight": weight.sources[0]}
+    if bias is not None:
+        if bias.transposed is None:
+            return None
+        sources["bias"] = bias.sources[0]
+    return Factored(product, sources, input) if len(operation.derived) == len(sources) else None
 
 
 def _lookup(operation: Operation, args: Any, kwargs: Any) -> Factored | None:
-    """A lookup in a whole weight.
-
-    Raises:
-        UnsupportedModelError: the gradient of a row depends on other rows of the batch.
-    """
+    """A lookup in a whole weight."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     given = dict(zip(names, args, strict=False)) | kwargs
-    weight = next((each for each in operation.derived.values() if each.tensor is given["weight"]), None)
+    weight = next((derived for derived in operation.derived.values() if derived.tensor is given["weight"]), None)
     if weight is None or weight.transposed is not False or given["input"].shape[0] != operation.rows:
         return None
     source, padding = weight.sources[0], given.get("padding_idx")
@@ -65,7 +52,7 @@ def _lookup(operation: Operation, args: Any, kwargs: Any) -> Factored | None:
         raise UnsupportedModelError(f"{source.path}: no gradient a sequence with max_norm or scale_grad_by_freq.")
     vocabulary = len(source.in_place)
 
-    def rule(call: Call, grad: Tensor) -> dict[str, Contribution]:
+    def rule(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
         index_ST, right = call.input.reshape(len(call.input), -1), grad.reshape(grad.shape[0], -1, grad.shape[-1])
         if padding is not None:
             right = right.masked_fill((index_ST == padding % vocabulary)[..., None], 0)

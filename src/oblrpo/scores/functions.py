@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oblrpo.scores.operations import Derived
+from oblrpo.scores.operations import DerivedTensor
 
 
 def _some_rows(args: Any, kwargs: Any) -> bool:
@@ -25,7 +25,7 @@ def _along_rows(args: Any, kwargs: Any) -> bool:
 
 def _entries_along_rows(args: Any, kwargs: Any) -> bool:
     """Whether `gather(x, dim=0, index)` or `take_along_dim(x, index, dim=0)` goes along the leading axis."""
-    dims = [each for each in (*args[1:], kwargs.get("dim")) if isinstance(each, int)]
+    dims = [dim for dim in (*args[1:], kwargs.get("dim")) if isinstance(dim, int)]
     return not dims or dims[0] in {0, -args[0].ndim}
 
 
@@ -43,8 +43,8 @@ _CASTS = {"to", "float", "double", "half", "bfloat16", "type", "type_as", "conti
 _TRANSPOSES = {"t", "T", "mT", "transpose"}
 
 
-def alias(func: Any, result: Tensor, derived: list[Derived]) -> bool | None:
-    """Whether a result is still its only source, or its transpose, as `Derived.transposed` says."""
+def alias(func: Any, result: Tensor, derived: list[DerivedTensor]) -> bool | None:
+    """Whether a result is still its only source, or its transpose, as `DerivedTensor.transposed` says."""
     (first, *others), name = derived, name_of(func)
     if others or first.transposed is None or len(first.sources) != 1:
         return None
@@ -57,21 +57,18 @@ def alias(func: Any, result: Tensor, derived: list[Derived]) -> bool | None:
 
 def out_of_place(func: Any) -> Callable[..., Any] | None:
     """What gives as a new tensor what an arithmetic method (`add_`, `__imul__`) writes in place, or None."""
+    if is_pure(func):
+        return None
     name = str(getattr(func, "__name__", ""))
-    if name.startswith("__i") and name.endswith("__"):
-        return getattr(Tensor, f"__{name[3:]}", None) if not is_pure(func) else None
-    return None if is_pure(func) else getattr(Tensor, name[:-1], None)
+    return getattr(Tensor, f"__{name[3:]}" if name.startswith("__i") else name[:-1], None)
 
 
 def is_pure(func: Any) -> bool:
     """Whether the function leaves its arguments as they are, by its name."""
     name = str(getattr(func, "__name__", ""))
+    operator = name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"}
     in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        not in_place
-        and not (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
-        and (name not in {"__setitem__", "__delitem__"})
-    )
+    return not (in_place or operator or name in {"__setitem__", "__delitem__"})
 
 
 def name_of(func: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,32 +39,6 @@ def gram_of_rows(rows_SN: Tensor) -> Tensor:
     return gram_SS
 
 
-class CountSketch:
-    """Adds blocks of coordinates, each with a random sign, into L buckets: inner products stay right on average.
-
-    E <z_a, z_b> = <x_a, x_b>, variance (||x_a||^2 ||x_b||^2 + <x_a, x_b>^2) / L at most. Charikar, Chen and
-    Farach-Colton 2002. A block's buckets and signs are functions of (seed, its key), so that sketches of several
-    micro-batches fit together.
-    """
-
-    def __init__(self, seed: int, dimensions: int) -> None:
-        self.seed, self.dimensions = seed, dimensions
-
-    def generator(self, *key: int) -> torch.Generator:
-        """The generator of a block's buckets and signs."""
-        mixed = self.seed
-        for part in key:
-            mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
-        return torch.Generator("cpu").manual_seed(mixed)
-
-    def add(self, sketch_SL: Tensor, rows_SN: Tensor, generator: torch.Generator) -> None:
-        """Add a block of coordinates, (S, N), to the sketch, (S, L)."""
-        N, device = rows_SN.shape[1], rows_SN.device
-        bucket_N = torch.randint(self.dimensions, (N,), generator=generator, device="cpu").to(device)
-        sign_N = random_signs((N,), generator).to(rows_SN)
-        sketch_SL.index_add_(1, bucket_N, (rows_SN * sign_N).to(sketch_SL))
-
-
 class Sketch(NamedTuple):
     """The arguments of a sketch, as `ScoreTape.sketch` explains them."""
 
@@ -72,26 +47,35 @@ class Sketch(NamedTuple):
     dimensions: int = 4096
 
 
-class Sketchable(Protocol):
-    """Holds one parameter's gradients of all sequences."""
-
-    def sketch(self, directions: int, generator: torch.Generator) -> Tensor:
-        """Random combinations of each gradient's rows, (S, N), whose inner products are right on average."""
-
-
 class Sketcher:
-    """Adds up the parameters' shares of a sketch, (S, L)."""
+    """Adds up the parameters' shares of a sketch, (S, L).
+
+    It adds coordinates, each with a random sign, into L buckets: E <z_a, z_b> = <x_a, x_b>, with a variance of at most
+    (||x_a||^2 ||x_b||^2 + <x_a, x_b>^2) / L. Charikar, Chen and Farach-Colton 2002. Buckets and signs are functions of
+    the seed and the parameter, so that sketches of several micro-batches fit together.
+    """
 
     def __init__(self, spec: Sketch, sequences: int, device: torch.device) -> None:
-        self._spec, self._hashing = spec, CountSketch(spec.seed, spec.dimensions)
+        self._spec = spec
         self.sketch_SL = torch.zeros(sequences, spec.dimensions, device=device)
 
-    def add(self, place: int, index: int | None, gradients: Sketchable) -> None:
-        """Add a parameter, or one slice of it, by its place in the model."""
-        generator = self._hashing.generator(place, -1 if index is None else index)
-        rows_SN = gradients.sketch(self._spec.directions, generator)
+    def add(self, place: int, index: int | None, sketch: Callable[[int, torch.Generator], Tensor]) -> None:
+        """Add a parameter, or one slice of it, by its place in the model; its store's `sketch` gives rows, (S, N)."""
+        generator = generator_for(self._spec.seed, place, -1 if index is None else index)
+        rows_SN = sketch(self._spec.directions, generator)
+        N, device = rows_SN.shape[1], rows_SN.device
+        bucket_N = torch.randint(self._spec.dimensions, (N,), generator=generator, device="cpu").to(device)
+        sign_N = random_signs((N,), generator).to(rows_SN)
         self.sketch_SL = self.sketch_SL.to(torch.promote_types(self.sketch_SL.dtype, rows_SN.dtype))
-        self._hashing.add(self.sketch_SL, rows_SN, generator)
+        self.sketch_SL.index_add_(1, bucket_N, (rows_SN * sign_N).to(self.sketch_SL))
+
+
+def generator_for(seed: int, *key: int) -> torch.Generator:
+    """The generator of random numbers that are a function of the seed and the key."""
+    mixed = seed
+    for part in key:
+        mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
+    return torch.Generator("cpu").manual_seed(mixed)
 
 
 def random_signs(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +12,29 @@ from torch import Tensor, nn
 from oblrpo.scores.rules import UnsupportedModelError
 
 
-def foreign_functions(output: Tensor) -> Iterator[type]:
-    """Autograd functions written in Python that the output was computed by, but for those of the score tape."""
-    waiting, seen = [output.grad_fn], set[Any]()
+def nodes(output: Tensor, into_layers: bool) -> Iterator[Any]:
+    """The nodes of the graph that made the output, the nearest first; down to the recorded layers, or into them."""
+    waiting, seen = deque([output.grad_fn]), set[Any]()
     while waiting:
-        node: Any = waiting.pop()
+        node: Any = waiting.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
+        yield node
         function = getattr(node, "_forward_cls", None)
-        if function is not None and not function.__module__.startswith("oblrpo.scores."):
-            yield function
-        waiting += [each for each, _ in node.next_functions]
+        if into_layers or function is None or is_foreign(function):
+            waiting.extend(following for following, _ in node.next_functions)
+
+
+def is_foreign(function: type) -> bool:
+    """Whether an autograd function written in Python is none of the score tape's."""
+    return not function.__module__.startswith("oblrpo.scores.")
+
+
+def foreign_functions(output: Tensor) -> Iterator[type]:
+    """Autograd functions written in Python that the output was computed by, but for those of the score tape."""
+    functions = (getattr(node, "_forward_cls", None) for node in nodes(output, into_layers=True))
+    return (function for function in functions if function is not None and is_foreign(function))
 
 
 def foreign_hooks() -> bool:
@@ -39,10 +51,10 @@ def is_compiled(module: nn.Module) -> bool:
 def why_nothing_was_recorded(logps_S: Tensor, ran_without_gradients: bool) -> str:
     """What hid every layer of the model from the tape, as far as can be told."""
     functions = list(foreign_functions(logps_S))
-    if any(each.__name__ == "CheckpointFunction" for each in functions):
+    if any(function.__name__ == "CheckpointFunction" for function in functions):
         return "reentrant activation checkpointing hides the layers from the tape; checkpoint with use_reentrant=False."
     if functions:
-        names = ", ".join(sorted({each.__name__ for each in functions}))
+        names = ", ".join(sorted({function.__name__ for function in functions}))
         return f"the layers run inside an autograd function ({names}), which hides them from the tape."
     if ran_without_gradients:
         return (
@@ -58,15 +70,9 @@ def why_nothing_was_recorded(logps_S: Tensor, ran_without_gradients: bool) -> st
 def backward(
     logps_S: Tensor, coef_S: Tensor | None, root: Tensor, named: list[tuple[str, nn.Parameter]], keep_graph: bool
 ) -> None:
-    """Run the backward of sum_s coef_s logps_s down to the root, which all taps reach.
-
-    The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they were
-    used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
-
-    Raises:
-        UnsupportedModelError: a parameter is used around its module, or checkpointing is reentrant.
-        RuntimeError: autograd's own.
-    """
+    """Run the backward of sum_s coef_s logps_s down to the root, which all taps reach."""
+    # The parameters are inputs too: inside their modules they are hidden from autograd, so a gradient means they were
+    # used elsewhere (a fused loss on lm_head.weight, say) and the norms would miss that share.
     try:
         _, *grads = torch.autograd.grad(
             logps_S,

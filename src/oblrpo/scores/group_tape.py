@@ -8,22 +8,82 @@ of single outputs, and nothing beyond the layer that the backward has reached.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from oblrpo.scores.contributions import sum_in_widest
+from oblrpo.scores.graphs import why_nothing_was_recorded
 from oblrpo.scores.groups import Groups, fit
 from oblrpo.scores.layout import Layout
-from oblrpo.scores.owners import Slot
-from oblrpo.scores.recorder import Recorder
+from oblrpo.scores.recorder import ForwardRecorder
 from oblrpo.scores.rules import wrapped_by_fsdp
 from oblrpo.scores.stores import Sums
+from oblrpo.scores.trainable_layers import ParameterPiece
+
+Self = TypeVar("Self", bound="RecordingTape")
 
 
-class GroupTape:
+class RecordingTape(ABC):
+    """What both tapes do: hook the model within their `with`, and refuse log-probabilities that cannot be recorded.
+
+    Args:
+        model: the model to record.
+        check_rows: whether `record` checks that rows do not mix.
+    """
+
+    def __init__(self, model: nn.Module, check_rows: bool) -> None:
+        self.model = model
+        self._check_rows, self._used = check_rows, False
+        self._recorder = ForwardRecorder(model)
+        self.forget()
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Let go of what was recorded, and of its memory."""
+
+    def __enter__(self: Self) -> Self:
+        self._recorder.start()
+        self.forget()
+        self._used = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder.stop()
+
+    def _check(self, logps_S: Tensor) -> None:
+        """Refuse log-probabilities that cannot be recorded."""
+        if logps_S.ndim != 1:
+            raise ValueError(f"record needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
+        if not self._recorder.active:
+            raise ValueError("record inside the `with` block.")
+        if not logps_S.requires_grad:
+            raise ValueError(f"record needs differentiable log-probabilities: {self._why_nothing(logps_S)}")
+        if self._used:
+            raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
+        if not self._recorder.pieces:
+            raise ValueError(f"nothing to record: {self._why_nothing(logps_S)}")
+
+    def _why_nothing(self, logps_S: Tensor) -> str:
+        return why_nothing_was_recorded(logps_S, self._recorder.ran_without_gradients)
+
+    def _add_sums(
+        self, pieces: Iterable[ParameterPiece], logps_S: Tensor, coef_S: Tensor, layout: Layout, groups: Groups
+    ) -> list[Tensor]:
+        """Run the backward with coefficients, adding up the gradient layer by layer; squared norms of groups, (P,)."""
+        sums = {piece: Sums(piece.wide_grad, groups) for piece in pieces}
+        with self._recorder.resumed(), torch.enable_grad():
+            self._recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
+        return [store.norm2_P for store in sums.values() if store.norm2_P is not None]
+
+
+class GroupTape(RecordingTape):
     """sum_s a_s grad_theta log pi(o_s|q_s), and || sum_{s in p} a_s grad_theta log pi(o_s|q_s) ||^2 of each group p.
 
     Use::
@@ -45,25 +105,11 @@ class GroupTape:
     """
 
     def __init__(self, model: nn.Module, *, check_rows: bool = True) -> None:
-        self.model = model
-        self._check_rows, self._used = check_rows, False
-        self._recorder = Recorder(model)
-        self.forget()
+        super().__init__(model, check_rows)
 
     def forget(self) -> None:
         """Let go of what was recorded, and of its graph."""
         self._recorded: tuple[Tensor, Layout] | None = None
-
-    def __enter__(self) -> GroupTape:
-        self._recorder.start()
-        self.forget()
-        self._used = False
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._recorder.stop()
 
     def record(self, logps_S: Tensor, *, sequence_ids: Tensor | None = None) -> None:
         """Keep the log-probabilities, whose backward waits for coefficients, and check them.
@@ -77,7 +123,7 @@ class GroupTape:
             ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or the parameters are
                 sharded.
         """
-        check_logps(self._recorder, logps_S, self._used)
+        self._check(logps_S)
         if any(map(wrapped_by_fsdp, self.model.modules())):
             raise ValueError("no gradient can be had of sharded parameters: take another backward.")
         layout = Layout(len(logps_S), self._recorder.tokens, sequence_ids)
@@ -109,45 +155,7 @@ class GroupTape:
                 f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {len(logps_S)} sequences."
             )
         self.forget()
-        with self._recorder.resumed():
-            norms = add_sums(self._recorder, self._recorder.slots, logps_S, coef_S.detach(), layout, group_size)
+        norms = self._add_sums(self._recorder.pieces, logps_S, coef_S.detach(), layout, group_size)
         if not norms:
             raise ValueError("nothing to accumulate: logps_S does not depend on any recorded module.")
         return sum_in_widest(norms)
-
-
-def check_logps(recorder: Recorder, logps_S: Tensor, used: bool) -> None:
-    """Check what both tapes need of the log-probabilities that they are given.
-
-    Raises:
-        ValueError: they are no differentiable vector, or nothing was run inside the `with`, or it was used already.
-    """
-    if logps_S.ndim != 1:
-        raise ValueError(f"record needs log-probabilities of shape (S,), got {tuple(logps_S.shape)}.")
-    if not recorder.active:
-        raise ValueError("record inside the `with` block.")
-    if not logps_S.requires_grad:
-        raise ValueError(f"record needs differentiable log-probabilities: {recorder.why_nothing(logps_S)}")
-    if used:
-        raise ValueError("record once in each `with`; enter the tape again for the next micro-batch.")
-    if not recorder.slots:
-        raise ValueError(f"nothing to record: {recorder.why_nothing(logps_S)}")
-
-
-def add_sums(
-    recorder: Recorder,
-    slots: Iterable[Slot],
-    logps_S: Tensor,
-    coef_S: Tensor,
-    layout: Layout,
-    groups: Groups,
-) -> list[Tensor]:
-    """Run the backward with coefficients, adding up the gradient layer by layer; squared norms of groups, (P,) each.
-
-    Raises:
-        UnsupportedModelError: as `Recorder.backward` raises.
-    """
-    sums = {slot: Sums(slot.wide_grad, groups) for slot in slots}
-    with torch.enable_grad():
-        recorder.backward(logps_S, coef_S.to(logps_S.dtype), layout, sums, keep_graph=False)
-    return [store.norm2_P for store in sums.values() if store.norm2_P is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from oblrpo.scores.contributions import Contribution, Recomputed, Vector, chunks, wide
 from oblrpo.scores.recorder import ACTIVE
 from oblrpo.scores.rules import linear
-from oblrpo.scores.taps import Use
+from oblrpo.scores.tapped_calls import TappedCall
 
 
 class TokenLogps(NamedTuple):
@@ -28,11 +27,7 @@ class TokenLogps(NamedTuple):
 
 
 def chunked_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each target token, (S, T): the first result of `token_logps`.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: as `token_logps` raises.
-    """
+    """Log-probability of each target token, (S, T): the first result of `token_logps`."""
     return token_logps(head, hidden_STC, target_ST, temperature).logp_ST
 
 
@@ -68,26 +63,22 @@ def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperat
         )
     weight: Tensor = head.weight
     bias: Tensor | None = head.bias
-    use: Use | None = None
+    call: TappedCall | None = None
     root: Tensor | None = None
     for recorder in reversed(ACTIVE):
-        owner = recorder.owner_of(head)
-        if owner is not None and torch.is_grad_enabled():
-            use = recorder.use(owner, linear, dict(owner.parameters), hidden_STC, (*target_ST.shape, head.out_features))
+        layer = recorder.layers.get(head)
+        if layer is not None and torch.is_grad_enabled():
+            call = recorder.tapped_call(
+                layer, linear, dict(layer.parameters), hidden_STC, (*target_ST.shape, head.out_features)
+            )
             root = recorder.root
             weight, bias = weight.detach(), None if bias is None else bias.detach()
             break
-    dtype = _type(weight)
+    dtype, device = weight.dtype, weight.device.type
+    if torch.is_autocast_enabled(device) and dtype == torch.float32:
+        dtype = torch.get_autocast_dtype(device)
     product = _Product(weight.detach().to(dtype), None if bias is None else bias.detach(), temperature, dtype)
-    return TokenLogps(*_HeadLogps.apply(hidden_STC, weight, bias, root, target_ST, product, use))
-
-
-def _type(weight: Tensor) -> torch.dtype:
-    """The type that autocast would multiply by the weight in."""
-    kind = weight.device.type
-    if torch.is_autocast_enabled(kind) and weight.dtype == torch.float32:
-        return torch.get_autocast_dtype(kind)
-    return weight.dtype
+    return TokenLogps(*_HeadLogps.apply(hidden_STC, weight, bias, root, target_ST, product, call))
 
 
 @dataclass(frozen=True)
@@ -108,7 +99,7 @@ class _Product:
         return product if self.temperature == 1 else product / self.temperature
 
     def gradients(
-        self, hidden: Tensor, target_ST: Tensor, normaliser_ST: Tensor, grad_ST: Tensor, kept: Tensor | None
+        self, hidden: Tensor, target_ST: Tensor, normaliser_ST: Tensor, grad_ST: Tensor, kept: Tensor | None = None
     ) -> Tensor:
         """Gradient at the head's output, grad_t (onehot(target_t) - softmax) / temperature, (S, T, V)."""
         share_ST1 = (wide(grad_ST) / self.temperature)[..., None]
@@ -129,23 +120,20 @@ class _HeadLogps(torch.autograd.Function):
         root: Tensor | None,
         target_ST: Tensor,
         product: _Product,
-        use: Use | None,
+        call: TappedCall | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         S, T, V = *target_ST.shape, len(weight)
         keeps = any(ctx.needs_input_grad) and weight.shape[1] >= S * T
-        results: list[list[Tensor]] = [[], [], [], []]
+        results = []
         kept: Tensor | None = None
         for rows in chunks(S, T * V):
             logits = product.logits(hidden[rows])
             if keeps and kept is None:
                 kept = logits.new_empty(S, T, V)
-            for result, part in zip(
-                results, _statistics(logits, target_ST[rows], None if kept is None else kept[rows]), strict=True
-            ):
-                result.append(part)
-        logp_ST, entropy_ST, norm2_ST, normaliser_ST = map(torch.cat, results)
+            results.append(_statistics(logits, target_ST[rows], None if kept is None else kept[rows]))
+        logp_ST, entropy_ST, norm2_ST, normaliser_ST = map(torch.cat, zip(*results, strict=True))
         ctx.save_for_backward(hidden, weight, bias, target_ST, normaliser_ST, kept)
-        ctx.product, ctx.use = product, use
+        ctx.product, ctx.call = product, call
         ctx.mark_non_differentiable(entropy_ST, norm2_ST)
         ctx.set_materialize_grads(False)
         return logp_ST, entropy_ST, norm2_ST
@@ -160,25 +148,25 @@ class _HeadLogps(torch.autograd.Function):
             return *_differentiable(ctx, hidden, weight, bias, target_ST, grad_ST), *[None] * 4
         hidden = hidden.detach()  # with its graph it would keep a tape alive
         need_hidden, need_weight, need_bias, *_ = ctx.needs_input_grad
-        use: Use | None = ctx.use
+        call: TappedCall | None = ctx.call
         product: _Product = ctx.product
         grad_hidden = torch.zeros_like(hidden) if need_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide(weight[:0]).dtype) if need_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide(weight[:0]).dtype) if need_bias else None
         saved = [hidden, target_ST, normaliser_ST, grad_ST, *([] if kept is None else [kept])]
-        left_of = partial(_left_of, product)
+        left_of = product.gradients
         for rows in chunks(len(hidden), target_ST.shape[1] * len(weight)):
-            left = left_of(*(each[rows] for each in saved))
+            left = left_of(*(tensor[rows] for tensor in saved))
             if grad_hidden is not None:
                 grad_hidden[rows] = left.to(product.dtype) @ product.weight
             if grad_weight is not None:
                 grad_weight += left.flatten(0, 1).mT @ wide(hidden[rows]).flatten(0, 1)
             if grad_bias is not None:
                 grad_bias += left.sum((0, 1))
-        if use is not None and not use.receiver.only_checks(use, grad_ST):
+        if call is not None and not call.collector.only_checks(call, grad_ST):
             with torch.no_grad():
-                in_rows = use.receiver.rows(use, *saved)
-                use.receiver.deliver(use, _contributions(in_rows, left_of, weight, bias is not None))
+                in_rows = call.collector.rows(call, *saved)
+                call.collector.deliver(call, _contributions(in_rows, left_of, weight, bias is not None))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -194,7 +182,7 @@ def _differentiable(
     product = replace(ctx.product, weight=weight, bias=bias)
     logp_ST = product.logits(hidden).log_softmax(-1).gather(-1, target_ST[..., None])[..., 0]
     inputs = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
-    needed = [each for each, needs in inputs if needs and each is not None]
+    needed = [tensor for tensor, needs in inputs if needs and tensor is not None]
     grads = iter(torch.autograd.grad(logp_ST, needed, grad_ST, create_graph=True))
     return [next(grads) if needs else None for needs in ctx.needs_input_grad[:3]]
 
@@ -217,11 +205,6 @@ def _statistics(logits: Tensor, target_ST: Tensor, kept: Tensor | None) -> tuple
     return logp_ST, entropy_ST, norm2_ST, normaliser_ST
 
 
-def _left_of(product: _Product, *saved: Tensor) -> Tensor:
-    hidden, target_ST, normaliser_ST, grad_ST, *kept = saved
-    return product.gradients(hidden, target_ST, normaliser_ST, grad_ST, kept[0] if kept else None)
-
-
 def _contributions(
     saved: list[Tensor], left_of: Callable[..., Tensor], weight: Tensor, has_bias: bool
 ) -> dict[str, Contribution]:
@@ -231,7 +214,7 @@ def _contributions(
     def left(rows: slice) -> Tensor:
         if weight._version != version:
             raise RuntimeError("the head's weight was changed before the tape had made its logits again.")
-        return left_of(*(each[rows] for each in saved))
+        return left_of(*(tensor[rows] for tensor in saved))
 
     hidden = saved[0]
     parts: dict[str, Contribution] = {"weight": Recomputed(left, hidden, vocabulary)}

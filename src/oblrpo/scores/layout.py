@@ -19,26 +19,21 @@ class Layout:
     def __init__(self, sequences: int, tokens: int | None, sequence_ids_BL: Tensor | None = None) -> None:
         self.sequences, self.tokens = sequences, tokens
         self.packed = sequence_ids_BL is not None
-        self._packed = None if sequence_ids_BL is None else tuple(sequence_ids_BL.shape)
-        self._sequence_N = None if sequence_ids_BL is None else sequence_ids_BL.flatten()
-        self._index_ST = None if sequence_ids_BL is None else _rows_of(sequence_ids_BL.flatten(), sequences)
-        self._nobodys_N = None if sequence_ids_BL is None else (sequence_ids_BL.flatten() < 0).nonzero()[:, 0]
         self._stray: Tensor | None = None
+        if sequence_ids_BL is not None:
+            self._shape = tuple(sequence_ids_BL.shape)
+            self._sequence_N = sequence_ids_BL.flatten()
+            self._index_ST = _rows_of(self._sequence_N, sequences)
+            self._nobodys_N = (self._sequence_N < 0).nonzero()[:, 0]
 
     def rows(self, activation: Tensor) -> Tensor:
-        """The activation as (S, T, ...), zero where a sequence has no more tokens.
-
-        Raises:
-            ValueError: its leading axes are neither batch rows and tokens nor both flattened.
-        """
+        """The activation as (S, T, ...), zero where a sequence has no more tokens; else a ValueError."""
         shape = tuple(activation.shape)
-        if self._index_ST is not None:
-            assert self._packed is not None
-            B, L = self._packed
-            if shape[:2] == (B, L):
+        if self.packed:
+            if shape[:2] == self._shape:
                 activation = activation.flatten(0, 1)
-            elif shape[0] != B * L:
-                raise ValueError(f"{shape} for packed rows of shape {self._packed}")
+            elif shape[0] != len(self._sequence_N):
+                raise ValueError(f"{shape} for packed rows of shape {self._shape}")
             return take(activation, self._index_ST)
         if shape[0] == self.sequences:
             return activation
@@ -48,12 +43,8 @@ class Layout:
         raise ValueError(f"{shape} for {self.sequences} sequences")
 
     def blocks(self, activation: Tensor, rows: int) -> Tensor:
-        """The activation of so many batch rows as (S, n, ...), whatever its leading axis holds of each.
-
-        Raises:
-            ValueError: rows are packed, or are not the sequences.
-        """
-        if self._index_ST is not None:
+        """The activation of so many batch rows as (S, n, ...); packed rows are a ValueError."""
+        if self.packed:
             raise ValueError(f"{tuple(activation.shape)} for packed rows, and no rule for the layer")
         if rows != self.sequences:
             raise ValueError(f"{rows} batch rows for {self.sequences} sequences")
@@ -62,8 +53,8 @@ class Layout:
 
     def watch(self, grad: Tensor) -> None:
         """Notice whether tokens of packed rows that belong to no sequence matter."""
-        if self._nobodys_N is not None and len(self._nobodys_N):
-            per_token = grad.flatten(0, 1) if grad.shape[:2] == self._packed else grad
+        if self.packed and len(self._nobodys_N):
+            per_token = grad.flatten(0, 1) if grad.shape[:2] == self._shape else grad
             stray = per_token[self._nobodys_N].count_nonzero()
             self._stray = stray if self._stray is None else self._stray + stray
 
@@ -72,27 +63,16 @@ class Layout:
         return self._stray is not None and bool(self._stray)
 
     def rows_at(self, position_N: Tensor, count: int) -> Tensor:
-        """Where to find each sequence's entries in a list of tokens at these positions of `count` flattened ones.
-
-        Returns:
-            (S, T') indices into the list, -1 for none.
-
-        Raises:
-            ValueError: the tokens cannot be told apart by sequence.
-        """
-        if self._sequence_N is not None and len(self._sequence_N) == count:
+        """Where each sequence's entries are in a list of tokens at these positions of `count`: (S, T'), -1 for none."""
+        if self.packed and len(self._sequence_N) == count:
             return _rows_of(self._sequence_N[position_N], self.sequences)
-        if self._sequence_N is not None or count != self.sequences * (self.tokens or count // self.sequences):
+        if self.packed or count != self.sequences * (self.tokens or count // self.sequences):
             raise ValueError(f"{count} tokens for {self.sequences} sequences")
         return _rows_of(position_N // (count // self.sequences), self.sequences)
 
 
 def _rows_of(sequence_N: Tensor, sequences: int) -> Tensor:
-    """Positions of each sequence's entries in their order, (S, T'), padded with -1.
-
-    Raises:
-        ValueError: an id is too large.
-    """
+    """Positions of each sequence's entries in their order, (S, T'), padded with -1."""
     order_N = torch.argsort(sequence_N, stable=True)
     order_N = order_N[sequence_N[order_N] >= 0]
     owner_N = sequence_N[order_N]

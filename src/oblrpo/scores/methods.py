@@ -5,35 +5,35 @@ from __future__ import annotations
 from torch import Tensor
 
 from oblrpo.scores import norms
-from oblrpo.scores.owners import Slot
 from oblrpo.scores.stores import Factors, NormsOnly, PerSequence, Store
+from oblrpo.scores.trainable_layers import ParameterPiece
 
 METHODS = ("auto", "gram", "instantiate", "two_pass", "streamed")
 """The names that `ScoreTape(method=...)` takes."""
 
 
-def choose(method: str, slots: list[Slot], sequences: int) -> dict[Slot, Store]:
-    """A store for each slot of the forward that was recorded (all methods but "streamed", which has one kind)."""
+def choose(method: str, pieces: list[ParameterPiece], sequences: int) -> dict[ParameterPiece, Store]:
+    """A store for each piece of the forward that was recorded (all methods but "streamed", which has one kind)."""
     if method == "two_pass":
-        return {slot: NormsOnly() for slot in slots}
-    stores: dict[Slot, Store] = {}
-    for slot in slots:
-        if len(slot.shape) < 2 or (method == "auto" and _worth_keeping(slot, sequences)):
-            stores[slot] = PerSequence()
+        return {piece: NormsOnly() for piece in pieces}
+    stores: dict[ParameterPiece, Store] = {}
+    for piece in pieces:
+        if len(piece.shape) < 2 or (method == "auto" and _worth_keeping(piece, sequences)):
+            stores[piece] = PerSequence()
         else:
-            stores[slot] = Factors({"gram": False, "instantiate": True}.get(method))
+            stores[piece] = Factors({"gram": False, "instantiate": True}.get(method))
     return stores
 
 
-def _worth_keeping(slot: Slot, sequences: int) -> bool:
+def _worth_keeping(piece: ParameterPiece, sequences: int) -> bool:
     """Whether a matrix' gradients are kept multiplied out.
 
     Where T (R + C) >= R C they are smaller than the factors and cost less than Gram products.
     """
-    if len(slot.shape) != 2 or slot.only_lookups:
+    if len(piece.shape) != 2 or piece.only_lookups:
         return False
-    rows, columns = slot.shape
-    size, tokens = slot.parameter.element_size(), slot.tokens / sequences
+    rows, columns = piece.shape
+    size, tokens = piece.parameter.element_size(), piece.tokens / sequences
     # Factors are of the parameter's type, products of float32 or wider.
     return max(4, size) * rows * columns <= size * tokens * (rows + columns)
 

@@ -28,14 +28,8 @@ from oblrpo.scores.contributions import (
 def norm2(parts: list[Contribution], multiply: bool | None = None) -> Tensor:
     """Squared norm of each sequence's gradient of one parameter, || sum_i G_i,s ||_F^2, shape (S,).
 
-    Several parts (a tied weight, a module called twice) bring their cross terms 2 <G_i, G_j>.
-
-    Args:
-        parts: the parameter's shares.
-        multiply: True multiplies dense gradients out, False takes T x T Gram products, None whichever costs less.
-
-    Raises:
-        TypeError: the parts are of both kinds.
+    Several parts (a tied weight, a module called twice) bring their cross terms 2 <G_i, G_j>. Dense gradients are
+    multiplied out (multiply=True), or T x T Gram products are taken (False), or whichever costs less (None).
     """
     outers = matrices(parts)
     if not outers:
@@ -50,29 +44,24 @@ def norm2(parts: list[Contribution], multiply: bool | None = None) -> Tensor:
     return total_S
 
 
-def gram_is_cheaper(tokens: int, rows: int, columns: int) -> bool:
-    """Whether T x T Gram products need fewer multiplications, and the factors less room, than the R x C gradient."""
-    return tokens * (rows + columns) <= rows * columns
-
-
 def _norm2_one(part: Matrix, multiply: bool | None) -> Tensor:
     """Squared norms ||G_s||^2 of one part, by the exact way that costs least."""
+    S = part.sequences
     if isinstance(part, Outer) and part.is_lookup:
-        return _norm2_lookup(part)
+        # Rows that share an index are added up, then squared: O(S T C).
+        key_N, rows_NC = sum_equal_rows(part, torch.arange(S, device=part.left.device)[:, None])
+        return rows_NC.new_zeros(S).index_add(0, key_N // part.rows, rows_NC.square().sum(-1))
     if _by_gram(part, multiply):
         return gram_norm2([part])
-    elements = part.rows * part.columns + part.room
-    return torch.cat([_norm2_by_product(part.of(rows)) for rows in chunks(part.sequences, elements)])
+    pieces = map(part.of, chunks(S, part.rows * part.columns + part.room))
+    return torch.cat([row_norm2(matmul(piece.left.mT, piece.right)) for piece in pieces])
 
 
 def _by_gram(part: Matrix, multiply: bool | None) -> bool:
-    if part.is_lookup:
-        return False
-    return gram_is_cheaper(part.tokens, part.rows, part.columns) if multiply is None else not multiply
-
-
-def _norm2_by_product(part: Outer) -> Tensor:
-    return row_norm2(matmul(part.left.mT, part.right))
+    if part.is_lookup or multiply is not None:
+        return not part.is_lookup and not multiply
+    # T x T Gram products need fewer multiplications, and the factors less room, than the R x C gradient.
+    return part.tokens * (part.rows + part.columns) <= part.rows * part.columns
 
 
 def gram_norm2(parts: Sequence[Matrix]) -> Tensor:
@@ -113,14 +102,6 @@ def total_norm2(all_parts: Iterable[list[Contribution]], multiply: bool | None =
     return norm2_S + [gram_norm2(parts) for parts in sharing.values()]
 
 
-def _norm2_lookup(part: Outer) -> Tensor:
-    """Squared norms of an embedding's gradients: rows that share an index are added up, then squared; O(S T C)."""
-    S = part.sequences
-    owner_S = torch.arange(S, device=part.left.device)
-    key_N, rows_NC = sum_equal_rows(part, owner_S[:, None])
-    return rows_NC.new_zeros(S).index_add(0, key_N // part.rows, rows_NC.square().sum(-1))
-
-
 def _inner(first: Matrix, second: Matrix) -> Tensor:
     """Inner products of two parts, sum_tu (left left')_tu (right right')_tu, shape (S,)."""
     if first.is_lookup:
@@ -130,14 +111,10 @@ def _inner(first: Matrix, second: Matrix) -> Tensor:
     for rows in chunks(first.sequences, elements):
         one, other = first.of(rows), second.of(rows)
         if other.is_lookup:
-            left_STU = wide(_columns_at(one.left, other.left))
+            n, T, _ = one.left.shape
+            index_STU = other.left[:, None, :].expand(n, T, other.tokens)
+            left_STU = wide(one.left.gather(2, index_STU))  # the columns of `one` that the index names
         else:
             left_STU = matmul(one.left, other.left.mT)
         inner.append((left_STU * matmul(one.right, other.right.mT)).sum((1, 2)))
     return torch.cat(inner)
-
-
-def _columns_at(dense_STR: Tensor, index_SU: Tensor) -> Tensor:
-    """The columns of `dense` that the index names, dense[s, t, index[s, u]], shape (S, T, U)."""
-    S, T, _ = dense_STR.shape
-    return dense_STR.gather(2, index_SU[:, None, :].expand(S, T, index_SU.shape[1]))

@@ -1,16 +1,15 @@
 """The general way: every sequence's gradient of parameters without a rule, from one operation.
 
-An operation y = f(x, w), where w is computed from parameters alone (`Derived`), gives the gradient of w by vmap over
-rows of its vector-Jacobian product, and that of the parameters through what w was computed by. `watching` finds the
-operations.
+An operation y = f(x, w), where w is computed from parameters alone (`DerivedTensor`), gives the gradient of w by vmap
+over rows of its vector-Jacobian product, and that of the parameters through what w was computed by. `tapped_operations`
+finds the operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -19,42 +18,42 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from oblrpo.scores.contributions import CHUNK_ELEMENTS, Contribution, Vector, wide
-from oblrpo.scores.owners import Owner
 from oblrpo.scores.rules import UnsupportedModelError
+from oblrpo.scores.trainable_layers import TrainableLayer
 
 
-class Source(NamedTuple):
+class ParameterInPlace(NamedTuple):
     """A parameter as it is in place now, under FSDP the gathered one, and whose it is."""
 
-    owner: Owner
+    layer: TrainableLayer
     name: str
     in_place: Tensor
 
     @property
     def path(self) -> str:
         """Its path in the model."""
-        return f"{self.owner.name}.{self.name}"
+        return f"{self.layer.name}.{self.name}"
+
+    @property
+    def kind(self) -> str:
+        """The class of its layer."""
+        return type(self.layer.module).__name__
 
 
 @dataclass(frozen=True)
-class Derived:
+class DerivedTensor:
     """A tensor computed from parameters and constants alone."""
 
     tensor: Tensor
-    sources: tuple[Source, ...]
+    sources: tuple[ParameterInPlace, ...]
     transposed: bool | None
     """False: it is its only source, but for a cast; True: its transpose; None: something else."""
     version: int
 
-    @cached_property
-    def constant(self) -> Tensor:
-        """The tensor, cut off from autograd."""
-        return self.tensor.detach()
-
-    def shared(self, rows: int) -> slice:
-        """Of a tensor that was expanded to all rows, the first; else the whole."""
+    def once(self, rows: int) -> Tensor:
+        """The tensor; of one that was expanded to all rows, the first."""
         expanded = rows > 1 and self.tensor.ndim > 1 and self.tensor.shape[0] == rows and self.tensor.stride(0) == 0
-        return slice(0, 1) if expanded else slice(None)
+        return self.tensor[:1] if expanded else self.tensor
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Operation:
     function: Callable[..., Any]
     leaves: list[Any]
     spec: TreeSpec
-    derived: dict[int, Derived]
+    derived: dict[int, DerivedTensor]
     """By the place among the leaves."""
     in_rows: list[int]
     """Places of the leaves that have a leading row axis."""
@@ -80,28 +79,24 @@ class Operation:
         return self.function(*args, **kwargs)
 
     @property
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, ParameterInPlace]:
         """The parameters behind it, by path."""
-        return {source.path: source for each in self.derived.values() for source in each.sources}
+        return {source.path: source for derived in self.derived.values() for source in derived.sources}
 
     def refuse_large(self, limit: int) -> None:
-        """Refuse parameters, and what was made of them, of more numbers than may be held for each sequence.
-
-        Raises:
-            UnsupportedModelError: one has more.
-        """
+        """Refuse parameters, and what was made of them, of more numbers than may be held for each sequence."""
         for source in self.sources.values():
             if source.in_place.numel() > limit:
                 raise UnsupportedModelError(
-                    f"{source.path}: no score-norm rule for {type(source.owner.module).__name__}, and with "
+                    f"{source.path}: no score-norm rule for {source.kind}, and with "
                     f"{source.in_place.numel()} numbers it is too large to hold a gradient a sequence; freeze it or "
                     "add a rule with oblrpo.scores.register_rule."
                 )
-        for each in self.derived.values():
-            if (numbers := each.tensor[each.shared(self.rows)].numel() if each.tensor.ndim else 1) > limit:
+        for derived in self.derived.values():
+            if (numbers := derived.once(self.rows).numel()) > limit:
                 raise UnsupportedModelError(
-                    f"{each.sources[0].path}: what is made of it has {numbers} numbers, too many to hold a gradient a "
-                    "sequence, and there is no rule for it; freeze it, or adapt the module and not its parameter."
+                    f"{derived.sources[0].path}: what is made of it has {numbers} numbers, too many to hold a gradient "
+                    "a sequence, and there is no rule for it; freeze it, or adapt the module and not its parameter."
                 )
 
     def last_row(self) -> Tensor | None:
@@ -109,8 +104,7 @@ class Operation:
         changed: dict[int, Any] = {
             place: self.leaves[place][-(self.leaves[place].shape[0] // self.rows) :] for place in self.in_rows
         }
-        for place, each in self.derived.items():
-            changed[place] = each.constant[each.shared(self.rows)] if each.constant.ndim else each.constant
+        changed |= {place: derived.once(self.rows).detach() for place, derived in self.derived.items()}
         try:
             with torch.no_grad():
                 output = self.call(changed)
@@ -124,23 +118,18 @@ class Operation:
             self.leaves[place] = None
 
     def gradients(self, saved: list[Tensor], grad: Tensor) -> dict[str, Contribution]:
-        """Every sequence's gradient of every parameter behind the operation, from its rows and output gradient.
-
-        Raises:
-            UnsupportedModelError: what was made of a parameter was changed in place after its use.
-        """
+        """Every sequence's gradient of every parameter behind the operation, from its rows and output gradient."""
         S, places = self.rows, list(self.derived)
-        for each in self.derived.values():
-            if each.tensor._version != each.version:
-                path = each.sources[0].path
-                raise UnsupportedModelError(f"{path}: what was made of it was changed in place after its use.")
-        in_rows = [each.unflatten(0, (S, -1)) for each in saved[: len(self.in_rows)]]
+        for derived in self.derived.values():
+            if derived.tensor._version != derived.version:
+                raise UnsupportedModelError(
+                    f"{derived.sources[0].path}: what was made of it was changed in place after its use."
+                )
+        in_rows = [activation.unflatten(0, (S, -1)) for activation in saved[: len(self.in_rows)]]
         fixed = dict(zip(self.constants, map(_wide, saved[len(self.in_rows) :]), strict=True))
-        used = []
         with torch.enable_grad():
-            for each in self.derived.values():
-                used.append(each.tensor[each.shared(S)] if each.shared(S) != slice(None) else each.tensor)
-        weights = [_wide(each.detach()) for each in used]
+            used = [derived.once(S) for derived in self.derived.values()]
+        weights = [_wide(tensor.detach()) for tensor in used]
 
         def one_row(grad: Tensor, *row: Tensor) -> tuple[Tensor, ...]:
             given: dict[int, Any] = fixed | dict(zip(self.in_rows, map(_wide, row), strict=True))
@@ -151,22 +140,19 @@ class Operation:
 
         with self.autocast():
             per_row = _over_rows(one_row, [grad.unflatten(0, (S, -1)), *in_rows], sum(w.numel() for w in weights))
-        return self._pass_on(used, per_row)
-
-    def _pass_on(self, used: list[Tensor], grads_S: Iterable[Tensor]) -> dict[str, Contribution]:
-        """Gradients of the derived tensors as gradients of the parameters."""
+        # From the derived tensors on to the parameters.
         sources = self.sources
-        given = [grad_S.to(each.dtype) for each, grad_S in zip(used, grads_S, strict=True)]
+        given = [grad_S.to(tensor.dtype) for tensor, grad_S in zip(used, per_row, strict=True)]
         parameters = [source.in_place for source in sources.values()]
-        if [id(each) for each in used] == [id(each) for each in parameters]:
-            found: list[Tensor] = given
+        if [id(tensor) for tensor in used] == [id(tensor) for tensor in parameters]:
+            grads: list[Tensor] = given
         else:
-            zeros = [each.new_zeros(self.rows, *each.shape) for each in parameters]
+            zeros = [parameter.new_zeros(self.rows, *parameter.shape) for parameter in parameters]
             passed = torch.autograd.grad(
                 used, parameters, given, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
-            found = [zero if each is None else each for zero, each in zip(zeros, passed, strict=True)]
-        return {path: Vector(wide(each).reshape(self.rows, -1)) for path, each in zip(sources, found, strict=True)}
+            grads = [zero if grad is None else grad for zero, grad in zip(zeros, passed, strict=True)]
+        return {path: Vector(wide(grad).reshape(self.rows, -1)) for path, grad in zip(sources, grads, strict=True)}
 
 
 def _over_rows(one_row: Callable[..., tuple[Tensor, ...]], rows: list[Tensor], elements: int) -> list[Tensor]:
@@ -176,7 +162,7 @@ def _over_rows(one_row: Callable[..., tuple[Tensor, ...]], rows: list[Tensor], e
         return list(vmap(one_row, chunk_size=size)(*rows))
     except RuntimeError:
         results = [one_row(*row) for row in zip(*rows, strict=True)]
-        return [torch.stack(each) for each in zip(*results, strict=True)]
+        return [torch.stack(grads) for grads in zip(*results, strict=True)]
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from oblrpo.scores.contributions import Contribution, Outer, wide
 from oblrpo.scores.experts import is_experts
-from oblrpo.scores.rules import Call, Gradients, UnsupportedModelError, product
+from oblrpo.scores.rules import Gradients, LayerCall, UnsupportedModelError, product
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Of weights to which PEFT adds the product as it is."""
 
 
-class Part(NamedTuple):
+class ExpertPart(NamedTuple):
     """An expert's part of a matrix that holds those of all experts."""
 
     place: tuple[slice, slice]
@@ -38,6 +38,11 @@ class Adapter:
     """Of the wrapper."""
     wrapper: Any
     name: str
+    base: nn.Module
+    """The module whose parameter is adapted."""
+    parameter_name: str
+    of_experts: bool
+    """Whether the parameter is a matrix for each expert."""
     A: nn.Linear
     """Of weight (experts r, in), the experts one after the other."""
     B: nn.Linear
@@ -45,28 +50,8 @@ class Adapter:
     trainable: dict[str, nn.Parameter]
     """The weights of A and B that are trained; in place they are hidden while the wrapper runs."""
 
-    @property
-    def base(self) -> nn.Module:
-        """The module whose parameter is adapted."""
-        base: nn.Module = self.wrapper.get_base_layer()
-        return base
-
-    @property
-    def parameter_name(self) -> str:
-        """The name of that parameter."""
-        return str(self.wrapper.parameter_name)
-
-    @property
-    def of_experts(self) -> bool:
-        """Whether the parameter is a matrix for each expert."""
-        return bool(self.wrapper._param_ndim == 3)
-
     def refuse_odd(self) -> None:
-        """Refuse an adapter of experts that the rule does not know.
-
-        Raises:
-            UnsupportedModelError: the layer's forward is not known, its weight trained too, or of a short type.
-        """
+        """Refuse an adapter of experts that the rule does not know."""
         weight, kind = self.wrapper.get_param(), type(self.base).__name__
         if not is_experts(self.base):
             raise UnsupportedModelError(
@@ -83,11 +68,7 @@ class Adapter:
             )
 
     def active(self) -> bool:
-        """Whether the adapter is added now.
-
-        Raises:
-            UnsupportedModelError: it is merged into the weight.
-        """
+        """Whether the adapter is added now; one that is merged into the weight is refused."""
         if self.wrapper.disable_adapters or self.name not in self.wrapper.active_adapters:
             return False
         if self.wrapper.merged:
@@ -97,14 +78,14 @@ class Adapter:
             )
         return True
 
-    def parts(self, expert: int) -> dict[str, Part]:
+    def parts(self, expert: int) -> dict[str, ExpertPart]:
         """The expert's parts of A and B."""
         count = self.wrapper.num_experts
         (rows, inputs), outputs = self.A.weight.shape, self.B.weight.shape[0]
         r = rows // count
         return {
-            "A": Part((slice(expert * r, (expert + 1) * r), slice(None)), torch.Size((r, inputs))),
-            "B": Part((slice(None), slice(expert, None, count)), torch.Size((outputs, r))),
+            "A": ExpertPart((slice(expert * r, (expert + 1) * r), slice(None)), torch.Size((r, inputs))),
+            "B": ExpertPart((slice(None), slice(expert, None, count)), torch.Size((outputs, r))),
         }
 
     def rule(self, expert: int, role: str) -> Gradients:
@@ -113,7 +94,7 @@ class Adapter:
         A, B = self.A.weight.detach()[parts["A"].place], self.B.weight.detach()[parts["B"].place]
         weights_are_rows = self.wrapper._did_swap_in_out_features  # (experts, out, in)
 
-        def gradients(call: Call, grad: Tensor) -> dict[str, Contribution]:
+        def gradients(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
             weight = product(call, grad)[role]
             assert isinstance(weight, Outer)
             left, right = weight.left, weight.right
@@ -135,6 +116,7 @@ def adapters(model: nn.Module) -> Iterator[Adapter]:
         if type(module).__name__ == "ParamWrapper" and hasattr(module, "parameter_name"):
             for name in wrapper.lora_A:
                 both = {"A": wrapper.lora_A[name], "B": wrapper.lora_B[name]}
-                trainable = {key: each.weight for key, each in both.items() if each.weight.requires_grad}
+                trainable = {key: linear.weight for key, linear in both.items() if linear.weight.requires_grad}
                 if trainable:
-                    yield Adapter(path, wrapper, name, **both, trainable=trainable)
+                    target = wrapper.get_base_layer(), str(wrapper.parameter_name), wrapper._param_ndim == 3
+                    yield Adapter(path, wrapper, name, *target, **both, trainable=trainable)

@@ -84,11 +84,11 @@ class Features:
     """Sum of the entropies of the distributions that the tokens were drawn from, in nats."""
 
     def __post_init__(self) -> None:
-        shapes = {name: tuple(each.shape) for name, each in vars(self).items()}
+        shapes = {name: tuple(values.shape) for name, values in vars(self).items()}
         if self.length_S.ndim != 1 or len(set(shapes.values())) > 1:
             raise ValueError(f"features must be vectors with one entry a completion, got {shapes}.")
-        for name, each in vars(self).items():
-            if not each.isfinite().all():
+        for name, values in vars(self).items():
+            if not values.isfinite().all():
                 raise ValueError(f"{name} holds NaN or infinity.")
         if (self.length_S < 1).any():
             raise ValueError("length_S holds a completion without a token; it has no score: leave it out.")
@@ -103,30 +103,22 @@ class Features:
             ValueError: the shapes differ, or as the class says.
         """
         tokens = {"logit_norm2_SC": logit_norm2_SC, "logps_SC": logps_SC, "entropy_SC": entropy_SC}
-        for name, each in tokens.items():
-            if mask_SC.ndim != 2 or each.shape != mask_SC.shape:
-                raise ValueError(f"{name} {tuple(each.shape)} and mask_SC {tuple(mask_SC.shape)} do not fit.")
+        for name, values in tokens.items():
+            if mask_SC.ndim != 2 or values.shape != mask_SC.shape:
+                raise ValueError(f"{name} {tuple(values.shape)} and mask_SC {tuple(mask_SC.shape)} do not fit.")
         outside_SC = mask_SC == 0
-        sums = [each.detach().masked_fill(outside_SC, 0).sum(1) for each in tokens.values()]
+        sums = [values.detach().masked_fill(outside_SC, 0).sum(1) for values in tokens.values()]
         return cls((~outside_SC).sum(1).to(sums[0]), *sums)
 
 
-def length(features: Features) -> Tensor:
-    """Weights T, as if tokens' scores were orthogonal and of one norm. Hao et al. 2025 (OPO), arXiv 2505.23585."""
-    return features.length_S
-
-
-def length16(features: Features) -> Tensor:
-    """Weights T^1.6, between tokens' scores that are orthogonal (T) and in line (T^2)."""
-    return features.length_S**LENGTH_EXPONENT
-
-
-def logit(features: Features) -> Tensor:
-    """Weights sum_t || d log pi(id_t) / d z_t ||^2 of a whole completion. Li et al. 2026 (OTB), arXiv 2602.07078."""
-    return features.logit_norm2_S
-
-
-PROXIES: dict[str, Callable[[Features], Tensor]] = {"length": length, "length16": length16, "logit": logit}
+PROXIES: dict[str, Callable[[Features], Tensor]] = {
+    # As if tokens' scores were orthogonal and of one norm. Hao et al. 2025 (OPO), arXiv 2505.23585.
+    "length": lambda features: features.length_S,
+    # Between tokens' scores that are orthogonal (T) and in line (T^2).
+    "length16": lambda features: features.length_S**LENGTH_EXPONENT,
+    # sum_t || d log pi(id_t) / d z_t ||^2 of a whole completion. Li et al. 2026 (OTB), arXiv 2602.07078.
+    "logit": lambda features: features.logit_norm2_S,
+}
 """The weights that have nothing to fit, by name; each takes features and returns (S,)."""
 
 
@@ -193,10 +185,9 @@ class CalibratedProxy:
         self.forgetting, self.ridge = forgetting, ridge
         self.observed = 0
         K = len(self.FEATURES)
-        self._products = torch.zeros(
-            K, K + 1, dtype=torch.float64, device="cpu"
-        )  # discounted sums of x x' and x y within groups
-        self._totals = torch.zeros(K + 2, dtype=torch.float64, device="cpu")  # discounted sums of x, y and 1
+        # Discounted sums: of x x' and x y within groups; of x, y and 1.
+        self._products = torch.zeros(K, K + 1, dtype=torch.float64, device="cpu")
+        self._totals = torch.zeros(K + 2, dtype=torch.float64, device="cpu")
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -205,7 +196,11 @@ class CalibratedProxy:
 
     def predict(self, features: Features) -> Tensor:
         """Weights (S,), positive and finite, in float32 or wider, on the features' device."""
-        log_weight_S = _regressors(features) @ self._beta() + self._level()
+        beta, level = self._beta(), 0.0
+        if self.observed:  # the mean of y - beta' x, in nats
+            x_K, y, count = self._totals[:-2], self._totals[-2], self._totals[-1]
+            level = float((y - x_K @ beta) / count)
+        log_weight_S = _regressors(features) @ beta + level
         bounded_S = log_weight_S.clamp(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
         like = features.logit_norm2_S
         return bounded_S.exp().to(like.device, torch.promote_types(like.dtype, torch.float32))
@@ -235,7 +230,9 @@ class CalibratedProxy:
         """
         before = agreement(self.predict(features), norm2_S, group_size, valid_S)  # checks the arguments as well
         x_SK, norm2_S = _regressors(features), _cpu64(norm2_S)
-        keep_S = (norm2_S > 0) & (_cpu64(features.logit_norm2_S) > LOGIT_NORM2_FLOOR) & _counted(valid_S, norm2_S)
+        keep_S = (norm2_S > 0) & (_cpu64(features.logit_norm2_S) > LOGIT_NORM2_FLOOR)
+        if valid_S is not None:
+            keep_S &= valid_S.detach().cpu().bool()
         if not keep_S.any():
             return before
         count_S = keep_S.double() if count_S is None else _cpu64(count_S).where(keep_S, 0)
@@ -252,11 +249,7 @@ class CalibratedProxy:
         return {"observed": self.observed, "products": self._products.clone(), "totals": self._totals.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            ValueError: it is the state of a proxy with other features.
-        """
+        """Take up where `state_dict` left off."""
         for key, mine in (("products", self._products), ("totals", self._totals)):
             if state[key].shape != mine.shape:
                 raise ValueError(f"{key} has shape {tuple(state[key].shape)}, not {tuple(mine.shape)}.")
@@ -269,11 +262,6 @@ class CalibratedProxy:
         ridge = self.ridge * torch.eye(len(prior), dtype=torch.float64, device="cpu")
         beta: Tensor = torch.linalg.solve(self._products[:, :-1] + ridge, self._products[:, -1] + self.ridge * prior)
         return beta
-
-    def _level(self) -> float:
-        """The mean of y - beta' x, in nats, or 0 as long as nothing was observed."""
-        x_K, y, count = self._totals[:-2], self._totals[-2], self._totals[-1]
-        return float((y - x_K @ self._beta()) / count) if self.observed else 0.0
 
 
 def _regressors(features: Features) -> Tensor:
@@ -293,28 +281,21 @@ def _within_groups(values_SK: Tensor, count_S: Tensor, group_size: int) -> Tenso
 
 
 def _log_weights(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Logarithms of both weights, where both are positive and count, less their group's mean.
-
-    Raises:
-        ValueError: as `agreement` says.
-    """
+    """Logarithms of both weights, where both are positive and count, less their group's mean."""
     S = norm2_S.numel()
     if norm2_S.ndim != 1 or proxy_S.shape != norm2_S.shape:
         raise ValueError(f"proxy_S {tuple(proxy_S.shape)} and norm2_S {tuple(norm2_S.shape)} must be vectors alike.")
     if group_size < 2 or S % group_size:
         raise ValueError(f"group_size must be at least 2 and divide the {S} completions, got {group_size}.")
-    for name, each in (("proxy_S", proxy_S), ("norm2_S", norm2_S)):
-        if not each.isfinite().all() or (each < 0).any():
+    for name, weights in (("proxy_S", proxy_S), ("norm2_S", norm2_S)):
+        if not weights.isfinite().all() or (weights < 0).any():
             raise ValueError(f"{name} holds a weight that is negative, NaN or infinite.")
     weights_S2 = torch.stack([_cpu64(proxy_S), _cpu64(norm2_S)], 1)
-    keep_S = (weights_S2 > 0).all(1) & _counted(valid_S, norm2_S)
+    keep_S = (weights_S2 > 0).all(1)
+    if valid_S is not None:
+        keep_S &= valid_S.detach().cpu().bool()
     log_proxy_N, log_norm2_N = _within_groups(weights_S2.log(), keep_S, group_size)[keep_S].unbind(1)
     return log_proxy_N, log_norm2_N
-
-
-def _counted(valid_S: Tensor | None, norm2_S: Tensor) -> Tensor:
-    everything_S = torch.ones(len(norm2_S), dtype=torch.bool, device="cpu")
-    return everything_S if valid_S is None else valid_S.detach().cpu().bool()
 
 
 def _cpu64(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -20,80 +20,70 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Dispatch
-from oblrpo.scores.graphs import backward, foreign_functions, foreign_hooks, why_nothing_was_recorded
+from oblrpo.scores.graphs import backward, foreign_functions, foreign_hooks
 from oblrpo.scores.layout import Layout, rows_to_check
-from oblrpo.scores.operations import Operation, Source
-from oblrpo.scores.owners import (
-    Owner,
-    SharedPrompt,
-    Slot,
-    owners_of_trainable_parameters,
-    scopes,
-    shared_prompts,
-    while_running,
-)
-from oblrpo.scores.param_wrappers import Part
+from oblrpo.scores.operations import Operation, ParameterInPlace
+from oblrpo.scores.param_wrappers import ExpertPart
 from oblrpo.scores.row_check import KEPT_APART, way_of
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product, rule_for, wrapped_by_fsdp
 from oblrpo.scores.stores import Sink
-from oblrpo.scores.taps import Receiver, Tap, Use
-from oblrpo.scores.watching import Operations, Record
+from oblrpo.scores.tapped_calls import OutputTap, ShareCollector, TappedCall
+from oblrpo.scores.tapped_operations import OperationTapper
+from oblrpo.scores.trainable_layers import (
+    ParameterPiece,
+    TrainableLayer,
+    look_up_per_row,
+    replace_forward,
+    scopes,
+    shared_prompts,
+    trainable_layers,
+    while_running,
+)
 
-ACTIVE: list[Recorder] = []
+ACTIVE: list[ForwardRecorder] = []
 """The recorders that are inside their `with`, innermost last."""
 
 
-class Recorder:
+class ForwardRecorder:
     """The hooks on one model, and the taps of one forward."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._owners = owners_of_trainable_parameters(model)
         # Reached from every tap, so that each runs in the backward.
         self.root = torch.zeros((), requires_grad=True, device="cpu")
-        self.receiver = Receiver()
-        self._handles: list[RemovableHandle] = []
-        self._prompts: list[SharedPrompt] = []
-        self._ran_without_gradients = self._foreign_hooks = False
-        self._slots: dict[tuple[int, int | None], Slot] = {}
-        self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
+        self.collector = ShareCollector()
+        self._undo = ExitStack()
+        self._pieces: dict[tuple[int, int | None], ParameterPiece] = {}
+        numbers = sum(p.numel() for p in model.parameters())
+        self._operations = OperationTapper(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation, numbers)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.layers = trainable_layers(self.model)
         self.batch_rows: int | None = None
         self.tokens: int | None = None
-        self._given: tuple[str, ...] = ()
-        self._scopes: list[Owner] = []
-        record = Record(lambda: self.batch_rows, lambda: self.tokens, self._tap_operation)
-        self._operations = Operations(record, sum(p.numel() for p in model.parameters()))
+        self._given: tuple[str, ...] = ()  # names of the arguments of the model's call
+        self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
+        self.ran_without_gradients = self._foreign_hooks = False
+        self._operations.forget()
+        for piece in self._pieces.values():
+            piece.forget()
 
     @property
-    def slots(self) -> list[Slot]:
-        """The slots that the present forward used."""
-        return [slot for slot in self._slots.values() if slot.calls]
-
-    def owner_of(self, module: nn.Module) -> Owner | None:
-        """The trainable module's owner, or None."""
-        return self._owners.get(module)
+    def pieces(self) -> list[ParameterPiece]:
+        """The pieces that the present forward used."""
+        return [piece for piece in self._pieces.values() if piece.calls]
 
     @property
     def active(self) -> bool:
         """Whether the hooks are in place."""
-        return bool(self._handles)
+        return self in ACTIVE
 
     def start(self) -> None:
-        """Put the hooks in place, for a new forward.
-
-        Raises:
-            RuntimeError: they are in place already.
-        """
+        """Put the hooks in place, for a new forward; if they are there already, that is a RuntimeError."""
         if self.active:
             raise RuntimeError("this tape is already recording; use one `with` at a time.")
-        self._owners = owners_of_trainable_parameters(self.model)
-        self.batch_rows = self.tokens = None
-        self._given = ()
-        self._gathered = {}
-        self._ran_without_gradients = self._foreign_hooks = False
-        self._operations.forget()
-        for slot in self._slots.values():
-            slot.forget()
+        self._begin()
         try:
             self._hook()
         except BaseException:
@@ -102,19 +92,7 @@ class Recorder:
 
     def stop(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        for owner in self._owners.values():  # a KeyboardInterrupt inside a forward skips its hook
-            owner.show_parameters()
-            owner.restore_forward()
-        for scope in self._scopes:
-            scope.restore_forward()
-        for prompt in self._prompts:
-            prompt.restore()
-        self._operations.stop()
-        if self in ACTIVE:
-            ACTIVE.remove(self)
+        self._undo.close()
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
@@ -129,36 +107,43 @@ class Recorder:
             self.stop()
 
     def _hook(self) -> None:
+        undo = self._undo.callback
+        for prompt in shared_prompts(self.model):
+            undo(look_up_per_row(prompt))
+        general = [layer for layer in self.layers.values() if layer.by_operations]
+        for handle in self._hooks(general):
+            undo(handle.remove)
+        for module, (path, layers) in scopes(self.model, general).items():
+            parts = [self.layers[part] for part in module.children() if part in self.layers]
+            near = [part for part in parts if part.inside is None and part not in layers]  # it may use their weights
+            undo(replace_forward(path, module, partial(self._forward_seen, module, layers + near)))
+        for layer in self.layers.values():
+            undo(layer.show_parameters)  # a KeyboardInterrupt inside a forward skips its hook
+            if layer.inside is not None and layer.user is None and layer not in general:
+                forward = partial(layer.inside, layer.module, partial(self._tap_product, layer))
+                undo(replace_forward(layer.name, layer.module, forward))
+        undo(self._operations.stop)
+        ACTIVE.append(self)
+        undo(partial(ACTIVE.remove, self))
+
+    def _hooks(self, general: list[TrainableLayer]) -> Iterator[RemovableHandle]:
         for name, module in self.model.named_modules():
             if wrapped_by_fsdp(module):
-                self._handles.append(module.register_forward_pre_hook(partial(self._gather, name)))
-        self._prompts = shared_prompts(self.model)
-        for prompt in self._prompts:
-            prompt.look_up_per_row()
-        self._scopes = []
-        general = [owner for owner in self._owners.values() if owner.by_operations]
-        self._handles += self._operations.hooks(self.model, general)
-        for module, (scope, owners) in scopes(self.model, general).items():
-            parts = [self._owners[part] for part in module.children() if part in self._owners]
-            near = [part for part in parts if part.inside is None and part not in owners]  # it may use their weights
-            scope.replace_forward(partial(self._forward_seen, module, owners + near))
-            self._scopes.append(scope)
-        for owner in self._owners.values():
-            module = owner.module
-            if owner.by_operations:
+                yield module.register_forward_pre_hook(partial(self._gather, name))
+        yield from self._operations.hooks(self.model, general)
+        for layer in self.layers.values():
+            if layer.by_operations:
                 continue
-            if owner.user is not None:
-                self._handles += while_running(owner.user, owner.hide_parameters, owner.show_parameters)
+            if layer.user is not None:
+                yield from while_running(layer.user, layer.hide_parameters, layer.show_parameters)
                 continue
-            if owner.inside is not None:
-                owner.replace_forward(partial(owner.inside, module, partial(self.tap, owner)))
-            self._handles += [
-                # FSDP gathers a module's parameters in a hook of its own, which must come first.
-                module.register_forward_pre_hook(self._before_forward, prepend=not wrapped_by_fsdp(module)),
-                module.register_forward_hook(self._after_forward, prepend=True, with_kwargs=True, always_call=True),
-            ]
-        self._handles.append(self.model.register_forward_pre_hook(self._before_model, prepend=True, with_kwargs=True))
-        ACTIVE.append(self)
+            # FSDP gathers a module's parameters in a hook of its own, which must come first.
+            first = not wrapped_by_fsdp(layer.module)
+            yield layer.module.register_forward_pre_hook(self._before_forward, prepend=first)
+            yield layer.module.register_forward_hook(
+                self._after_forward, prepend=True, with_kwargs=True, always_call=True
+            )
+        yield self.model.register_forward_pre_hook(self._before_model, prepend=True, with_kwargs=True)
 
     def _gather(self, prefix: str, module: nn.Module, args: Any) -> None:
         """Note the parameters that FSDP has gathered: a use of those around their modules must not go unnoticed."""
@@ -174,129 +159,115 @@ class Recorder:
             self._given = tuple(sorted(name for name, value in kwargs.items() if value is not None))
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        owner = self._owners[module]
-        owner.hide_parameters()
+        layer = self.layers[module]
+        layer.hide_parameters()
         # Learned positions of shape (1, T) or (T,) are meant for every row: their gradient would be summed over rows.
         first, rows = args[0] if args else None, self.batch_rows
         if rows and isinstance(module, nn.Embedding) and isinstance(first, Tensor) and torch.is_grad_enabled():
             if first.ndim == 1:
-                raise UnsupportedModelError(f"{owner.name}: ids of shape (T,) for all rows; give it ids of every row.")
+                raise UnsupportedModelError(f"{layer.name}: ids of shape (T,) for all rows; give it ids of every row.")
             if first.shape[0] == 1:
                 return (first.expand(rows, *first.shape[1:]), *args[1:])
         return None
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        owner = self._owners[module]
-        owner.show_parameters()
-        self._ran_without_gradients |= not torch.is_grad_enabled()
-        if output is None or not torch.is_grad_enabled() or owner.inside is not None:
+        layer = self.layers[module]
+        layer.show_parameters()
+        self.ran_without_gradients |= not torch.is_grad_enabled()
+        if output is None or not torch.is_grad_enabled() or layer.inside is not None:
             return None
         first = args[0] if args else next(iter(kwargs.values()))
         if not isinstance(first, Tensor) or not isinstance(output, Tensor):
-            raise UnsupportedModelError(f"{owner.name}: its rule needs one tensor in and one tensor out.")
+            raise UnsupportedModelError(f"{layer.name}: its rule needs one tensor in and one tensor out.")
         rule = rule_for(module)
         assert rule is not None
-        use = self.use(owner, rule.gradients, dict(owner.parameters), first, output.shape)
-        return Tap.apply(output, self.root, use, first, *([output] if rule.needs_output else []))
+        call = self.tapped_call(layer, rule.gradients, dict(layer.parameters), first, output.shape)
+        return OutputTap.apply(output, self.root, call, first, *([output] if rule.needs_output else []))
 
-    def _forward_seen(self, module: nn.Module, owners: list[Owner], *args: Any, **kwargs: Any) -> Any:
+    def _forward_seen(self, module: nn.Module, layers: list[TrainableLayer], *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, in which the operations on these parameters are seen."""
-        self._ran_without_gradients |= not torch.is_grad_enabled()
-        with self._operations.of(owners):
+        self.ran_without_gradients |= not torch.is_grad_enabled()
+        with self._operations.of(layers):
             return type(module).forward(module, *args, **kwargs)
 
     def _tap_operation(
         self,
-        owner: Owner,
         gradients: Gradients,
-        sources: dict[str, Source],
+        sources: dict[str, ParameterInPlace],
         output: Tensor,
         saved: list[Tensor],
         operation: Operation | None,
     ) -> Tensor:
-        names = {key: source.owner.parameters[source.name] for key, source in sources.items()}
-        use = self.use(owner, gradients, names, saved[0], output.shape, operation=operation)
-        tapped: Tensor = Tap.apply(output, self.root, use, *saved)
+        layer = next(iter(sources.values())).layer
+        names = {key: source.layer.parameters[source.name] for key, source in sources.items()}
+        call = self.tapped_call(layer, gradients, names, saved[0], output.shape, operation=operation)
+        tapped: Tensor = OutputTap.apply(output, self.root, call, *saved)
         return tapped
 
-    def tap(
-        self,
-        owner: Owner,
-        roles: dict[str, str],
-        input: Tensor,
-        output: Tensor,
-        dispatch: Dispatch | None,
+    def _tap_product(
+        self, layer: TrainableLayer, roles: dict[str, str], input: Tensor, output: Tensor, dispatch: Dispatch
     ) -> Tensor:
-        """Record a linear product inside a module, as `experts.Tap` says."""
+        """Record a linear product inside a module, as `experts.ProductTap` says."""
         if not torch.is_grad_enabled():
             return output
-        uses, shape = [], output.shape
-        names = {role: owner.parameters[name] for role, name in roles.items() if name in owner.parameters}
+        calls, shape = [], output.shape
+        names = {role: layer.parameters[name] for role, name in roles.items() if name in layer.parameters}
         if names:
-            uses.append(self.use(owner, product, names, input, shape, dispatch))
+            calls.append(self.tapped_call(layer, product, names, input, shape, dispatch))
         for role, name in roles.items():
-            for each in owner.adapters.get(name, ()):
-                if each.active():
-                    assert dispatch is not None
-                    rule, parts = each.rule(dispatch.index, role), each.parts(dispatch.index)
-                    uses.append(self.use(owner, rule, each.trainable, input, shape, dispatch, parts=parts))
-        for use in uses:
-            output = Tap.apply(output, self.root, use, input)
+            for adapter in layer.adapters.get(name, ()):
+                if adapter.active():
+                    rule, parts = adapter.rule(dispatch.index, role), adapter.parts(dispatch.index)
+                    calls.append(self.tapped_call(layer, rule, adapter.trainable, input, shape, dispatch, parts=parts))
+        for call in calls:
+            output = OutputTap.apply(output, self.root, call, input)
         return output
 
-    def use(
+    def tapped_call(
         self,
-        owner: Owner,
+        layer: TrainableLayer,
         gradients: Gradients,
         names: dict[str, nn.Parameter],
         input: Tensor,
         output_shape: tuple[int, ...],
         dispatch: Dispatch | None = None,
         operation: Operation | None = None,
-        parts: Mapping[str, Part] = MappingProxyType({}),
-    ) -> Use:
+        parts: Mapping[str, ExpertPart] = MappingProxyType({}),
+    ) -> TappedCall:
         """Note a call of a layer, for its tap."""
-        slots, index = {}, None if dispatch is None else dispatch.index
+        pieces, index = {}, None if dispatch is None else dispatch.index
         # Recomputation under activation checkpointing runs inside a backward; the first forward was counted.
         counting = torch._C._current_graph_task_id() == -1
         if counting and len(output_shape) >= 3 and self.tokens is None:
             self.batch_rows, self.tokens = output_shape[:2]
         for name, parameter in names.items():
-            slot = self._slots.setdefault((id(parameter), index), Slot(parameter, index, parts.get(name)))
-            slots[name] = slot
+            piece = self._pieces.setdefault((id(parameter), index), ParameterPiece(parameter, index, parts.get(name)))
+            pieces[name] = piece
             if counting:
-                slot.calls += 1
-                slot.tokens += math.prod(output_shape[:-1])
-                slot.only_lookups &= not input.is_floating_point()
+                piece.calls += 1
+                piece.tokens += math.prod(output_shape[:-1])
+                piece.only_lookups &= not input.is_floating_point()
         self._foreign_hooks |= foreign_hooks()
-        return Use(self.receiver, owner, gradients, slots, dispatch, operation, recomputed=not counting)
+        return TappedCall(self.collector, layer, gradients, pieces, dispatch, operation, recomputed=not counting)
 
     def backward(
         self,
         logps_S: Tensor,
         coef_S: Tensor | None,
         layout: Layout,
-        stores: Mapping[Slot, Sink],
+        stores: Mapping[ParameterPiece, Sink],
         keep_graph: bool,
-    ) -> list[Slot]:
-        """Run the backward of sum_s coef_s logps_s for activations; every slot's shares go to its store when complete.
+    ) -> list[ParameterPiece]:
+        """Run the backward of sum_s coef_s logps_s for activations; return the pieces whose output matters to logps_S.
 
-        Returns:
-            The slots that got shares: those whose output matters to logps_S.
-
-        Raises:
-            UnsupportedModelError: a parameter is used around its module, or checkpointing is reentrant.
-            RuntimeError: autograd's own.
+        Every piece's shares go to its store when they are complete.
         """
         self._operations.check()
         named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad} | self._gathered
-        self.receiver.expect(layout, stores)
-        try:
-            with torch.autocast(logps_S.device.type, enabled=False):  # ours are products of the types they are given
-                backward(logps_S, coef_S, self.root, list(named.values()), keep_graph)
-                return self.receiver.complete()
-        finally:
-            self.receiver.forget()
+        autocast = torch.autocast(logps_S.device.type, enabled=False)  # ours are products of the types they are given
+        with self.collector.collecting(layout, stores), autocast:
+            backward(logps_S, coef_S, self.root, list(named.values()), keep_graph)
+            return self.collector.complete()
 
     def check_rows(self, logps_S: Tensor, layout: Layout) -> None:
         """Run the backward of some entries of logps_S, which must leave every layer's other rows without a gradient.
@@ -308,27 +279,22 @@ class Recorder:
 
         Raises:
             UnsupportedModelError: other rows matter, or may, and cannot be looked at.
-            RuntimeError: autograd's own.
         """
         self._operations.check()
-        unsteady, known = self._operations.unsteady, KEPT_APART.setdefault(self.model, set())
+        may_mix, kept_apart = self._operations.may_mix, KEPT_APART.setdefault(self.model, set())
         sharded = any(map(wrapped_by_fsdp, self.model.modules()))
         way = 0 if sharded else way_of(self.model, logps_S, layout, self._given)  # those are never looked at
-        if way in known and unsteady is None:
+        if way in kept_apart and may_mix is None:
             return
         if self._foreign_hooks or sharded or next(foreign_functions(logps_S), None) is not None:
-            if unsteady is None:
+            if may_mix is None:
                 return
             why = "parameters are sharded" if sharded else "functions or hooks of other libraries are in the graph"
             raise UnsupportedModelError(
-                f"{unsteady} may bring rows of the batch together around parameters without a rule, which cannot be "
+                f"{may_mix} may bring rows of the batch together around parameters without a rule, which cannot be "
                 f"looked at where {why}."
             )
-        every = any(owner.by_operations for owner in self._owners.values())
+        every = any(layer.by_operations for layer in self.layers.values())
         for chosen_S in rows_to_check(len(logps_S), logps_S.device, every):
-            self.receiver.refuse_mixed(logps_S, self.root, layout, chosen_S)
-        known.add(way)
-
-    def why_nothing(self, logps_S: Tensor) -> str:
-        """What hid every layer from the tape, in a sentence."""
-        return why_nothing_was_recorded(logps_S, self._ran_without_gradients)
+            self.collector.refuse_mixed(logps_S, self.root, layout, chosen_S)
+        kept_apart.add(way)

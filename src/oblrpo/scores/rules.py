@@ -25,7 +25,7 @@ class UnsupportedModelError(TypeError):
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One recorded forward call of a module: its `input`, (S, T, ...); its `output` too if the rule asks for it."""
 
     module: nn.Module
@@ -33,7 +33,7 @@ class Call:
     output: Tensor | None = None
 
 
-Gradients: TypeAlias = Callable[[Call, Tensor], dict[str, Contribution]]
+Gradients: TypeAlias = Callable[[LayerCall, Tensor], dict[str, Contribution]]
 
 
 class Rule(NamedTuple):
@@ -62,7 +62,8 @@ def register_rule(*layers: type | str, needs_output: bool = False) -> Callable[[
 
 def rule_for(module: nn.Module) -> Rule | None:
     """The rule registered for this module's type, or None."""
-    kind = kind_of(module)
+    kinds = type(module).__mro__
+    kind = kinds[2] if wrapped_by_fsdp(module) else kinds[0]  # of FSDPLinear, FSDPModule, Linear
     exact = _RULES.get(kind) or _RULES.get(kind.__name__)
     endings = [key for key in _RULES if isinstance(key, str) and key[0] == "*" and kind.__name__.endswith(key[1:])]
     return exact or (_RULES[endings[0]] if endings else None)
@@ -74,14 +75,8 @@ def wrapped_by_fsdp(module: nn.Module) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
-def kind_of(module: nn.Module) -> type:
-    """The module's class; of one that `fully_shard` has wrapped, the class it had before."""
-    kinds = type(module).__mro__
-    return kinds[2] if wrapped_by_fsdp(module) else kinds[0]  # FSDPLinear, FSDPModule, Linear
-
-
 @register_rule(nn.Linear)
-def linear(call: Call, grad: Tensor) -> dict[str, Contribution]:
+def linear(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     """Gradients of y = x W' + b: G_W = sum_t grad_t x_t', G_b = sum_t grad_t."""
     left, right = _tokens(grad), _tokens(call.input)
     parts: dict[str, Contribution] = {"weight": Outer(left, right, rows=left.shape[-1])}
@@ -90,7 +85,7 @@ def linear(call: Call, grad: Tensor) -> dict[str, Contribution]:
     return parts
 
 
-def product(call: Call, grad: Tensor) -> dict[str, Contribution]:
+def product(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     """Gradients of y = x W' + b by the parts' names: of W ("weight"), W' ("transposed") and b ("bias")."""
     left, right = _tokens(grad), _tokens(call.input)
     return {
@@ -101,19 +96,15 @@ def product(call: Call, grad: Tensor) -> dict[str, Contribution]:
 
 
 @register_rule("Conv1D")
-def conv1d(call: Call, grad: Tensor) -> dict[str, Contribution]:
+def conv1d(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     """Gradients of GPT-2's y = x W + b, W (in, out): G_W = sum_t x_t grad_t', G_b = sum_t grad_t."""
     left, right = _tokens(call.input), _tokens(grad)
     return {"weight": Outer(left, right, rows=left.shape[-1]), "bias": Vector(_sum(right))}
 
 
 @register_rule(nn.Embedding)
-def embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
-    """Gradient of y_t = W[id_t]: G_W[v] = sum_{t: id_t = v} grad_t; the row `padding_idx` gets none, as in autograd.
-
-    Raises:
-        UnsupportedModelError: the gradient of a row depends on other rows of the batch.
-    """
+def embedding(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
+    """Gradient of y_t = W[id_t]: G_W[v] = sum_{t: id_t = v} grad_t; the row `padding_idx` gets none, as in autograd."""
     module = call.module
     assert isinstance(module, nn.Embedding)
     if module.scale_grad_by_freq or module.max_norm is not None:
@@ -126,7 +117,7 @@ def embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
 
 
 @register_rule("Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding")
-def scaled_embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
+def scaled_embedding(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     """Gradient of Gemma's y_t = c W[id_t]."""
     scale = call.module.embed_scale
     assert isinstance(scale, Tensor)
@@ -134,7 +125,7 @@ def scaled_embedding(call: Call, grad: Tensor) -> dict[str, Contribution]:
 
 
 @register_rule(nn.LayerNorm)
-def layer_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
+def layer_norm(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     """Gradients of y = w * n(x) + b: G_w = sum_t grad_t * n(x_t), G_b = sum_t grad_t."""
     module = call.module
     assert isinstance(module, nn.LayerNorm)
@@ -146,7 +137,7 @@ def layer_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
 
 
 @register_rule(nn.RMSNorm, "*RMSNorm", needs_output=True)
-def rms_norm(call: Call, grad: Tensor) -> dict[str, Contribution]:
+def rms_norm(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:
     """Gradient of y = (c + w) * x/rms(x), with c = 0 or, in Gemma, 1: G_w = sum_t grad_t * y_t / (c + w)."""
     weight = call.module.weight
     assert isinstance(weight, Tensor)
@@ -163,11 +154,7 @@ _GAIN_OFFSETS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def gain_offset(module: nn.Module) -> float:
-    """The c of a norm that multiplies by c + w, found by trying it, as transformers has some 200 RMSNorm classes.
-
-    Raises:
-        UnsupportedModelError: the module is no such norm.
-    """
+    """The c of a norm that multiplies by c + w, found by trying it: transformers has some 200 RMSNorm classes."""
     if module not in _GAIN_OFFSETS:
         weight = module._parameters.get("weight")
         if weight is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,11 +22,14 @@ from oblrpo.scores.contributions import Contribution
 from oblrpo.scores.groups import Groups, runs
 
 
-class Sink(Protocol):
-    """Takes all shares of one parameter, once they have arrived in the backward."""
+class _Norms:
+    """A store that has taken the norms."""
 
-    def take(self, parts: list[Contribution]) -> None:
-        """Take in the parameter's shares."""
+    _norm2_S: Tensor
+
+    def norm2(self) -> Tensor:
+        """Squared norm of each sequence's gradient, (S,)."""
+        return self._norm2_S
 
 
 class Factors:
@@ -63,7 +66,7 @@ class Factors:
         return contributions.sketch(self.parts, signs_RK / directions**0.5).flatten(1)
 
 
-class PerSequence:
+class PerSequence(_Norms):
     """Multiplies out once and keeps the product: norms and any weighted sum need no second product."""
 
     def take(self, parts: list[Contribution]) -> None:
@@ -80,10 +83,6 @@ class PerSequence:
             out = contributions.multiply_out(outers, rows, self._gradient_S[rows])
             norm2_S.append(contributions.row_norm2(out))
         self._norm2_S = torch.cat(norm2_S)
-
-    def norm2(self) -> Tensor:
-        """Squared norm of each sequence's gradient, (S,)."""
-        return self._norm2_S
 
     def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor) -> Tensor:
         """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
@@ -105,16 +104,12 @@ class PerSequence:
         return combined_SKC.flatten(1)
 
 
-class NormsOnly:
+class NormsOnly(_Norms):
     """Takes the norms and lets everything go."""
 
     def take(self, parts: list[Contribution]) -> None:
         """Take in the parameter's shares."""
         self._norm2_S = norms.norm2(parts)
-
-    def norm2(self) -> Tensor:
-        """Squared norm of each sequence's gradient, (S,)."""
-        return self._norm2_S
 
 
 class Sums:
@@ -130,7 +125,7 @@ class Sums:
             self.norm2_P = contributions.group_sums(parts, None, self._groups, grad)
 
 
-class Streamed:
+class Streamed(_Norms):
     """Takes norms, inner products and sketches in the backward, and lets the gradients go."""
 
     def __init__(self, wants_gram: bool, sketch: Callable[[Factors], None]) -> None:
@@ -146,16 +141,8 @@ class Streamed:
         self._norm2_S = factors.norm2() if self._gram_SS is None else self._gram_SS.diagonal().clone()
         self._sketch(factors)
 
-    def norm2(self) -> Tensor:
-        """Squared norm of each sequence's gradient, (S,)."""
-        return self._norm2_S
-
     def gram(self) -> Tensor:
-        """Inner products of all pairs of sequences' gradients, (S, S).
-
-        Raises:
-            ValueError: they were not asked for.
-        """
+        """Inner products of all pairs of sequences' gradients, (S, S), if they were asked for."""
         if self._gram_SS is None:
             raise ValueError('"streamed" takes inner products only if told so: record(..., gram=True).')
         return self._gram_SS
@@ -163,6 +150,9 @@ class Streamed:
 
 Store: TypeAlias = Factors | PerSequence | NormsOnly | Streamed
 """The stores that know the norms."""
+
+Sink: TypeAlias = Store | Sums
+"""What takes all shares of one parameter, once they have arrived in the backward."""
 
 
 def _combine(gradient_SN: Tensor, coef_S: Tensor, group_size: int, grad: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +17,15 @@ from torch import Tensor, nn
 from oblrpo.scores import methods
 from oblrpo.scores.contributions import sum_in_widest
 from oblrpo.scores.gram import Sketch, Sketcher
-from oblrpo.scores.group_tape import add_sums, check_logps
+from oblrpo.scores.group_tape import RecordingTape
 from oblrpo.scores.groups import Groups, fit
 from oblrpo.scores.layout import Layout
-from oblrpo.scores.owners import Slot
-from oblrpo.scores.recorder import Recorder
 from oblrpo.scores.rules import wrapped_by_fsdp
 from oblrpo.scores.stores import Factors, NormsOnly, PerSequence, Store, Streamed
+from oblrpo.scores.trainable_layers import ParameterPiece
 
 
-class ScoreTape:
+class ScoreTape(RecordingTape):
     """Squared score norms w_s = || grad_theta log pi(o_s|q_s) ||^2 and sum_s a_s grad_theta log pi(o_s|q_s).
 
     Use::
@@ -68,29 +66,20 @@ class ScoreTape:
     def __init__(self, model: nn.Module, method: str = "auto", *, check_rows: bool = True) -> None:
         if method not in methods.METHODS:
             raise ValueError(f"no method {method!r}; there are {', '.join(methods.METHODS)}.")
-        self.model, self.method = model, method
-        self._check_rows, self._used = check_rows, False
-        self._recorder = Recorder(model)
-        self.forget()
+        self.method = method
+        super().__init__(model, check_rows)
 
     def forget(self) -> None:
         """Let go of what was recorded, and of its memory."""
-        self._stores, self._sequences = dict[Slot, Store](), 0
+        self._stores, self._sequences = dict[ParameterPiece, Store](), 0
         self._norm2_S: Tensor | None = None
         self._graph: tuple[Tensor, Layout] | None = None
         self._sketchers: dict[Sketch, Sketcher] = {}
 
     def __enter__(self) -> ScoreTape:
-        self._recorder.start()
+        super().__enter__()
         self._places = {id(parameter): place for place, parameter in enumerate(self.model.parameters())}
-        self.forget()
-        self._used = False
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._recorder.stop()
 
     def record(
         self,
@@ -121,7 +110,7 @@ class ScoreTape:
             ValueError: logps_S is not a differentiable vector, nothing was run inside the `with`, or an argument is
                 out of place.
         """
-        check_logps(self._recorder, logps_S, self._used)
+        self._check(logps_S)
         if (gram or sketches) and self.method != "streamed":
             raise ValueError('record takes gram and sketches for method="streamed" only; others can do so later.')
         S = logps_S.shape[0]
@@ -130,7 +119,7 @@ class ScoreTape:
             if self.method == "streamed":
                 stores = self._streamed(S, gram, sketches)
             else:
-                stores = methods.choose(self.method, self._recorder.slots, S)
+                stores = methods.choose(self.method, self._recorder.pieces, S)
             if self._check_rows and S > 1:
                 self._recorder.check_rows(logps_S, layout)
             delivered = self._recorder.backward(logps_S, None, layout, stores, keep_graph=self.method == "two_pass")
@@ -140,20 +129,20 @@ class ScoreTape:
         if not delivered:
             self.forget()
             raise ValueError("nothing to record: logps_S does not depend on any recorded module.")
-        self._stores, self._sequences = {slot: stores[slot] for slot in delivered}, S
+        self._stores, self._sequences = {piece: stores[piece] for piece in delivered}, S
         self._used = True
         if self.method == "two_pass":
             self._graph = (logps_S, layout)
 
-    def _streamed(self, sequences: int, gram: bool, sketches: Sequence[Sketch]) -> dict[Slot, Store]:
+    def _streamed(self, sequences: int, gram: bool, sketches: Sequence[Sketch]) -> dict[ParameterPiece, Store]:
         device = next(self.model.parameters()).device
         self._sketchers = {spec: Sketcher(spec, sequences, device) for spec in sketches}
 
-        def sketch(slot: Slot, gradients: Factors) -> None:
-            for each in self._sketchers.values():
-                each.add(self._places[id(slot.parameter)], slot.index, gradients)
+        def sketch(piece: ParameterPiece, gradients: Factors) -> None:
+            for sketcher in self._sketchers.values():
+                sketcher.add(self._places[id(piece.parameter)], piece.index, gradients.sketch)
 
-        return {slot: Streamed(gram, partial(sketch, slot)) for slot in self._recorder.slots}
+        return {piece: Streamed(gram, partial(sketch, piece)) for piece in self._recorder.pieces}
 
     @torch.no_grad()
     def norm2(self) -> Tensor:
@@ -190,11 +179,14 @@ class ScoreTape:
             raise ValueError(f"coef_S {tuple(coef_S.shape)} and group_size {group_size} do not fit {S} sequences.")
         coef_S = coef_S.detach()
         if self.method == "two_pass":
-            return self._second_pass(coef_S, group_size)
+            if self._graph is None:
+                raise ValueError('"two_pass" frees its graph in accumulate; record again.')
+            (logps_S, layout), self._graph = self._graph, None
+            return sum_in_widest(self._add_sums(self._stores, logps_S, coef_S, layout, group_size))
         norms = []
-        for slot, store in self._stores.items():
+        for piece, store in self._stores.items():
             assert not isinstance(store, NormsOnly | Streamed)  # those are above
-            with self._no_autocast(), slot.wide_grad() as grad:
+            with self._no_autocast(), piece.wide_grad() as grad:
                 norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad))
         return sum_in_widest(norms)
 
@@ -217,7 +209,7 @@ class ScoreTape:
     def sketch(self, seed: int, directions: int = 16, dimensions: int = 4096) -> Tensor:
         """Sketches z of the scores, (S, L), with <z_a, z_b> = <grad logps_S[a], grad logps_S[b]> on average.
 
-        Of each matrix K random combinations of rows are taken, and all is hashed into L buckets (`gram.CountSketch`).
+        Of each matrix K random combinations of rows are taken, and all is hashed into L buckets (`gram.Sketcher`).
         The same seed gives the same projection, whatever the micro-batch: sketches may be concatenated.
 
         Args:
@@ -236,28 +228,16 @@ class ScoreTape:
         stores = self._holding_gradients()
         sketcher = Sketcher(spec, self._sequences, next(self.model.parameters()).device)
         with self._no_autocast():
-            for slot, store in stores.items():
-                sketcher.add(self._places[id(slot.parameter)], slot.index, store)
+            for piece, store in stores.items():
+                sketcher.add(self._places[id(piece.parameter)], piece.index, store.sketch)
         return sketcher.sketch_SL
 
-    def _holding_gradients(self) -> dict[Slot, Factors | PerSequence]:
+    def _holding_gradients(self) -> dict[ParameterPiece, Factors | PerSequence]:
         self._need_record()
-        stores = {slot: store for slot, store in self._stores.items() if isinstance(store, Factors | PerSequence)}
+        stores = {piece: store for piece, store in self._stores.items() if isinstance(store, Factors | PerSequence)}
         if len(stores) < len(self._stores):
             raise ValueError(f'"{self.method}" keeps no gradients to take inner products of; use "auto".')
         return stores
-
-    def _second_pass(self, coef_S: Tensor, group_size: Groups) -> Tensor:
-        """Run the backward again, with coefficients, adding up the gradient layer by layer.
-
-        Raises:
-            ValueError: there is no graph any more.
-        """
-        if self._graph is None:
-            raise ValueError('"two_pass" frees its graph in accumulate; record again.')
-        (logps_S, layout), self._graph = self._graph, None
-        with self._recorder.resumed():
-            return sum_in_widest(add_sums(self._recorder, self._stores, logps_S, coef_S, layout, group_size))
 
     def _no_autocast(self) -> torch.autocast:
         return torch.autocast(next(self.model.parameters()).device.type, enabled=False)

@@ -71,6 +71,7 @@ GONE = {
     "schedule_floor": "no rule has a floor; schedule off follows no signal",
     "schedule_kl_every": "an update is measured on one completion of four",
     "schedule_metric": "the gradient is measured as it is",
+    "score_memory_mb": "auto keeps gradients where they are smaller than their factors",
     "split": "write it behind the name, such as `data` owner/name[validation]",
     "train_on_tolerance": "`train_on` compute-optimal chooses how many completions are drawn",
     "vllm_dtype": "write `vllm_args` {dtype: float16}",
@@ -83,9 +84,12 @@ GONE = {
 """A setting that earlier versions had -> what there is in its place."""
 
 GONE_VALUES = {
+    ("algorithm", "otb"): "the variance ledger goes on measuring its baseline",
+    ("baseline", "oblr_crossfit"): "oblr leaves the output out, and varied less",
+    ("score_method", "projected"): "auto is exact, and no slower",
     ("sampler_correction", "none"): "measured takes the sampler for the policy, and tells how far it is from it",
     ("schedule", "length"): "auto measures how far a step moves the policy, and takes the length of completions in",
-    ("score_method", "folds"): "it served oblr_crossfit; auto is exact, too",
+    ("score_method", "folds"): "auto is exact, too, for every baseline",
     ("score_norms", "projected"): "calibrated learns from exact norms, and costs no backward",
     ("train_on", "tolerance"): "compute-optimal chooses how many completions are drawn",
 }

@@ -1,18 +1,17 @@
 """Every setting of `oblrpo evaluate` with its default. Names of fields are the flags."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from dataclasses import dataclass, fields
 
 from oblrpo.errors import InputError
-from oblrpo.settings.annotations import Mapping
 from oblrpo.settings.reading import flatten
+from oblrpo.settings.shared import GradingConfig, ModelConfig, RowsConfig
 from oblrpo.settings.train import PolicyConfig, TrainConfig
 from oblrpo.settings.typed import with_fields
 
 
 @dataclass(frozen=True)
-class SamplingConfig:
+class SamplingConfig(ModelConfig):
     """How a model is asked, and its completions drawn."""
 
     samples: int = 1
@@ -20,12 +19,6 @@ class SamplingConfig:
     prompt_template: str = ""
     """What is asked; {prompt} stands for the question. Empty: it alone; of a benchmark, it and a request to put the
     answer in \\\\boxed{}."""
-    chat: bool = False
-    """Ask in the model's chat template, as a user. Prompts of messages always use it."""
-    system_prompt: str = ""
-    """First message of the conversation."""
-    chat_template_args: Mapping = field(default_factory=dict)
-    """Further arguments of the chat template, such as '{enable_thinking: false}'."""
     temperature: float = 1.0
     """Sampling temperature; 0: the most probable token, always."""
     top_p: float = 1.0
@@ -38,43 +31,20 @@ class SamplingConfig:
     """Seed of the samples."""
     limit: int = 0
     """Take only the first so many problems of each benchmark, or of the data; 0: all."""
-    device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, or `auto`: the first GPU if there is one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights."""
-    bf16: bool = False
-    """Do arithmetic in bfloat16, as a policy trained with it has it."""
-    attn_implementation: str = ""
-    """Attention of transformers: sdpa, eager, flash_attention_2 ... Empty: its own choice."""
-    trust_remote_code: bool = False
-    """Let transformers run Python code that comes with the model."""
     output: str = "evaluations/latest"
     """Folder that keeps every completion. An evaluation that was stopped goes on there."""
 
     def policy(self, model: str) -> PolicyConfig:
         """Return how a model is loaded and asked."""
-        shared = {field.name for field in fields(PolicyConfig)}
-        return PolicyConfig(model, **{name: value for name, value in vars(self).items() if name in shared})
+        return PolicyConfig(model=model, **{field.name: getattr(self, field.name) for field in fields(ModelConfig)})
 
 
 @dataclass(frozen=True)
-class RewardsConfig:
+class RewardsConfig(GradingConfig, RowsConfig):
     """What gives completions their figures where no benchmark is named: rewards, on rows of `data` or held-out ones."""
 
-    rewards: tuple[str, ...] = ()
-    """Summed, as in training. None: those of the run that the model lies in, or else numeric."""
-    on_reward_error: Literal["raise", "mask"] = "raise"
-    """What a reward that fails, hangs or returns no number does: end the evaluation, or leave its completions out."""
-    reward_seconds: float = 60.0
-    """Longest time for one call of your own reward on one batch."""
     threshold: float = 1.0
     """Least reward of a completion that passes, for pass@k."""
-    where: Mapping = field(default_factory=dict)
-    """Rows to keep, by the values of columns, such as '{level: [4, 5]}'."""
-    prompt_column: str = "prompt"
-    """Column that holds the prompt: text, or messages for the chat template."""
-    answer_column: str = "answer"
-    """Column that holds the reference answer."""
 
 
 def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:

@@ -25,26 +25,26 @@ class TrainKeywords(TypedDict, total=False):
     bf16: bool
     dtype: Literal["float32", "bfloat16"]
     attn_implementation: str
+    device: str
+    trust_remote_code: bool
     gradient_checkpointing: bool
     lora: dict[str, Any]
     load_in_4bit: bool
     merge: bool
     model_args: dict[str, Any]
-    device: str
-    trust_remote_code: bool
     warm_start_steps: int
     warm_start_args: dict[str, Any]
-    task: str
-    task_args: dict[str, Any]
-    where: dict[str, Any]
-    prompt_column: str
-    answer_column: str
-    prompt_template: str
-    max_prompt_length: int
-    heldout_fraction: float
     rewards: str | Sequence[str]
     on_reward_error: Literal["raise", "mask"]
     reward_seconds: float
+    where: dict[str, Any]
+    prompt_column: str
+    answer_column: str
+    task: str
+    task_args: dict[str, Any]
+    prompt_template: str
+    max_prompt_length: int
+    heldout_fraction: float
     prompts_per_step: int
     num_generations: int
     dynamic_sampling: int
@@ -82,27 +82,27 @@ class TrainKeywords(TypedDict, total=False):
 class EvaluateKeywords(TypedDict, total=False):
     """Every setting of `oblrpo evaluate` without a benchmark."""
 
-    samples: int
-    prompt_template: str
     chat: bool
     system_prompt: str
     chat_template_args: dict[str, Any]
+    bf16: bool
+    dtype: Literal["float32", "bfloat16"]
+    attn_implementation: str
+    device: str
+    trust_remote_code: bool
+    samples: int
+    prompt_template: str
     temperature: float
     top_p: float
     max_completion_length: int
     problems_per_batch: int
     seed: int
     limit: int
-    device: str
-    dtype: Literal["float32", "bfloat16"]
-    bf16: bool
-    attn_implementation: str
-    trust_remote_code: bool
     output: str
+    where: dict[str, Any]
+    prompt_column: str
+    answer_column: str
     rewards: str | Sequence[str]
     on_reward_error: Literal["raise", "mask"]
     reward_seconds: float
     threshold: float
-    where: dict[str, Any]
-    prompt_column: str
-    answer_column: str

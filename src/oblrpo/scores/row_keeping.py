@@ -1,9 +1,9 @@
 """The torch functions that are known to keep the rows of a batch apart, whatever the data.
 
-`keeps_rows` looks at one call. Its activations must lead with the batch's rows, or with blocks of them (rows and their
-tokens, rows and heads), and so must what it gives; and the function must be on one of the lists here, used along
-another axis than the first. An index along the rows, a sum over them, a transposition of them may be harmless. It may
-also bring rows together that other data would keep apart, so what is not listed is looked at again in every record.
+`keeps_rows` looks at one call. Its activations and its result must lead with the batch's rows, or with blocks of them
+(rows and their tokens, rows and heads). The function must be on one of the lists here, and be used along another axis
+than the first. An index along the rows, a sum over them, a transposition of them may be harmless. It may also bring
+rows together that other data would keep apart. So where a function is not listed, every record checks the rows again.
 """
 
 from __future__ import annotations
@@ -18,26 +18,17 @@ from oblrpo.scores.functions import flat, name_of
 
 
 def keeps_rows(func: Any, args: Any, kwargs: Any, result: Any, given: list[Tensor], rows: int) -> bool:
-    """Whether every row of what a call gave comes from the same row of its activations.
-
-    Args:
-        func: the function.
-        args: its arguments.
-        kwargs: its arguments by name.
-        result: what it gave.
-        given: the activations among its arguments that autograd follows.
-        rows: the rows of the batch.
-    """
-    followed = [each for each in flat([result]) if isinstance(each, Tensor) and each.requires_grad]
+    """Whether every row of a call's result comes from the same row of those given that autograd follows."""
+    followed = [tensor for tensor in flat([result]) if isinstance(tensor, Tensor) and tensor.requires_grad]
     if not followed or not given:  # no gradient passes
         return True
-    if not all(_leads(each, rows) for each in (*given, *followed)):
+    if not all(_leads(tensor, rows) for tensor in (*given, *followed)):
         return False
     name = name_of(func).strip("_")
     if name[:1] in {"i", "r"} and name[1:] in _RULES and name not in _RULES and name != "rmatmul":
         name = name[1:]  # __iadd__, __radd__
     rule = _RULES.get(name)
-    if rule is None or (name not in _RESHAPES and {each.shape[0] for each in followed} != {given[0].shape[0]}):
+    if rule is None or (name not in _RESHAPES and {tensor.shape[0] for tensor in followed} != {given[0].shape[0]}):
         return False
     return rule(args, kwargs, given, followed[0])
 
@@ -47,33 +38,24 @@ def _leads(tensor: Tensor, rows: int) -> bool:
     return tensor.ndim > 0 and tensor.shape[0] > 0 and tensor.shape[0] % rows == 0
 
 
-_Rule = Callable[[Any, Any, list[Tensor], Tensor], bool]
+_RowRule = Callable[[Any, Any, list[Tensor], Tensor], bool]
 
 
 def _aligned(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """Of a function of entries: no activation may be broadcast along the rows, nor moved to another axis."""
-    return all(each.ndim == result.ndim and each.shape[0] == result.shape[0] for each in given)
+    return all(activation.ndim == result.ndim and activation.shape[0] == result.shape[0] for activation in given)
 
 
-def _reshaped(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
-    """What stays in its order stays in blocks of whole rows."""
-    return True
+def _along(place: int, default: int | None = None, *, added: int = 0, name: str = "dim") -> _RowRule:
+    """Of a function along the axes that the argument at this place, or of this name, gives: none may be the first.
 
-
-def _along(place: int, default: int | None = None, *, added: int = 0, name: str = "dim") -> _Rule:
-    """Of a function along the axes that this argument names: the first may not be among them.
-
-    Args:
-        place: of the argument.
-        default: the axis where none is given; None for all of them.
-        added: how many axes more the result has, in which the number is counted.
-        name: the argument's name.
+    Where it is not given, the default is meant (None: all axes). Axes are counted in a result with so many axes added.
     """
 
     def rule(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
         axes = [*flat([kwargs[name]] if name in kwargs else args[place : place + 1])] or [default]
         numbers = all(isinstance(axis, int) and not isinstance(axis, bool) for axis in axes)
-        same = len({(each.ndim, each.shape[0]) for each in given}) == 1
+        same = len({(activation.ndim, activation.shape[0]) for activation in given}) == 1
         return numbers and same and all(axis % (given[0].ndim + added) != 0 for axis in axes)
 
     return rule
@@ -94,7 +76,7 @@ def _expanded(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bo
     return len(given) == 1 and given[0].ndim == result.ndim
 
 
-def _joined(default: int, added: int) -> _Rule:
+def _joined(default: int, added: int) -> _RowRule:
     """`cat` and `stack`: of a single tensor nothing is joined."""
     along = _along(1, default, added=added)
 
@@ -109,14 +91,14 @@ def _joined(default: int, added: int) -> _Rule:
 def _product(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """A product x W keeps the rows of x; W x, and one of two activations, keep what is no axis of a matrix."""
     first, second = args[0], args[1] if len(args) > 1 else next(iter(kwargs.values()))
-    left, right = any(first is each for each in given), any(second is each for each in given)
+    left, right = any(first is activation for activation in given), any(second is activation for activation in given)
     batched = not right or (second.ndim >= 3 and second.ndim == result.ndim)
     return batched and (not left or (first.ndim == result.ndim and first.ndim >= (3 if right else 2)))
 
 
 def _added_product(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """`addmm(b, x, W)`, `baddbmm`."""
-    factors = [each for each in given if each is not args[0]]
+    factors = [activation for activation in given if activation is not args[0]]
     return len(args) > 2 and _aligned(args, kwargs, given, result) and _product(args[1:3], {}, factors, result)
 
 
@@ -137,7 +119,7 @@ def _normalised(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> 
 
 
 def _attended(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
-    return all(each.ndim == result.ndim >= 3 and each.shape[0] == result.shape[0] for each in given)
+    return all(activation.ndim == result.ndim >= 3 and activation.shape[0] == result.shape[0] for activation in given)
 
 
 def _padded(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
@@ -147,7 +129,7 @@ def _padded(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool
 
 def _matrices(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """A function of matrices, each by itself."""
-    return all(each.ndim >= 3 and each.ndim == result.ndim for each in given)
+    return all(activation.ndim >= 3 and activation.ndim == result.ndim for activation in given)
 
 
 def _summed(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
@@ -156,7 +138,8 @@ def _summed(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool
     if not isinstance(args[0], str) or "->" not in args[0] or len(operands) != args[0].count(",") + 1:
         return False
     inputs, output = args[0].replace(" ", "").split("->")
-    terms = [term for term, each in zip(inputs.split(","), operands, strict=True) if any(each is one for one in given)]
+    activations = {id(activation) for activation in given}
+    terms = [term for term, operand in zip(inputs.split(","), operands, strict=True) if id(operand) in activations]
     row = output[:1]
     return row.isalpha() and all(term[:1] == row and term.count(row) == 1 for term in (*terms, output))
 
@@ -164,27 +147,23 @@ def _summed(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool
 def _indexed(x: Tensor, index: Any) -> bool:
     """Whether an index takes all along the first axis, and moves no axis before it."""
     entries = [*index] if isinstance(index, tuple) else [index]
-    axes = [each for each in entries if each is not None and each is not Ellipsis]
-    tables = [each for each in axes if isinstance(each, (Tensor, list))]
-    if tables and len(tables) + sum(isinstance(each, int) for each in axes) > 1:  # their axis may be moved to the front
-        return False
-    used = sum(each.ndim if isinstance(each, Tensor) and each.dtype is torch.bool else 1 for each in axes)
+    axes = [entry for entry in entries if entry is not None and entry is not Ellipsis]
+    tables = [entry for entry in axes if isinstance(entry, (Tensor, list))]
+    if tables and len(tables) + sum(isinstance(entry, int) for entry in axes) > 1:
+        return False  # their axis may be moved to the front
+    used = sum(entry.ndim if isinstance(entry, Tensor) and entry.dtype is torch.bool else 1 for entry in axes)
     whole = isinstance(entries[0], slice) and entries[0] == slice(None)
     return whole or (entries[0] is Ellipsis and used < x.ndim)
-
-
-def _taken(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
-    return _indexed(args[0], args[1])
 
 
 def _written(args: Any, kwargs: Any, given: list[Tensor], result: Tensor) -> bool:
     """`x[index] = value`, where the value is a constant or leads with rows too."""
     target, index, _ = args
-    values = [each for each in given if each is not target]
+    values = [activation for activation in given if activation is not target]
     if not values or not _indexed(target, index):
         return not values
     place = target.detach()[index]
-    return all(each.ndim == place.ndim and each.shape[0] == place.shape[0] == target.shape[0] for each in values)
+    return all(value.ndim == place.ndim and value.shape[0] == place.shape[0] == target.shape[0] for value in values)
 
 
 _ENTRIES = """
@@ -198,10 +177,10 @@ _ENTRIES = """
 """
 # A view that was made by functions of these lists has the rows of its `_base`, which FSDP asks for.
 _RESHAPES = {"view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel", "squeeze", "base"}
-_RULES: dict[str, _Rule] = {
+_RULES: dict[str, _RowRule] = {
     **dict.fromkeys(_ENTRIES.split(), _aligned),
-    **dict.fromkeys(_RESHAPES, _reshaped),
-    **dict.fromkeys(("view_as_real", "view_as_complex"), _reshaped),
+    **dict.fromkeys(_RESHAPES, lambda *_: True),
+    **dict.fromkeys(("view_as_real", "view_as_complex"), lambda *_: True),
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "logsumexp", "cumsum", "cumprod", "logcumsumexp"), _along(1)),
     **dict.fromkeys(("sum", "mean", "prod", "amax", "amin", "max", "min", "var", "std", "cummax", "cummin"), _along(1)),
     **dict.fromkeys(("norm", "linalg_vector_norm"), _along(2)),
@@ -210,7 +189,10 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("transpose", "swapaxes", "swapdims", "flip"), _swapped),
     **dict.fromkeys(("split", "chunk", "split_with_sizes", "tensor_split"), _along(2, 0)),
     **dict.fromkeys(("cat", "concat", "concatenate"), _joined(0, 0)),
-    **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to"), _expanded),
+    **dict.fromkeys(
+        ("expand", "expand_as", "repeat", "broadcast_to"),
+        lambda _, __, given, result: [*map(Tensor.dim, given)] == [result.ndim],
+    ),
     **dict.fromkeys(("matmul", "bmm", "mm"), _product),
     **dict.fromkeys(("addmm", "baddbmm"), _added_product),
     **dict.fromkeys(("conv1d", "conv2d"), _convolved),
@@ -233,7 +215,7 @@ _RULES: dict[str, _Rule] = {
     "scaled_dot_product_attention": _attended,
     "pad": _padded,
     "einsum": _summed,
-    "getitem": _taken,
+    "getitem": lambda args, *_: _indexed(*args),
     "setitem": _written,
 }
 """The functions, by their names without underscores."""

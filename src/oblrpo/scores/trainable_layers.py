@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,14 @@ from torch.utils.hooks import RemovableHandle
 
 from oblrpo.scores.experts import Forward, forward_for
 from oblrpo.scores.graphs import is_compiled
-from oblrpo.scores.param_wrappers import Adapter, Part, adapters
+from oblrpo.scores.param_wrappers import Adapter, ExpertPart, adapters
 from oblrpo.scores.rules import UnsupportedModelError, gain_offset, rms_norm, rule_for, wrapped_by_fsdp
 
 
-class Slot:
+class ParameterPiece:
     """A trainable parameter, or one expert's slice of it, and what the forward has shown of its use."""
 
-    def __init__(self, parameter: nn.Parameter, index: int | None, part: Part | None = None) -> None:
+    def __init__(self, parameter: nn.Parameter, index: int | None, part: ExpertPart | None = None) -> None:
         self.parameter, self.index = parameter, index
         self._part = part
         self.forget()
@@ -37,19 +38,17 @@ class Slot:
             return self._part.shape
         return self.parameter.shape if self.index is None else self.parameter.shape[1:]
 
-    def of(self, whole: Tensor) -> Tensor:
-        """The slot's part of a tensor of the parameter's shape, a view of it."""
-        if self._part is not None:
-            return whole[self._part.place]
-        return whole if self.index is None else whole[self.index]
-
     @contextmanager
     def wide_grad(self) -> Iterator[Tensor]:
         """The `.grad` to add to, contiguous and in float32 or wider: a short type is rounded once, at the end."""
         parameter = self.parameter
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        grad = self.of(parameter.grad)
+        grad: Tensor = parameter.grad
+        if self._part is not None:
+            grad = grad[self._part.place]
+        elif self.index is not None:
+            grad = grad[self.index]
         dtype = torch.promote_types(grad.dtype, torch.float32)
         as_it_is = grad.dtype == dtype and grad.is_contiguous()
         added = grad if as_it_is else torch.zeros(grad.shape, dtype=dtype, device=grad.device)
@@ -58,7 +57,7 @@ class Slot:
             grad += added
 
 
-class Owner:
+class TrainableLayer:
     """A module with trainable parameters of its own, and the switches of its forward."""
 
     def __init__(self, name: str, module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
@@ -67,7 +66,6 @@ class Owner:
         self.by_operations = False  # no rule: see `operations`
         self.adapters: dict[str, list[Adapter]] = {}  # of its parameters, by name: see `param_wrappers`
         self.user: nn.Module | None = None  # uses the parameters without a call: see `param_wrappers`
-        self._replaced = False
         self._hidden: dict[str, nn.Parameter | None] = {}
 
     def hide_parameters(self) -> None:
@@ -82,65 +80,44 @@ class Owner:
         self.module._parameters.update(self._hidden)
         self._hidden = {}
 
-    def replace_forward(self, forward: Forward) -> None:
-        """Let the module compute with this forward.
 
-        Raises:
-            UnsupportedModelError: somebody else has replaced it already.
-        """
-        if "forward" in self.module.__dict__:
-            raise UnsupportedModelError(f"{self.name}: its forward was replaced; what it computes now is not known.")
-        self.module.forward = forward
-        self._replaced = True
-
-    def restore_forward(self) -> None:
-        """Give the module its own forward back."""
-        if self._replaced:
-            del self.module.forward
-            self._replaced = False
+def replace_forward(name: str, module: nn.Module, forward: Forward) -> Callable[[], None]:
+    """Let the module compute with this forward, unless somebody else has replaced it; return what undoes it."""
+    if "forward" in module.__dict__:
+        raise UnsupportedModelError(f"{name}: its forward was replaced; what it computes now is not known.")
+    module.forward = forward
+    return partial(delattr, module, "forward")
 
 
-class SharedPrompt:
-    """A PEFT model with a trained prompt, which looks it up once and repeats it for every row of the batch.
-
-    Asked for the prompt of one row, it repeats nothing, and the tape has the ids looked up once for each row.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module: Any = module
-
-    def look_up_per_row(self) -> None:
-        """Ask for one row's prompt from now on."""
-        own = self._module.get_prompt
-
-        def get_prompt(batch_size: int, **further: Any) -> Any:
-            return own(1 if torch.is_grad_enabled() else batch_size, **further)
-
-        self._module.get_prompt = get_prompt
-
-    def restore(self) -> None:
-        """Give the module its own method back."""
-        self._module.__dict__.pop("get_prompt", None)
+Scope: TypeAlias = tuple[str, list[TrainableLayer]]
+"""A module's path, and the layers whose operations are seen in its forward."""
 
 
-def shared_prompts(model: nn.Module) -> list[SharedPrompt]:
-    """The PEFT models inside that train a prompt: by prompt tuning or p-tuning."""
-    found = []
+def shared_prompts(model: nn.Module) -> list[nn.Module]:
+    """The PEFT models inside that train a prompt (prompt tuning, p-tuning), and repeat it for every row."""
+    models = []
     for module in model.modules():
         encoders: Any = module._modules.get("prompt_encoder") or {}
-        prompts = [each for each in encoders.values() if type(each).__name__ in {"PromptEmbedding", "PromptEncoder"}]
-        if any(each.embedding.weight.requires_grad for each in prompts):
-            found.append(SharedPrompt(module))
-    return found
+        prompts = [coder for coder in encoders.values() if type(coder).__name__ in {"PromptEmbedding", "PromptEncoder"}]
+        if any(prompt.embedding.weight.requires_grad for prompt in prompts):
+            models.append(module)
+    return models
 
 
-def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
-    """Every module with trainable parameters of its own.
+def look_up_per_row(module: Any) -> Callable[[], None]:
+    """Ask a PEFT model for one row's prompt: it repeats nothing, and the tape has the ids looked up for each row."""
+    own = module.get_prompt
 
-    Raises:
-        UnsupportedModelError: there is none, one is compiled, or sequences mix in a BatchNorm.
-    """
-    owners = {}
+    def get_prompt(batch_size: int, **further: Any) -> Any:
+        return own(1 if torch.is_grad_enabled() else batch_size, **further)
+
+    module.get_prompt = get_prompt
+    return partial(delattr, module, "get_prompt")
+
+
+def trainable_layers(model: nn.Module) -> dict[nn.Module, TrainableLayer]:
+    """Every module with trainable parameters of its own; what hides them from the tape is refused."""
+    layers = {}
     for name, module in model.named_modules():
         if is_compiled(module):
             raise UnsupportedModelError(
@@ -152,41 +129,37 @@ def owners_of_trainable_parameters(model: nn.Module) -> dict[nn.Module, Owner]:
         own = {key: p for key, p in module.named_parameters(recurse=False) if p.requires_grad}
         if not own:
             continue
-        owner = owners[module] = Owner(name or "the model itself", module, own)
-        owner.inside = forward_for(owner.name, module)
-        owner.by_operations = owner.inside is None and not _is_known(owner)
-    if not owners:
+        layer = layers[module] = TrainableLayer(name or "the model itself", module, own)
+        layer.inside = forward_for(layer.name, module)
+        layer.by_operations = layer.inside is None and not _is_known(layer)
+    if not layers:
         raise UnsupportedModelError("the model has no trainable parameter.")
-    _take_adapters(model, owners)
-    return owners
+    _take_adapters(model, layers)
+    return layers
 
 
-def _take_adapters(model: nn.Module, owners: dict[nn.Module, Owner]) -> None:
-    """Give LoRA on bare parameters to the experts that use it, or to the operations of the wrapper.
-
-    Raises:
-        UnsupportedModelError: on experts of a form that is not known.
-    """
+def _take_adapters(model: nn.Module, layers: dict[nn.Module, TrainableLayer]) -> None:
+    """Give LoRA on bare parameters to the experts that use it, or to the operations of the wrapper."""
     paths = {module: path for path, module in model.named_modules()}
     for adapter in adapters(model):
         for linear in (adapter.A, adapter.B):
-            if linear in owners:
-                owners[linear].user, owners[linear].by_operations = adapter.wrapper, not adapter.of_experts
+            if linear in layers:
+                layers[linear].user, layers[linear].by_operations = adapter.wrapper, not adapter.of_experts
         if adapter.of_experts:
             adapter.refuse_odd()
             base, path = adapter.base, paths[adapter.base]
-            owner = owners.setdefault(base, Owner(path, base, {}))
-            owner.inside = forward_for(path, base)
-            owner.adapters.setdefault(adapter.parameter_name, []).append(adapter)
+            layer = layers.setdefault(base, TrainableLayer(path, base, {}))
+            layer.inside = forward_for(path, base)
+            layer.adapters.setdefault(adapter.parameter_name, []).append(adapter)
 
 
-def _is_known(owner: Owner) -> bool:
+def _is_known(layer: TrainableLayer) -> bool:
     """Whether a rule covers the module; what is called a norm must be one whose gain is w or 1 + w."""
-    rule = rule_for(owner.module)
+    rule = rule_for(layer.module)
     if rule is None or rule.gradients is not rms_norm:
         return rule is not None
     try:
-        gain_offset(owner.module)
+        gain_offset(layer.module)
     except UnsupportedModelError:
         return False
     return True
@@ -199,34 +172,34 @@ USED_BY_PARENTS = (*CONTAINERS, nn.Conv1d, nn.Conv2d)
 
 def by_operations(model: nn.Module) -> dict[str, str]:
     """Paths and classes of the trainable modules without a rule, whose gradients are taken operation by operation."""
-    owners = owners_of_trainable_parameters(model).values()
-    return {owner.name: type(owner.module).__name__ for owner in owners if owner.by_operations}
+    layers = trainable_layers(model).values()
+    return {layer.name: type(layer.module).__name__ for layer in layers if layer.by_operations}
 
 
-def scopes(model: nn.Module, owners: Iterable[Owner]) -> dict[nn.Module, tuple[Owner, list[Owner]]]:
+def scopes(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[nn.Module, Scope]:
     """The modules in whose forwards the operations on parameters without a rule are seen, and whose these are."""
-    modules, found = dict(model.named_modules()), dict[nn.Module, tuple[Owner, list[Owner]]]()
-    for owner in owners:
-        name = owner.name if owner.module is not model else ""
-        module = owner.module
+    modules, result = dict(model.named_modules()), dict[nn.Module, Scope]()
+    for layer in layers:
+        name = layer.name if layer.module is not model else ""
+        module = layer.module
         table = isinstance(module, nn.Embedding) and "Position" in type(module).__name__  # one for all rows
-        if table or owner.user is not None or isinstance(module, USED_BY_PARENTS):
-            while name and (module is owner.module or isinstance(module, CONTAINERS)):
+        if table or layer.user is not None or isinstance(module, USED_BY_PARENTS):
+            while name and (module is layer.module or isinstance(module, CONTAINERS)):
                 name = name.rpartition(".")[0]
                 module = modules[name]
-        found.setdefault(module, (Owner(name or "the model itself", module, {}), []))[1].append(owner)
-    return found
+        result.setdefault(module, (name or "the model itself", []))[1].append(layer)
+    return result
 
 
-def around(model: nn.Module, owners: Iterable[Owner]) -> dict[str, nn.Module]:
-    """The owners' modules and all modules that these are parts of, by path."""
-    found = dict[str, nn.Module]()
-    for owner in owners:
-        parts = owner.name.split(".") if owner.module is not model else []
+def around(model: nn.Module, layers: Iterable[TrainableLayer]) -> dict[str, nn.Module]:
+    """The modules of these layers and all modules that these are parts of, by path."""
+    modules = dict[str, nn.Module]()
+    for layer in layers:
+        parts = layer.name.split(".") if layer.module is not model else []
         for count in range(len(parts) + 1):
             path = ".".join(parts[:count])
-            found[path or "the model itself"] = model.get_submodule(path)
-    return found
+            modules[path or "the model itself"] = model.get_submodule(path)
+    return modules
 
 
 def while_running(module: nn.Module, start: Callable[[], None], end: Callable[[], None]) -> Iterator[RemovableHandle]:

@@ -3,14 +3,14 @@
 While such a module runs, every torch function is seen. What is computed from parameters and constants alone is followed
 (`-exp(A_log.float())`, a weight that is cast or transposed, a table that is expanded). Where it meets activations, it
 is cut off from autograd and the output is tapped (`operations`). Products with a whole weight and lookups in it keep
-their factors instead. Whatever is not seen leaves the parameter in autograd's graph, where `Recorder.backward` finds it
-and refuses.
+their factors instead. Whatever is not seen leaves the parameter in autograd's graph, where `ForwardRecorder.backward`
+finds it and refuses.
 
-Which rows of the batch an activation holds is told from its leading axis: the rows themselves, or with their tokens
-flattened. That the last row alone gives what it gives in the batch is looked at in every operation; tokens that were
-picked from several rows (by an expert) are refused, as any number of them might look like rows. In the whole forward
-around these modules, the first function that is not known to keep rows apart (`steady`) is noted: rows are then
-checked in this record, too, however often they were.
+The leading axis of an activation tells which rows of the batch it holds: the rows themselves, or with their tokens
+flattened. Every operation is computed once more for the last row alone, which must give what it gives in the batch.
+Tokens that were picked from several rows (by an expert) are refused, as any number of them might look like rows. In the
+whole forward around these modules, the first function that is not known to keep rows apart (`row_keeping`) is noted:
+rows are then checked in this record, too, however often they were.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,62 +30,62 @@ from torch.utils.hooks import RemovableHandle
 from oblrpo.scores.experts import keeps_tokens_apart
 from oblrpo.scores.factors import factors_of
 from oblrpo.scores.functions import PICKING, alias, autocast, flat, is_pure, name_of, out_of_place, random_state
-from oblrpo.scores.operations import Derived, Operation, Source
-from oblrpo.scores.owners import Owner, around, while_running
+from oblrpo.scores.operations import DerivedTensor, Operation, ParameterInPlace
+from oblrpo.scores.row_keeping import keeps_rows
 from oblrpo.scores.rules import Gradients, UnsupportedModelError, product
-from oblrpo.scores.steady import keeps_rows
+from oblrpo.scores.trainable_layers import TrainableLayer, around, while_running
 
 SMALL_SHARE, SMALL_NUMBERS = 0.01, 1 << 16
 """Per-sequence gradients are held of parameters of up to this share of the model's, or of so many numbers."""
 
 
-class Record(NamedTuple):
-    """What an operation's tap needs of the recorder."""
-
-    rows: Callable[[], int | None]
-    tokens: Callable[[], int | None]
-    tap: Callable[[Owner, Gradients, dict[str, Source], Tensor, list[Tensor], Operation | None], Tensor]
+Tap: TypeAlias = Callable[[Gradients, dict[str, ParameterInPlace], Tensor, list[Tensor], Operation | None], Tensor]
+"""Taps an output whose parameters' gradients come by this rule from what is saved; returns the output to go on with."""
 
 
-class Operations(TorchFunctionMode):
-    """Sees the torch functions of modules without a rule, and taps those where parameters meet activations."""
+class OperationTapper(TorchFunctionMode):
+    """Sees the torch functions of modules without a rule, and taps those where parameters meet activations.
 
-    def __init__(self, record: Record, model_numbers: int) -> None:
+    Args:
+        rows: the batch's rows in the present forward, or None where they are not known.
+        tokens: the tokens of a row, or None.
+        tap: taps an output.
+        model_numbers: how many numbers all parameters of the model have.
+    """
+
+    def __init__(
+        self, rows: Callable[[], int | None], tokens: Callable[[], int | None], tap: Tap, model_numbers: int
+    ) -> None:
         super().__init__()
-        self._record = record
+        self._rows, self._tokens, self._tap = rows, tokens, tap
         self._limit = max(SMALL_NUMBERS, int(SMALL_SHARE * model_numbers))
-        self._derived: dict[int, Derived] = {}
-        self._picked: dict[int, Tensor] = {}
-        self._depth = 0
-        self._doubts: list[tuple[str, Tensor]] = []
-        self._refused: UnsupportedModelError | None = None
-        self._around: list[str] = []
-        self._trusted = 0
-        self.unsteady: str | None = None
-        """The first function that may bring rows together, and where, or None."""
+        self._around: list[str] = []  # paths of the modules that run now
+        self.forget()
 
     def forget(self) -> None:
         """Forget the last forward."""
-        self._derived, self._picked, self._depth, self._doubts = {}, {}, 0, []
-        self._refused = self.unsteady = None
-        self._trusted = 0
+        self._derived: dict[int, DerivedTensor] = {}
+        self._picked: dict[int, Tensor] = {}
+        self._doubts: list[tuple[str, Tensor]] = []
+        self._refused: UnsupportedModelError | None = None
+        self._depth = self._trusted = 0
+        self.may_mix: str | None = None
+        """The first function that may bring rows together, and where, or None."""
 
-    def hooks(self, model: nn.Module, owners: list[Owner]) -> Iterator[RemovableHandle]:
-        """Watch every module around these owners, and trust experts inside."""
-        for path, module in around(model, owners).items():
+    def hooks(self, model: nn.Module, layers: list[TrainableLayer]) -> Iterator[RemovableHandle]:
+        """Watch every module around these layers, and trust experts inside."""
+        for path, module in around(model, layers).items():
             yield from while_running(module, partial(self._enter, path), self._leave)
-        for module in model.modules() if owners else ():
+        for module in model.modules() if layers else ():
             if keeps_tokens_apart(module):
                 yield from while_running(module, partial(self._trust, 1), partial(self._trust, -1))
 
     def _enter(self, path: str) -> None:
-        """A module around parameters without a rule begins."""
         self._around.append(path)
         if len(self._around) == 1:
             self.__enter__()
 
     def _leave(self) -> None:
-        """It ends."""
         if self._around:
             self._around.pop()
             if not self._around:
@@ -101,19 +101,14 @@ class Operations(TorchFunctionMode):
             self._leave()
 
     @contextmanager
-    def of(self, owners: list[Owner]) -> Iterator[None]:
-        """See what is done with the parameters of these.
-
-        Raises:
-            UnsupportedModelError: it cannot be taken by rows.
-            RuntimeError: the model's own.
-        """
-        for owner in owners:
-            for name in owner.parameters:
-                in_place = owner.module._parameters[name]
+    def of(self, layers: list[TrainableLayer]) -> Iterator[None]:
+        """See what is done with the parameters of these layers."""
+        for layer in layers:
+            for name in layer.parameters:
+                in_place = layer.module._parameters[name]
                 assert in_place is not None
-                source = Source(owner, name, in_place)
-                self._derived[id(in_place)] = Derived(in_place, (source,), False, in_place._version)
+                source = ParameterInPlace(layer, name, in_place)
+                self._derived[id(in_place)] = DerivedTensor(in_place, (source,), False, in_place._version)
         self._depth += 1
         try:
             if self._depth == 1 and not self._around:
@@ -131,11 +126,7 @@ class Operations(TorchFunctionMode):
                 self._derived, self._picked = {}, {}
 
     def check(self) -> None:
-        """Look whether every operation gave for one row alone what it gave for it in the batch.
-
-        Raises:
-            UnsupportedModelError: one did not.
-        """
+        """Refuse the model if an operation did not give for one row alone what it gave for it in the batch."""
         if self._refused is not None:  # and the model went on
             raise self._refused
         doubts, self._doubts = self._doubts, []
@@ -149,38 +140,34 @@ class Operations(TorchFunctionMode):
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        known, given = self._derived, list(flat([*args, *kwargs.values()]))
-        activations = [each for each in given if isinstance(each, Tensor) and each.requires_grad]
-        if not any(id(each) in known for each in given):
+        derived, given = self._derived, list(flat([*args, *kwargs.values()]))
+        activations = [value for value in given if isinstance(value, Tensor) and value.requires_grad]
+        if not any(id(value) in derived for value in given):
             result = func(*args, **kwargs)
             if self._depth and (self._picked or func in PICKING):
                 self._note_picked(func, args, kwargs, given, result)
-            self._note_unsteady(func, args, kwargs, activations, result)
+            self._note_mixing(func, args, kwargs, activations, result)
             return result
-        activations = [each for each in activations if id(each) not in known]
+        activations = [activation for activation in activations if id(activation) not in derived]
         try:
             result = self._with_parameters(func, types, args, kwargs)
-            self._note_unsteady(func, args, kwargs, activations, result)
+            self._note_mixing(func, args, kwargs, activations, result)
             return result
         except UnsupportedModelError as error:  # a TypeError, which Python takes for "try the operands the other way"
             self._refused = error
             raise RuntimeError("refused by the score tape") from error
 
     def _with_parameters(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function that has a parameter, or what was made of one, among its arguments.
-
-        Raises:
-            UnsupportedModelError: what was made of one was changed through a view, or `_in_rows` or `_meet` refuses.
-        """
-        known, apart = self._derived, out_of_place(func)
-        if apart is not None and args[0].requires_grad and id(args[0]) not in known:
+        """Run a function that has a parameter, or what was made of one, among its arguments."""
+        all_derived, apart = self._derived, out_of_place(func)
+        if apart is not None and args[0].requires_grad and id(args[0]) not in all_derived:
             return args[0].copy_(self.__torch_function__(apart, types, (args[0].clone(), *args[1:]), kwargs))
         leaves, spec = tree_flatten((args, kwargs))
-        derived = {place: known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in known}
-        for each in derived.values():
-            if each.tensor._version != each.version:  # through a view, which may have brought in other parameters
+        derived = {place: all_derived[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in all_derived}
+        for weight in derived.values():
+            if weight.tensor._version != weight.version:  # through a view, which may have brought in other parameters
                 raise UnsupportedModelError(
-                    f"{each.sources[0].path}: what was made of it was changed in place through a view."
+                    f"{weight.sources[0].path}: what was made of it was changed in place through a view."
                 )
         operation, output, alone = self._in_rows(func, leaves, spec, derived)
         if operation is None:
@@ -192,43 +179,39 @@ class Operations(TorchFunctionMode):
 
     def _note_picked(self, func: Any, args: Any, kwargs: Any, given: list[Any], result: Any) -> None:
         """Note tensors whose leading axis is some rows, or tokens of several rows, and what is computed from them."""
-        lengths = {each.shape[0] for each in given if id(each) in self._picked and each.ndim}
-        picks = (
-            func in PICKING and isinstance(args[0], Tensor) and args[0].requires_grad and PICKING[func](args, kwargs)
-        )
-        for each in flat([result]):
-            if isinstance(each, Tensor) and each.ndim and (picks or each.shape[0] in lengths):
-                self._picked[id(each)] = each
+        lengths = {value.shape[0] for value in given if id(value) in self._picked and value.ndim}
+        followed = func in PICKING and isinstance(args[0], Tensor) and args[0].requires_grad
+        picks = followed and PICKING[func](args, kwargs)
+        for value in flat([result]):
+            if isinstance(value, Tensor) and value.ndim and (picks or value.shape[0] in lengths):
+                self._picked[id(value)] = value
 
-    def _note_unsteady(self, func: Any, args: Any, kwargs: Any, activations: list[Tensor], result: Any) -> None:
+    def _note_mixing(self, func: Any, args: Any, kwargs: Any, activations: list[Tensor], result: Any) -> None:
         """Note the first function that may bring rows together."""
-        rows = self._record.rows() or next((each.shape[0] for each in activations if each.ndim > 2), 1)
-        if self._trusted or self.unsteady is not None or not activations or rows == 1:
+        batched = [activation for activation in activations if activation.ndim > 2]
+        rows = self._rows() or (batched[0].shape[0] if batched else 1)
+        if self._trusted or self.may_mix is not None or not activations or rows == 1:
             return
         if not keeps_rows(func, args, kwargs, args[0] if result is None else result, activations, rows):
             where = self._around[-1] if self._around else "a module without a rule"
-            self.unsteady = f"{name_of(func)} in {where}"
+            self.may_mix = f"{name_of(func)} in {where}"
 
     def _leads(self, activation: Tensor, rows: int) -> bool:
         """Whether the leading axis is the batch's rows, or these and their tokens, or these and heads before tokens."""
-        tokens, shape = self._record.tokens(), activation.shape
+        tokens, shape = self._tokens(), activation.shape
         if not activation.ndim or not shape[0] or shape[0] == rows or rows == 1:
             return bool(activation.ndim and shape[0])
         heads = activation.ndim > 2 and shape[1] == tokens and shape[0] % rows == 0
         return tokens is not None and (heads or shape[0] % (rows * tokens) == 0)
 
     def _in_rows(
-        self, func: Any, leaves: list[Any], spec: TreeSpec, derived: dict[int, Derived]
+        self, func: Any, leaves: list[Any], spec: TreeSpec, derived: dict[int, DerivedTensor]
     ) -> tuple[Operation | None, Any, Tensor | None]:
-        """The operation, its output and that of the last row alone, if it takes activations.
-
-        These are what autograd follows, or what leads with rows.
-
-        Raises:
-            UnsupportedModelError: an activation has no leading row axis.
-        """
+        """The operation, its output and that of the last row alone, if it takes activations."""
+        # Activations are what autograd follows, or what leads with rows.
+        weight = _first(derived)
         others = [p for p, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and p not in derived]
-        rows = self._record.rows()
+        rows = self._rows()
         if rows is None:
             rows = next((leaves[p].shape[0] for p in others if leaves[p].ndim > 1), 1)
         followed = [p for p in others if leaves[p].requires_grad]
@@ -237,8 +220,8 @@ class Operations(TorchFunctionMode):
         odd = [p for p in followed if p not in in_rows or (rows > 1 and id(leaves[p]) in self._picked)]
         if odd:
             raise UnsupportedModelError(
-                f"{_path(derived)}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {name_of(func)}, "
-                f"which does not lead with all of the batch's {rows} rows; there is no rule for {_kind(derived)}."
+                f"{weight.path}: it meets an activation of shape {tuple(leaves[odd[0]].shape)} in {name_of(func)}, "
+                f"which does not lead with all of the batch's {rows} rows; there is no rule for {weight.kind}."
             )
         if not in_rows or (not followed and not is_pure(func)):
             return None, None, None
@@ -248,10 +231,10 @@ class Operations(TorchFunctionMode):
             operation = Operation(func, leaves, spec, derived, chosen, rows, autocast(leaves[chosen[0]]), constants)
             if output is None:
                 before = random_state(leaves[chosen[0]])
-                output = operation.call({place: each.constant for place, each in derived.items()})
+                output = operation.call({place: made.tensor.detach() for place, made in derived.items()})
                 if not torch.equal(before, random_state(leaves[chosen[0]])):
                     raise UnsupportedModelError(
-                        f"{_path(derived)}: {name_of(func)} is random (dropout?), and cannot be made again by rows."
+                        f"{weight.path}: {name_of(func)} is random (dropout?), and cannot be made again by rows."
                     )
             alone = operation.last_row() if rows > 1 else None
             if rows == 1 or chosen == followed or _fits(alone, output, rows):
@@ -261,63 +244,49 @@ class Operations(TorchFunctionMode):
         return None, None, None
 
     def _refuse_ambiguous(self, operation: Operation, followed: list[int], output: Tensor) -> None:
-        """Refuse constants with as many entries as rows, such as a table of T = S positions, that may be no rows.
-
-        Raises:
-            UnsupportedModelError: the function takes one row with the whole of them as well.
-        """
+        """Refuse constants with as many entries as rows, such as a table of T = S positions, that may be no rows."""
         constants = [*operation.constants, *(p for p in operation.in_rows if p not in followed)]
         if _fits(replace(operation, in_rows=followed, constants=constants).last_row(), output, operation.rows):
             raise UnsupportedModelError(
-                f"{_path(operation.derived)}: {name_of(operation.function)} takes a constant with as many entries as "
-                f"the batch's {operation.rows} rows, which may be rows or not; try another number of rows."
+                f"{_first(operation.derived).path}: {name_of(operation.function)} takes a constant with as many "
+                f"entries as the batch's {operation.rows} rows, which may be rows or not; try another number of rows."
             )
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, derived: dict[int, Derived]) -> Any:
+    def _follow(self, func: Any, args: Any, kwargs: Any, derived: dict[int, DerivedTensor]) -> Any:
         """Run a function of derived tensors and constants alone, and remember what it gives."""
         result = func(*args, **kwargs)
-        sources = tuple({source.path: source for each in derived.values() for source in each.sources}.values())
+        sources = tuple({source.path: source for weight in derived.values() for source in weight.sources}.values())
         written = [args[0]] if result is None and args else []
-        for each in flat([result, *written]):
-            if isinstance(each, Tensor) and each.requires_grad:
-                transposed = alias(func, each, list(derived.values()))
-                self._derived[id(each)] = Derived(each, sources, transposed, each._version)
+        for value in flat([result, *written]):
+            if isinstance(value, Tensor) and value.requires_grad:
+                transposed = alias(func, value, list(derived.values()))
+                self._derived[id(value)] = DerivedTensor(value, sources, transposed, value._version)
         return result
 
     def _meet(self, operation: Operation, output: Any, alone: Tensor | None, args: Any, kwargs: Any) -> Any:
-        """Run a function of derived tensors and activations, its output tapped.
-
-        Raises:
-            UnsupportedModelError: it is of a kind that cannot be taken by rows, or a parameter is too large.
-        """
-        func, derived = operation.function, operation.derived
-        if not any(isinstance(each, Tensor) for each in flat([output])) and output is not None:
+        """Run a function of derived tensors and activations, its output tapped."""
+        func, weight = operation.function, _first(operation.derived)
+        if not any(isinstance(value, Tensor) for value in flat([output])) and output is not None:
             return output  # a shape, a type
         single = isinstance(output, Tensor) and is_pure(func)
         if single and not output.is_floating_point() and not output.is_complex():
             return output  # a comparison
         if not single or not output.is_floating_point() or not output.ndim or output.shape[0] % operation.rows:
             raise UnsupportedModelError(
-                f"{_path(derived)}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or "
-                f"none with the batch's leading axis; there is no rule for {_kind(derived)}."
+                f"{weight.path}: it is used in {name_of(func)}, which writes into a tensor, or gives several, or none "
+                f"with the batch's leading axis; there is no rule for {weight.kind}."
             )
-        factors = factors_of(operation, args, kwargs, self._record.tokens() or 0)
+        factors = factors_of(operation, args, kwargs, self._tokens() or 0)
         if factors is not None:
-            owner = next(iter(factors.sources.values())).owner
-            return self._record.tap(owner, factors.gradients, factors.sources, output, [factors.input], None)
+            return self._tap(factors.gradients, factors.sources, output, [factors.input], None)
         if operation.rows > 1:
-            self._doubt(f"{_path(derived)}: {name_of(func)}", operation.rows, output, alone)
+            self._doubt(f"{weight.path}: {name_of(func)}", operation.rows, output, alone)
         operation.refuse_large(self._limit)
         saved = [operation.leaves[place] for place in (*operation.in_rows, *operation.constants)]
-        owner = next(iter(derived.values())).sources[0].owner
-        return self._record.tap(owner, product, operation.sources, output, saved, operation)
+        return self._tap(product, operation.sources, output, saved, operation)
 
     def _doubt(self, what: str, rows: int, output: Tensor, alone: Tensor | None) -> None:
-        """Note whether the last row alone gives something else; looked at in `check`, so that a GPU need not wait.
-
-        Raises:
-            UnsupportedModelError: it cannot be computed, or is of another shape.
-        """
+        """Note whether the last row alone gives something else; looked at in `check`, so that a GPU need not wait."""
         batch = output.detach()[-(output.shape[0] // rows) :]
         if alone is None or alone.shape != batch.shape:
             raise UnsupportedModelError(f"{what} cannot be taken for one row alone; do rows mix?")
@@ -335,9 +304,5 @@ def _fits(alone: Tensor | None, output: Any, rows: int) -> bool:
     return alone.shape == output[-(output.shape[0] // rows) :].shape
 
 
-def _path(derived: dict[int, Derived]) -> str:
-    return next(iter(derived.values())).sources[0].path
-
-
-def _kind(derived: dict[int, Derived]) -> str:
-    return type(next(iter(derived.values())).sources[0].owner.module).__name__
+def _first(derived: dict[int, DerivedTensor]) -> ParameterInPlace:
+    return next(iter(derived.values())).sources[0]

@@ -1,0 +1,63 @@
+"""What the settings that are mappings may hold: names, types and defaults of their keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from oblrpo.settings.annotations import MAY_CHANGE, Range
+from oblrpo.settings.idle import FROM_ROWS
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What `model_args` may hold, by transformers' names: the sizes of a small Qwen3."""
+
+    hidden_size: Annotated[int, Range(1)] = 64
+    """Width of the model."""
+    num_hidden_layers: Annotated[int, Range(1)] = 3
+    """Number of layers."""
+    num_attention_heads: int = 4
+    """Number of attention heads; there are half as many key-value heads."""
+    initializer_range: Annotated[float, Range(0)] = 0.05
+    """Standard deviation of the random weights; transformers' 0.02 is meant for wider models."""
+    max_position_embeddings: Annotated[int, Range(2)] = 2048
+    """Longest prompt + completion, in tokens."""
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """What `lora` may hold."""
+
+    r: Annotated[int, Range(0)] = 0
+    """Rank of the adapters."""
+    alpha: Annotated[int, Range(1)] = 16
+    """Scale of the adapters, over their rank."""
+    target_modules: tuple[str, ...] = ()
+    """Layers to adapt, by the end of their names, such as [q_proj, v_proj]. None: all linear ones but the head."""
+
+
+@dataclass(frozen=True)
+class VLLM:
+    """What `vllm_args` may hold, by vLLM's names."""
+
+    gpu_memory_utilization: Annotated[float, Range(0, 1), MAY_CHANGE] = 0.3
+    """Share of the GPU's memory that the engine may take, its weights included."""
+    max_model_len: Annotated[int | None, Range(1)] = None
+    """Longest prompt + completion that the engine can hold, in tokens, such as 4096. None: as long as the model can
+    read."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Type that the engine computes in; the closer to the trainer's, the smaller the mismatch."""
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What `warm_start_args` may hold."""
+
+    batch: Annotated[int, Range(1)] = 128
+    """Demonstrations a step."""
+    learning_rate: Annotated[float | None, Range(0)] = None
+    """AdamW's peak rate, such as 1e-4; it falls to 0 along a cosine. None: 2e-5 for a loaded model, 2e-4 for
+    adapters, 3e-3 for a policy built from nothing."""
+    noise: Annotated[float, Range(0, 1), FROM_ROWS] = 0.15
+    """Probability that a step of the task's demonstration is wrong."""

@@ -1,0 +1,60 @@
+"""Settings that `oblrpo train` and `oblrpo evaluate` have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from oblrpo.settings.annotations import MAY_CHANGE, Mapping, Range
+from oblrpo.settings.idle import BENCHMARK, BENCHMARK_PROMPT, BUILT, GENERATED, GENERATED_PROMPT
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How a model is loaded, and how prompts are shown to it."""
+
+    chat: bool = False
+    """Show text prompts to the model as a user's message in its chat template. Prompts that are messages always use
+    it."""
+    system_prompt: str = ""
+    """System message that conversations without one begin with, such as 'Answer in one word.'."""
+    chat_template_args: Mapping = field(default_factory=dict)
+    """Further arguments of the chat template, such as '{enable_thinking: false}'."""
+    bf16: bool = False
+    """Compute in bfloat16, while the weights keep the type `dtype`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the loaded weights. A run may train adapters, which are float32, beside weights in bfloat16, and
+    nothing else in it."""
+    attn_implementation: Annotated[str, BUILT] = ""
+    """Attention that transformers uses, such as sdpa, eager or flash_attention_2. Empty: its own choice."""
+    device: Annotated[str, MAY_CHANGE] = "auto"
+    """Device of the policy, such as cpu, cuda or cuda:1. auto: the first GPU if there is one."""
+    trust_remote_code: Annotated[bool, BUILT] = False
+    """Let transformers run Python code that comes with the model."""
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """How rows of data are read."""
+
+    where: Mapping = field(default_factory=dict)
+    """Rows of `data` to keep, by the values of columns, such as '{level: [4, 5]}'."""
+    prompt_column: Annotated[str, BENCHMARK_PROMPT, GENERATED_PROMPT] = "prompt"
+    """Column that holds the prompt, of sft_data too, such as question: text, or messages for the chat template."""
+    answer_column: Annotated[str, BENCHMARK, GENERATED] = "answer"
+    """Column that holds the reference answer, such as solution."""
+
+
+@dataclass(frozen=True)
+class GradingConfig:
+    """What completions are worth."""
+
+    rewards: tuple[str, ...] = ()
+    """Rewards that are summed, such as math length@-0.05, where the number after @ is a weight: task (a built-in
+    task's own), math, exact (same text), numeric (same last number), format (a closed \\boxed{}), length (words),
+    package.module.function or file.py:function. None: task; of a benchmark, math; of `data`, numeric; of a
+    checkpoint that is evaluated, its run's."""
+    on_reward_error: Literal["raise", "mask"] = "raise"
+    """What a reward that fails, hangs or returns no number does: end the run, or leave its completions out."""
+    reward_seconds: Annotated[float, Range(0.001)] = 60.0
+    """Longest time for one call of a reward of your own on one batch, in seconds."""
