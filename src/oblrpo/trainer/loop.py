@@ -54,12 +54,9 @@ class Trainer:
         self.algorithm = resolve(config.algorithm, config.optim)
         self.task = task_of(config, self.objects)
         rows = read_rows(config, self.objects)
+        asked = config.task
         self.rewards = Rewards(
-            self.task,
-            config.task.rewards,
-            config.task.on_reward_error,
-            config.task.reward_seconds,
-            self.objects.functions,
+            self.task, asked.rewards, asked.on_reward_error, asked.reward_seconds, self.objects.functions
         )
         self.folder = RunFolder(Path(config.run.output).absolute())  # a reward in this process may go elsewhere
         self.resume, self.notes = resume, list[str]()  # what a user should know of a run that is gone on with
