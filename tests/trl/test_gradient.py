@@ -145,18 +145,25 @@ def test_trl_s_own_loss_has_this_gradient_under_these_advantages(tmp_path):
     assert_close(flat(update["grads"]), flat({n: p.grad for n, p in trainer.model.named_parameters()}))
 
 
-def test_rewards_that_are_missing_leave_the_mean_as_it_is(tmp_path):
+@pytest.mark.parametrize("baseline", ["oblr", "rloo"])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"score_method": "two_pass"}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}],
+    ids=["one pass", "two passes", "halves of groups"],
+)
+def test_rewards_that_are_missing_leave_the_mean_as_it_is(tmp_path, baseline, given):
     """Outputs without a reward have the advantage 0, and weigh nothing in the others' baselines."""
 
     def missing(prompts, completions, **_):
         return [None if index % 4 == 1 else float(len(set(each))) for index, each in enumerate(completions)]
 
-    trainer, [update] = run(tmp_path, reward_funcs=missing, baseline="oblr")
+    trainer, [update] = run(tmp_path, reward_funcs=missing, baseline=baseline, **given)
     scores_SN = torch.cat([scores(policy_of(trainer, update), batch) for batch in update["batch"]])
     rewards_PG = torch.cat([batch["rewards"] for batch in update["batch"]]).view(-1, G)
     valid_PG = ~rewards_PG.isnan()
     assert not valid_PG[:, 1].any()
-    b = estimators.baseline("oblr", rewards_PG, valid_PG=valid_PG, norm2_PG=scores_SN.square().sum(1).view(-1, G))
+    norm2_PG = scores_SN.square().sum(1).view(-1, G)
+    b = estimators.baseline(baseline, rewards_PG, valid_PG=valid_PG, norm2_PG=norm2_PG)
     advantages_S = torch.where(valid_PG, rewards_PG - b, 0).flatten()
     assert_close(-flat(update["grads"]), (advantages_S[:, None] * scores_SN).mean(0))
     assert trainer.state.log_history[0]["completions/masked_ratio"] == 0.25

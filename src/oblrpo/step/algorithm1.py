@@ -9,7 +9,6 @@ What the paper does not have (several updates a batch, a KL penalty, outputs lef
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -19,11 +18,16 @@ from oblrpo.algorithms import Algorithm
 from oblrpo.errors import check_finite
 from oblrpo.policy import Policy
 from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.rewards import Rewards
+from oblrpo.rollout import Sampler
+from oblrpo.scores import GroupTape, ScoreTape
+from oblrpo.settings import RolloutConfig
 from oblrpo.step.baseline import StepBaseline
 from oblrpo.step.batch import Batch
 from oblrpo.step.gradient import Gradient, Part, Update, by_prompt
 from oblrpo.step.movement import Movement
 from oblrpo.step.samples import Sampled
+from oblrpo.tasks import Problem
 
 
 @dataclass
@@ -31,18 +35,18 @@ class Algorithm1:
     """Turns prompts and rewards into updates of the policy."""
 
     policy: Policy
-    sampler: Any  # draws outputs from the policy: a `rollout.Sampler`
-    rewards: Any  # from problems and texts to rewards, and to which outputs have one
-    rollout: Any  # settings: how many outputs a prompt, how long, at which temperature
+    sampler: Sampler
+    rewards: Rewards
+    rollout: RolloutConfig  # settings: how many outputs a prompt, how long, at which temperature
     micro_batches: MicroBatches
     algorithm: Algorithm  # what F - b is divided and weighted by
-    tape: Any  # holds the scores of a micro-batch: a `scores.ScoreTape`
+    tape: ScoreTape
     baseline: StepBaseline
     schedule: estimators.SNRSchedule
     movement: Movement  # for schedules that measure how far an update moves the policy
     optimizer: Optimizer
 
-    def step(self, problems: list[Any], number: int) -> Update:
+    def step(self, problems: list[Problem], number: int) -> Update:
         """One step: sample, take the gradient, update, and let the sampler take over the new weights.
 
         Args:
@@ -55,7 +59,7 @@ class Algorithm1:
         self.sampler.sync(self.policy)
         return update
 
-    def sample(self, problems: list[Any]) -> Sampled:
+    def sample(self, problems: list[Problem]) -> Sampled:
         """Sample G outputs o of each of the P prompts q, and reward them."""
         rollouts = self.sampler.sample(
             [problem.prompt for problem in problems],
@@ -77,7 +81,8 @@ class Algorithm1:
 
         Args:
             batch: the outputs and their rewards.
-            step: the number of the step, by which norms and their proxies are compared; None never compares them.
+            step: the number of the step, by which norms and their proxies are compared; None for a later pass over
+                the same batch, of which the baseline keeps nothing.
 
         Raises:
             DivergedError: a log-probability, a score norm or a gradient is NaN or infinite.
@@ -90,12 +95,12 @@ class Algorithm1:
             for part in batch.parts(self.micro_batches)
         ]
         # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
-        group_norm2_P = by_prompt(parts, batch.part_P)[batch.part_P]
+        group_norm2_P = by_prompt(parts, batch)
         norm2 = estimators.squared_norm(self.policy.parameters)
         # In float32, because optimizers square the gradient there, and keep the squares.
         check_finite("gradient", torch.tensor(norm2, dtype=torch.float32, device="cpu"))
         moments = estimators.moments(group_norm2_P, norm2)
-        return Gradient(batch, parts, moments, norm2, group_norm2_P, self.baseline.known_PG)
+        return Gradient.of(batch, parts, moments, norm2, group_norm2_P, self.baseline.known_PG)
 
     def update(self, gradient: Gradient) -> Update:
         """Set the rate eta_0 N SNR / (1 + N SNR) (theorem 4), or the schedule's own, and step.
@@ -119,18 +124,22 @@ class Algorithm1:
         return Update(gradient, factor, rate, schedule.smoothed, schedule.snr_interval(), kl)
 
 
-def add_to_gradient(part: Batch, policy: Policy, temperature: float, tape: Any, baseline: StepBaseline) -> Part:
+def add_to_gradient(
+    part: Batch, policy: Policy, temperature: float, tape: ScoreTape | GroupTape, baseline: StepBaseline
+) -> Part:
     """Add the share of one micro-batch to `.grad`: one forward, and one backward for activations."""
     # Score: the gradient s of each output's log pi(o|q), left on the tape.
     with tape:
         logps = policy.logps(part.sequences, temperature)
         check_finite("log-probability", logps.logps_S.detach())
         part = part.under(logps)
-        tape.record(part.scored(logps.logp_SC))
+        tape.record(part.scored(logps.logp_SC))  # log pi(o|q) itself, unless tokens have importance weights
     # Baseline: b = sum w F / sum w over the other outputs, weighted by w = ||s||^2 (theorem 7), or the named one.
     baseline_PG, norm2_S = baseline(part, logps, tape)
-    # Advantages A = F - b, and the gradient: the sum of A s, each with its share of the mean.
-    coef_PG = part.share_of_mean * (part.rewards_PG - baseline_PG)
+    # Advantages A = F - b, and the gradient: the sum of A s, each with its share of the mean, over the algorithm's
+    # divisor and with a minus, because optimizers descend.
+    advantages_PG = torch.where(part.valid_PG, part.rewards_PG - baseline_PG, 0)
+    coef_PG = part.share_of_mean * advantages_PG
     # Each share holds 1 / P', which the norm of a prompt's own gradient does not.
     group_norm2_P = tape.accumulate(coef_PG.flatten(), part.groups) * part.prompts**2
     check_finite("gradient of a prompt", group_norm2_P)

@@ -50,7 +50,7 @@ class Batch:
     groups: int | list[int]
     """How many outputs of each prompt there are; where that differs, rewards are S x 1, a row for each output."""
     baseline_PG: Tensor | None = None
-    """The baseline, where it is held from an earlier update; None where it is yet to be taken."""
+    """The baseline, where it is held from before; None where it is yet to be taken."""
     proxy_PG: Tensor | None = None
     """Squared score norms by a proxy, where the draws have told them before any forward."""
 

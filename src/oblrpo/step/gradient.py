@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,14 +28,14 @@ class Part:
     """The results of the forward, without a graph."""
 
 
-def by_prompt(parts: list[Part], part_P: Tensor) -> Tensor:
-    """The squared norm of each prompt's gradient, (P,); 0 of prompts that are in no part."""
-    norm2_P = torch.zeros_like(part_P, dtype=parts[0].group_norm2_P.dtype)
+def by_prompt(parts: list[Part], batch: Batch) -> Tensor:
+    """The squared norm of the gradient of each prompt that takes part; 0 of those that are in no micro-batch."""
+    norm2_P = torch.zeros_like(batch.part_P, dtype=parts[0].group_norm2_P.dtype)
     norm2_P[torch.cat([part.batch.index_P for part in parts])] = torch.cat([part.group_norm2_P for part in parts])
-    return norm2_P
+    return norm2_P[batch.part_P]
 
 
-def by_output(parts: list[Part], values: list[Tensor], rest_PG: Tensor) -> Tensor:
+def by_output(parts: Sequence[Part], values: list[Tensor], rest_PG: Tensor) -> Tensor:
     """What each micro-batch says of its outputs, (P, G); of outputs that are in none, what `rest_PG` says."""
     result_S = rest_PG.to(values[0]).flatten().clone()
     result_S[torch.cat([part.batch.index_S for part in parts])] = torch.cat([value.flatten() for value in values])
@@ -59,51 +58,66 @@ class Gradient:
 
     batch: Batch
     """The batch that it was taken of."""
-    parts: list[Part]
-    """The micro-batches that went through the model."""
     moments: estimators.Moments
     """Signal and noise."""
     norm2: float
     """The squared norm || g ||^2 of the batch gradient, before any clipping."""
     group_norm2_P: Tensor
     """That of the gradient g_i of each prompt that takes part."""
-    known_PG: Tensor | None = None
-    """The baseline, where no forward was needed to know it; not None where some outputs are in no part."""
-    entropy_left_out: float = 0.0
-    """The sum of the entropies of the tokens that did not go through the model."""
+    norm2_PG: Tensor | None
+    """Squared score norms, where they were taken."""
+    baseline_PG: Tensor
+    """The baseline b."""
+    rho_PG: Tensor
+    """The importance weights of whole outputs."""
+    logps_PG: Tensor
+    """The log-probability log pi(o|q) of every output, in nats; NaN of those that did not go through the model."""
+    logp_SC: Tensor
+    """The same of every token; 0 where there is none of the policy's own."""
+    entropy_sum: float
+    """The sum of the entropies of the policy's own tokens, in nats."""
+    parts: Sequence[Part] = ()
+    """The micro-batches that it was taken in, until the update has been made."""
 
-    @cached_property
-    def _unknown_PG(self) -> Tensor:
-        return torch.full_like(self.batch.rewards_PG, math.nan)
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        parts: list[Part],
+        moments: estimators.Moments,
+        norm2: float,
+        group_norm2_P: Tensor,
+        known_PG: Tensor | None = None,
+    ) -> Gradient:
+        """The gradient that these micro-batches add up to.
 
-    @cached_property
-    def norm2_PG(self) -> Tensor | None:
-        """Squared score norms, where they were taken."""
-        norms = [part.norm2_S for part in self.parts if part.norm2_S is not None]
-        return by_output(self.parts, norms, self._unknown_PG).to(self.batch.rewards_PG) if norms else None
-
-    @cached_property
-    def baseline_PG(self) -> Tensor:
-        """The baseline b."""
-        rest_PG = self._unknown_PG if self.known_PG is None else self.known_PG
-        return by_output(self.parts, [part.baseline_PG for part in self.parts], rest_PG)
-
-    @cached_property
-    def rho_PG(self) -> Tensor:
-        """The importance weights of whole outputs."""
-        return by_output(self.parts, [part.batch.rho_PG for part in self.parts], self.batch.rho_PG)
-
-    @cached_property
-    def logps_PG(self) -> Tensor:
-        """The log-probability log pi(o|q) of every output, in nats; NaN of those that did not go through the model."""
-        logps = [part.logps.logps_S for part in self.parts]
-        return by_output(self.parts, logps, self._unknown_PG).to(self.batch.rewards_PG)
-
-    @cached_property
-    def logp_SC(self) -> Tensor:
-        """The same of every token; 0 where there is none of the policy's own."""
-        places = [part.batch.index_S for part in self.parts]
-        return by_token(self.batch.sequences, places, [part.logps.logp_SC for part in self.parts])
+        Args:
+            batch: the whole batch.
+            parts: what went through the model.
+            moments: signal and noise.
+            norm2: the squared norm of the gradient.
+            group_norm2_P: those of the gradients of the prompts that take part.
+            known_PG: the baseline, where no forward was needed to know it; not None if some outputs are in no part.
+        """
+        norms = [part.norm2_S for part in parts if part.norm2_S is not None]
+        unknown_PG = torch.full_like(batch.rewards_PG, math.nan)
+        logps_PG = by_output(parts, [part.logps.logps_S for part in parts], unknown_PG)
+        places = [part.batch.index_S for part in parts]
+        return cls(
+            batch,
+            moments,
+            norm2,
+            group_norm2_P,
+            norm2_PG=by_output(parts, norms, unknown_PG).to(batch.rewards_PG) if norms else None,
+            baseline_PG=by_output(
+                parts, [part.baseline_PG for part in parts], unknown_PG if known_PG is None else known_PG
+            ),
+            rho_PG=by_output(parts, [part.batch.rho_PG for part in parts], batch.rho_PG),
+            logps_PG=logps_PG.to(batch.rewards_PG),
+            logp_SC=by_token(batch.sequences, places, [part.logps.logp_SC for part in parts]),
+            entropy_sum=sum(part.logps.entropy for part in parts),
+            parts=parts,
+        )
 
     @property
     def ess_ratio(self) -> float:
@@ -121,8 +135,7 @@ class Gradient:
     @property
     def entropy(self) -> float:
         """The mean entropy of the policy's own tokens, in nats."""
-        total = self.entropy_left_out + sum(part.logps.entropy for part in self.parts)
-        return total / float(self.batch.sequences.own_ST.sum())
+        return self.entropy_sum / float(self.batch.sequences.own_ST.sum())
 
     @property
     def trained(self) -> float:

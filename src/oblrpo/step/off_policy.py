@@ -75,7 +75,7 @@ class OffPolicyBatch(Batch):
     features: Features | None = None
     """What the draws alone say of every output, where the sampler gives it."""
     draw: Draw | None = None
-    """How outputs were drawn for the gradient; None where they are not."""
+    """How outputs of the whole batch were drawn for the gradient; None where they are not."""
     old_logp_SC: Tensor | None = None
     """The log-probability of each token before the first update on the batch; None until there is one."""
     token_weight_SC: Tensor | None = None

@@ -49,7 +49,7 @@ def draw_least_work(batch: Batch, baseline_PG: Tensor) -> tuple[Tensor, Draw]:
     """
     assert batch.proxy_PG is not None
     coef_PG = (batch.rewards_PG - baseline_PG) * batch.share_of_mean
-    coef_PG = torch.where(coef_PG.abs() > 1e-6 * coef_PG.abs().max(), coef_PG, 0)
+    coef_PG = torch.where(coef_PG.abs() > ROUNDING * coef_PG.abs().max(), coef_PG, 0)
     cost_PG = batch.sequences.mask_ST.sum(1).view(batch.shape).to(coef_PG) * BACKWARD
     prompts = batch.sequences.prompt_mask_SQ.sum() / batch.shape[1]  # read once for their group
     sampled = float(prompts + batch.sequences.own_ST.sum()) * SAMPLING

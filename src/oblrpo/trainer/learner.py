@@ -127,7 +127,8 @@ class Learner(Algorithm1):
                 metrics |= self.of_first(gradient)
                 batch = taken_of(gradient).aged(gradient.logp_SC, gradient.baseline_PG)
             clipped.append(clip_metrics(gradient))
-            updates.append(self.update(gradient))
+            update = self.update(gradient)
+            updates.append(replace(update, gradient=replace(gradient, parts=())))  # which are large
         if clipped:
             metrics |= {name: sum(shares.get(name, 0.0) for shares in clipped) / len(clipped) for name in clipped[-1]}
         return updates, metrics
@@ -159,7 +160,7 @@ class Learner(Algorithm1):
         gradient = super().gradient(batch, step)
         if batch.draw is not None:
             gradient = replace(gradient, moments=gradient.moments.of_draw(batch.draw.nothing))
-        return replace(gradient, entropy_left_out=self._entropy(batch))
+        return replace(gradient, entropy_sum=self._entropy(batch) + gradient.entropy_sum)
 
     def _chosen(self, batch: OffPolicyBatch, step: int | None) -> OffPolicyBatch:
         """The batch with the number of times that each output counts."""

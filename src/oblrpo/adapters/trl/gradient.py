@@ -149,7 +149,8 @@ class BatchGradient:
         rewards_PG, held_PG = inputs["rewards"].view(shape), None
         valid_PG, algorithm = ~rewards_PG.isnan(), Algorithm(self.args.baseline)
         if "baseline" in inputs:  # groups that are too small have been left out
-            valid_PG, held_PG = inputs["valid"].view(shape), inputs["baseline"].view(shape)
+            valid_PG = inputs["valid"].view(shape)
+            held_PG = torch.where(valid_PG, inputs["baseline"].view(shape), 0)  # NaN where a reward is missing
             algorithm = Algorithm("none")
         batch = Batch.of(sequences_of(inputs), rewards_PG, valid_PG, algorithm)
         count_PG = torch.full_like(batch.count_PG, outputs)
@@ -296,7 +297,7 @@ class BatchGradient:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
-        self.baseline.load_state_dict({name: from_json(part) for name, part in state.items()})
+        self.baseline.load_state_dict({name: from_json(state[name]) for name in ("prior", "proxy")})
 
 
 def total(grad: Tensor | None, before: Tensor | None) -> Tensor | None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +48,6 @@ def scored(batch: Scored) -> Iterator[None]:
 
 
 def _advantages(
-    baseline: str,
     token_level_rewards: Tensor,
     response_mask: Tensor,
     index: Any,
@@ -91,5 +89,5 @@ def _metrics(baseline_PG: Tensor, norm2_PG: Tensor, rewards_PG: Tensor, valid_PG
     }
 
 
-for _name, _baseline in ESTIMATORS.items():
-    register_adv_est(_name)(partial(_advantages, _baseline))
+for _name in ESTIMATORS:
+    register_adv_est(_name)(_advantages)
