@@ -15,7 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 
 from oblrpo import estimators
-from oblrpo.adapters.verl.advantages import Scored, scored
+from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.checks import RULES, check_choice, check_config, check_dropout
 from oblrpo.adapters.verl.engine import OBLREngine
@@ -237,7 +237,7 @@ def test_advantages_are_those_of_our_own_functions(name, baseline):
     for seed in (0, 1):
         rewards, mask, uids, norm2_S = batch(seed)
         theirs.begin(seed)
-        with scored(Scored(norm2_S, theirs)):
+        with handed_over(EstimatorInputs(norm2_S, theirs)):
             advantages, _ = get_adv_estimator_fn(name)(rewards, mask, index=uids, config=None)
         theirs.end_step()
         prompts = list(dict.fromkeys(uid for uid in uids if uid != "pad"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+from oblrpo.errors import InputError
 
 
 class Rule(NamedTuple):
@@ -23,3 +25,23 @@ def off(value: Any) -> bool:
 def is_one_of(*values: Any) -> Callable[[Any], bool]:
     """The condition that a setting is one of these."""
     return lambda value: value in values
+
+
+def check(
+    rules: Iterable[Rule], trainer: str, value_of: Callable[[str], Any], shown: Callable[[Any], str] = str
+) -> None:
+    """Refuse the first setting whose condition does not hold, with its reason and its cure.
+
+    Args:
+        rules: the conditions.
+        trainer: the name of ours, which does not work with such a setting.
+        value_of: the value of a setting, by its key.
+        shown: how a value is written.
+
+    Raises:
+        InputError: a condition does not hold.
+    """
+    for rule in rules:
+        value = value_of(rule.key)
+        if not rule.holds(value):
+            raise InputError(f"{trainer} does not work with {rule.key}={shown(value)}: {rule.why}; set {rule.mend}.")

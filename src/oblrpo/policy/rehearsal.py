@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from oblrpo.errors import InputError
 from oblrpo.policy.model import Policy
@@ -18,8 +19,7 @@ def rehearse(policy: Policy, cure: str) -> None:
 
     `cure` says how to adapt attention alone, where adapters cannot be taken.
     """
-    steps_T = torch.arange(PROMPT + COMPLETION)
-    ids_ST = torch.stack([5 + 7 * steps_T, 3 + 11 * steps_T]).to(policy.device) % policy.vocabulary
+    ids_ST = two_rows(PROMPT + COMPLETION, policy.vocabulary).to(policy.device)
     ones_ST = torch.ones_like(ids_ST)
     rows = Sequences.of(ids_ST[:, :PROMPT], ones_ST[:, :PROMPT], ids_ST[:, PROMPT:], ones_ST[:, PROMPT:])
     try:
@@ -28,3 +28,9 @@ def rehearse(policy: Policy, cure: str) -> None:
     except UnsupportedModelError as error:
         cure = f" Adapters of attention are taken: {cure}." if "lora" in str(error).lower() else ""
         raise InputError(f"scores of this model cannot be taken: {error}{cure}") from None
+
+
+def two_rows(length: int, vocabulary: int, shift: int = 0) -> Tensor:
+    """The tokens of two rows, (2, length); those of the first are `shift` others."""
+    steps_T = torch.arange(length)
+    return torch.stack([5 + shift + 7 * steps_T, 3 + 11 * steps_T]) % vocabulary

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from oblrpo.adapters.conditions import Rule, is_one_of, off
+from oblrpo.adapters.conditions import Rule, check, is_one_of, off
 from oblrpo.adapters.trl import sampling
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, SCHEDULE_MODES
@@ -86,10 +86,7 @@ def check_config(args: Any) -> None:
     Raises:
         InputError: a parameter has such a value.
     """
-    for rule in RULES:
-        value = getattr(args, rule.key)
-        if not rule.holds(value):
-            raise InputError(f"OBLRPOTrainer does not work with {rule.key}={value!r}: {rule.why}; set {rule.mend}.")
+    check(RULES, "OBLRPOTrainer", lambda key: getattr(args, key), repr)
     if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         raise InputError(
             "OBLRPOTrainer does not work with reentrant gradient checkpointing, which hides its layers from the "

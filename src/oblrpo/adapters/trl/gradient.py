@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Scored:
+class GradientShare:
     """One micro-batch, after its share of the gradient was added."""
 
     sequences: Sequences
@@ -79,7 +79,7 @@ class BatchGradient:
         compared = self.weighted and args.score_norms == "calibrated"
         weights = RewardWeights(args.score_norms, args.calibration_steps if compared else 0)
         self.baseline = StepBaseline(args.baseline, weights)
-        self.parts: list[Scored] = []
+        self.parts: list[GradientShare] = []
         part_of_group = args.per_device_train_batch_size < args.num_generations
         ahead = args.score_method == "two_pass" or part_of_group
         self.measures_ahead = self.weighted and ahead
@@ -191,7 +191,7 @@ class BatchGradient:
         unknown_S = torch.full_like(logps.logps_S, math.nan)
         table_SK = torch.stack([columns.get(name, unknown_S).detach().to(torch.float64) for name in COLUMNS], 1)
         norm2_P = self._complete_groups(part.group_norm2_P, len(advantage_S))
-        self.parts.append(Scored(sequences, own_logp(sequences, logps), table_SK, norm2_P))
+        self.parts.append(GradientShare(sequences, own_logp(sequences, logps), table_SK, norm2_P))
         return advantage_S.mean()
 
     def _weights(self, logps: Logps, norm2_S: Tensor | None) -> dict[str, Tensor]:

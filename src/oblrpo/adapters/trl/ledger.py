@@ -103,8 +103,9 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             raise InputError(f"the ledger needs a trainer that generates as GRPOTrainer does: {error}.") from None
 
         def calculate_rewards(*args: Any, **kwargs: Any) -> Tensor:
-            self._rewards = found = calculate(*args, **kwargs)
-            return found  # type: ignore[no-any-return]
+            rewards: Tensor = calculate(*args, **kwargs)
+            self._rewards = rewards
+            return rewards
 
         def generate_and_score(*args: Any, **kwargs: Any) -> dict[str, Any]:
             output: dict[str, Any] = generate(*args, **kwargs)
@@ -120,7 +121,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             return
         batch, self._batch = self._batch, None
         try:
-            found = self._metrics(batch, state.global_step + 1)
+            metrics = self._metrics(batch, state.global_step + 1)
         except Exception as error:  # whatever it is, the run is the user's
             self._stopped, self._rewards = True, None
             self._tape.forget()
@@ -130,7 +131,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
                 error,
             )
             return
-        for key, value in found.items():
+        for key, value in metrics.items():
             self._trainer._metrics["train"][key].append(finite(value))
 
     def _metrics(self, batch: dict[str, Tensor], step: int) -> dict[str, float]:
@@ -146,8 +147,8 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         except Exception as error:
             failure = error
         accelerator = self._trainer.accelerator  # nobody waits for one that has failed
-        told = torch.tensor([[mine[0], failure is not None]], device=accelerator.device)
-        prompts, failed = accelerator.gather(told).unbind(1)
+        state = torch.tensor([[mine[0], failure is not None]], device=accelerator.device)
+        prompts, failed = accelerator.gather(state).unbind(1)
         if failure is not None:
             raise failure
         if failed.any():
@@ -202,8 +203,8 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
     def _over_processes(self, mine: dict[str, float], prompts: int) -> dict[str, float]:
         """The ledger of the whole batch of so many prompts: the mean over processes, of which variances shrink."""
         accelerator = self._trainer.accelerator
-        told = torch.tensor([list(mine.values())], dtype=torch.float64, device=accelerator.device)
-        values = dict(zip(mine, accelerator.gather(told).mean(0).tolist(), strict=True))
+        mine_K = torch.tensor([list(mine.values())], dtype=torch.float64, device=accelerator.device)
+        values = dict(zip(mine, accelerator.gather(mine_K).mean(0).tolist(), strict=True))
         values |= {key: values[key] / accelerator.num_processes for key in values if key.startswith("variance")}
         noise = max(0.0, prompts * values[f"variance/{self.baseline}"])
         self._average.add(Moments(values[f"signal2/{self.baseline}"], noise, prompts))

@@ -22,10 +22,10 @@ def batch_metrics(batch: WholeBatch) -> dict[str, float]:
     """What baselines, norms and tokens of a batch were like."""
     columns = batch.columns
     valid_S = columns["valid"].bool()
-    valid_PG, baseline_PG = (each.view(-1, batch.group_size) for each in (valid_S, columns["baseline"]))
+    valid_PG, baseline_PG = (column_S.view(-1, batch.group_size) for column_S in (valid_S, columns["baseline"]))
     part_P = valid_PG.any(1)
     baseline_P = torch.where(valid_PG, baseline_PG, 0).sum(1)[part_P] / valid_PG.sum(1)[part_P]
-    found = {
+    metrics = {
         "entropy": float(columns["entropy"].sum() / columns["length"].sum()),
         "completions/masked_ratio": 1 - float(valid_S.double().mean()),
         "baseline/mean": float(baseline_P.mean()),
@@ -33,11 +33,11 @@ def batch_metrics(batch: WholeBatch) -> dict[str, float]:
     }
     if not bool(columns["norm2"].isnan().any()) and bool(valid_S.any()):
         norm2_S, rewards_S = columns["norm2"][valid_S], columns["reward"][valid_S]
-        found["score_norm2/mean"] = float(norm2_S.mean())
-        found["score_norm2/kappa"] = estimators.kappa(norm2_S, rewards_S)
+        metrics["score_norm2/mean"] = float(norm2_S.mean())
+        metrics["score_norm2/kappa"] = estimators.kappa(norm2_S, rewards_S)
     if not math.isnan(batch.agreement):
-        found["score_norm2/agreement_calibrated"] = batch.agreement
-    return found
+        metrics["score_norm2/agreement_calibrated"] = batch.agreement
+    return metrics
 
 
 def signal_metrics(schedule: estimators.SNRSchedule, moments: estimators.Moments, factor: float) -> dict[str, float]:

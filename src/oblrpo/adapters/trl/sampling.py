@@ -69,13 +69,13 @@ def altered(config: GenerationConfig, temperature: float) -> dict[str, Any]:
     does not know either are not read by it.
     """
     neutral = NEUTRAL | {"temperature": (temperature,)}
-    found = {}
+    fields = {}
     for name in vars(GenerationConfig()):
         value = getattr(config, name, None)
         harmless = name.startswith("_") or name in OF_NO_EFFECT
         if not harmless and value is not None and value not in neutral.get(name, ()):
-            found[name] = value
-    return found
+            fields[name] = value
+    return fields
 
 
 def not_the_policy_s(trainer: Any) -> dict[str, Any]:

@@ -61,14 +61,14 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._schedule: SNRSchedule
         self._rate: float | None = None
         self._watched: Any = None
-        self.add_callback(_Told(self))
+        self.add_callback(_Callback(self))
 
     # ---- the batch ----
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
-        found: Tensor = super()._calculate_rewards(*args)
-        self._rewards_per_func = found
-        return found
+        rewards_SF: Tensor = super()._calculate_rewards(*args)
+        self._rewards_per_func = rewards_SF
+        return rewards_SF
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """Generate as TRL does, and keep the rewards; TRL's advantages are replaced once score norms are known.
@@ -79,11 +79,11 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not self.model.training:
             return output
-        found = self._rewards_per_func
-        rewards_S = (found * self.reward_weights.to(found.device)).nansum(1)
+        rewards_SF = self._rewards_per_func
+        rewards_S = (rewards_SF * self.reward_weights.to(rewards_SF.device)).nansum(1)
         if not rewards_S.isfinite().all():
             raise InputError("a reward is infinite; let every reward function return numbers, or None.")
-        rewards_S[found.isnan().all(1)] = math.nan
+        rewards_S[rewards_SF.isnan().all(1)] = math.nan
         mine = slice(self.accelerator.process_index * len(inputs), (self.accelerator.process_index + 1) * len(inputs))
         output["rewards"] = rewards_S[mine]
         if not self._gradient.weighted:
@@ -247,7 +247,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise InputError(f"{file} was written by another version of oblrpo ({error}).") from None
 
 
-class _Told(TrainerCallback):  # type: ignore[misc]
+class _Callback(TrainerCallback):  # type: ignore[misc]
     """Tells the trainer that training begins, and that the optimizer has stepped."""
 
     def __init__(self, trainer: OBLRPOTrainer) -> None:

@@ -24,7 +24,7 @@ from oblrpo.step import StepBaseline
 
 
 @dataclass
-class Scored:
+class EstimatorInputs:
     """The adapter's knowledge of a batch, beside what verl hands to an estimator."""
 
     norm2_S: Tensor
@@ -34,17 +34,17 @@ class Scored:
     """Metrics of the baseline, which the estimator puts here."""
 
 
-_SCORED: ContextVar[Scored | None] = ContextVar("oblrpo_scored", default=None)
+_INPUTS: ContextVar[EstimatorInputs | None] = ContextVar("oblrpo_inputs", default=None)
 
 
 @contextmanager
-def scored(batch: Scored) -> Iterator[None]:
-    """Let the estimators see the scores of this batch while the context lasts."""
-    token = _SCORED.set(batch)
+def handed_over(inputs: EstimatorInputs) -> Iterator[None]:
+    """Let the estimators see these inputs while the context lasts."""
+    token = _INPUTS.set(inputs)
     try:
         yield
     finally:
-        _SCORED.reset(token)
+        _INPUTS.reset(token)
 
 
 def _advantages(
@@ -59,18 +59,18 @@ def _advantages(
     Raises:
         InputError: verl's own trainer is running, which takes no score norms.
     """
-    known = _SCORED.get()
-    if known is None:
+    inputs = _INPUTS.get()
+    if inputs is None:
         names = " and ".join(ESTIMATORS)
         raise InputError(f"{names} need score norms, which verl's own trainer does not take; set {HOW}.")
     groups = PromptRows([str(uid) for uid in index], response_mask.any(-1))
     rewards_PG = groups.take(token_level_rewards.double().sum(-1))
-    norm2_PG = groups.take(known.norm2_S.double())
+    norm2_PG = groups.take(inputs.norm2_S.double())
     valid_PG = groups.valid_PG
-    baseline_PG = known.baseline.of(rewards_PG, valid_PG, groups.take(response_mask), norm2_PG)
+    baseline_PG = inputs.baseline.of(rewards_PG, valid_PG, groups.take(response_mask), norm2_PG)
     advantage_S = groups.put(torch.where(valid_PG, rewards_PG - baseline_PG, 0)).to(token_level_rewards)
     advantages = advantage_S[:, None] * response_mask
-    known.metrics |= _metrics(baseline_PG, norm2_PG, rewards_PG, valid_PG)
+    inputs.metrics |= _metrics(baseline_PG, norm2_PG, rewards_PG, valid_PG)
     return advantages, advantages
 
 
@@ -80,10 +80,10 @@ HOW = "trainer.v1.trainer_mode=oblr_po (and trainer.use_v1=True)"
 def _metrics(baseline_PG: Tensor, norm2_PG: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> dict[str, float]:
     valid = valid_PG.double()
     baseline_P = (baseline_PG * valid).sum(1) / valid.sum(1).clamp(min=1)
-    known_P = valid_PG.any(1)
+    part_P = valid_PG.any(1)
     return {
-        "critic/baseline/mean": float(baseline_P[known_P].mean()),
-        "critic/baseline/spread": float(baseline_P[known_P].std()) if int(known_P.sum()) > 1 else 0.0,
+        "critic/baseline/mean": float(baseline_P[part_P].mean()),
+        "critic/baseline/spread": float(baseline_P[part_P].std()) if int(part_P.sum()) > 1 else 0.0,
         "critic/score_norm2/mean": float(norm2_PG[valid_PG].mean()),
         "critic/score_norm2/kappa": estimators.kappa(norm2_PG[valid_PG], rewards_PG[valid_PG]),
     }

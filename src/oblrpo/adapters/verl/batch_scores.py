@@ -70,9 +70,9 @@ class BatchScores:
         self.mean_length = float(mask.sum(1)[mask.any(1)].double().mean())
         firsts = [uids[rows[0]] for rows in self.groups.rows_of]
         self._known_P = torch.tensor([self._chosen is None or uid in self._chosen for uid in firsts])
-        found = {name: _dense(data[name]) for name in self.columns}
-        self._norm2, self._gram, self._features = found.get(NORM2), found.get(GRAM), found.get(FEATURES)
-        self._sketch = found[SKETCH].unflatten(1, (len(self._seeds), -1)) if SKETCH in found else None
+        columns = {name: _dense(data[name]) for name in self.columns}
+        self._norm2, self._gram, self._features = columns.get(NORM2), columns.get(GRAM), columns.get(FEATURES)
+        self._sketch = columns[SKETCH].unflatten(1, (len(self._seeds), -1)) if SKETCH in columns else None
 
     @property
     def norm2_S(self) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from oblrpo.adapters.conditions import Rule, is_one_of, off
+from oblrpo.adapters.conditions import Rule, check, is_one_of, off
 from oblrpo.adapters.verl.settings import ESTIMATORS, Settings
 from oblrpo.errors import InputError
 from oblrpo.estimators import RULES as RATE_RULES
@@ -126,10 +126,7 @@ def check_config(config: Any) -> None:
     Raises:
         InputError: a setting of verl has a value that the adapter cannot work with.
     """
-    for rule in RULES:
-        value = OmegaConf.select(config, rule.key)
-        if not rule.holds(value):
-            raise InputError(f"oblr_po does not work with {rule.key}={value}: {rule.why}; set {rule.mend}.")
+    check(RULES, "oblr_po", lambda key: OmegaConf.select(config, key))
     _check_batch(config)
     if config.algorithm.adv_estimator == "gae":
         choice = " or ".join(ESTIMATORS)

@@ -17,7 +17,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from oblrpo import estimators
 from oblrpo.adapters.verl import rehearsal
 from oblrpo.adapters.verl.checks import check_dropout
-from oblrpo.adapters.verl.movement import Movement, rounds
+from oblrpo.adapters.verl.movement import EngineMovement, rounds
 from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, score_rows
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
@@ -108,7 +108,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             raise ValueError("oblrpo: an update without its prompts' squared gradient norms; was another trainer used?")
         self._mean_length = tu.get_non_tensor_data(data, "oblrpo_mean_length", None)
         if self._schedule.rule.measures_updates:
-            self._movement = Movement(self, data)
+            self._movement = EngineMovement(self, data)
         self._group_norm2_P = None if group_norm2 is None else torch.tensor(group_norm2, dtype=torch.float64)
         self._metrics: dict[str, float] = {}
         outputs = super().train_batch(data, loss_function)

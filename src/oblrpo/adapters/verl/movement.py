@@ -26,8 +26,8 @@ def measured(keys: Sequence[Sequence[int | None]], rank: int) -> tuple[list[int]
         keys: of every rank's rows, by what the row says; None for padding.
         rank: whose rows.
     """
-    known = sorted(key for row in keys for key in row if key is not None)
-    last = known[math.ceil(len(known) / ONE_IN) - 1]
+    own_keys = sorted(key for row in keys for key in row if key is not None)
+    last = own_keys[math.ceil(len(own_keys) / ONE_IN) - 1]
     meant = [[place for place, key in enumerate(row) if key is not None and key <= last] for row in keys]
     mine, most = meant[rank], max(map(len, meant))
     others = [place for place in range(len(keys[rank])) if place not in mine]
@@ -44,7 +44,7 @@ def rounds(engine: Any) -> bool:
     return bool(engine._autocast_dtype != torch.float32)
 
 
-class Movement:
+class EngineMovement:
     """Takes log-probabilities of a subsample of the batch once more after the update.
 
     Every rank must make it and call it: the model is sharded over them.

@@ -30,8 +30,8 @@ class PromptRows:
         if not rows:
             raise ValueError("the batch holds padding only.")
         self.rows_of = list(rows.values())
-        self.sequences, self.size = len(uids), max(len(each) for each in self.rows_of)
-        self.row_PG = torch.tensor([each + [-1] * (self.size - len(each)) for each in self.rows_of])
+        self.sequences, self.size = len(uids), max(map(len, self.rows_of))
+        self.row_PG = torch.tensor([own + [-1] * (self.size - len(own)) for own in self.rows_of])
         self.valid_PG = self.row_PG >= 0
         if valid_S is not None:
             self.valid_PG &= self.take(valid_S.bool(), False)
@@ -67,7 +67,7 @@ def place_on_ranks(uids: Sequence[str], loads: Sequence[float], ranks: int) -> l
     room = [len(uids) // ranks] * ranks
     carried = [0.0] * ranks
     parts: list[list[int]] = [[] for _ in room]
-    for rows in sorted(groups, key=lambda each: (-len(each), -sum(loads[row] for row in each))):
+    for rows in sorted(groups, key=lambda own: (-len(own), -sum(loads[row] for row in own))):
         fitting = [rank for rank in range(ranks) if room[rank] >= len(rows)]
         if not fitting:
             return None

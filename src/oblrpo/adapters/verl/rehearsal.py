@@ -11,6 +11,7 @@ from verl.utils import tensordict_utils as tu
 
 from oblrpo.adapters.verl.checks import MODEL
 from oblrpo.errors import InputError
+from oblrpo.policy.rehearsal import two_rows
 from oblrpo.scores import UnsupportedModelError
 
 PROMPT, RESPONSE = 3, 5
@@ -74,9 +75,7 @@ def _log_probs(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> Tens
 
 def _rows(engine: Any, shift: int, packed: bool, exact_pairs: bool) -> TensorDict:
     """Two outputs of one prompt, as a step hands them to the engine."""
-    vocabulary = engine.module.config.get_text_config().vocab_size
-    whole = [torch.arange(PROMPT + RESPONSE) * 7 + 5 + shift, torch.arange(PROMPT + RESPONSE) * 11 + 3]
-    whole = [ids % vocabulary for ids in whole]
+    whole = list(two_rows(PROMPT + RESPONSE, engine.module.config.get_text_config().vocab_size, shift))
     tensors = {
         "input_ids": whole,
         "position_ids": [torch.arange(len(ids)) for ids in whole],

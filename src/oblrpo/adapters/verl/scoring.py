@@ -37,7 +37,7 @@ def forward_features(model_output: dict[str, Tensor], data: TensorDict) -> Tenso
         no_padding_2_padding(model_output[name].cpu(), data).double() for name in ("log_probs", "entropy", SUM_PI2)
     )
     logit_norm2_SC = (1 - 2 * logp_SC.exp() + pi2_SC).clamp(min=0)  # verl's float32 can put 0 below 0
-    sums = [(each_SC * mask_SC).sum(1) for each_SC in (torch.ones_like(logp_SC), logit_norm2_SC, logp_SC, entropy_SC)]
+    sums = [(value_SC * mask_SC).sum(1) for value_SC in (torch.ones_like(logp_SC), logit_norm2_SC, logp_SC, entropy_SC)]
     return torch.stack(sums, 1)
 
 
@@ -157,6 +157,6 @@ class _Columns:
         """Return all columns."""
         nested = {}
         for name, values in (("log_probs", self.log_probs), ("entropy", self.entropy)):
-            whole = [torch.zeros(n) if each is None else each for each, n in zip(values, lengths, strict=True)]
+            whole = [torch.zeros(n) if row is None else row for row, n in zip(values, lengths, strict=True)]
             nested[name] = torch.nested.as_nested_tensor(whole, layout=torch.jagged)
         return nested | self.scores

@@ -72,14 +72,14 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
     Raises:
         InputError: there is an unknown key, or a value of the wrong type or out of range.
     """
-    known: dict[str, type] = {each.name: type(each.default) for each in fields(Settings)}
+    kinds: dict[str, type] = {field.name: type(field.default) for field in fields(Settings)}
     values: dict[str, Any] = {}
     for key, value in (given or {}).items():
-        if key not in known:
+        if key not in kinds:
             was = GONE.get(key) or GONE.get(f"schedule_{key}")
             gone = f" {key} is gone: {was}." if was else ""
-            raise InputError(f"unknown setting oblrpo.{key}; there are: {', '.join(known)}.{gone}")
-        kind = known[key]
+            raise InputError(f"unknown setting oblrpo.{key}; there are: {', '.join(kinds)}.{gone}")
+        kind = kinds[key]
         if isinstance(value, bool) or not isinstance(value, (kind, int) if kind is float else kind):
             raise InputError(f"oblrpo.{key} must be a {kind.__name__}, got {value!r}.")
         values[key] = kind(value)

@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from oblrpo.adapters.plain_state import from_json, to_json
-from oblrpo.adapters.verl.advantages import Scored, scored
+from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores
 from oblrpo.adapters.verl.checks import check_choice, check_config
 from oblrpo.adapters.verl.prompt_rows import place_on_ranks
@@ -105,10 +105,10 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         self._scores.take(data)
         self._baseline.begin(self.global_steps)
-        known = Scored(self._scores.weight_S(self._baseline.weights.calibrated), self._baseline)
-        with scored(known):
+        inputs = EstimatorInputs(self._scores.weight_S(self._baseline.weights.calibrated), self._baseline)
+        with handed_over(inputs):
             batch = super()._compute_advantage(batch, metrics)
-        metrics.update(known.metrics)
+        metrics.update(inputs.metrics)
         if self._oblrpo.calibrated and self._scores.exact:
             agreement = self._scores.teach(self._baseline.weights.calibrated)
             metrics.update({} if math.isnan(agreement) else {"critic/score_norm2/agreement_calibrated": agreement})
