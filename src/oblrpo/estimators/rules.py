@@ -1,7 +1,7 @@
 """Rules that turn a gradient's signal and noise into a factor on the learning rate: one small class each.
 
-`RULES` names them for `SNRSchedule`. Whoever needs to know what a rule asks of its user reads the rule's attributes and
-never its name.
+`schedule.RULES` names them for `SNRSchedule`; those that measure updates are in `measured_rate` and `kl_adaptive`.
+Whoever needs to know what a rule asks of its user reads the rule's attributes and never its name.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Algorithm1:
         return Gradient.of(batch, parts, moments, norm2, group_norm2_P, self.baseline.known_PG)
 
     def update(self, gradient: Gradient) -> Update:
-        """Set the rate eta_0 N SNR / (1 + N SNR) (theorem 4), or the schedule's own, and step.
+        """Set the rate eta_0 N SNR / (1 + N SNR) (theorem 4, the schedule `debiased`), or the schedule's own, and step.
 
         No signal, no step: where the gradient is exactly 0, weights and optimizer stay as they are.
         """
@@ -141,7 +141,7 @@ def add_to_gradient(
     advantages_PG = torch.where(part.valid_PG, part.rewards_PG - baseline_PG, 0)
     coef_PG = part.share_of_mean * advantages_PG
     # Each share holds 1 / P', which the norm of a prompt's own gradient does not.
-    group_norm2_P = tape.accumulate(coef_PG.flatten(), part.groups) * part.prompts**2
+    group_norm2_P = tape.accumulate(coef_PG.flatten(), part.groups) * part.prompts_in_mean**2
     check_finite("gradient of a prompt", group_norm2_P)
     tape.forget()  # the scores' room, before the next micro-batch
     return Part(part, norm2_S, baseline_PG, group_norm2_P, logps.detached())

@@ -37,7 +37,7 @@ class StepBaseline:
         """The prior, which holds what earlier steps say."""
         self.known_PG: Tensor | None = None
         """The baseline of the whole batch, where no forward is needed to know it."""
-        self._seen = self._kept = self.prior
+        self._seen = self._kept = self.prior  # the prior with what this pass, and the first pass, have seen
         self._compares = False
 
     def begin(self, step: int | None, batch: Batch | None = None) -> None:

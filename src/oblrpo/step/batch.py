@@ -37,7 +37,7 @@ class Batch:
     """The algorithm's loss weighting, which F - b is multiplied by."""
     count_PG: Tensor
     """G_i, the number of outputs that count, for each output of prompt i."""
-    prompts: int
+    prompts_in_mean: int
     """P', the number of prompts that take part; of a part those of the whole batch."""
     keep_PG: Tensor
     """How many times each output counts; 0 where it does not go through the model."""
@@ -90,7 +90,7 @@ class Batch:
             divisor_PG=NORMALISATIONS[algorithm.normalisation](rewards_PG, valid_PG).expand_as(rewards_PG),
             weight_PG=WEIGHTINGS[algorithm.weighting](lengths_PG, longest, valid_PG),
             count_PG=valid_PG.sum(1, keepdim=True).expand_as(valid_PG),
-            prompts=int(valid_PG.any(1).sum()),
+            prompts_in_mean=int(valid_PG.any(1).sum()),
             keep_PG=torch.ones_like(rewards_PG),
             rho_PG=torch.ones_like(rewards_PG),
             index_P=torch.arange(P, device=rewards_PG.device),
@@ -125,7 +125,7 @@ class Batch:
     def share_of_mean(self) -> Tensor:
         """The factor of each output's F - b in the gradient of -J, (P, G): -rho keep weight / divisor / (P' G_i)."""
         coef_PG = -self.rho_PG * (self.weight_PG / self.divisor_PG) * self.keep_PG  # minus: optimizers descend
-        return torch.where(self.valid_PG, coef_PG / max(self.prompts, 1) / self.count_PG.clamp(min=1), 0)
+        return torch.where(self.valid_PG, coef_PG / max(self.prompts_in_mean, 1) / self.count_PG.clamp(min=1), 0)
 
     def under(self, logps: Logps) -> Self:
         """The same outputs with their importance weights under the policy that gave these log-probabilities: 1."""

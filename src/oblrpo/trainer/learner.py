@@ -67,7 +67,7 @@ class Learner(Algorithm1):
     """Why the last `learn` left an update out; empty if it left none out."""
 
     def step(self, problems: list[Problem], number: int) -> StepResult:  # type: ignore[override]
-        """Sample G outputs o of each of the P prompts q, reward them, and learn from them."""
+        """A run's step, in the place of Algorithm 1's: sample, reward, and make the updates of `learn`."""
         return self.learn_from(self.sample(problems), number)
 
     def learn_from(self, sampled: Sampled, number: int) -> StepResult:
@@ -93,7 +93,7 @@ class Learner(Algorithm1):
         """
         self.skipped = ""
         batch = self.batch(sampled)
-        if batch.prompts < 2:
+        if batch.prompts_in_mean < 2:
             return []
         try:
             updates, metrics = self._updates(batch, step)
@@ -170,7 +170,7 @@ class Learner(Algorithm1):
             # Outputs of advantage 0 have a use in later updates, and where the sampler is compared with the policy.
             if self.num_iterations > 1 or batch.sampler_logps_SC is not None:
                 return batch
-            self.baseline.begin(step, batch)
+            self.baseline.begin(step, batch)  # once more in the gradient, which begins from the same past
             if self.baseline.known_PG is None or self.baseline.asks_norms():
                 return batch
             return replace(batch, keep_PG=without_idle(batch, self.baseline.known_PG))

@@ -154,7 +154,7 @@ class BatchGradient:
             algorithm = Algorithm("none")
         batch = Batch.of(sequences_of(inputs), rewards_PG, valid_PG, algorithm)
         count_PG = torch.full_like(batch.count_PG, outputs)
-        return replace(batch, prompts=1, count_PG=count_PG, baseline_PG=held_PG)
+        return replace(batch, prompts_in_mean=1, count_PG=count_PG, baseline_PG=held_PG)
 
     def add(self, inputs: dict[str, Tensor], outputs: int, step: int) -> Tensor:
         """Add one micro-batch's share to the gradient; return the mean advantage of its outputs.
