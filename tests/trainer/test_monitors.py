@@ -166,7 +166,7 @@ def test_what_was_told_before_a_resume_is_not_told_again():
 def test_advice_on_the_batch():
     assert advice(128, 0.6) == (
         "your 128 prompts are 0.6x the critical batch of 213: doubling them would buy about 1.45x the progress of a "
-        "step, and less over many; halving them leave 0.62x, and more"
+        "step, and less over many; halving them leaves 0.62x, and more"
     )
     assert "no signal above the noise" in advice(32, 0.0)
     for nothing in (math.nan, None):

@@ -19,5 +19,5 @@ def advice(prompts: int, n_snr: float | None) -> str:
     halved = (1 + n_snr) / (2 + n_snr)
     return (
         f"your {prompts} prompts are {n_snr:.2g}x the critical batch of {prompts / n_snr:.0f}: doubling them would buy "
-        f"about {doubled:.2f}x the progress of a step, and less over many; halving them leave {halved:.2f}x, and more"
+        f"about {doubled:.2f}x the progress of a step, and less over many; halving them leaves {halved:.2f}x, and more"
     )
