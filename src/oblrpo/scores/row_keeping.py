@@ -189,10 +189,7 @@ _RULES: dict[str, _RowRule] = {
     **dict.fromkeys(("transpose", "swapaxes", "swapdims", "flip"), _swapped),
     **dict.fromkeys(("split", "chunk", "split_with_sizes", "tensor_split"), _along(2, 0)),
     **dict.fromkeys(("cat", "concat", "concatenate"), _joined(0, 0)),
-    **dict.fromkeys(
-        ("expand", "expand_as", "repeat", "broadcast_to"),
-        lambda _, __, given, result: [*map(Tensor.dim, given)] == [result.ndim],
-    ),
+    **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to"), _expanded),
     **dict.fromkeys(("matmul", "bmm", "mm"), _product),
     **dict.fromkeys(("addmm", "baddbmm"), _added_product),
     **dict.fromkeys(("conv1d", "conv2d"), _convolved),
