@@ -30,7 +30,6 @@ from oblrpo.scores.proxies import log_error
 from oblrpo.settings import TrainConfig, load_recipe
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.off_policy import OffPolicyBatch
-from oblrpo.step.weights import join
 from oblrpo.trainer.task import task_of
 
 
@@ -72,7 +71,7 @@ class Source:
             features.append(logps.features)
         self.tape.forget()
         back_S = torch.cat(order).argsort()
-        joined = Features(*(values_S[back_S] for values_S in vars(join(features)).values()))
+        joined = Features(*(values_S[back_S] for values_S in vars(Features.join(features)).values()))
         return Drawn(OffPolicyBatch.of(rollouts.sequences, rewards_PG, valid_PG), joined, norm2_S)
 
 

@@ -47,13 +47,13 @@ def join(blocks: Sequence[Rollouts]) -> Rollouts:
     sequences = Sequences.join([block.sequences for block in blocks])
     width = sequences.own_SC.shape[1]
     logps = [block.sampler_logps_SC for block in blocks if block.sampler_logps_SC is not None]
-    features = [vars(block.features).values() for block in blocks if block.features is not None]
+    features = [block.features for block in blocks if block.features is not None]
     return Rollouts(
         sequences,
         [text for block in blocks for text in block.completions],
         torch.cat([block.clipped_S for block in blocks]),
         torch.cat([pad(logps_SC, (0, width - logps_SC.shape[1])) for logps_SC in logps]) if logps else None,
-        Features(*map(torch.cat, zip(*features, strict=True))) if features else None,
+        Features.join(features) if features else None,
     )
 
 

@@ -12,7 +12,7 @@ whatever the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,11 @@ class Features:
             raise ValueError("length_S holds a completion without a token; it has no score: leave it out.")
         if (self.logit_norm2_S < 0).any():
             raise ValueError("logit_norm2_S holds a negative squared norm.")
+
+    @classmethod
+    def join(cls, blocks: Sequence[Features]) -> Features:
+        """The features of all completions of several blocks."""
+        return cls(*(torch.cat(values) for values in zip(*(vars(block).values() for block in blocks), strict=True)))
 
     @classmethod
     def from_tokens(cls, logit_norm2_SC: Tensor, logps_SC: Tensor, entropy_SC: Tensor, mask_SC: Tensor) -> Features:

@@ -15,7 +15,7 @@ from oblrpo.policy import Logps
 from oblrpo.scores import Features
 from oblrpo.step.batch import Batch
 from oblrpo.step.gradient import Gradient, by_output
-from oblrpo.step.weights import RewardWeights, join
+from oblrpo.step.weights import RewardWeights
 
 
 class StepBaseline:
@@ -107,7 +107,7 @@ class StepBaseline:
             return {}
         if drawn is None:
             valid_S = torch.cat([part.batch.valid_PG.flatten() for part in parts])
-            features = join([part.logps.features for part in parts])
+            features = Features.join([part.logps.features for part in parts])
             return self.weights.compare(features, torch.cat(norms), batch.shape[1], valid_S)
         norm2_PG = by_output(parts, norms, torch.zeros_like(batch.rewards_PG))
         valid_S = (batch.valid_PG & (batch.keep_PG > 0)).flatten()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from oblrpo.policy import Logps
@@ -61,8 +60,3 @@ class RewardWeights:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
         self.calibrated.load_state_dict(state)
-
-
-def join(blocks: list[Features]) -> Features:
-    """Put the features of all micro-batches together."""
-    return Features(*(torch.cat(values) for values in zip(*(vars(block).values() for block in blocks), strict=True)))
