@@ -9,7 +9,8 @@ reward of `sparse` is 1 if all four tokens are right, that of `graded` the share
 `long-graded` 44 tokens follow that no reward looks at (9,216 weights). Every step takes P prompts of 4 completions,
 RLOO's baseline and AdamW; a run ends after a number of completions, and its figure is the policy's exact expected
 reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate. `blind` is the measured
-rate that is not told how long outputs are. Rules without a rate start at each of `--starts`. Prints each rule's mean
+rate that is not told how long outputs are, `unbraked` the one without its brake, `in-steps` the one before, whose age
+is in updates. Rules without a rate start at each of `--starts`. Prints each rule's mean
 over that of the best fixed rate of the point, and over all points the first rule that has no rate less the others, seed
 by seed.
 Every line of the CSV is a run; finished runs are not repeated.
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from lab.benchmarks.runs import mean_interval
+from lab.results.tried import TRIED
 from oblrpo.estimators import Moments, SNRSchedule, moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import MeasuredRate
@@ -45,8 +47,10 @@ FIXED = [f"off:rate={rate:g}" for rate in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 class Blind(MeasuredRate):
     """The control: outputs count as one token, however long they are."""
 
-    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
-        return super().factor(average, ess_ratio)
+    def factor(
+        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
+    ) -> float:
+        return super().factor(average, ess_ratio, None, fresh)
 
 
 class Point(NamedTuple):
@@ -125,7 +129,7 @@ class World:
 def run(point: Point) -> tuple[Point, float]:
     """The exact expected reward of the policy that a run ends with."""
     torch.set_num_threads(1)
-    RULES.update(blind=Blind)
+    RULES.update(blind=Blind, **TRIED)
     mode, _, settings = point.rule.partition(":")
     given: dict[str, Any] = {name: float(value) for name, value in (s.split("=") for s in settings.split(",") if s)}
     world = World(point.world, point.seed)

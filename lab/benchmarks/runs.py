@@ -15,7 +15,7 @@ from oblrpo.settings import TrainConfig, load_recipe, with_settings
 
 ADDITION = {"task": "addition", "task_args": {"max_terms": 4}, "max_completion_length": 24}
 
-STARTS = {
+STARTS: dict[str, dict[str, Any]] = {
     # a task at a level of skill: settings of the supervised warm start, and of the task
     "path": {"warm_start_steps": 200},
     "addition": ADDITION | {"warm_start_steps": 300, "warm_start_args": {"noise": 0.05}},

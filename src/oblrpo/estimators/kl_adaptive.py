@@ -38,7 +38,9 @@ class KLAdaptive(MeasuringRule):
         super().__init__(settings)
         self.rate = self._start = 0.0
 
-    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
+    def factor(
+        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
+    ) -> float:
         """The rate of this update divided by the first."""
         if not self._start:
             self._start = self.rate = self._first_rate()

@@ -3,37 +3,44 @@
 Let u be the update at rate 1 (any optimizer's) and kappa = KL(pi_th || pi_th+eta u) / eta^2, measured on the updates
 themselves. A step that is meant to move the policy by KL_t nats an output then has the rate sqrt(KL_t / kappa), and
 
-    KL_t = delta sqrt(T) / (t + 4),
+    KL_t = delta s^2 sqrt(T) P / (n + 128),
 
-with T the mean length of the outputs in tokens and t the number of the update.
+with P the prompts of the update, n those of all updates so far, T the mean length of the outputs in tokens, and s a
+share in (0, 1] that is 1 until steps turn back (`Brake`).
 
 Where T stands (derived). Averaged over a noise n, an update changes J by E[F sum_t m_t] / 2, where m_t = (n's_t)^2 +
 n'(grad^2 log pi_t) n is the part of token t. Its mean is 0 whatever came before, so that for tokens with orthogonal
 scores |E[F sum_t m_t]| <= sd(F) sqrt(sum_t E m_t^2), which grows as sqrt(T) where the KL grows as T: most of what noise
 does to a long output no reward can see. A step of KL x^2 costs x^2 / sqrt(T).
 
-Where t stands. A run takes many steps: while it is young, what it has not yet learned weighs more than noise. Equal
-costs in equal ratios of t, x^2 = sqrt(T) / t, are within a factor of the best for every length of a run: the
-1 / sqrt(t) of stochastic gradients. No estimate of the signal is needed, and so nothing falls with one.
+Where n stands. A run takes many steps: while it is young, what it has not yet learned weighs more than noise. Equal
+costs in equal ratios of n are within a factor of the best for every length of a run: the 1 / sqrt(t) of stochastic
+gradients. They are counted in prompts, because it is prompts that noise averages over: a batch of P moves the policy
+by as many nats as P batches of one.
 
-The constants delta = 1 and 4 were chosen by experiment.
+Where s stands. All this is blind to what a policy has to lose. The next gradient is not: it tells whether the last step
+was longer than theorem 4's.
+
+The constants delta = 1, 128 and the brake's memory were chosen by experiment.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
+from oblrpo.estimators.brake import Brake
 from oblrpo.estimators.measuring import LONGEST, MeasuringRule
+from oblrpo.estimators.moments import inner
 from oblrpo.estimators.rules import RateSettings, Step, mean_kl
 
-DELAY = 4
-"""The updates after which what a young run may spend has fallen to a half."""
+DELAY = 128
+"""The prompts after which what a young run may spend on one has fallen to a half."""
 TOO_FAR = 4.0
 """How many times the KL that was meant a step may take."""
 FREE = 1e-3
@@ -41,6 +48,8 @@ FREE = 1e-3
 KAPPA_MEMORY = 0.8
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
+UPDATE = "oblrpo_update"
+"""The key under which the optimizer's state, which every checkpoint holds, keeps the last update."""
 
 
 class MeasuredRate(MeasuringRule):
@@ -51,7 +60,8 @@ class MeasuredRate(MeasuringRule):
     felt: an update too short to move the measured log-probabilities is lengthened for the measurement until it does,
     and put back; where even that moves nothing, the rate stays.
 
-    Cost: a copy of the trained parameters during the step, and whatever forward the caller spends on `confine`.
+    Cost: a copy of the trained parameters during the step, the last update in bfloat16 between steps, and whatever
+    forward the caller spends on `confine`.
 
     Args:
         settings: the optimizer whose parameters are held, delta (`kl`), growth and shrinkage.
@@ -61,7 +71,7 @@ class MeasuredRate(MeasuringRule):
     memory: ClassVar[float] = 0.97  # of signal and noise, which a run reports and the rate does not follow
     nats: ClassVar[float] = 1.0
     numbers: ClassVar[tuple[str, ...]] = (
-        *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_count",
+        *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_prompts", "_unseen",
     )  # fmt: skip
 
     def __init__(self, settings: RateSettings) -> None:
@@ -69,7 +79,9 @@ class MeasuredRate(MeasuringRule):
         self.rate: float | None = None
         self._start = 0.0
         self._kappa_sum = self._kappa_weight = 0.0
-        self._count = 0
+        self._prompts = 0.0
+        self._unseen = False  # whether the optimizer's state keeps an update that no gradient has met yet
+        self.brake = Brake()
         self._meant = settings.kl  # the nats that the step at hand is meant to take
 
     @property
@@ -77,14 +89,21 @@ class MeasuredRate(MeasuringRule):
         """The KL per squared rate, averaged over updates; NaN before the first one that was felt."""
         return self._kappa_sum / self._kappa_weight if self._kappa_weight else math.nan
 
-    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
+    def factor(
+        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
+    ) -> float:
         """The next rate divided by the first."""
         if not self._start:
             self._start = self._first_rate()
         if self._used is not None:
             raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
-        self._count += 1
-        self._meant = self.settings.kl * ess_ratio * (math.sqrt(mean_length or 1.0) / (self._count + DELAY))
+        P = average.moments.n
+        if fresh and self._unseen:
+            self.brake.observe(-inner(self._gradient_and_update()), P)
+            self._unseen = False
+        self._prompts += P
+        nats_a_prompt = self.settings.kl * math.sqrt(mean_length or 1.0) / (self._prompts + DELAY)
+        self._meant = ess_ratio * self.brake.share**2 * P * nats_a_prompt
         if self.rate is None:
             self.rate = self._start
         elif self._kappa_weight:
@@ -93,7 +112,17 @@ class MeasuredRate(MeasuringRule):
             longest = max(self.rate * self.settings.growth, free)
             self.rate = min(max(best, self.rate / self.settings.shrinkage), longest)
         self._hold()
+        self._had_gradient = [p.grad is not None for p in self._parameters]
         return self.rate / self._start
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs but the last update, which the optimizer's state holds."""
+        return {**super().state_dict(), "brake": self.brake.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        super().load_state_dict(state)
+        self.brake.load_state_dict(state["brake"])
 
     def stepped(self, used: float | None) -> None:
         """Take note of the rate that `optimizer.step()` was called at."""
@@ -131,8 +160,23 @@ class MeasuredRate(MeasuringRule):
         used, self._used = self._used * left, None
         self.rate = None if self.rate is None else self.rate * left
         self._learn(*(kl, used) if kl > 0 or self.settings.rounds else self._lengthened(used, change))
+        self._keep_update()
         self._before = []
         return Step(kl, left)
+
+    def _keep_update(self) -> None:
+        """Leave the update to the optimizer's state, where the next gradient will meet it."""
+        state = self.settings.optimizer.state
+        for p, before, had in zip(self._parameters, self._before, self._had_gradient, strict=True):
+            if had:
+                state[p][UPDATE] = (p - before).to(torch.bfloat16)
+        self._unseen = True
+
+    def _gradient_and_update(self) -> Iterator[tuple[Tensor, Tensor]]:
+        state = self.settings.optimizer.state
+        for p in self._parameters:
+            if p.grad is not None and UPDATE in state.get(p, {}):
+                yield p.grad, state[p][UPDATE]
 
     def _learn(self, kl: float, used: float) -> None:
         if kl > 0:

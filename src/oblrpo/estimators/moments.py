@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,15 +148,23 @@ def squared_norm(parameters: list[torch.nn.Parameter]) -> float:
 
     Gradients sharded over ranks (FSDP2) are summed over those; every rank must call.
     """
+    return inner((p.grad, p.grad) for p in parameters if p.grad is not None)
+
+
+def inner(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The inner product of two lists of tensors, given as pairs of equal shapes: sum_i x_i'y_i, in float64.
+
+    Tensors sharded over ranks (FSDP2) are summed over those; every rank must call.
+    """
     by_layout: dict[Any, list[Tensor]] = {}  # by the mesh and the axes over which the ranks' shares add up
-    for squares in (p.grad.double().square() for p in parameters if p.grad is not None):
-        sharded: Any = squares if hasattr(squares, "to_local") else None
+    for product in (x.to(torch.float64, copy=True).mul_(y) for x, y in pairs):
+        sharded: Any = product if hasattr(product, "to_local") else None
         layout = None if sharded is None else (sharded.device_mesh, sharded.placements)
-        by_layout.setdefault(layout, []).append((squares if sharded is None else sharded.to_local()).sum())
+        by_layout.setdefault(layout, []).append((product if sharded is None else sharded.to_local()).sum())
     total = 0.0
     for layout, shares in by_layout.items():
-        norm2 = torch.stack(shares).sum()
-        total += float(norm2 if layout is None else _summed_over_ranks(norm2, *layout))
+        share = torch.stack(shares).sum()
+        total += float(share if layout is None else _summed_over_ranks(share, *layout))
     return total
 
 

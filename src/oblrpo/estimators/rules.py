@@ -66,13 +66,16 @@ class Rule(ABC):
         self.settings = settings
 
     @abstractmethod
-    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
+    def factor(
+        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
+    ) -> float:
         """The factor on eta_0 for the next update.
 
         Args:
             average: signal and noise, averaged up to and with this batch.
             ess_ratio: ESS / B of this batch's importance weights; 1 on-policy.
             mean_length: the mean length of this batch's outputs in tokens, if the caller has it.
+            fresh: whether no update was made on this batch before.
         """
 
     @classmethod
@@ -103,7 +106,9 @@ class Rule(ABC):
 class Off(Rule):
     """The factor is 1: the rate is the optimizer's own."""
 
-    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
+    def factor(
+        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
+    ) -> float:
         """The factor 1."""
         return 1.0
 
@@ -111,7 +116,9 @@ class Off(Rule):
 class EffectiveSampleSize(Rule):
     """The factor is sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616)."""
 
-    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
+    def factor(
+        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
+    ) -> float:
         """The root of the effective sample size over the batch size."""
         return math.sqrt(ess_ratio)
 
@@ -121,7 +128,9 @@ class Debiased(Rule):
 
     unbiased: ClassVar[bool] = True
 
-    def factor(self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None) -> float:
+    def factor(
+        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
+    ) -> float:
         """The signal's share of the gradient, within the bounds."""
         factor = average.signal_share(self.unbiased) * math.sqrt(ess_ratio)
         return min(max(factor, self.settings.floor), self.settings.ceiling)

@@ -38,8 +38,9 @@ class SNRSchedule:
     - `debiased` (default): S / (S + T/N) with unbiased S and T; on one batch that is max(0, 1 - T / (N ||g||^2)).
     - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2: it cannot brake (`PlugIn`).
     - `auto` sets the rate at which a step moves the policy by as many nats as the run's age and the length of its
-      outputs allow (`MeasuredRate`); eta_0 is only where it starts. Call `confine` after every `optimizer.step()`,
-      and tell `step` the outputs' mean length.
+      outputs allow, and brakes where the next gradient points back (`MeasuredRate`); eta_0 is only where it starts.
+      Call `confine` after every `optimizer.step()`, tell `step` the outputs' mean length, and leave the gradient in
+      `.grad` for it.
     - `kl` keeps the movement of a step near a set number of nats, whatever the noise (`KLAdaptive`); eta_0 is only
       where it starts. It needs `confine`, too.
     - `ess` takes sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616).
@@ -132,7 +133,9 @@ class SNRSchedule:
         """The rate of every parameter group as it is now: between `step` and `optimizer.step()`, the one used."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
-    def step(self, batch: Moments | None, ess_ratio: float = 1.0, mean_length: float | None = None) -> float:
+    def step(
+        self, batch: Moments | None, ess_ratio: float = 1.0, mean_length: float | None = None, fresh: bool = True
+    ) -> float:
         """Take in a batch's moments, set every group's rate to eta_0 * factor, and return the factor.
 
         Args:
@@ -140,6 +143,8 @@ class SNRSchedule:
                 they are, and the factor is what they support.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
             mean_length: the mean length of the outputs in tokens; `auto` takes them for single tokens without it.
+            fresh: whether no update was made on this batch before. The gradient of such a batch tells `auto` whether
+                the last update went too far; it has to be in `.grad`.
 
         Raises:
             ValueError: `auto` or `kl` has no rate to start from, or its last update was not confined; nothing was ever
@@ -152,7 +157,7 @@ class SNRSchedule:
         if batch is None or batch.has_gradient:
             self._steps += 1
             warm = min(1.0, self._steps / self.warmup if self.warmup else 1.0)
-            self.factor = self.rule.factor(self.average, ess_ratio, mean_length) * warm
+            self.factor = self.rule.factor(self.average, ess_ratio, mean_length, fresh) * warm
         for group in self.optimizer.param_groups:
             eta_0 = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             set_rate(group, eta_0 * self.factor)

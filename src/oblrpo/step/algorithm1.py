@@ -108,7 +108,8 @@ class Algorithm1:
         No signal, no step: where the gradient is exactly 0, weights and optimizer stay as they are.
         """
         schedule, change, kl = self.schedule, None, None
-        factor = schedule.step(gradient.moments, gradient.ess_ratio, gradient.batch.mean_length)
+        batch = gradient.batch
+        factor = schedule.step(gradient.moments, gradient.ess_ratio, batch.mean_length, batch.is_fresh)
         rate = schedule.learning_rates[0]
         if gradient.norm2 == 0:
             schedule.restore()

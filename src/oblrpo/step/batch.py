@@ -116,6 +116,11 @@ class Batch:
         return self.sequences.own_SC.view(*self.shape, -1)
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether no update was made on these outputs before; their gradient is then independent of all updates."""
+        return True
+
+    @property
     def mean_length(self) -> float:
         """The mean length of the outputs that count, in tokens."""
         lengths_PG = self.sequences.lengths_S.view(self.shape)

@@ -104,6 +104,11 @@ class OffPolicyBatch(Batch):
         rho_PG = mismatch.rho_S(self.clip_max).view(self.shape).to(self.rewards_PG)
         return replace(batch, rho_PG=rho_PG if self.ratio.whole else rho_PG * batch.rho_PG, mismatch=mismatch)
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no update was made on these outputs before; their gradient is then independent of all updates."""
+        return self.old_logp_SC is None
+
     def aged(self, logp_SC: Tensor, baseline_PG: Tensor) -> OffPolicyBatch:
         """The same for later updates: this is what the old policy was, and what its completions were compared with."""
         held_PG = baseline_PG if self.ratio.by_sign else None

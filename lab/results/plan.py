@@ -1,0 +1,122 @@
+"""The parts of the results: which runs they consist of, and in which order they are made."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lab.results.book import Book, Run
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Something that is compared: settings, at each of some rates or from each of some starts."""
+
+    name: str
+    settings: Settings
+    rates: tuple[float, ...]
+    searched: bool = False
+    """Whether the best of the rates is looked for on the search's seeds and reported on the others."""
+    seeds: tuple[int, ...] = ()
+    """The seeds it is reported on, if they are not the part's."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Arms on policies in batches of some sizes."""
+
+    name: str
+    policies: tuple[str, ...]
+    sizes: tuple[tuple[int, int], ...]
+    """Prompts a step and completions a prompt."""
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    search: tuple[int, ...] = ()
+    completions: int = 0
+    """How many completions a run takes; 0: as many steps as the settings say."""
+    settings: Settings = field(default_factory=dict)
+    about: str = ""
+
+    def rounds(self, book: Book) -> Iterator[list[tuple[Run, Settings]]]:
+        """Runs that can be made at one time; what later ones are depends on how earlier ones ended."""
+        yield [
+            self._run(policy, size, arm, rate, seed)
+            for seed in self.search
+            for policy, size in self.places
+            for arm in self.arms
+            if arm.searched
+            for rate in arm.rates
+        ]
+        yield [
+            self._run(policy, size, arm, rate, seed)
+            for seed in dict.fromkeys((*self.seeds, *(seed for arm in self.arms for seed in arm.seeds)))
+            for policy, size in self.places
+            for arm in self.arms
+            if seed in (arm.seeds or self.seeds)
+            for rate in ((self.best(book, policy, size, arm),) if arm.searched else arm.rates)
+        ]
+
+    @property
+    def places(self) -> Iterable[tuple[str, tuple[int, int]]]:
+        """Every policy in batches of every size."""
+        return [(policy, size) for policy in self.policies for size in self.sizes]
+
+    def _run(self, policy: str, size: tuple[int, int], arm: Arm, rate: float, seed: int) -> tuple[Run, Settings]:
+        P, G = size
+        given = {"prompts_per_step": P, "num_generations": G, "learning_rate": rate, "seed": seed}
+        steps = {"steps": max(1, round(self.completions / (P * G)))} if self.completions else {}
+        return Run(policy, P, G, arm.name, f"{rate:g}", seed), {**self.settings, **steps, **arm.settings, **given}
+
+    def best(self, book: Book, policy: str, size: tuple[int, int], arm: Arm) -> float:
+        """The rate of the best mean accuracy at the end, over the search's seeds."""
+
+        def mean(rate: float) -> float:
+            ends = book.ends(lambda run: run[:5] == (policy, *size, arm.name, f"{rate:g}") and run.seed in self.search)
+            return statistics.fmean(ends.values())
+
+        return max(arm.rates, key=mean)
+
+
+NO_EXTRAS: Settings = {"ledger_steps": 0, "calibration_steps": 0}
+DEFAULT: Settings = {"algorithm": "oblrpo_shrunk"}
+
+RATES = Part(
+    "rates",
+    about="The default rate against a KL target, fixed rates, and itself without what it consists of.",
+    policies=("addition-high", "countdown", "path"),
+    sizes=((16, 4), (64, 4), (8, 4)),
+    arms=(
+        Arm("default", DEFAULT, (1e-5,)),
+        Arm("kl 0.005", {**DEFAULT, "schedule": "kl", "schedule_kl": 0.005}, (1e-5,)),
+        Arm("fixed", {**DEFAULT, "schedule": "off"}, (1e-4, 2e-4, 4e-4)),
+        Arm("in-steps", {**DEFAULT, "rule": "in-steps"}, (1e-5,)),
+        Arm("unbraked", {**DEFAULT, "rule": "unbraked"}, (1e-5,)),
+        Arm("default", DEFAULT, (1e-7, 1e-3), seeds=(31,)),
+    ),
+    seeds=(31, 32, 33),
+    completions=15360,
+    settings={**NO_EXTRAS, "eval_steps": 0, "eval_prompts": 512, "save_steps": 0},
+)
+
+SUMS_RATES = (3e-6, 1e-5, 3e-5)
+SMOLLM2 = Part(
+    "smollm2",
+    about="SmolLM2-135M-Instruct learns to add: the default against rivals at the best of three rates.",
+    policies=("smollm2-arithmetic",),
+    sizes=((16, 4),),
+    arms=(
+        Arm("rloo", {"algorithm": "rloo"}, SUMS_RATES, searched=True),
+        Arm("grpo", {"algorithm": "grpo"}, SUMS_RATES, searched=True),
+        Arm("reinforce", {"algorithm": "reinforce"}, SUMS_RATES, searched=True),
+        Arm("default", DEFAULT, (1e-6, 1e-5)),
+    ),
+    seeds=(23, 24, 25),
+    search=(21, 22),
+    settings={**NO_EXTRAS, "steps": 20, "eval_prompts": 128, "eval_steps": 5, "save_steps": 5},
+)
+
+PARTS = {part.name: part for part in (RATES, SMOLLM2)}
