@@ -85,6 +85,11 @@ class MeasuredRate(MeasuringRule):
         self._meant = settings.kl  # the nats that the step at hand is meant to take
 
     @property
+    def brake_share(self) -> float:  # type: ignore[override]
+        """The share of the longest step that the run's age allows which the next one may take."""
+        return self.brake.share
+
+    @property
     def kappa(self) -> float:
         """The KL per squared rate, averaged over updates; NaN before the first one that was felt."""
         return self._kappa_sum / self._kappa_weight if self._kappa_weight else math.nan
@@ -103,7 +108,7 @@ class MeasuredRate(MeasuringRule):
             self._unseen = False
         self._prompts += P
         nats_a_prompt = self.settings.kl * math.sqrt(mean_length or 1.0) / (self._prompts + DELAY)
-        self._meant = ess_ratio * self.brake.share**2 * P * nats_a_prompt
+        self._meant = ess_ratio * self.brake_share**2 * P * nats_a_prompt
         if self.rate is None:
             self.rate = self._start
         elif self._kappa_weight:

@@ -59,6 +59,9 @@ class Rule(ABC):
     """Decay of the averages of signal and noise, unless the user sets one."""
     nats: ClassVar[float] = RateSettings.kl
     """How far an update may or should move the policy, unless the user says so (`RateSettings.kl`)."""
+    brake_share: float = 1.0
+    """The share of the longest step that the run's age allows which the next one may take; below 1 where steps turn
+    back (`auto`)."""
     measures_updates: ClassVar[bool] = False
     """Whether `SNRSchedule.confine` has to be called after every update."""
 
