@@ -1,6 +1,7 @@
 """Make the runs that are missing, part after part; what is there stays.
 
     python -m lab.results [--parts rates smollm2] [--processes 2]
+    python -m lab.results --only-report [--parts rates]
 
 A line of a finished run goes into docs/results/claim/PART.csv at once, so that the command goes on where it stopped.
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 from lab.results.book import Book
 from lab.results.plan import PARTS
 from lab.results.policies import recipe_of
+from lab.results.tables import rates_chosen, report
 from lab.results.training import train_all
 
 CSVS = Path(__file__).parents[2] / "docs" / "results" / "claim"
@@ -25,16 +27,18 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="runs at a time, each on one thread")
     parser.add_argument("--folder", type=Path, default=Path("runs/results"), help="of runs that are not finished")
     parser.add_argument("--csvs", type=Path, default=CSVS)
+    parser.add_argument("--only-report", action="store_true", help="print what the CSVs have")
     told = parser.parse_args()
     for name in told.parts:
         book = Book(told.csvs / f"{name}.csv")
-        for planned in PARTS[name].rounds(book):
+        for planned in [] if told.only_report else PARTS[name].rounds(book):
             runs = {}
             for run, settings in planned:
                 if run not in book.runs:
                     recipe, begins = recipe_of(run.policy, run.seed, told.folder)
                     runs[run] = recipe, {**begins, **settings}
             train_all(book, runs, told.folder / name, told.processes)
+        print("\n\n".join(filter(None, [report(PARTS[name], book), rates_chosen(PARTS[name], book)])), flush=True)
 
 
 if __name__ == "__main__":

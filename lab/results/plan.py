@@ -83,6 +83,7 @@ class Part:
 
 NO_EXTRAS: Settings = {"ledger_steps": 0, "calibration_steps": 0}
 DEFAULT: Settings = {"algorithm": "oblrpo_shrunk"}
+FIXED: Settings = {**DEFAULT, "schedule": "off"}
 
 RATES = Part(
     "rates",
@@ -92,7 +93,7 @@ RATES = Part(
     arms=(
         Arm("default", DEFAULT, (1e-5,)),
         Arm("kl 0.005", {**DEFAULT, "schedule": "kl", "schedule_kl": 0.005}, (1e-5,)),
-        Arm("fixed", {**DEFAULT, "schedule": "off"}, (1e-4, 2e-4, 4e-4)),
+        Arm("fixed", FIXED, (1e-4, 2e-4, 4e-4)),
         Arm("in-steps", {**DEFAULT, "rule": "in-steps"}, (1e-5,)),
         Arm("unbraked", {**DEFAULT, "rule": "unbraked"}, (1e-5,)),
         Arm("default", DEFAULT, (1e-7, 1e-3), seeds=(31,)),
@@ -101,6 +102,60 @@ RATES = Part(
     completions=15360,
     settings={**NO_EXTRAS, "eval_steps": 0, "eval_prompts": 512, "save_steps": 0},
 )
+
+CHOICE = Part(
+    "choice",
+    about="The policies on which the default rate was chosen, for which nothing else is claimed.",
+    policies=("sums", "two-digit-addition"),
+    sizes=((16, 4), (64, 4), (8, 4)),
+    arms=(*RATES.arms[:2], Arm("fixed", FIXED, (5e-5, 1e-4, 2e-4)), *RATES.arms[3:5]),
+    seeds=(0, 1),
+    completions=10240,
+    settings={**RATES.settings, "eval_prompts": 400},
+)
+
+FEW = Part(
+    "few",
+    about="Two and four prompts a step, which must not destroy a policy.",
+    policies=("path",),
+    sizes=((2, 4), (4, 4)),
+    arms=(
+        *RATES.arms[:2],
+        *RATES.arms[3:5],
+        Arm("default, first beta 0.99", {**DEFAULT, "optimizer_args": {"betas": [0.99, 0.999]}}, (1e-5,)),
+    ),
+    seeds=(31, 32, 33),
+    settings={**RATES.settings, "steps": 200},
+)
+
+FOUR_RATES = (1e-4, 2e-4, 4e-4)
+BASELINES = {"rloo": "rloo", "shrunk": "oblrpo_shrunk", "leave-one-out": "oblrpo", "none": "reinforce"}
+
+
+def _two_by_two(name: str, baselines: tuple[str, ...], size: tuple[int, int]) -> Part:
+    return Part(
+        name,
+        about="Every baseline with the default rate, and at its own best of three fixed rates.",
+        policies=("path", "countdown", "addition", "addition-high"),
+        sizes=(size,),
+        arms=tuple(
+            arm
+            for baseline in baselines
+            for algorithm in ({"algorithm": BASELINES[baseline]},)
+            for arm in (
+                Arm(f"{baseline}, fixed", {**algorithm, "schedule": "off"}, FOUR_RATES, searched=True),
+                Arm(f"{baseline}, default rate", {**algorithm, "schedule": "auto"}, (1e-5,)),
+            )
+        ),
+        seeds=(43, 44, 45, 46, 47),
+        search=(41, 42),
+        completions=12800,
+        settings={**NO_EXTRAS, "eval_steps": 0, "eval_prompts": 512, "save_steps": 0},
+    )
+
+
+GROUPS_OF_4 = _two_by_two("groups_of_4", tuple(BASELINES), (32, 4))
+GROUPS_OF_2 = _two_by_two("groups_of_2", ("rloo", "shrunk", "none"), (64, 2))
 
 SUMS_RATES = (3e-6, 1e-5, 3e-5)
 SMOLLM2 = Part(
@@ -119,4 +174,15 @@ SMOLLM2 = Part(
     settings={**NO_EXTRAS, "steps": 20, "eval_prompts": 128, "eval_steps": 5, "save_steps": 5},
 )
 
-PARTS = {part.name: part for part in (RATES, SMOLLM2)}
+WINDOW_RATES = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3)
+WINDOW = Part(
+    "window",
+    about="SmolLM2's sums against the rate that one begins with.",
+    policies=("smollm2-arithmetic",),
+    sizes=((16, 4),),
+    arms=(Arm("default", DEFAULT, WINDOW_RATES), Arm("grpo", {"algorithm": "grpo"}, WINDOW_RATES)),
+    seeds=(23, 24),
+    settings=SMOLLM2.settings,
+)
+
+PARTS = {part.name: part for part in (RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW)}

@@ -9,6 +9,19 @@ from lab.benchmarks.runs import STARTS
 from lab.results.training import start
 from oblrpo.compare.training import how_it_ended
 
+SKILLS: dict[str, dict[str, Any]] = {
+    **STARTS,
+    "sums": {
+        "task": "arithmetic", "task_args": {"shots": 0, "operations": "+-", "largest": 60}, "max_completion_length": 6,
+        "warm_start_steps": 600, "warm_start_args": {"noise": 0.05},
+    },
+    "two-digit-addition": {
+        "task": "addition", "task_args": {"min_terms": 2, "max_terms": 3, "largest": 30}, "max_completion_length": 24,
+        "warm_start_steps": 500, "warm_start_args": {"noise": 0.05},
+    },
+}  # fmt: skip
+"""Tasks at a level of skill: settings over the demo's of the supervised warm start, and of the task."""
+
 
 def recipe_of(policy: str, seed: int, folder: Path) -> tuple[str, dict[str, Any]]:
     """The recipe of a policy, and the settings over it with which a run begins; a warm start is made where none is.
@@ -16,9 +29,9 @@ def recipe_of(policy: str, seed: int, folder: Path) -> tuple[str, dict[str, Any]
     Raises:
         RuntimeError: the warm start failed.
     """
-    if policy not in STARTS:
+    if policy not in SKILLS:
         return policy, {}
-    skill: dict[str, Any] = STARTS[policy]
+    skill = SKILLS[policy]
     output = folder / f"warm_{policy}_{seed}"
     checkpoint = output / "checkpoints" / "step_0"
     if not checkpoint.is_dir():

@@ -1,0 +1,77 @@
+"""Tables of a part's runs, in Markdown: how each arm ended at each place, and the default less it, seed by seed."""
+
+from __future__ import annotations
+
+import statistics
+
+from lab.benchmarks.runs import mean_interval
+from lab.results.book import Book, Run
+from lab.results.plan import Part
+
+Label = tuple[str, str]
+"""An arm and its rate, which is empty where the arm's best was searched."""
+
+
+class Ends:
+    """Accuracy after the last step of a part's reported runs, by arm and rate, place and seed."""
+
+    def __init__(self, part: Part, book: Book) -> None:
+        self.part = part
+        self.found: dict[Label, dict[tuple[str, int, int], dict[int, float]]] = {}
+        searched = {arm.name for arm in part.arms if arm.searched}
+        rank = {arm.name: number for number, arm in reversed(list(enumerate(part.arms)))}
+        for run, accuracy in sorted(
+            book.ends().items(), key=lambda end: (rank.get(end[0].arm, 99), float(end[0].rate))
+        ):
+            if run.arm in rank and run.seed not in part.search:
+                label = run.arm, "" if run.arm in searched else run.rate
+                self.found.setdefault(label, {}).setdefault(run[:3], {})[run.seed] = accuracy
+
+    def at(self, label: Label, place: tuple[str, int, int]) -> dict[int, float]:
+        """By seed."""
+        return self.found.get(label, {}).get(place, {})
+
+    def less(self, mine: Label, other: Label, place: tuple[str, int, int]) -> list[float]:
+        """The one less the other, for the seeds that both have."""
+        ours, theirs = self.at(mine, place), self.at(other, place)
+        return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+
+def report(part: Part, book: Book) -> str:
+    """Two tables: accuracies, and the default less every other arm."""
+    ends = Ends(part, book)
+    places = [(policy, *size) for policy, size in part.places]
+    titles = ["arm", "rate", *(f"{policy}, {P} x {G}" for policy, P, G in places), "mean"]
+    rows, differences = [], []
+    for label in ends.found:
+        cells = [mean_interval(list(ends.at(label, place).values())) for place in places]
+        means = [statistics.fmean(ends.at(label, place).values()) for place in places if ends.at(label, place)]
+        whole = f"{statistics.fmean(means):.3f}" if len(means) == len(places) else ""
+        rows.append([*label, *cells, whole])
+    first = next(iter(ends.found), None)
+    for label in ends.found:
+        if first and label != first:
+            pairs = [ends.less(first, label, place) for place in places]
+            by_place = [mean_interval(values) for values in pairs]
+            everywhere = [value for values in pairs for value in values]
+            differences.append([*label, *by_place, mean_interval(everywhere)])
+    parts = [f"{part.name}: {part.about}", table(titles, rows)]
+    if differences:
+        parts += [f"{' from '.join(first or ('', ''))} less each, seed by seed", table(titles, differences)]
+    return "\n\n".join(parts)
+
+
+def rates_chosen(part: Part, book: Book) -> str:
+    """The rate of every searched arm at every place, where its search is done."""
+    lines = []
+    for policy, size in part.places:
+        for arm in part.arms:
+            tried = [Run(policy, *size, arm.name, f"{rate:g}", seed) for rate in arm.rates for seed in part.search]
+            if arm.searched and all(run in book.runs for run in tried):
+                lines.append(f"{policy}, {size[0]} x {size[1]}, {arm.name}: {part.best(book, policy, size, arm):g}")
+    return "\n".join(lines)
+
+
+def table(titles: list[str], rows: list[list[str]]) -> str:
+    """Markdown."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [titles, ["---"] * len(titles), *rows])
