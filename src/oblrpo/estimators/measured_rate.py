@@ -70,6 +70,7 @@ class MeasuredRate(MeasuringRule):
     mode: ClassVar[str] = "auto"
     memory: ClassVar[float] = 0.97  # of signal and noise, which a run reports and the rate does not follow
     nats: ClassVar[float] = 1.0
+    keeps: ClassVar[int] = torch.bfloat16.itemsize
     numbers: ClassVar[tuple[str, ...]] = (
         *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_prompts", "_unseen",
     )  # fmt: skip
@@ -103,9 +104,10 @@ class MeasuredRate(MeasuringRule):
         if self._used is not None:
             raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
         P = average.moments.n
+        loss = inner(self._taken_updates())  # what it would cost to make the last update once more
         if fresh and self._unseen:
-            self.brake.observe(-inner(self._gradient_and_update()), P)
-            self._unseen = False
+            self.brake.observe(-loss, P)
+        self._unseen = False
         self._prompts += P
         nats_a_prompt = self.settings.kl * math.sqrt(mean_length or 1.0) / (self._prompts + DELAY)
         self._meant = ess_ratio * self.brake_share**2 * P * nats_a_prompt
@@ -166,22 +168,22 @@ class MeasuredRate(MeasuringRule):
         self.rate = None if self.rate is None else self.rate * left
         self._learn(*(kl, used) if kl > 0 or self.settings.rounds else self._lengthened(used, change))
         self._keep_update()
-        self._before = []
         return Step(kl, left)
 
     def _keep_update(self) -> None:
-        """Leave the update to the optimizer's state, where the next gradient will meet it."""
-        state = self.settings.optimizer.state
-        for p, before, had in zip(self._parameters, self._before, self._had_gradient, strict=True):
-            if had:
-                state[p][UPDATE] = (p - before).to(torch.bfloat16)
+        """Leave the update to the optimizer's state, where the next gradient will meet it, in the copy's room."""
+        for p, had_gradient in zip(self._parameters, self._had_gradient, strict=True):
+            before = self._before.pop(0)
+            if had_gradient:  # else the optimizer may not have made a state of its own yet, and would miss that
+                self.settings.optimizer.state[p][UPDATE] = (p - before).to(torch.bfloat16)
         self._unseen = True
 
-    def _gradient_and_update(self) -> Iterator[tuple[Tensor, Tensor]]:
-        state = self.settings.optimizer.state
+    def _taken_updates(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The gradient and the last update of every parameter that has both; the optimizer's state loses the latter."""
         for p in self._parameters:
-            if p.grad is not None and UPDATE in state.get(p, {}):
-                yield p.grad, state[p][UPDATE]
+            update = self.settings.optimizer.state.get(p, {}).pop(UPDATE, None)
+            if update is not None and p.grad is not None:
+                yield p.grad, update
 
     def _learn(self, kl: float, used: float) -> None:
         if kl > 0:

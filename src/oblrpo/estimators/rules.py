@@ -62,6 +62,8 @@ class Rule(ABC):
     brake_share: float = 1.0
     """The share of the longest step that the run's age allows which the next one may take; below 1 where steps turn
     back (`auto`)."""
+    keeps: ClassVar[int] = 0
+    """The bytes that it keeps of every trained number between steps."""
     measures_updates: ClassVar[bool] = False
     """Whether `SNRSchedule.confine` has to be called after every update."""
 

@@ -30,6 +30,7 @@ class PeakMemory:
     weights: int
     gradient: int
     optimizer: int  # what the optimizer remembers of each trained weight
+    update: int  # the last update, for schedules that look back at it
     copy: int  # the weights as they were before an update that is measured, for it may have to be shortened
     reference: int  # the trained weights as they were before the first step, for a KL penalty
     activations: int  # what the backward and the score tape hold of one micro-batch
@@ -38,13 +39,14 @@ class PeakMemory:
 
     @property
     def total(self) -> int:
-        """All that is there at once: activations are gone when the copy is made."""
+        """All that is there at once: activations and the last update are gone when the copy is made."""
         kept = self.libraries + self.weights + self.gradient + self.optimizer + self.reference
-        return kept + max(self.activations + self.slack, self.copy)
+        return kept + max(self.activations + self.slack + self.update, self.copy)
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights, "gradient": self.gradient, "optimizer": self.optimizer,
+            "last update": self.update,
             "reference of the KL penalty": self.reference,
             f"activations of {self.tokens:,} tokens": self.activations, "slack of the heap": self.slack,
             "Python and libraries": self.libraries,
@@ -81,6 +83,7 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
         weights=sum(p.numel() * p.element_size() for p in policy.model.parameters()),
         gradient=trained,
         optimizer=trained * _numbers_a_weight(config.optim),
+        update=sum(p.numel() for p in policy.parameters) * learner.schedule.rule.keeps,
         copy=trained if learner.schedule.rule.measures_updates else 0,
         reference=trained if learner.reference is not None else 0,
         activations=int(activations),
