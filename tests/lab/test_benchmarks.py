@@ -75,6 +75,17 @@ def test_the_coupling_of_prompts_by_the_prior(monkeypatch, capsys):
     assert "nan" not in printed
 
 
+def test_the_noise_scale_in_other_ways(monkeypatch, capsys):
+    """The command itself stops where gns-pytorch and we differ on whether there is a figure at all."""
+    pytest.importorskip("gns_pytorch", reason="gns-pytorch is of the extra `dev`")
+    sizes = ["--batches", 3, "--prompts", 16, "--outputs", 2, "--window", 1]
+    printed = printed_by("noise_scale", sizes, monkeypatch, capsys)
+    apart = re.search(r"at most (\S+) apart", printed)
+    assert float(apart[1]) < 1e-3
+    assert "| micro-batches of 8 prompts | " in printed
+    assert not [line for line in printed.splitlines() if " nan" in line]
+
+
 @pytest.mark.parametrize("past_only", [False, True])
 def test_the_priors_of_many_runs_are_those_of_each(past_only):
     many, one = prior_coupling.Priors(2, past_only), Prior(past_only=past_only)
