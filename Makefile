@@ -6,6 +6,7 @@
 # make audit  known weaknesses of the libraries we run with, where an index can be reached
 # make docs  the site of docs/, into site/
 # make theory  every theorem of the paper on policies small enough to enumerate, in a minute
+# make results  every training run that the claim rests on: some 40 hours of one core, going on where it stopped
 # make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
 # make test-trl  an environment with TRL + the tests of the adapter
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
@@ -23,7 +24,7 @@ TRL_VENV := .venv-trl
 TRL_BIN := $(TRL_VENV)/bin
 TRL_STAMP := $(TRL_VENV)/.installed
 
-.PHONY: env demo smollm2 theory docs gpu quick test attack audit test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
+.PHONY: env demo smollm2 theory results docs gpu quick test attack audit test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
 
 env: $(STAMP)
 
@@ -48,6 +49,9 @@ smollm2: $(CORE)
 
 theory: $(CORE)
 	$(BIN)/python -m lab.theory
+
+results: smollm2
+	$(BIN)/python -m lab.results
 
 docs: $(STAMP)
 	$(BIN)/zensical build --strict --clean

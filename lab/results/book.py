@@ -67,7 +67,7 @@ class Book:
             writer = csv.writer(file)
             writer.writerow([*Run._fields, *Line._fields])
             for key, lines in self.runs.items():
-                writer.writerows([*key, *map(_text, line)] for line in lines)
+                writer.writerows([*key, *("" if value is None else value for value in line)] for line in lines)
 
     def ends(self, keep: Callable[[Run], bool] = lambda run: True) -> dict[Run, float]:
         """Accuracy after the last step of the runs that are kept."""
@@ -88,16 +88,13 @@ def lines_of(run: Run, metrics: list[dict[str, Any]]) -> Iterable[Line]:
             continue
         rewards = [each["reward"] for each in since if each.get("reward") is not None]
         nats = [each["step_kl"] for each in since if each.get("step_kl") is not None]
-        yield Line(
-            row["step"], row["step"] * run.prompts * run.generations, spent, _mean(rewards),
-            row.get("eval/accuracy"), row.get("learning_rate", 0.0), _mean(nats),
+        measured = (
+            spent, _mean(rewards), row.get("eval/accuracy"), row.get("learning_rate", 0.0), _mean(nats),
         )  # fmt: skip
+        rounded = [None if value is None else float(f"{value:.4g}") for value in measured]  # as the CSV has it
+        yield Line(row["step"], row["step"] * run.prompts * run.generations, *rounded)  # type: ignore[arg-type]
         since = []
 
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
-
-
-def _text(value: float | None) -> str:
-    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,126 @@
+"""The runs behind the claim: what is planned, what is kept of a run, and one that is really made."""
+
+import math
+
+import pytest
+import torch
+
+from lab.results.book import LINES, Book, Run, lines_of
+from lab.results.plan import PARTS, Arm, Part
+from lab.results.tables import rates_chosen, report
+from lab.results.training import train_all
+from lab.results.tried import TRIED, InSteps, Unbraked
+from oblrpo.estimators import Moments, SNRSchedule
+from oblrpo.estimators.schedule import RULES
+
+TINY = Part(
+    "tiny",
+    policies=("a", "b"),
+    sizes=((2, 4),),
+    arms=(Arm("ours", {}, (1e-5, 1e-3)), Arm("theirs", {"algorithm": "rloo"}, (0.1, 0.2), searched=True)),
+    seeds=(3, 4),
+    search=(1, 2),
+    completions=80,
+)
+
+
+def metrics(end, steps=48):
+    rows = [{"step": 0, "eval/accuracy": 0.25}]
+    rows += [{"step": n, "reward": n / steps, "cpu_time": 2.0, "step_kl": 0.5} for n in range(1, steps + 1)]
+    rows[-1]["eval/accuracy"] = end
+    return rows
+
+
+def test_a_run_is_kept_as_a_few_lines():
+    run = Run("a", 2, 4, "ours", "1e-05", 3)
+    first, *lines = lines_of(run, metrics(0.75))
+    assert (first.step, first.accuracy) == (0, 0.25)
+    assert math.isnan(first.reward)
+    assert len(lines) == LINES
+    assert [line.step for line in lines] == list(range(2, 49, 2))
+    assert lines[-1] == (48, 48 * 8, 96.0, 0.9896, 0.75, 0.0, 0.5)
+
+
+def test_a_book_reads_what_it_has_written(tmp_path):
+    book = Book(tmp_path / "new" / "tiny.csv")
+    runs = [Run("a", 2, 4, "ours", "1e-05", seed) for seed in (3, 4)]
+    for run, end in zip(runs, (0.5, 0.75), strict=True):
+        book.add(run, metrics(end))
+    again = Book(book.file)
+    assert again.ends() == {runs[0]: 0.5, runs[1]: 0.75}
+    assert again.runs[runs[0]][1:] == book.runs[runs[0]][1:]
+
+
+def test_searched_arms_go_on_at_their_best_rate(tmp_path):
+    """The rate is chosen on seeds that are not reported, at every place by itself."""
+    book = Book(tmp_path / "tiny.csv")
+    rounds = TINY.rounds(book)
+    search = next(rounds)
+    assert {run.arm for run, _ in search} == {"theirs"}
+    assert {run.seed for run, _ in search} == {1, 2}
+    for run, settings in search:
+        assert (settings["steps"], settings["learning_rate"]) == (10, float(run.rate))
+        good = {"a": "0.1", "b": "0.2"}[run.policy]
+        book.add(run, metrics(0.9 if run.rate == good else 0.1))
+    runs = [run for run, _ in next(rounds)]
+    assert {(run.policy, run.rate) for run in runs if run.arm == "theirs"} == {("a", "0.1"), ("b", "0.2")}
+    assert {run.rate for run in runs if run.arm == "ours"} == {"1e-05", "0.001"}
+    assert {run.seed for run in runs} == {3, 4}
+    for run in runs:
+        book.add(run, metrics({"ours": 0.75, "theirs": 0.5}[run.arm]))
+    text = report(TINY, book)
+    assert "| theirs |  | 0.500 | 0.500 | 0.500 |" in text  # the seeds of the search are not in it
+    assert "| theirs |  | 0.250 | 0.250 | 0.250 +- 0.000 |" in text
+    assert "a, 2 x 4, theirs: 0.1" in rates_chosen(TINY, book)
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_no_run_is_planned_twice(part, tmp_path):
+    search, runs = list(part.rounds(Searched(tmp_path / "none.csv")))
+    planned = [run for run, _ in (*search, *runs)]
+    assert planned
+    assert len(planned) == len(set(planned))
+    assert not {run.seed for run, _ in search} & {run.seed for run, _ in runs}
+
+
+class Searched(Book):
+    """A book in which every rate did equally well."""
+
+    def ends(self, keep=None):
+        return {Run("", 0, 0, "", "", 0): 0.5}
+
+
+def test_a_run_is_made_and_noted(tmp_path):
+    """With the rule before the brake; its folder goes, and a second call makes nothing."""
+    book, run = Book(tmp_path / "runs.csv"), Run("demo", 2, 2, "in-steps", "1e-05", 0)
+    small = {"hidden_size": 16, "num_hidden_layers": 1}
+    settings = {
+        "model_args": small, "warm_start_steps": 0, "steps": 2, "prompts_per_step": 2, "num_generations": 2,
+        "learning_rate": 1e-5, "eval_prompts": 4, "ledger_steps": 0, "calibration_steps": 0, "rule": "in-steps",
+    }  # fmt: skip
+    for _ in range(2):
+        train_all(book, {run: ("demo", settings)}, tmp_path / "runs", 1)
+        assert [line.step for line in book.runs[run]] == [0, 1, 2]
+        assert book.runs[run][-1].cpu_seconds > 0
+        assert not (tmp_path / "runs" / run.place).exists()
+    with pytest.raises(RuntimeError, match="its log"):
+        train_all(book, {run._replace(seed=1): ("demo", {"learning_rate": -1.0})}, tmp_path / "runs", 1)
+
+
+def test_rules_that_were_tried(monkeypatch):
+    """The control of the brake never brakes; the rule before counts updates."""
+    for name, rule in TRIED.items():
+        monkeypatch.setitem(RULES, name, rule)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    for name, kind in (("unbraked", Unbraked), ("in-steps", InSteps)):
+        schedule = SNRSchedule(torch.optim.SGD([parameter], lr=1.0), name)
+        assert type(schedule.rule) is kind
+        for sign in (1.0, -1.0) * 10:
+            parameter.grad = torch.full((2,), sign)
+            schedule.step(Moments(1.0, 1.0, 16))
+            before = parameter.detach().clone()
+            schedule.optimizer.step()
+            schedule.confine(lambda before=before: 0.1 * (parameter.detach() - before)[None])
+        assert schedule.rule.brake_share == 1.0
+        age = {"unbraked": 20 + 128 / 16, "in-steps": 20 + 4}[name]
+        assert schedule.rule._meant == pytest.approx(1 / age)
