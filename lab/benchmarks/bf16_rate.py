@@ -43,11 +43,12 @@ class Measured:
 
     def update(self, batch: Sequences, age: int, before_SC: torch.Tensor | None = None) -> tuple[float, float]:
         """Make the update that lies in `.grad`; return its rate and KL."""
-        self.schedule.rule._count = age - 1
+        self.schedule.rule._prompts = NOISE.n * (age - 1)
         begun, self.forwards = time.perf_counter(), 0
         if not self.schedule.rule.settings.rounds and before_SC is None:
             before_SC = self.logp_SC(batch)
-        self.schedule.step(NOISE, mean_length=float(batch.own_SC.sum(1).float().mean()))
+        # Directions are no gradients, by which steps could be seen to turn back.
+        self.schedule.step(NOISE, mean_length=float(batch.own_SC.sum(1).float().mean()), fresh=False)
         rate = self.schedule.learning_rates[0]
         self.optimizer.step()
         first_SC = 0.0 if before_SC is None else before_SC

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from oblrpo.estimators import Moments, SNRSchedule
+from oblrpo.estimators.measured_rate import DELAY
 from oblrpo.estimators.measuring import mean_square
 
 BATCH = Moments(signal2=0.0, trace_cov=8.0, n=4)
@@ -116,7 +117,7 @@ def test_no_step_takes_more_than_four_times_what_was_meant():
             taken = run.step()[1]
             change_ST = run.scores_STW @ (run.weights.detach().double() - before)
             kl = float((change_ST.expm1() - change_ST).sum() / OUTPUTS)
-            assert kl < 1.2 * 4 * math.sqrt(2000) / (t + 4), "measured with some error"
+            assert kl < 1.2 * 4 * math.sqrt(2000) * BATCH.n / (BATCH.n * t + DELAY), "measured with some error"
             assert taken.kl == pytest.approx(kl, rel=0.3)
 
 
