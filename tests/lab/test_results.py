@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from lab.benchmarks import turning
 from lab.results.book import LINES, Book, Run, lines_of
 from lab.results.plan import PARTS, Arm, Part
 from lab.results.tables import rates_chosen, report
@@ -124,3 +125,25 @@ def test_rules_that_were_tried(monkeypatch):
         assert schedule.rule.brake_share == 1.0
         age = {"unbraked": 20 + 128 / 16, "in-steps": 20 + 4}[name]
         assert schedule.rule._meant == pytest.approx(1 / age)
+
+
+def test_what_updates_would_gain_once_more(monkeypatch):
+    """Plain gradient ascent on J = theta: an update of d promises d, and would gain it again."""
+    seen = []
+    monkeypatch.setitem(RULES, "auto", turning.watching(Unbraked, seen))
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    schedule = SNRSchedule(torch.optim.SGD([parameter], lr=0.5), "auto")
+    for _ in range(17):
+        parameter.grad = -torch.ones(1)
+        schedule.step(Moments(1.0, 1.0, 16))
+        before = parameter.detach().clone()
+        schedule.optimizer.step()
+        schedule.confine(lambda before=before: (parameter.detach() - before)[None])
+        seen[-1]["moved"] = float(parameter.detach() - before)
+    for update in seen[:-1]:
+        assert update["promise"] == pytest.approx(update["moved"], rel=0.01)
+        assert update["gain"] == pytest.approx(update["moved"], rel=0.01)
+    lines = turning.table([{"reward": 0.5}] * 17, seen).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 1 to 3", "| 4 to 6"]
+    assert lines[-1].startswith("| 16 to 17 | 0.500 |")
+    assert lines[-1].endswith(" +- nan | 1.00 |")
