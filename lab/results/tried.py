@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from oblrpo.estimators import measured_rate
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.brake import Brake
 from oblrpo.estimators.measured_rate import MeasuredRate
@@ -30,7 +29,7 @@ class InSteps(Unbraked):
         self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
     ) -> float:
         """The next rate divided by the first."""
-        measured_rate.DELAY = 4 * average.moments.n
+        self.delay = 4 * average.moments.n
         return super().factor(average, ess_ratio, mean_length, fresh)
 
 

@@ -9,8 +9,8 @@ d has ended, and its prompts are others than those that made d. So what the same
 With J of curvature c and a gradient of signal S and noise T / N it is eta (S - eta c (S + T/N)), which is 0 at theorem
 4's eta = (1/c) S / (S + T/N), whatever c, S and T are.
 
-One batch says little. Gains are averaged over some prompts, and only what exceeds one standard error of that average
-counts.
+One batch says little. Gains by the unit of rate, so that long steps do not outweigh the shorter ones after them, are
+averaged over some prompts, and only what exceeds one standard error of that average counts.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ class Brake:
         self._gain = self._square = self._weight = self._weight2 = 0.0
 
     def observe(self, gain: float, P: float) -> None:
-        """Take in what the last update would gain if it were made again, by the gradient of the P prompts after it.
+        """Take in what the last update would gain if made once more, by the gradient of the P prompts after it.
 
         With z the average gain over its standard error, log(share) changes by about HARD (P / MEMORY) (|z| - 1), with
         the sign of z, where |z| > 1.
+
+        Args:
+            gain: g'd / eta, of the update d that was made at the rate eta.
+            P: the number of prompts of g.
         """
         keep = math.exp(-P / MEMORY)
         new = 1 - keep

@@ -70,9 +70,10 @@ class MeasuredRate(MeasuringRule):
     mode: ClassVar[str] = "auto"
     memory: ClassVar[float] = 0.97  # of signal and noise, which a run reports and the rate does not follow
     nats: ClassVar[float] = 1.0
+    delay: float = DELAY
     keeps: ClassVar[int] = torch.bfloat16.itemsize
     numbers: ClassVar[tuple[str, ...]] = (
-        *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_prompts", "_unseen",
+        *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_prompts", "_last",
     )  # fmt: skip
 
     def __init__(self, settings: RateSettings) -> None:
@@ -81,7 +82,7 @@ class MeasuredRate(MeasuringRule):
         self._start = 0.0
         self._kappa_sum = self._kappa_weight = 0.0
         self._prompts = 0.0
-        self._unseen = False  # whether the optimizer's state keeps an update that no gradient has met yet
+        self._last = 0.0  # the rate of an update that the optimizer's state keeps for the next gradient
         self.brake = Brake()
         self._meant = settings.kl  # the nats that the step at hand is meant to take
 
@@ -105,11 +106,11 @@ class MeasuredRate(MeasuringRule):
             raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
         P = average.moments.n
         loss = inner(self._taken_updates())  # what it would cost to make the last update once more
-        if fresh and self._unseen:
-            self.brake.observe(-loss, P)
-        self._unseen = False
+        if fresh and self._last:
+            self.brake.observe(-loss / self._last, P)
+        self._last = 0.0
         self._prompts += P
-        nats_a_prompt = self.settings.kl * math.sqrt(mean_length or 1.0) / (self._prompts + DELAY)
+        nats_a_prompt = self.settings.kl * math.sqrt(mean_length or 1.0) / (self._prompts + self.delay)
         self._meant = ess_ratio * self.brake_share**2 * P * nats_a_prompt
         if self.rate is None:
             self.rate = self._start
@@ -167,16 +168,16 @@ class MeasuredRate(MeasuringRule):
         used, self._used = self._used * left, None
         self.rate = None if self.rate is None else self.rate * left
         self._learn(*(kl, used) if kl > 0 or self.settings.rounds else self._lengthened(used, change))
-        self._keep_update()
+        self._keep_update(used)
         return Step(kl, left)
 
-    def _keep_update(self) -> None:
+    def _keep_update(self, used: float) -> None:
         """Leave the update to the optimizer's state, where the next gradient will meet it, in the copy's room."""
         for p, had_gradient in zip(self._parameters, self._had_gradient, strict=True):
             before = self._before.pop(0)
             if had_gradient:  # else the optimizer may not have made a state of its own yet, and would miss that
                 self.settings.optimizer.state[p][UPDATE] = (p - before).to(torch.bfloat16)
-        self._unseen = True
+        self._last = used
 
     def _taken_updates(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The gradient and the last update of every parameter that has both; the optimizer's state loses the latter."""
