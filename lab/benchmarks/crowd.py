@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -136,39 +137,46 @@ def run(job: Job) -> tuple[Job, dict[int, list[float]]]:
     crowd = Crowd(place.world, place.seed, len(job.contenders))
     step = alone(crowd, job) if ":rate=" not in job.contenders[0] else together(crowd, job)
     found = {}
+    goes_on = True
     for t in range(place.steps):
-        step(t)
+        goes_on = goes_on and step(t)
         for mark in (mark for mark in MARKS if t + 1 == place.steps // mark):
             found[mark] = crowd.expected_K().tolist()
     return job, found
 
 
-def together(crowd: Crowd, job: Job) -> Callable[[int], None]:
+def together(crowd: Crowd, job: Job) -> Callable[[int], bool]:
     """A step of many policies: the optimizer's direction at rate 1, of which each goes as far as its own rate."""
     rates = Rates(job.contenders, job.place.steps)
     optimizer = optimizer_of(job.place.optimizer, crowd.weights, 1.0)
 
     @torch.no_grad()
-    def step(t: int) -> None:
+    def step(t: int) -> bool:
         norm2_KP, norm2_K, _ = crowd.ascend(job.place.prompts)
         before = crowd.weights.clone()
         crowd.weights.zero_()  # a direction beside no weights has all its digits
         optimizer.step()
         crowd.weights.mul_(rates.at(t, norm2_KP, norm2_K)[:, None, None, None]).add_(before)
+        return True
 
     return step
 
 
-def alone(crowd: Crowd, job: Job) -> Callable[[int], None]:
-    """A step of one policy whose schedule has to see the update itself."""
+def alone(crowd: Crowd, job: Job) -> Callable[[int], bool]:
+    """A step of one policy whose schedule has to see the update itself; False where that refuses to go on."""
     mode, _, target = job.contenders[0].partition(":kl=")
     optimizer = optimizer_of(job.place.optimizer, crowd.weights, STARTS[job.place.optimizer])
     schedule = SNRSchedule(optimizer, mode, kl=float(target) if target else None)  # type: ignore[arg-type]
 
-    def step(t: int) -> None:
+    def step(t: int) -> bool:
         norm2_KP, norm2_K, change_ST = crowd.ascend(job.place.prompts)
         schedule.step(moments(norm2_KP[0], norm2_K[0]), mean_length=crowd.length)
         optimizer.step()
-        schedule.confine(change_ST)
+        try:
+            schedule.confine(change_ST)
+        except ValueError as error:
+            print(*job.place, *job.contenders, f"stops after {t} steps: {error}", file=sys.stderr, flush=True)
+            return False
+        return True
 
     return step
