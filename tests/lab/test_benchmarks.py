@@ -702,6 +702,15 @@ def test_long_runs_of_a_task(tmp_path, monkeypatch, capsys):
     assert len(keys) == len(set(keys)) == 8
 
 
+def test_the_course_of_theorem_4s_factor(monkeypatch, capsys):
+    words = ["--world", "graded", "--rate", 30, "--steps", 32, "--seeds", 0]
+    printed = printed_by("convergence_factors", words, monkeypatch, capsys)
+    rows = [[float(cell) for cell in line.split("|")[1:-1]] for line in printed.splitlines()[2:]]
+    assert [row[0] for row in rows] == [2, 4, 8, 16, 32]
+    assert all(0 < row[2] < 0.2 for row in rows)
+    assert all(row[3] < row[6] for row in rows)
+
+
 @pytest.mark.parametrize("name", ["sparse", "noisy"])
 def test_the_gradient_of_a_crowd_is_that_of_its_expected_reward(name):
     crowd = Crowd(name, seed=3, K=2)
