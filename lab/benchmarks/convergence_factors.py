@@ -15,8 +15,7 @@ import statistics
 
 import torch
 
-from lab.benchmarks.convergence import WORLDS
-from lab.benchmarks.crowd import Crowd, optimizer_of
+from lab.benchmarks.crowd import WORLDS, Crowd, optimizer_of
 from oblrpo.estimators import SNRSchedule, moments
 
 FRESH = 16_384
