@@ -151,18 +151,21 @@ def report_rates(told: argparse.Namespace, found: Found, meeting: Meeting) -> No
 
 
 def report_contenders(told: argparse.Namespace, found: Found, meeting: Meeting, names: list[str]) -> None:
-    """Mean rewards at every mark, and at the end each contender less `debiased`, seed by seed."""
-    print("\n| | " + " | ".join(f"1/{mark}" for mark in MARKS[:-1]) + " | all | less debiased | seeds |")
-    print("|---|" + "---|" * (len(MARKS) + 2))
+    """Mean rewards at every mark, and at the end each contender less `debiased` and less `fixed`, seed by seed."""
+    print("\n| | " + " | ".join(f"1/{mark}" for mark in MARKS[:-1]) + " | all | less debiased | less fixed | seeds |")
+    print("|---|" + "---|" * (len(MARKS) + 3))
     seeds = range(told.tuning_seeds, told.seeds)
-    base = next(name for name in names if name.startswith("debiased:"))
-    for name in names:
-        runs = {seed: found[run] for seed in seeds if (run := (meeting.place(seed), name)) in found}
-        if runs:
-            cells = [mean_interval([rewards[mark] for rewards in runs.values()]) for mark in MARKS]
-            both = [seed for seed in runs if (meeting.place(seed), base) in found]
-            less = mean_interval([runs[seed][1] - found[meeting.place(seed), base][1] for seed in both])
-            print(f"| {name} | " + " | ".join(cells) + f" | {less if name != base else ''} | {len(runs)} |")
+    runs = {
+        name: {seed: found[run] for seed in seeds if (run := (meeting.place(seed), name)) in found} for name in names
+    }
+    bases = [next(name for name in names if name.startswith(kind)) for kind in ("debiased:", "fixed:")]
+    for name, mine in runs.items():
+        cells = [mean_interval([rewards[mark] for rewards in mine.values()]) for mark in MARKS]
+        for base in bases:
+            both = mine.keys() & runs[base].keys() if name != base else ()
+            cells.append(mean_interval([mine[seed][1] - runs[base][seed][1] for seed in both]))
+        if mine:
+            print(f"| {name} | " + " | ".join(cells) + f" | {len(mine)} |")
 
 
 def task_keys(task: str) -> list[tuple[str, str, float, int]]:

@@ -683,7 +683,7 @@ def test_long_runs_under_schedules_that_know_the_noise_and_that_do_not(tmp_path,
     ends = {(place.seed, name): rewards[1] for (place, name), rewards in found.items()}
     best = max(("fixed:rate=0.01", "fixed:rate=0.1"), key=lambda name: ends[0, name])
     assert f"{ends[1, best] / 2 + ends[2, best] / 2:.3f}" in next(x for x in first.splitlines() if f"| {best} |" in x)
-    assert {len(line.split("|")) for line in first.splitlines() if "rate=" in line or "auto" in line} == {9}
+    assert {len(line.split("|")) for line in first.splitlines() if "rate=" in line or "auto" in line} == {10}
     monkeypatch.setattr(module, "run", None)
     module.main()
     assert capsys.readouterr().out == first
