@@ -11,8 +11,9 @@ import torch
 
 import oblrpo as oblrpo_package
 from lab.benchmarks import data_rows, prior_coupling
+from lab.benchmarks.crowd import Crowd, Job, Place, optimizer_of, together
 from lab.benchmarks.real_scores import Drawn, Source, exponent, proxies
-from oblrpo.estimators import Prior, baseline
+from oblrpo.estimators import Prior, SNRSchedule, baseline, moments
 from oblrpo.estimators.rules import mean_kl
 from oblrpo.policy import make_policy
 from oblrpo.scores import Features
@@ -679,6 +680,95 @@ def test_the_movement_of_the_small_policies_is_their_kl():
         after_QTV = world.logps(world.features_QF)
     exact = float((before_QTV.exp() * (before_QTV - after_QTV)).sum((1, 2)).mean())
     assert felt == [pytest.approx(exact, rel=0.05)]
+
+
+def test_long_runs_under_schedules_that_know_the_noise_and_that_do_not(tmp_path, monkeypatch, capsys):
+    """Rates are chosen on the first seeds and reported on the others; what is in the CSV is not run again."""
+    module = importlib.import_module("lab.benchmarks.convergence")
+    monkeypatch.setattr(module, "RATES", {"AdamW": (0.01, 0.1)})
+    words = ["", "--csv", str(tmp_path / "runs.csv"), "--worlds", "graded", "--prompts", "4", "--steps", "40"]
+    monkeypatch.setattr("sys.argv", [*words, "--optimizers", "AdamW", "--seeds", "3", "--tuning-seeds", "1"])
+    module.main()
+    first = capsys.readouterr().out
+    found = module.read(tmp_path / "runs.csv")
+    ends = {(place.seed, name): rewards[1] for (place, name), rewards in found.items()}
+    best = max(("fixed:rate=0.01", "fixed:rate=0.1"), key=lambda name: ends[0, name])
+    assert f"{ends[1, best] / 2 + ends[2, best] / 2:.3f}" in next(x for x in first.splitlines() if f"| {best} |" in x)
+    assert {len(line.split("|")) for line in first.splitlines() if "rate=" in line or "auto" in line} == {10}
+    monkeypatch.setattr(module, "run", None)
+    module.main()
+    assert capsys.readouterr().out == first
+
+
+def test_long_runs_of_a_task(tmp_path, monkeypatch, capsys):
+    """The table has what the CSV has; every key is a run that can be told apart."""
+    module = importlib.import_module("lab.benchmarks.convergence")
+    rows = (
+        "task,contender,rate,seed,after 1250,after 2500,after 5000,after 10000\npath,debiased,0.003,0,0.1,0.2,0.3,0.4\n"
+    )
+    (tmp_path / "path.csv").write_text(rows)
+    printed = printed_by("convergence", ["--task", "path", "--folder", tmp_path, "--only-report"], monkeypatch, capsys)
+    assert printed.splitlines()[2:] == ["| debiased | 0.003 | 0.100 | 0.200 | 0.300 | 0.400 |"]
+    keys = module.task_keys("path")
+    assert len(keys) == len(set(keys)) == 8
+
+
+def test_the_course_of_theorem_4s_factor(monkeypatch, capsys):
+    words = ["--world", "graded", "--rate", 30, "--steps", 32, "--seeds", 0]
+    printed = printed_by("convergence_factors", words, monkeypatch, capsys)
+    rows = [[float(cell) for cell in line.split("|")[1:-1]] for line in printed.splitlines()[2:]]
+    assert [row[0] for row in rows] == [2, 4, 8, 16, 32]
+    assert all(0 < row[2] < 0.2 for row in rows)
+    assert all(row[3] < row[6] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["sparse", "noisy"])
+def test_the_gradient_of_a_crowd_is_that_of_its_expected_reward(name):
+    crowd = Crowd(name, seed=3, K=2)
+    right_KQT = crowd.logps(crowd.features_QF).gather(-1, crowd.answers_QT[None, ..., None].expand(2, -1, -1, 1)).exp()
+    right_KQT = right_KQT[..., 0]
+    reward_K = (right_KQT.prod(2) if name == "sparse" else right_KQT.mean(2)).mean(1)
+    assert reward_K.tolist() == pytest.approx(crowd.expected_K().tolist())
+    exact = torch.autograd.grad(reward_K.sum(), crowd.weights)[0][0]
+    found = []
+    for _ in range(200):
+        norm2_KP, norm2_K, _ = crowd.ascend(64)
+        assert torch.equal(crowd.weights.grad[0], crowd.weights.grad[1])
+        found.append(-crowd.weights.grad[0])
+    mean, error = torch.stack(found).mean(0), torch.stack(found).std(0) / 200**0.5
+    assert float(((mean - exact) / (error + 1e-9)).square().mean()) == pytest.approx(1.0, abs=0.25)
+    assert norm2_KP.shape == (2, 64)
+    assert float(norm2_K[0]) == pytest.approx(float(found[-1].square().sum()))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_a_crowd_goes_where_each_would_go_alone(optimizer):
+    """Side by side at their own rates, with the factors that `SNRSchedule` gives a policy of its own."""
+    contenders = ("fixed:rate=0.1", "debiased:rate=2")
+    job = Job(Place("sparse", optimizer, 8, 30, seed=0), contenders)
+    crowd = Crowd("sparse", 0, 2)
+    step = together(crowd, job)
+    for t in range(30):
+        step(t)
+    for k, (mode, rate) in enumerate([("off", 0.1), ("debiased", 2.0)]):
+        one = Crowd("sparse", 0, 1)
+        schedule = SNRSchedule(optimizer_of(optimizer, one.weights, rate), mode)
+        for _ in range(30):
+            norm2_KP, norm2_K, _ = one.ascend(8)
+            schedule.step(moments(norm2_KP[0], norm2_K[0]))
+            schedule.optimizer.step()
+        torch.testing.assert_close(crowd.weights[k], one.weights[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_movement_of_one_of_a_crowd_is_its_kl():
+    crowd = Crowd("graded", seed=0, K=1)
+    with torch.no_grad():
+        before_KQTV = crowd.logps(crowd.features_QF)
+        _, _, change_ST = crowd.ascend(4096)
+        crowd.weights.sub_(3 * crowd.weights.grad)
+        after_KQTV = crowd.logps(crowd.features_QF)
+    exact = float((before_KQTV.exp() * (before_KQTV - after_KQTV)).sum((2, 3)).mean())
+    assert mean_kl(change_ST()) == pytest.approx(exact, rel=0.05)
 
 
 def test_runs_of_batch_sizes(tmp_path, monkeypatch, capsys):
