@@ -22,6 +22,10 @@ MEMORY = 160.0
 HARD = 2.0
 """How many times the share falls to its e-th part in as many prompts, for every standard error beyond the first."""
 
+RELEASE = 640.0
+"""After how many prompts in which nothing is seen log(share) has come back to its e-th part: noise alone would wander
+down without an end."""
+
 
 class Brake:
     """A share of the longest steps in (0, 1], which falls while steps turn back and recovers while they do not."""
@@ -48,7 +52,8 @@ class Brake:
         self._weight2 = keep**2 * self._weight2 + new**2
         if self._square:
             z = self._gain / math.sqrt(self._square / self._weight * self._weight2)
-            self.share = min(1.0, self.share * math.exp(HARD * new * math.copysign(max(abs(z) - 1, 0.0), z)))
+            held = math.log(self.share) * math.exp(-P / RELEASE)
+            self.share = math.exp(min(0.0, held + HARD * new * math.copysign(max(abs(z) - 1, 0.0), z)))
 
     NUMBERS = ("share", "_gain", "_square", "_weight", "_weight2")
 
