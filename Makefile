@@ -6,7 +6,7 @@
 # make audit  known weaknesses of the libraries we run with, where an index can be reached
 # make docs  the site of docs/, into site/
 # make theory  every theorem of the paper on policies small enough to enumerate, in a minute
-# make results  every training run that the claim rests on: some 40 hours of one core, going on where it stopped
+# make results  every training run that the claim rests on: many hours, going on where it stopped
 # make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
 # make test-trl  an environment with TRL + the tests of the adapter
 # make test-verl  an environment with verl (CPU) + the tests of the adapter

@@ -49,6 +49,18 @@ def test_noise_alone_leaves_most_of_the_step():
     assert sorted(ends)[20] > 0.1
 
 
+def test_noise_alone_does_not_wear_it_down_in_a_long_run():
+    """Without a way back the share wanders down without an end, and the run stops."""
+    random = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        brake, shares = Brake(), []
+        for gain in torch.randn(12_000, generator=random).tolist():
+            brake.observe(gain, 16)
+            shares.append(brake.share)
+        assert min(shares) > 1e-4
+        assert sorted(shares)[6000] > 0.3
+
+
 @pytest.mark.parametrize("curvature", [1.0, 100.0])
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_gains_are_zero_at_theorem_4s_rate(curvature, noise):

@@ -20,7 +20,7 @@ import math
 MEMORY = 160.0
 """How many prompts the average of gains reaches back."""
 HARD = 2.0
-"""How many times the share falls to its e-th part in as many prompts, for every standard error beyond the first."""
+"""By how much log(share) changes in `MEMORY` prompts for every standard error beyond the first."""
 
 RELEASE = 640.0
 """After how many prompts in which nothing is seen log(share) has come back to its e-th part: noise alone would wander
