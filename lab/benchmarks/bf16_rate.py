@@ -8,8 +8,8 @@ arithmetic (`rounds`); and, with --plain, one that does so without being told (w
 own rate. A line of the CSV is one update: the rates, their KLs, what bfloat16's measurement cost in forwards and in
 seconds, and the seconds of the gradient.
 
-Completions are the policy's own, drawn once before the first update, and used in turn. With --stride s the run's age
-grows by s updates with every one, and what an update may cost falls accordingly.
+Completions are the policy's own, drawn once before the first update, and used in turn. Updates are meant to take --kl
+nats a completion each: shorter ones are harder to tell from rounding.
 """
 
 import argparse
@@ -36,18 +36,17 @@ COLUMNS = ("update", "float32", "bfloat16", "plain", "kl_float32", "kl_bfloat16"
 class Measured:
     """A schedule that follows directions given to it, and measures in its own arithmetic."""
 
-    def __init__(self, policy: Policy, rate: float, rounds: bool) -> None:
+    def __init__(self, policy: Policy, rate: float, rounds: bool, kl: float) -> None:
         self.policy, self.forwards, self.seconds = policy, 0, 0.0
         self.optimizer = torch.optim.SGD(policy.parameters, lr=rate)
-        self.schedule = SNRSchedule(self.optimizer, "auto", rounds=rounds)
+        self.schedule = SNRSchedule(self.optimizer, "auto", rounds=rounds, kl=kl)
 
-    def update(self, batch: Sequences, age: int, before_SC: torch.Tensor | None = None) -> tuple[float, float]:
+    def update(self, batch: Sequences, before_SC: torch.Tensor | None = None) -> tuple[float, float]:
         """Make the update that lies in `.grad`; return its rate and KL."""
-        self.schedule.rule._prompts = NOISE.n * (age - 1)
         begun, self.forwards = time.perf_counter(), 0
         if not self.schedule.rule.settings.rounds and before_SC is None:
             before_SC = self.logp_SC(batch)
-        # Directions are no gradients, by which steps could be seen to turn back.
+        # Directions are no gradients, by which a step could be judged.
         self.schedule.step(NOISE, mean_length=float(batch.own_SC.sum(1).float().mean()), fresh=False)
         rate = self.schedule.learning_rates[0]
         self.optimizer.step()
@@ -100,14 +99,15 @@ def run(said: argparse.Namespace) -> list[dict[str, float]]:
     pool = completions(exact, said.pool, said.tokens, said.completions)
     print(f"completions of {pool.own_SC.sum(1).tolist()} tokens", flush=True)
     short = replace(exact, bf16=True)
-    float32, bfloat16 = Measured(exact, said.rate, False), Measured(short, said.rate, True)
-    plain = Measured(short, said.rate, False) if said.plain else None
+    float32, bfloat16 = (
+        Measured(policy, said.rate, rounds, said.kl) for policy, rounds in ((exact, False), (short, True))
+    )
+    plain = Measured(short, said.rate, False, said.kl) if said.plain else None
     adam, rows, signs = Adam(exact.parameters), [], torch.Generator().manual_seed(1)
     began = time.perf_counter()
     for number in range(said.updates):
         if time.perf_counter() - began > 60 * said.minutes:
             break
-        age = 1 + number * said.stride
         batch = pool.at(torch.arange(number * said.rows, (number + 1) * said.rows) % pool.count)
         begun = time.perf_counter()
         logps = exact.logps(batch)
@@ -115,18 +115,18 @@ def run(said: argparse.Namespace) -> list[dict[str, float]]:
         (sign_S * logps.logps_S).mean().backward()
         seconds = time.perf_counter() - begun
         adam.direct()
-        row = dict.fromkeys(COLUMNS, math.nan) | {"update": age, "seconds_gradient": seconds}
+        row = dict.fromkeys(COLUMNS, math.nan) | {"update": number + 1, "seconds_gradient": seconds}
         start = [p.detach().clone() for p in exact.parameters]
         others = {"bfloat16": bfloat16} | ({"plain": plain} if plain else {})
         for name, each in others.items():
-            row[name], row[f"kl_{name}"] = each.update(batch, age)
+            row[name], row[f"kl_{name}"] = each.update(batch)
             row[f"seconds_{name}"] = each.seconds
             with torch.no_grad():
                 for p, before in zip(exact.parameters, start, strict=True):
                     p.copy_(before)
         del start
         row["forwards"] = bfloat16.forwards
-        row["float32"], row["kl_float32"] = float32.update(batch, age, logps.logp_SC.detach())
+        row["float32"], row["kl_float32"] = float32.update(batch, logps.logp_SC.detach())
         float32.optimizer.zero_grad()
         rows.append(row)
         print(" ".join(f"{key}={value:.4g}" for key, value in row.items()), flush=True)
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=4, help="completions that are drawn")
     parser.add_argument("--completions", type=Path, help="file that keeps them")
     parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--stride", type=int, default=1)
+    parser.add_argument("--kl", type=float, default=0.5, help="nats a completion that an update is meant to take")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no update begins later")
     parser.add_argument("--rate", type=float, default=1e-6, help="where the schedules start")
     parser.add_argument("--plain", action="store_true")

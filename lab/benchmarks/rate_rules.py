@@ -9,10 +9,9 @@ reward of `sparse` is 1 if all four tokens are right, that of `graded` the share
 `long-graded` 44 tokens follow that no reward looks at (9,216 weights). Every step takes P prompts of 4 completions,
 RLOO's baseline and AdamW; a run ends after a number of completions, and its figure is the policy's exact expected
 reward then. A rule is a mode of `SNRSchedule` with settings: `off:rate=0.1` is a fixed rate. `blind` is the measured
-rate that is not told how long outputs are, `unbraked` the one without its brake, `in-steps` the one before, whose age
-is in updates. Rules without a rate start at each of `--starts`. Prints each rule's mean
-over that of the best fixed rate of the point, and over all points the first rule that has no rate less the others, seed
-by seed.
+rate that is not told how long outputs are, `unguided` the one that sees no slope, `in-steps` the one before, which goes
+by the number of updates. Rules without a rate start at each of `--starts`. Prints each rule's mean over that of the
+best fixed rate of the point, and over all points the first rule that has no rate less the others, seed by seed.
 Every line of the CSV is a run; finished runs are not repeated.
 """
 

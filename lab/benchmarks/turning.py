@@ -52,7 +52,7 @@ def watching(rule: type[MeasuredRate], seen: Seen) -> type[MeasuredRate]:
             taken: Step = super().confine(change)
             state = self.settings.optimizer.state
             promise = -inner((g, state[p][UPDATE]) for p, g in self.gradients)
-            seen.append({"kl": taken.kl, "promise": promise, "share": self.brake_share})
+            seen.append({"kl": taken.kl, "promise": promise, "target": self.target_kl})
             return taken
 
     return Watching
@@ -76,16 +76,16 @@ def run(told: argparse.Namespace) -> tuple[list[dict[str, Any]], Seen]:
 
 def table(rows: list[dict[str, Any]], seen: Seen) -> str:
     """A line for each eighth of the run."""
-    lines = ["| steps | reward | KL | promised | gain once more | brake |", "|---|---|---|---|---|---|"]
+    lines = ["| steps | reward | KL | promised | gain once more | KL meant |", "|---|---|---|---|---|---|"]
     size = math.ceil(len(rows) / 8)
     for begin in range(0, len(rows), size):
         part, updates = rows[begin : begin + size], seen[begin : begin + size]
         gains = [update["gain"] for update in updates if "gain" in update]
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
-        means = [statistics.fmean(update[name] for update in updates) for name in ("kl", "promise", "share")]
+        means = [statistics.fmean(update[name] for update in updates) for name in ("kl", "promise", "target")]
         lines.append(
             f"| {begin + 1} to {begin + len(part)} | {statistics.fmean(row['reward'] for row in part):.3f} "
-            f"| {means[0]:.3f} | {means[1]:.4f} | {statistics.fmean(gains):.4f} +- {error:.4f} | {means[2]:.2f} |"
+            f"| {means[0]:.3f} | {means[1]:.4f} | {statistics.fmean(gains):.4f} +- {error:.4f} | {means[2]:.3f} |"
         )
     return "\n".join(lines)
 

@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from oblrpo.estimators.averages import MomentAverage
-from oblrpo.estimators.brake import Brake
+import math
+from typing import ClassVar
+
 from oblrpo.estimators.measured_rate import MeasuredRate
 from oblrpo.estimators.rules import RateSettings
 from oblrpo.estimators.schedule import RULES
+from oblrpo.estimators.slope import Slope
 
 
-class _Off(Brake):
-    def observe(self, gain: float, P: float) -> None:
-        """Nothing is seen, and the share stays 1."""
+class _Blind(Slope):
+    def observe(self, slope: float, length: float, P: float) -> None:
+        """Nothing is seen, and the length stays what it is while nothing is known."""
 
 
-class Unbraked(MeasuredRate):
-    """The control of the brake: steps are as long as the run's age allows, whether they turn back or not."""
+class Unguided(MeasuredRate):
+    """The control of the slope: the same KL a token in every step, whatever the next gradient says."""
 
     def __init__(self, settings: RateSettings) -> None:
         super().__init__(settings)
-        self.brake = _Off()
+        self.slope = _Blind()
 
 
-class InSteps(Unbraked):
-    """The rule before: age in updates and no brake, KL_t = delta sqrt(T) / (t + 4)."""
+class _ByAge(Slope):
+    """sqrt(1 / (sqrt(T) (t + 4))) root-nats a token in step t."""
 
-    def factor(
-        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
-    ) -> float:
+    steps = 0
+    tokens = 1.0
+
+    @property
+    def length(self) -> float:
+        return (math.sqrt(self.tokens) * (self.steps + 4)) ** -0.5
+
+
+class InSteps(MeasuredRate):
+    """The rule before: KL_t = sqrt(T) / (t + 4), by the number of updates."""
+
+    nats: ClassVar[float] = 1e9
+
+    def __init__(self, settings: RateSettings) -> None:
+        super().__init__(settings)
+        self.slope: _ByAge = _ByAge()
+
+    def factor(self, average, ess_ratio, mean_length=None, fresh=True):  # type: ignore[no-untyped-def]
         """The next rate divided by the first."""
-        self.delay = 4 * average.moments.n
+        self.slope.steps += 1
+        self.slope.tokens = mean_length or 1.0
         return super().factor(average, ess_ratio, mean_length, fresh)
 
 
-TRIED: dict[str, type[MeasuredRate]] = {"unbraked": Unbraked, "in-steps": InSteps}
+TRIED: dict[str, type[MeasuredRate]] = {"unguided": Unguided, "in-steps": InSteps}
 
 
 def adopt(rule: str) -> None:

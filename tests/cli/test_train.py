@@ -19,7 +19,7 @@ KEYS = {
     "completions/masked_ratio", "completions/trained_ratio", "frac_prompts_masked",
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
     "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",
-    "snr_low", "snr_high", "step_time", "step_kl", "lr_brake", "skipped",
+    "snr_low", "snr_high", "step_time", "step_kl", "step_kl_target", "skipped",
 }  # fmt: skip
 LEDGER = {f"{kind}/{name}" for kind in ("variance", "signal2") for name in BASELINES}
 LEDGER |= {"variance_between_prompts", "effective_dimension"}

@@ -10,9 +10,10 @@ from lab.results.book import LINES, Book, Run, lines_of
 from lab.results.plan import PARTS, Arm, Part
 from lab.results.tables import rates_chosen, report
 from lab.results.training import train_all
-from lab.results.tried import TRIED, InSteps, Unbraked
+from lab.results.tried import TRIED, InSteps, Unguided
 from oblrpo.estimators import Moments, SNRSchedule
 from oblrpo.estimators.schedule import RULES
+from oblrpo.estimators.slope import FIRST
 
 TINY = Part(
     "tiny",
@@ -92,7 +93,7 @@ class Searched(Book):
 
 
 def test_a_run_is_made_and_noted(tmp_path):
-    """With the rule before the brake; its folder goes, and a second call makes nothing."""
+    """With the rule before; its folder goes, and a second call makes nothing."""
     book, run = Book(tmp_path / "runs.csv"), Run("demo", 2, 2, "in-steps", "1e-05", 0)
     small = {"hidden_size": 16, "num_hidden_layers": 1}
     settings = {
@@ -109,11 +110,11 @@ def test_a_run_is_made_and_noted(tmp_path):
 
 
 def test_rules_that_were_tried(monkeypatch):
-    """The control of the brake never brakes; the rule before counts updates."""
+    """The control of the slope sees none; the rule before counts updates."""
     for name, rule in TRIED.items():
         monkeypatch.setitem(RULES, name, rule)
     parameter = torch.nn.Parameter(torch.zeros(2))
-    for name, kind in (("unbraked", Unbraked), ("in-steps", InSteps)):
+    for name, kind in (("unguided", Unguided), ("in-steps", InSteps)):
         schedule = SNRSchedule(torch.optim.SGD([parameter], lr=1.0), name)
         assert type(schedule.rule) is kind
         for sign in (1.0, -1.0) * 10:
@@ -122,15 +123,13 @@ def test_rules_that_were_tried(monkeypatch):
             before = parameter.detach().clone()
             schedule.optimizer.step()
             schedule.confine(lambda before=before: 0.1 * (parameter.detach() - before)[None])
-        assert schedule.rule.brake_share == 1.0
-        age = {"unbraked": 20 + 128 / 16, "in-steps": 20 + 4}[name]
-        assert schedule.rule._meant == pytest.approx(1 / age)
+        assert schedule.rule.target_kl == pytest.approx({"unguided": FIRST**2, "in-steps": 1 / (20 + 4)}[name])
 
 
 def test_what_updates_would_gain_once_more(monkeypatch):
     """Plain gradient ascent on J = theta: an update of d promises d, and would gain it again."""
     seen = []
-    monkeypatch.setitem(RULES, "auto", turning.watching(Unbraked, seen))
+    monkeypatch.setitem(RULES, "auto", turning.watching(Unguided, seen))
     parameter = torch.nn.Parameter(torch.zeros(1))
     schedule = SNRSchedule(torch.optim.SGD([parameter], lr=0.5), "auto")
     for _ in range(17):
@@ -146,4 +145,4 @@ def test_what_updates_would_gain_once_more(monkeypatch):
     lines = turning.table([{"reward": 0.5}] * 17, seen).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 1 to 3", "| 4 to 6"]
     assert lines[-1].startswith("| 16 to 17 | 0.500 |")
-    assert lines[-1].endswith(" +- nan | 1.00 |")
+    assert lines[-1].endswith(" +- nan | 0.010 |")

@@ -7,6 +7,7 @@ import torch
 from oblrpo import estimators
 from oblrpo.algorithms import ALGORITHMS, Algorithm
 from oblrpo.errors import DivergedError, InputError
+from oblrpo.estimators.slope import FIRST
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape, oracle
 from tests.trainer import learners
@@ -246,7 +247,8 @@ def test_auto_measures_the_kl_and_shortens_what_went_too_far(tiny_policy, batch,
         own_SC, after_SC = rollouts.sequences.own_SC, tiny_policy.logps(rollouts.sequences).logp_SC.detach()
         change_SC = ((after_SC - update.gradient.logp_SC) * own_SC)[::every].double()
         assert update.kl == pytest.approx(float((change_SC.exp() - 1 - change_SC).sum(1).mean()), rel=2e-3)
-        most = 4 * kl * math.sqrt(rollouts.sequences.lengths_S.double().mean()) / 5  # of the first update
+        tokens = float(rollouts.sequences.lengths_S.double().mean())
+        most = 4 * min(kl, tokens * FIRST**2)  # of the first update
         assert update.kl <= most * (1 + 1e-6)
         assert (update.learning_rate < rate * 0.99) == shortened
         assert update.factor == pytest.approx(update.learning_rate / rate)

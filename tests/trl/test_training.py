@@ -150,7 +150,7 @@ def test_the_logs_tell_the_advantages_that_were_used(tmp_path):
     log = trainer.state.log_history[1]
     assert log["baseline/mean"] == pytest.approx(float(baseline.mean()), rel=1e-5)
     assert log["score_norm2/mean"] == pytest.approx(float(norm2.mean()), rel=1e-5)
-    known = {"snr", "n_snr", "critical_batch_size", "signal2", "trace_cov", "lr_factor", "step_kl", "lr_brake"}
+    known = {"snr", "n_snr", "critical_batch_size", "signal2", "trace_cov", "lr_factor", "step_kl", "step_kl_target"}
     assert known | {"entropy", "reward"} <= set(log)
 
 

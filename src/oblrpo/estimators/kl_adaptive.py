@@ -37,6 +37,7 @@ class KLAdaptive(MeasuringRule):
     def __init__(self, settings: RateSettings) -> None:
         super().__init__(settings)
         self.rate = self._start = 0.0
+        self.target_kl = settings.kl
 
     def factor(
         self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True

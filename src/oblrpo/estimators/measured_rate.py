@@ -1,27 +1,11 @@
-"""A learning rate with nothing to set: what a step may cost is counted in nats, as far as a reward can see them.
+"""A learning rate with nothing to set: steps are as long as the next gradient says that they should have been.
 
 Let u be the update at rate 1 (any optimizer's) and kappa = KL(pi_th || pi_th+eta u) / eta^2, measured on the updates
-themselves. A step that is meant to move the policy by KL_t nats an output then has the rate sqrt(KL_t / kappa), and
+themselves. A step that is meant to move the policy by KL_t nats an output has the rate sqrt(KL_t / kappa), and
 
-    KL_t = delta s^2 sqrt(T) P / (n + 128),
+    KL_t = T y^2, at most the nats that the user allows,
 
-with P the prompts of the update, n those of all updates so far, T the mean length of the outputs in tokens, and s a
-share in (0, 1] that is 1 until steps turn back (`Brake`).
-
-Where T stands (derived). Averaged over a noise n, an update changes J by E[F sum_t m_t] / 2, where m_t = (n's_t)^2 +
-n'(grad^2 log pi_t) n is the part of token t. Its mean is 0 whatever came before, so that for tokens with orthogonal
-scores |E[F sum_t m_t]| <= sd(F) sqrt(sum_t E m_t^2), which grows as sqrt(T) where the KL grows as T: most of what noise
-does to a long output no reward can see. A step of KL x^2 costs x^2 / sqrt(T).
-
-Where n stands. A run takes many steps: while it is young, what it has not yet learned weighs more than noise. Equal
-costs in equal ratios of n are within a factor of the best for every length of a run: the 1 / sqrt(t) of stochastic
-gradients. They are counted in prompts, because it is prompts that noise averages over: a batch of P moves the policy
-by as many nats as P batches of one.
-
-Where s stands. All this is blind to what a policy has to lose. The next gradient is not: it tells whether the last step
-was longer than theorem 4's.
-
-The constants delta = 1, 128 and the brake's memory were chosen by experiment.
+with T the mean length of the outputs in tokens and y the length in root-nats a token that `Slope` finds.
 """
 
 from __future__ import annotations
@@ -34,17 +18,15 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
-from oblrpo.estimators.brake import Brake
 from oblrpo.estimators.measuring import LONGEST, MeasuringRule
 from oblrpo.estimators.moments import inner
 from oblrpo.estimators.rules import RateSettings, Step, mean_kl
+from oblrpo.estimators.slope import Slope
 
-DELAY = 128
-"""The prompts after which what a young run may spend on one has fallen to a half."""
 TOO_FAR = 4.0
 """How many times the KL that was meant a step may take."""
 FREE = 1e-3
-"""The share of delta up to which the rate may grow at once."""
+"""The nats a token up to which the rate may grow at once."""
 KAPPA_MEMORY = 0.8
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
@@ -56,7 +38,7 @@ class MeasuredRate(MeasuringRule):
     """The rate at which the next update is expected to move the policy by KL_t nats; none takes 4 times as many.
 
     The first rate is the optimizer's own. From one step to the next the rate grows at most `growth` times, beyond the
-    rate whose KL is expected to be `FREE` delta, and shrinks at most `shrinkage` times. It changes only on what was
+    rate whose KL is expected to be `FREE` a token, and shrinks at most `shrinkage` times. It changes only on what was
     felt: an update too short to move the measured log-probabilities is lengthened for the measurement until it does,
     and put back; where even that moves nothing, the rate stays.
 
@@ -64,16 +46,15 @@ class MeasuredRate(MeasuringRule):
     forward the caller spends on `confine`.
 
     Args:
-        settings: the optimizer whose parameters are held, delta (`kl`), growth and shrinkage.
+        settings: the optimizer whose parameters are held, the most nats that a step is meant to take (`kl`), growth and
+            shrinkage.
     """
 
     mode: ClassVar[str] = "auto"
     memory: ClassVar[float] = 0.97  # of signal and noise, which a run reports and the rate does not follow
-    nats: ClassVar[float] = 1.0
-    delay: float = DELAY
     keeps: ClassVar[int] = torch.bfloat16.itemsize
     numbers: ClassVar[tuple[str, ...]] = (
-        *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_prompts", "_last",
+        *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_length",
     )  # fmt: skip
 
     def __init__(self, settings: RateSettings) -> None:
@@ -81,15 +62,10 @@ class MeasuredRate(MeasuringRule):
         self.rate: float | None = None
         self._start = 0.0
         self._kappa_sum = self._kappa_weight = 0.0
-        self._prompts = 0.0
-        self._last = 0.0  # the rate of an update that the optimizer's state keeps for the next gradient
-        self.brake = Brake()
-        self._meant = settings.kl  # the nats that the step at hand is meant to take
-
-    @property
-    def brake_share(self) -> float:  # type: ignore[override]
-        """The share of the longest step that the run's age allows which the next one may take."""
-        return self.brake.share
+        self._length = 0.0  # of the update that the optimizer's state keeps for the next gradient, in root-nats a token
+        self._tokens = 1.0  # of an output of the batch at hand
+        self.slope = Slope()
+        self.target_kl = settings.kl
 
     @property
     def kappa(self) -> float:
@@ -104,19 +80,17 @@ class MeasuredRate(MeasuringRule):
             self._start = self._first_rate()
         if self._used is not None:
             raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
-        P = average.moments.n
         loss = inner(self._taken_updates())  # what it would cost to make the last update once more
-        if fresh and self._last:
-            self.brake.observe(-loss / self._last, P)
-        self._last = 0.0
-        self._prompts += P
-        nats_a_prompt = self.settings.kl * math.sqrt(mean_length or 1.0) / (self._prompts + self.delay)
-        self._meant = ess_ratio * self.brake_share**2 * P * nats_a_prompt
+        if fresh and self._length:
+            self.slope.observe(-loss / self._length, self._length, average.moments.n)
+        self._length = 0.0
+        self._tokens = mean_length or 1.0
+        self.target_kl = ess_ratio * min(self._tokens * self.slope.length**2, self.settings.kl)
         if self.rate is None:
             self.rate = self._start
         elif self._kappa_weight:
-            best = math.sqrt(self._meant / self.kappa)
-            free = math.sqrt(FREE * self.settings.kl / self.kappa)
+            best = math.sqrt(self.target_kl / self.kappa)
+            free = math.sqrt(FREE * self._tokens / self.kappa)
             longest = max(self.rate * self.settings.growth, free)
             self.rate = min(max(best, self.rate / self.settings.shrinkage), longest)
         self._hold()
@@ -125,12 +99,12 @@ class MeasuredRate(MeasuringRule):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs but the last update, which the optimizer's state holds."""
-        return {**super().state_dict(), "brake": self.brake.state_dict()}
+        return {**super().state_dict(), "slope": self.slope.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
         super().load_state_dict(state)
-        self.brake.load_state_dict(state["brake"])
+        self.slope.load_state_dict(state["slope"])
 
     def stepped(self, used: float | None) -> None:
         """Take note of the rate that `optimizer.step()` was called at."""
@@ -147,7 +121,7 @@ class MeasuredRate(MeasuringRule):
         Raises:
             ValueError: it moves the policy too far however short it is; it has been taken back.
         """
-        kl, left, most = self._kl(change, self._used), 1.0, TOO_FAR * self._meant
+        kl, left, most = self._kl(change, self._used), 1.0, TOO_FAR * self.target_kl
         if not self._used:  # no update of the schedule, or one at a rate of 0: there is nothing to shorten
             self._used, self._before = None, []
             return Step(kl, left)
@@ -168,16 +142,16 @@ class MeasuredRate(MeasuringRule):
         used, self._used = self._used * left, None
         self.rate = None if self.rate is None else self.rate * left
         self._learn(*(kl, used) if kl > 0 or self.settings.rounds else self._lengthened(used, change))
-        self._keep_update(used)
+        self._keep_update()
+        self._length = used * math.sqrt(self.kappa / self._tokens) if self._kappa_weight else 0.0
         return Step(kl, left)
 
-    def _keep_update(self, used: float) -> None:
+    def _keep_update(self) -> None:
         """Leave the update to the optimizer's state, where the next gradient will meet it, in the copy's room."""
         for p, had_gradient in zip(self._parameters, self._had_gradient, strict=True):
             before = self._before.pop(0)
             if had_gradient:  # else the optimizer may not have made a state of its own yet, and would miss that
                 self.settings.optimizer.state[p][UPDATE] = (p - before).to(torch.bfloat16)
-        self._last = used
 
     def _taken_updates(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The gradient and the last update of every parameter that has both; the optimizer's state loses the latter."""

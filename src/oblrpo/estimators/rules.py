@@ -59,9 +59,8 @@ class Rule(ABC):
     """Decay of the averages of signal and noise, unless the user sets one."""
     nats: ClassVar[float] = RateSettings.kl
     """How far an update may or should move the policy, unless the user says so (`RateSettings.kl`)."""
-    brake_share: float = 1.0
-    """The share of the longest step that the run's age allows which the next one may take; below 1 where steps turn
-    back (`auto`)."""
+    target_kl: float = math.nan
+    """The nats an output that the next update is meant to take; NaN where the rule has no such aim."""
     keeps: ClassVar[int] = 0
     """The bytes that it keeps of every trained number between steps."""
     measures_updates: ClassVar[bool] = False

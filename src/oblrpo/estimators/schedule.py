@@ -37,8 +37,8 @@ class SNRSchedule:
 
     - `debiased` (default): S / (S + T/N) with unbiased S and T; on one batch that is max(0, 1 - T / (N ||g||^2)).
     - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2: it cannot brake (`PlugIn`).
-    - `auto` sets the rate at which a step moves the policy by as many nats as the run's age and the length of its
-      outputs allow, and brakes where the next gradient points back (`MeasuredRate`); eta_0 is only where it starts.
+    - `auto` sets the rate at which a step is as long as the gradients after the last ones say that they should have
+      been (`MeasuredRate`); eta_0 is only where it starts.
       Call `confine` after every `optimizer.step()`, tell `step` the outputs' mean length, and leave the gradient in
       `.grad` for it.
     - `kl` keeps the movement of a step near a set number of nats, whatever the noise (`KLAdaptive`); eta_0 is only
@@ -63,8 +63,8 @@ class SNRSchedule:
         floor: the least factor of `debiased` and `plugin`.
         ceiling: their greatest factor.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
-        kl: delta of `auto`, with which all its steps scale, in nats an output; the target of `kl`. None: 1 with `auto`,
-            0.02 with `kl`.
+        kl: the most that a step of `auto` is meant to move the policy, in nats an output; the target of `kl`. None: 0.5
+            with `auto`, 0.02 with `kl`.
         growth: how many times the rate of `auto` grows in a step at the most, once steps are large enough to be felt.
         shrinkage: how many times it shrinks at the most.
         rounds: whether log-probabilities are computed with fewer digits than float32, as in bfloat16. Then `auto` and
@@ -143,8 +143,8 @@ class SNRSchedule:
                 they are, and the factor is what they support.
             ess_ratio: ESS / B = (sum rho)^2 / (B sum rho^2) of the importance weights; 1 on-policy.
             mean_length: the mean length of the outputs in tokens; `auto` takes them for single tokens without it.
-            fresh: whether no update was made on this batch before. The gradient of such a batch tells `auto` whether
-                the last update went too far; it has to be in `.grad`.
+            fresh: whether no update was made on this batch before. The gradient of such a batch tells `auto` how long
+                the last update should have been; it has to be in `.grad`.
 
         Raises:
             ValueError: `auto` or `kl` has no rate to start from, or its last update was not confined; nothing was ever

@@ -144,7 +144,7 @@ def further(record: RunRecord) -> list[str]:
     kinds = (
         ("Entropy", "entropy", "nats a token", "Of the sampling distribution. At 0 there is nothing left to explore."),
         ("Movement of the policy", "step_kl", "nats a step", "KL(before || after) of a completion, on its own tokens."),
-        ("Brake", "lr_brake", "share", "Of the longest step that the run's age allows: less where steps turn back."),
+        ("Movement that was meant", "step_kl_target", "nats a step", "How far the schedule meant the policy to move."),
         ("Gradient norm", "grad_norm", "‖g‖", "Of the batch, before clipping."),
         ("Mismatch of the sampler", "sampling/sequence_logp_difference/mean", "nats a completion",
          "|log π - log sampler|, mean over completions."),

@@ -252,8 +252,8 @@ class OptimConfig:
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
     learning_rate on), ess (effective sample size), off. Empty: algorithm's."""
     schedule_kl: float | None = None
-    """How far steps may move the policy, in nats a completion, such as 0.5. Schedule auto scales its steps with it
-    (None: 1), and kl aims at it (None: 0.02)."""
+    """How far a step may move the policy, in nats a completion. Schedule auto means to stay below it (None: 0.5), and
+    kl aims at it (None: 0.02)."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"

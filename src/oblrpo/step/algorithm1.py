@@ -122,7 +122,7 @@ class Algorithm1:
         if change is not None:  # how far the policy moved; an update that went too far is shortened
             kl, left = schedule.confine(change)
             factor, rate = factor * left, rate * left
-        return Update(gradient, factor, rate, schedule.smoothed, schedule.snr_interval(), kl, schedule.rule.brake_share)
+        return Update(gradient, factor, rate, schedule.smoothed, schedule.snr_interval(), kl, schedule.rule.target_kl)
 
 
 def add_to_gradient(

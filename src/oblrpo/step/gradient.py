@@ -163,7 +163,7 @@ class Update:
     """95 % interval of the averaged signal-to-noise ratio."""
     kl: float | None
     """The KL divergence by which the update moved the policy, in nats, where it was measured."""
-    brake_share: float = 1.0
-    """The share of its longest step to which the schedule had braked; below 1 where steps turn back."""
+    target_kl: float = math.nan
+    """The KL that the schedule meant the update to take; NaN where it has no such aim."""
     further: dict[str, float] = field(default_factory=dict)
     """Metrics of some steps: the variance ledger, how well proxies agree with exact norms, the sampler's mismatch."""

@@ -76,7 +76,7 @@ def _update_metrics(updates: list[Update]) -> dict[str, Any]:
         "baseline/mean": baseline_P.mean().item(),
         "baseline/spread": baseline_P.std().item(),
         "frac_prompts_masked": 1 - part_P.float().mean().item(),
-        **({} if last.kl is None else {"step_kl": last.kl, "lr_brake": last.brake_share}),
+        **({} if last.kl is None else {"step_kl": last.kl, "step_kl_target": last.target_kl}),
         **first.further,
     }
 

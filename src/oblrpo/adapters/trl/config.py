@@ -95,7 +95,9 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     )
     schedule_kl: float | None = field(
         default=None,
-        metadata={"help": "Nats an output with which all steps of `auto` scale (None: 1); the target of `kl` (0.02)."},
+        metadata={
+            "help": "Nats an output that a step of `auto` may take at most (None: 0.5); the target of `kl` (0.02)."
+        },
     )
 
     def __post_init__(self) -> Any:

@@ -191,7 +191,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             metrics = self._metrics["train"]
             metrics["lr_factor"][-1] *= taken.share
             metrics["step_kl"].append(taken.kl)
-            metrics["lr_brake"].append(self._schedule.rule.brake_share)
+            metrics["step_kl_target"].append(self._schedule.rule.target_kl)
         self._watched = None
         self._gradient.forget()
 

@@ -150,7 +150,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._metrics["lr_used"] *= taken.share
         self._metrics["lr_factor"] *= taken.share
         self._metrics["step_kl"] = taken.kl
-        self._metrics["lr_brake"] = self._schedule.rule.brake_share
+        self._metrics["step_kl_target"] = self._schedule.rule.target_kl
 
     def _moments(self, norm2: float) -> estimators.Moments | None:
         """Return signal and noise of the gradient with this squared norm; None in a step in which no scores were taken.
