@@ -7,6 +7,7 @@ import pytest
 from oblrpo.compare.spec import read_spec
 from oblrpo.errors import InputError
 from oblrpo.settings import RolloutConfig, RunConfig, TrainConfig, read_yaml, with_settings
+from oblrpo.settings.yaml_files import yaml_line, yaml_text
 from oblrpo.tasks import data, sources
 from oblrpo.trainer.setup import check
 
@@ -29,6 +30,14 @@ def test_hostile_yaml(words, text):
         read_yaml(text, "mine.yaml")
     assert len(str(caught.value)) < 700
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("value", ["12345678e9012345", "1e5", "off", "true", "3", "0x1f", "~", 3e-4, True, 7])
+def test_what_is_written_is_read_again_as_it_was(value):
+    """A run's own word may look like a number; read as one, none of its checkpoints were its own any more."""
+    for text in (yaml_text({"run": value}), yaml_line({"run": value})):
+        found = read_yaml(text, "f")["run"]
+        assert (found, type(found)) == (value, type(value))
 
 
 def test_aliases_and_merges_that_are_meant_well():

@@ -73,9 +73,16 @@ _Loader.yaml_implicit_resolvers = {
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML's safe writer, which quotes a word that `_Loader` would take for a number, as 12e34."""
+
+
+for _either in (_Loader, _Dumper):
+    _either.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
 
 
 def read_yaml(text: str, source: str) -> dict[str, Any]:
@@ -112,11 +119,11 @@ def read_yaml_file(path: Path | Traversable) -> dict[str, Any]:
 def yaml_text(value: Any, short_lists: bool = False) -> str:
     """Settings as YAML, one a line in their own order; with `short_lists`, plain lists on one line."""
     flow = None if short_lists else False
-    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=flow)
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow)
     return text
 
 
 def yaml_line(value: Any) -> str:
     """A value as one line of YAML, with keys in order, as somebody writes it on the command line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10**6)
     return text.removesuffix("...\n").strip()
