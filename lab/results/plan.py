@@ -164,10 +164,11 @@ SMOLLM2 = Part(
     policies=("smollm2-arithmetic",),
     sizes=((16, 4),),
     arms=(
+        Arm("default", DEFAULT, (1e-6, 1e-5)),
         Arm("rloo", {"algorithm": "rloo"}, SUMS_RATES, searched=True),
         Arm("grpo", {"algorithm": "grpo"}, SUMS_RATES, searched=True),
         Arm("reinforce", {"algorithm": "reinforce"}, SUMS_RATES, searched=True),
-        Arm("default", DEFAULT, (1e-6, 1e-5)),
+        Arm("in-steps", {**DEFAULT, "rule": "in-steps"}, (1e-6,)),
     ),
     seeds=(23, 24, 25),
     search=(21, 22),

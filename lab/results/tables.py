@@ -1,4 +1,4 @@
-"""Tables of a part's runs, in Markdown: how each arm ended at each place, and the default less it, seed by seed."""
+"""Tables of a part's runs, in Markdown: how each arm ended at each place, and the first arm less it, seed by seed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ends:
 
 
 def report(part: Part, book: Book) -> str:
-    """Two tables: accuracies, and the default less every other arm."""
+    """Two tables: accuracies, and the part's first arm less every other."""
     ends = Ends(part, book)
     places = [(policy, *size) for policy, size in part.places]
     titles = ["arm", "rate", *(f"{policy}, {P} x {G}" for policy, P, G in places), "mean"]
@@ -48,16 +48,17 @@ def report(part: Part, book: Book) -> str:
         means = [statistics.fmean(ends.at(label, place).values()) for place in places if ends.at(label, place)]
         whole = f"{statistics.fmean(means):.3f}" if len(means) == len(places) else ""
         rows.append([*label, *cells, whole])
-    first = next(iter(ends.found), None)
+    default, searched = part.arms[0], part.arms[0].searched
+    first = default.name, "" if searched else f"{default.rates[0]:g}"
     for label in ends.found:
-        if first and label != first:
+        if label != first:
             pairs = [ends.less(first, label, place) for place in places]
             by_place = [mean_interval(values) for values in pairs]
             everywhere = [value for values in pairs for value in values]
             differences.append([*label, *by_place, mean_interval(everywhere)])
     parts = [f"{part.name}: {part.about}", table(titles, rows)]
     if differences:
-        parts += [f"{' from '.join(first or ('', ''))} less each, seed by seed", table(titles, differences)]
+        parts += [f"{' from '.join(filter(None, first))} less each, seed by seed", table(titles, differences)]
     return "\n\n".join(parts)
 
 
