@@ -186,4 +186,33 @@ WINDOW = Part(
     settings=SMOLLM2.settings,
 )
 
-PARTS = {part.name: part for part in (RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW)}
+AFTER_SFT = Part(
+    "after_sft",
+    about="What reinforcement learning adds to supervised steps: SmolLM2 writes out sums step by step.",
+    policies=("smollm2-sft",),
+    sizes=((16, 4),),
+    arms=(Arm("default", DEFAULT, (1e-6,)),),
+    seeds=(23, 24, 25),
+    settings={**NO_EXTRAS, "steps": 30, "eval_prompts": 128, "eval_steps": 10, "save_steps": 5},
+)
+
+RATIOS = ("sequence", "ppo", "gspo", "cispo", "dppo")
+SEVERAL = Part(
+    "several",
+    about="Two and four updates on each batch, under every ratio.",
+    policies=("path",),
+    sizes=((32, 4),),
+    arms=(
+        Arm("one update", DEFAULT, (1e-5,)),
+        *(
+            Arm(f"{ratio}, {updates} updates", {**DEFAULT, "ratio": ratio, "num_iterations": updates}, (1e-5,))
+            for updates in (2, 4)
+            for ratio in RATIOS
+        ),
+    ),
+    seeds=(51, 52),
+    settings={**NO_EXTRAS, "steps": 120, "eval_steps": 20, "eval_prompts": 512, "save_steps": 0},
+)
+
+EVERY = (RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW, AFTER_SFT, SEVERAL)
+PARTS = {part.name: part for part in EVERY}
