@@ -88,13 +88,13 @@ def test_the_length_of_outputs_counts(length):
     "make", [sgd(0.01), adamw(0.01), sgd(0.01, momentum=0.9), sgd(0.01, nesterov=True, momentum=0.5)]
 )
 def test_kl_and_kappa_are_those_of_the_update_that_was_made(make):
-    run, kappas = Straight(make, growth=1.5), []
+    run, roots = Straight(make, growth=1.5), []
     for t in range(4):
         run.step(SLOPE * (1 + 0.3 * t))
         assert run.taken[-1] == pytest.approx((run.kls[-1], 1.0), rel=1e-9)
-        kappas.append(run.kls[-1] / run.rates[-1] ** 2)
-    weights = [0.8**age for age in (3, 2, 1, 0)]
-    assert run.rule.kappa == pytest.approx(sum(map(float.__mul__, weights, kappas)) / sum(weights), rel=1e-9)
+        roots.append(math.sqrt(run.kls[-1]) / run.rates[-1])
+    weights = [0.7**age for age in (3, 2, 1, 0)]
+    assert run.rule.kappa == pytest.approx((sum(map(float.__mul__, weights, roots)) / sum(weights)) ** 2, rel=1e-9)
     assert run.measured_times == 4
 
 
@@ -227,11 +227,11 @@ def test_an_update_without_the_schedule_is_measured_but_not_taken_for_its_own():
     run = Straight(sgd(0.01))
     run.step()
     run.step(skip=True)
-    run.optimizer.param_groups[0]["lr"], before, kappa = 100.0, run.theta, run.rule._kappa_sum
+    run.optimizer.param_groups[0]["lr"], before, kappa = 100.0, run.theta, run.rule._root_sum
     run.optimizer.step()
     kl, share = run.schedule.confine(lambda: run.change_S(before))
     assert kl == pytest.approx(100**2 * float(SLOPE @ SLOPE) / 2)
-    assert (share, run.rule._kappa_sum) == (1.0, kappa)
+    assert (share, run.rule._root_sum) == (1.0, kappa)
 
 
 def test_a_scheduler_scales_the_rate_and_the_measurements_know():

@@ -46,10 +46,13 @@ def test_nothing_is_known_at_first():
 
 @pytest.mark.parametrize(("slope", "longer"), [(1.0, True), (-1.0, False)])
 def test_without_any_noise_the_slope_alone_decides(slope, longer):
-    seen = Slope()
-    for _ in range(3):
+    """Not after two steps, which may be alike by chance."""
+    seen, taken = Slope(), []
+    for _ in range(60):
         seen.observe(slope, FIRST, 16)
-    assert (seen.length > 1000) if longer else (seen.length == LEAST)
+        taken.append(seen.length)
+    assert taken[1] < 2 * FIRST
+    assert (taken[-1] > 5 * FIRST) if longer else (taken[-1] == LEAST)
 
 
 def test_where_it_left_off():

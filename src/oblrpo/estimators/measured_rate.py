@@ -27,7 +27,8 @@ TOO_FAR = 4.0
 """How many times the KL that was meant a step may take."""
 FREE = 1e-3
 """The nats a token up to which the rate may grow at once."""
-KAPPA_MEMORY = 0.8
+KAPPA_MEMORY = 0.7
+"""Decay of the average over updates of how far a unit of rate goes; most steps are shorter than the longest few."""
 SHORTEST = 1e-15
 """The part of an update below which it is given up: float32 cannot tell so little from nothing."""
 UPDATE = "oblrpo_update"
@@ -54,14 +55,14 @@ class MeasuredRate(MeasuringRule):
     memory: ClassVar[float] = 0.97  # of signal and noise, which a run reports and the rate does not follow
     keeps: ClassVar[int] = torch.bfloat16.itemsize
     numbers: ClassVar[tuple[str, ...]] = (
-        *MeasuringRule.numbers, "rate", "_start", "_kappa_sum", "_kappa_weight", "_length",
+        *MeasuringRule.numbers, "rate", "_start", "_root_sum", "_root_weight", "_length",
     )  # fmt: skip
 
     def __init__(self, settings: RateSettings) -> None:
         super().__init__(settings)
         self.rate: float | None = None
         self._start = 0.0
-        self._kappa_sum = self._kappa_weight = 0.0
+        self._root_sum = self._root_weight = 0.0
         self._length = 0.0  # of the update that the optimizer's state keeps for the next gradient, in root-nats a token
         self._tokens = 1.0  # of an output of the batch at hand
         self.slope = Slope()
@@ -69,8 +70,8 @@ class MeasuredRate(MeasuringRule):
 
     @property
     def kappa(self) -> float:
-        """The KL per squared rate, averaged over updates; NaN before the first one that was felt."""
-        return self._kappa_sum / self._kappa_weight if self._kappa_weight else math.nan
+        """The KL per squared rate, whose root is averaged over updates; NaN before the first one that was felt."""
+        return (self._root_sum / self._root_weight) ** 2 if self._root_weight else math.nan
 
     def factor(
         self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
@@ -88,7 +89,7 @@ class MeasuredRate(MeasuringRule):
         self.target_kl = ess_ratio * min(self._tokens * self.slope.length**2, self.settings.kl)
         if self.rate is None:
             self.rate = self._start
-        elif self._kappa_weight:
+        elif self._root_weight:
             best = math.sqrt(self.target_kl / self.kappa)
             free = math.sqrt(FREE * self._tokens / self.kappa)
             longest = max(self.rate * self.settings.growth, free)
@@ -143,7 +144,7 @@ class MeasuredRate(MeasuringRule):
         self.rate = None if self.rate is None else self.rate * left
         self._learn(*(kl, used) if kl > 0 or self.settings.rounds else self._lengthened(used, change))
         self._keep_update()
-        self._length = used * math.sqrt(self.kappa / self._tokens) if self._kappa_weight else 0.0
+        self._length = used * math.sqrt(self.kappa / self._tokens) if self._root_weight else 0.0
         return Step(kl, left)
 
     def _keep_update(self) -> None:
@@ -162,15 +163,15 @@ class MeasuredRate(MeasuringRule):
 
     def _learn(self, kl: float, used: float) -> None:
         if kl > 0:
-            self._kappa_sum = KAPPA_MEMORY * self._kappa_sum + (1 - KAPPA_MEMORY) * kl / used**2
-            self._kappa_weight = KAPPA_MEMORY * self._kappa_weight + (1 - KAPPA_MEMORY)
+            self._root_sum = KAPPA_MEMORY * self._root_sum + (1 - KAPPA_MEMORY) * math.sqrt(kl) / used
+            self._root_weight = KAPPA_MEMORY * self._root_weight + (1 - KAPPA_MEMORY)
 
     def _lengthened(self, used: float, change: Callable[[], Tensor]) -> tuple[float, float]:
         """KL and rate of an update too short to be felt, made ten times longer until it is; a KL of 0 if it never is.
 
         It is used only before kappa is measured. The parameters are put back to what the update made of them.
         """
-        if self._kappa_weight or not self._is_update():
+        if self._root_weight or not self._is_update():
             return 0.0, used
         longer, kl = 1.0, 0.0
         with self._put_back():

@@ -31,6 +31,8 @@ FIRST = 0.1
 """The step that is taken for right while nothing is known: root-nats a token, 0.01 nats."""
 BELIEF = 48.0
 """How many prompts that counts for."""
+UNSEEN = 1.0
+"""After how many batches half of the mean slope's square is taken off when noise is estimated."""
 LEAST = 0.01
 """The shortest step; noise would wander below it."""
 
@@ -42,14 +44,15 @@ class Slope:
     prompts as they are of, beside `BELIEF` prompts that say `FIRST`.
     """
 
-    NUMBERS: ClassVar[tuple[str, ...]] = ("_prompts", "_gain", "_square", "_length", "_batches")
+    NUMBERS: ClassVar[tuple[str, ...]] = ("_prompts", "_gain", "_square", "_length", "_batches", "_seen")
 
     def __init__(self) -> None:
-        self._prompts = self._gain = self._square = self._length = self._batches = 0.0
+        self._prompts = self._gain = self._square = self._length = self._batches = self._seen = 0.0
 
     def observe(self, slope: float, length: float, P: float) -> None:
         """Take in the slope r at the end of a step of this length, by the gradient of the P prompts after it."""
         keep = math.exp(-1 / max(MEMORY / P, FEWEST))
+        self._seen += 1
         self._batches = keep * self._batches + 1
         self._prompts = keep * self._prompts + P
         self._gain = keep * self._gain + P * slope
@@ -60,14 +63,15 @@ class Slope:
     def noise(self) -> float:
         """s, the standard deviation of the slope that one prompt shows; 0 before the first one.
 
-        A single slope is taken for noise. Where there is no noise at all, a millionth of the slope is left.
+        The mean of few slopes is not known: only the share n / (n + `UNSEEN`) of its square is taken off, n being all
+        the batches that were ever seen, so that two slopes that are alike by chance do not look like certainty.
         """
         if not self._prompts:
             return 0.0
-        mean, square = self._gain / self._prompts, self._square / self._prompts
-        if self._batches > 1.5:
-            square = (square - mean**2 * self._prompts / self._batches) * self._batches / (self._batches - 1)
-        return max(math.sqrt(max(0.0, square)), 1e-6 * abs(mean))
+        mean, P = self._gain / self._prompts, self._prompts / self._batches
+        known = self._seen / (self._seen + UNSEEN)
+        among = self._batches / (self._batches - known)  # whatever is known, noise alone comes out as it is
+        return math.sqrt(max(0.0, self._square / self._prompts - known * P * mean**2) * among)
 
     @property
     def length(self) -> float:
