@@ -1,7 +1,9 @@
+from itertools import combinations
+
 import pytest
 import torch
 
-from oblrpo.policy.micro_batches import MicroBatches, rows_of
+from oblrpo.policy.micro_batches import MicroBatches, of_like_length, rows_of
 from oblrpo.policy.sequences import Sequences, pad
 
 G = 2
@@ -61,3 +63,28 @@ def test_groups_with_fewer_rows_leave_room_for_others(bounds, expected):
 
 def test_rows_are_those_of_whole_groups():
     assert rows_of(torch.tensor([2, 0]), 3).tolist() == [6, 7, 8, 0, 1, 2]
+
+
+@pytest.mark.parametrize("extra", [0, 3, 10, 40])
+def test_slices_of_like_length_cost_least_of_all(extra):
+    """Every cut of the sorted rows is tried."""
+    torch.manual_seed(extra)
+    lengths_S = torch.randint(1, 12, (9,))
+
+    def cost(slices):
+        return sum(len(rows) * int(lengths_S[rows].max()) + extra for rows in slices)
+
+    order_S = lengths_S.argsort()
+    every = [order_S.tensor_split(cuts) for number in range(9) for cuts in combinations(range(1, 9), number)]
+    found = of_like_length(lengths_S, extra)
+    assert cost(found) == min(map(cost, every))
+    assert all(rows.tolist() == sorted(rows.tolist()) for rows in found)
+    assert sorted(torch.cat(found).tolist()) == list(range(9))
+    longest = [int(lengths_S[rows].max()) for rows in found]
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_slices_go_from_one_of_all_rows_to_one_a_length():
+    lengths_S = torch.tensor([4, 1, 4, 2])
+    assert [rows.tolist() for rows in of_like_length(lengths_S, 100)] == [[0, 1, 2, 3]]
+    assert [rows.tolist() for rows in of_like_length(lengths_S, 0)] == [[0, 2], [3], [1]]

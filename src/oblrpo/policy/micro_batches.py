@@ -54,6 +54,26 @@ class MicroBatches:
         return [torch.tensor(block, device=device) for block in blocks]
 
 
+def of_like_length(lengths_S: Tensor, extra: int) -> list[Tensor]:
+    """The rows in slices of like length that cost least, each with its rows ascending; the longest rows come first.
+
+    A slice costs its tokens, padding included, and as much as `extra` tokens for being a forward of its own.
+    """
+    length_K, count_K = lengths_S.unique(return_counts=True)
+    lengths, ends = length_K.tolist(), [0, *count_K.cumsum(0).tolist()]
+    least, begins = [0], [0]  # the cost of all rows up to each length, and the first length of their last slice
+    for last, length in enumerate(lengths):
+        costs = [least[first] + (ends[last + 1] - ends[first]) * length + extra for first in range(last + 1)]
+        begins.append(min(range(last + 1), key=costs.__getitem__))
+        least.append(costs[begins[-1]])
+    slices, end = [], len(lengths)
+    while end:
+        inside_S = (lengths_S >= lengths[begins[end]]) & (lengths_S <= lengths[end - 1])
+        slices.append(inside_S.nonzero().flatten())
+        end = begins[end]
+    return slices
+
+
 def rows_of(index_P: Tensor, group_size: int) -> Tensor:
     """The rows of these groups' outputs, (S,)."""
     return (index_P[:, None] * group_size + torch.arange(group_size, device=index_P.device)).flatten()

@@ -166,13 +166,13 @@ def _equal_group_sums(parts: list[Contribution], coef_S: Tensor | None, group_si
     norm2_P = []
     for chunk in chunks(groups, grad.numel() + group_size * max(part.room for part in outers)):
         rows = slice(chunk.start * group_size, chunk.stop * group_size)
-        group_PRC = _group_gradients(outers, coef_S, rows, group_size)
+        group_PRC = group_gradients(outers, coef_S, rows, group_size)
         grad += group_PRC.sum(0) if group_PRC.shape[0] > 1 else group_PRC[0]
         norm2_P.append(row_norm2(group_PRC))
     return torch.cat(norm2_P)
 
 
-def _group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
+def group_gradients(parts: list[Matrix], coef_S: Tensor | None, rows: slice, group_size: int) -> Tensor:
     """Gradients of whole groups, (groups, R, C), from as few sequences at once as a single group needs."""
     pieces = [rows]
     if rows.stop - rows.start == group_size:
@@ -313,7 +313,11 @@ def _group_sums_of_lookups(parts: list[Matrix], coef_S: Tensor | None, group_siz
     if coef_S is not None:
         part = Outer(part.left, wide(part.right) * coef_S[:, None, None], part.rows)
     owner_S1 = (torch.arange(part.sequences, device=grad.device) // group_size)[:, None]
-    key_N, rows_NC = sum_equal_rows(part, owner_S1)
-    grad.index_add_(0, key_N % part.rows, rows_NC)
-    norm2_P = rows_NC.new_zeros(part.sequences // group_size)
-    return norm2_P.index_add(0, key_N // part.rows, rows_NC.square().sum(-1))
+    return add_rows(*sum_equal_rows(part, owner_S1), part.sequences // group_size, grad)
+
+
+def add_rows(key_N: Tensor, rows_NC: Tensor, groups: int, grad: Tensor) -> Tensor:
+    """Add rows with the keys group * R + index to `grad`, (R, C); return each group's squared norm, (P,)."""
+    grad.index_add_(0, key_N % len(grad), rows_NC)
+    norm2_P = rows_NC.new_zeros(groups)
+    return norm2_P.index_add(0, key_N // len(grad), rows_NC.square().sum(-1))

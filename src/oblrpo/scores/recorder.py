@@ -60,11 +60,15 @@ class ForwardRecorder:
 
     def _begin(self) -> None:
         self.layers = trainable_layers(self.model)
+        self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
+        self.ran_without_gradients = self._foreign_hooks = False
+        self.next_forward()
+
+    def next_forward(self) -> None:
+        """Forget what the last forward has shown, because another begins."""
         self.batch_rows: int | None = None
         self.tokens: int | None = None
         self._given: tuple[str, ...] = ()  # names of the arguments of the model's call
-        self._gathered: dict[int, tuple[str, nn.Parameter]] = {}
-        self.ran_without_gradients = self._foreign_hooks = False
         self._operations.forget()
         for piece in self._pieces.values():
             piece.forget()

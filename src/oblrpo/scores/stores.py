@@ -90,6 +90,10 @@ class PerSequence(_Norms):
         norms = [_combine(flat_SN[rows], coef_S[rows], size, grad) for rows, size in runs(groups, len(flat_SN))]
         return norms[0] if len(norms) == 1 else torch.cat(norms)
 
+    def sum(self, rows: slice, coef_N: Tensor) -> Tensor:
+        """The sum of coef_s G_s over neighbouring rows."""
+        return coef_N @ self._gradient_S[rows].flatten(1)
+
     def gram(self) -> Tensor:
         """Inner products of all pairs of sequences' gradients, (S, S)."""
         return gram.gram_of_rows(self._gradient_S)

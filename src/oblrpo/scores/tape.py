@@ -21,7 +21,8 @@ from oblrpo.scores.group_tape import RecordingTape
 from oblrpo.scores.groups import Groups, fit
 from oblrpo.scores.layout import Layout
 from oblrpo.scores.rules import wrapped_by_fsdp
-from oblrpo.scores.stores import Factors, NormsOnly, PerSequence, Store, Streamed
+from oblrpo.scores.slices import Slice, group_sums, in_slices, order_of
+from oblrpo.scores.stores import Factors, PerSequence, Store, Streamed
 from oblrpo.scores.trainable_layers import ParameterPiece
 
 
@@ -72,6 +73,7 @@ class ScoreTape(RecordingTape):
     def forget(self) -> None:
         """Let go of what was recorded, and of its memory."""
         self._stores, self._sequences = dict[ParameterPiece, Store](), 0
+        self._slices: list[Slice] = []
         self._norm2_S: Tensor | None = None
         self._graph: tuple[Tensor, Layout] | None = None
         self._sketchers: dict[Sketch, Sketcher] = {}
@@ -81,6 +83,11 @@ class ScoreTape(RecordingTape):
         self._places = {id(parameter): place for place, parameter in enumerate(self.model.parameters())}
         return self
 
+    @property
+    def takes_slices(self) -> bool:
+        """Whether a batch's rows may be recorded in several forwards: with methods that keep what gradients need."""
+        return self.method not in {"two_pass", "streamed"}
+
     def record(
         self,
         logps_S: Tensor,
@@ -88,6 +95,7 @@ class ScoreTape(RecordingTape):
         sequence_ids: Tensor | None = None,
         gram: bool = False,
         sketches: Sequence[Sketch] = (),
+        rows_S: Tensor | None = None,
     ) -> None:
         """Run the backward for activations of sum_s logps_S[s]; no parameter's `.grad` changes.
 
@@ -104,6 +112,9 @@ class ScoreTape(RecordingTape):
             sequence_ids: (B, L), for packed rows: which sequence each input token belongs to, negative for none.
             gram: for "streamed" only: whether `gram` will be asked for.
             sketches: for "streamed" only: the arguments with which `sketch` will be.
+            rows_S: which of a larger batch's rows these are, ascending. Its other rows are then recorded in the same
+                `with`, each once, by further forwards. `norm2` and `accumulate` are of the whole batch; `gram` and
+                `sketch` cannot be had.
 
         Raises:
             UnsupportedModelError: as the class says, or rows mix.
@@ -113,6 +124,10 @@ class ScoreTape(RecordingTape):
         self._check(logps_S)
         if (gram or sketches) and self.method != "streamed":
             raise ValueError('record takes gram and sketches for method="streamed" only; others can do so later.')
+        if self._slices and rows_S is None:
+            raise ValueError("record all rows of a batch in one forward, or give rows_S each time.")
+        if rows_S is not None and not self.takes_slices:
+            raise ValueError(f'"{self.method}" records all rows of a batch in one forward; use "auto".')
         S = logps_S.shape[0]
         layout = Layout(S, self._recorder.tokens, sequence_ids)
         try:
@@ -129,7 +144,13 @@ class ScoreTape(RecordingTape):
         if not delivered:
             self.forget()
             raise ValueError("nothing to record: logps_S does not depend on any recorded module.")
-        self._stores, self._sequences = {piece: stores[piece] for piece in delivered}, S
+        stores = {piece: stores[piece] for piece in delivered}
+        if rows_S is not None:
+            self._slices.append(Slice(stores, rows_S))
+            self._sequences += S
+            self._recorder.next_forward()
+            return
+        self._stores, self._sequences = stores, S
         self._used = True
         if self.method == "two_pass":
             self._graph = (logps_S, layout)
@@ -149,11 +170,20 @@ class ScoreTape(RecordingTape):
         """Squared score norms || grad_theta logps_S[s] ||^2 over all trainable parameters, shape (S,)."""
         self._need_record()
         if self._norm2_S is None:
-            with self._no_autocast():
-                norms = methods.norm2(list(self._stores.values()))
-            # Gram products may round a norm of nothing to a little less than nothing.
-            self._norm2_S = sum_in_widest(norms).clamp(min=0)
+            norm2_S = torch.cat([self._norm2(stores) for stores in self._forwards()])
+            if self._slices:
+                norm2_S = norm2_S[order_of(self._slices)]
+            self._norm2_S = norm2_S
         return self._norm2_S
+
+    def _norm2(self, stores: dict[ParameterPiece, Store]) -> Tensor:
+        with self._no_autocast():
+            norms = methods.norm2(list(stores.values()))
+        # Gram products may round a norm of nothing to a little less than nothing.
+        return sum_in_widest(norms).clamp(min=0)
+
+    def _forwards(self) -> list[dict[ParameterPiece, Store]]:
+        return [each.stores for each in self._slices] or [self._stores]
 
     @torch.no_grad()
     def accumulate(self, coef_S: Tensor, group_size: Groups = 1) -> Tensor:
@@ -183,11 +213,16 @@ class ScoreTape(RecordingTape):
                 raise ValueError('"two_pass" frees its graph in accumulate; record again.')
             (logps_S, layout), self._graph = self._graph, None
             return sum_in_widest(self._add_sums(self._stores, logps_S, coef_S, layout, group_size))
-        norms = []
-        for piece, store in self._stores.items():
-            assert not isinstance(store, NormsOnly | Streamed)  # those are above
+        norms, places = [], in_slices(self._slices, group_size, S) if self._slices else []
+        for piece in dict.fromkeys(piece for stores in self._forwards() for piece in stores):
             with self._no_autocast(), piece.wide_grad() as grad:
-                norms.append(store.group_sums(coef_S.to(grad.dtype), group_size, grad))
+                coef = coef_S.to(grad.dtype)
+                if self._slices:
+                    norms.append(group_sums(piece, self._slices, places, coef, grad))
+                    continue
+                store = self._stores[piece]
+                assert isinstance(store, Factors | PerSequence)  # the others are above
+                norms.append(store.group_sums(coef, group_size, grad))
         return sum_in_widest(norms)
 
     @torch.no_grad()
@@ -234,6 +269,8 @@ class ScoreTape(RecordingTape):
 
     def _holding_gradients(self) -> dict[ParameterPiece, Factors | PerSequence]:
         self._need_record()
+        if self._slices:
+            raise ValueError("the rows were recorded in several forwards; record all of them in one for this.")
         stores = {piece: store for piece, store in self._stores.items() if isinstance(store, Factors | PerSequence)}
         if len(stores) < len(self._stores):
             raise ValueError(f'"{self.method}" keeps no gradients to take inner products of; use "auto".')

@@ -27,6 +27,7 @@ from oblrpo.step.batch import Batch
 from oblrpo.step.gradient import Gradient, Part, Update, by_prompt
 from oblrpo.step.movement import Movement
 from oblrpo.step.samples import Sampled
+from oblrpo.step.scoring import score
 from oblrpo.tasks import Problem
 
 
@@ -130,11 +131,7 @@ def add_to_gradient(
 ) -> Part:
     """Add the share of one micro-batch to `.grad`: one forward, and one backward for activations."""
     # Score: the gradient s of each output's log pi(o|q), left on the tape.
-    with tape:
-        logps = policy.logps(part.sequences, temperature)
-        check_finite("log-probability", logps.logps_S.detach())
-        part = part.under(logps)
-        tape.record(part.scored(logps.logp_SC))  # log pi(o|q) itself, unless tokens have importance weights
+    part, logps = score(part, policy, temperature, tape)
     # Baseline: b = sum w F / sum w over the other outputs, weighted by w = ||s||^2 (theorem 7), or the named one.
     baseline_PG, norm2_S = baseline(part, logps, tape)
     # Advantages A = F - b, and the gradient: the sum of A s, each with its share of the mean, over the algorithm's

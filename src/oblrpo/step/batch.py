@@ -155,12 +155,24 @@ class Batch:
             part_P = part_P[count_P[part_P].argsort(descending=True, stable=True)]
             rows_S = rows_of(part_P, self.shape[1])
             rows_S, counts = rows_S[chosen_PG.flatten()[rows_S]], count_P[part_P].tolist()
-            equal = len(set(counts)) == 1
-            shape = (len(part_P) if equal else len(rows_S), -1)
-            rows = {
-                field.name: values.flatten()[rows_S].view(shape) if field.name.endswith("_PG") else values[rows_S]
-                for field in fields(self)
-                if field.name.endswith(("_PG", "_SC")) and (values := getattr(self, field.name)) is not None
-            }
-            groups, sequences = counts[0] if equal else counts, self.sequences.at(rows_S)
-            yield replace(self, sequences=sequences, index_P=part_P, index_S=rows_S, groups=groups, **rows)
+            yield self._of(rows_S, counts, part_P, rows_S)
+
+    def at(self, rows_S: Tensor) -> Self:
+        """Some of the outputs, ascending; of a prompt it need not be all."""
+        P = len(self.index_P)
+        owner_S = torch.arange(P, device=rows_S.device).repeat_interleave(
+            torch.tensor([self.groups] * P if isinstance(self.groups, int) else self.groups, device=rows_S.device)
+        )
+        place_P, count_P = owner_S[rows_S].unique(return_counts=True)
+        return self._of(rows_S, count_P.tolist(), self.index_P[place_P], self.index_S[rows_S])
+
+    def _of(self, rows_S: Tensor, counts: list[int], index_P: Tensor, index_S: Tensor) -> Self:
+        equal = len(set(counts)) == 1
+        shape = (len(counts) if equal else len(rows_S), -1)
+        rows = {
+            field.name: values.flatten()[rows_S].view(shape) if field.name.endswith("_PG") else values[rows_S]
+            for field in fields(self)
+            if field.name.endswith(("_PG", "_SC")) and (values := getattr(self, field.name)) is not None
+        }
+        groups, sequences = counts[0] if equal else counts, self.sequences.at(rows_S)
+        return replace(self, sequences=sequences, index_P=index_P, index_S=index_S, groups=groups, **rows)

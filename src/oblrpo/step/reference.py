@@ -10,7 +10,7 @@ from torch import Tensor
 from oblrpo.errors import check_finite
 from oblrpo.estimators import kl_in_reward
 from oblrpo.policy import Policy, Sequences
-from oblrpo.policy.micro_batches import MicroBatches, rows_of
+from oblrpo.policy.micro_batches import MicroBatches
 
 
 class Reference:
@@ -43,9 +43,7 @@ class Reference:
 
     def _logps(self, sequences: Sequences, rewards_PG: Tensor) -> Tensor:
         logps_S = rewards_PG.new_zeros(rewards_PG.numel())
-        G = rewards_PG.shape[1]
-        for index_P in self.micro_batches.of(sequences, G):
-            index_S = rows_of(index_P, G)
+        for index_S in self.micro_batches.of(sequences, 1):  # no group needs to stay whole
             logps_S[index_S] = self.policy.logps(sequences.at(index_S), self.temperature).logps_S.to(logps_S)
         check_finite("log-probability", logps_S)
         return logps_S.view_as(rewards_PG)

@@ -201,7 +201,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         max_grad_norm=optim.max_grad_norm,
         train_on=config.algorithm.train_on,
         clip_max=rollout.clip_max,
-        reference=Reference(policy, beta, rollout.temperature, micro_batches) if beta else None,
+        reference=Reference(policy, beta, rollout.temperature, row_batches(rollout)) if beta else None,
     )
 
 

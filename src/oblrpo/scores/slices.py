@@ -1,0 +1,117 @@
+"""The weighted gradient, and each group's norm, where a batch's rows were recorded in several forwards.
+
+Rows of like length go through the model together, so that little is padded; a group's outputs may be in any of these
+slices. The group's gradient is then the sum of its shares of every slice, multiplied out parameter by parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oblrpo.scores import contributions
+from oblrpo.scores.contributions import Contribution, Outer, sum_equal_rows, wide
+from oblrpo.scores.groups import Groups, runs
+from oblrpo.scores.stores import Factors, PerSequence, Store
+from oblrpo.scores.trainable_layers import ParameterPiece
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some of a batch's rows, recorded in a forward of their own.
+
+    Args:
+        stores: what holds each parameter's gradients.
+        rows_S: which rows of the batch they are, ascending.
+    """
+
+    stores: dict[ParameterPiece, Store]
+    rows_S: Tensor
+
+
+def order_of(slices: Sequence[Slice]) -> Tensor:
+    """Where each of the batch's rows is among those of the slices, one after the other, (S,)."""
+    rows_S = torch.cat([each.rows_S for each in slices])
+    if not torch.equal(rows_S.sort().values, torch.arange(len(rows_S), device=rows_S.device)):
+        raise ValueError("the rows that were recorded are not each row of a batch once.")
+    return rows_S.argsort()
+
+
+@dataclass(frozen=True)
+class GroupsOfSlice:
+    """The groups of a slice's rows, of which it need not have all: of each row, and the rows of each."""
+
+    owner_N: Tensor
+    rows_of: dict[int, slice]
+
+
+def in_slices(slices: Sequence[Slice], groups: Groups, sequences: int) -> list[GroupsOfSlice]:
+    """Where the groups of a batch are in its slices."""
+    sizes = [size for rows, size in runs(groups, sequences) for _ in range((rows.stop - rows.start) // size)]
+    owner_S = torch.arange(len(sizes), device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
+    order_of(slices)  # refuses what is no batch
+    found = []
+    for each in slices:
+        owner_N, rows_of, start = owner_S[each.rows_S.cpu()], dict[int, slice](), 0
+        for group, same in groupby(owner_N.tolist()):
+            rows_of[group] = slice(start, start + len(list(same)))
+            start = rows_of[group].stop
+        found.append(GroupsOfSlice(owner_N.to(each.rows_S.device), rows_of))
+    return found
+
+
+def group_sums(
+    piece: ParameterPiece, slices: Sequence[Slice], places: Sequence[GroupsOfSlice], coef_S: Tensor, grad: Tensor
+) -> Tensor:
+    """Add sum_s coef_s G_s of one parameter to `grad`; return the squared norm of each group's sum, (P,)."""
+    groups = 1 + max(group for place in places for group in place.rows_of)
+    held = [  # an expert may have no token of a slice
+        (store, place, coef_S[each.rows_S])
+        for each, place in zip(slices, places, strict=True)
+        if isinstance(store := each.stores.get(piece), Factors | PerSequence)
+    ]
+    if all(isinstance(store, Factors) and _are_lookups(store.parts) for store, _, _ in held):
+        return _sums_of_lookups(held, groups, grad)
+    norm2_P = grad.new_zeros(groups)
+    for group in range(groups):
+        total: Tensor | None = None
+        for store, place, coef_N in held:
+            if group in place.rows_of:
+                share = _sum(store, place.rows_of[group], coef_N).view_as(grad)
+                total = share if total is None else total.add_(share)
+        if total is not None:
+            grad += total
+            norm2_P[group] = contributions.row_norm2(total[None])[0]
+    return norm2_P
+
+
+def _sum(store: Factors | PerSequence, rows: slice, coef_N: Tensor) -> Tensor:
+    """The sum of coef_s G_s over neighbouring rows."""
+    if isinstance(store, PerSequence):
+        return store.sum(rows, coef_N[rows])
+    outers = contributions.matrices(store.parts)
+    if not outers:
+        return coef_N[rows] @ contributions.vector_total(store.parts)[rows]
+    return contributions.group_gradients(outers, coef_N, rows, rows.stop - rows.start)[0]
+
+
+def _are_lookups(parts: Sequence[Contribution]) -> bool:
+    return all(isinstance(part, Outer) and part.is_lookup for part in parts)
+
+
+def _sums_of_lookups(held: Sequence[tuple[Any, GroupsOfSlice, Tensor]], groups: int, grad: Tensor) -> Tensor:
+    """The same for embeddings, where only the rows that occur are touched."""
+    found = []
+    for store, place, coef_N in held:
+        for part in store.parts:
+            weighted = Outer(part.left, wide(part.right) * coef_N[:, None, None], part.rows)
+            found.append(sum_equal_rows(weighted, place.owner_N[:, None]))
+    keys, rows = zip(*found, strict=True)
+    key_N, slot_N = torch.unique(torch.cat(keys), return_inverse=True)
+    rows_NC = rows[0].new_zeros(len(key_N), grad.shape[-1]).index_add(0, slot_N, torch.cat(rows))
+    return contributions.add_rows(key_N, rows_NC, groups, grad)

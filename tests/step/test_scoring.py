@@ -1,0 +1,78 @@
+"""Outputs of like length share a forward, and nothing else is changed by it."""
+
+import pytest
+import torch
+
+from oblrpo.algorithms import ALGORITHMS
+from oblrpo.policy import Sequences
+from oblrpo.settings import ScoresConfig
+from tests.trainer.learners import learner_of, one_pass
+
+P, G, LONGEST = 4, 3, 12
+
+
+@pytest.fixture
+def batch(tiny_policy):
+    """Prompts of one to four tokens, completions of one to twelve."""
+    torch.manual_seed(1)
+    prompt_SQ, completion_SC = torch.randint(tiny_policy.vocabulary, (P * G, 4 + LONGEST)).split([4, LONGEST], 1)
+    prompt_mask_SQ = (torch.arange(4) >= torch.arange(P).repeat_interleave(G)[:, None]).long()
+    mask_SC = (torch.arange(LONGEST) < torch.randint(1, LONGEST + 1, (P * G, 1))).long()
+    return Sequences.of(prompt_SQ, prompt_mask_SQ, completion_SC, mask_SC), torch.randn(P, G)
+
+
+def forwards(policy, monkeypatch):
+    """The rows of every forward from here on."""
+    rows, plain = [], type(policy).logps
+
+    def counted(self, sequences, *more):
+        rows.append(sequences.count)
+        return plain(self, sequences, *more)
+
+    monkeypatch.setattr(type(policy), "logps", counted)
+    return rows
+
+
+def both(policy, batch, monkeypatch, algorithm, more=(), scores=None, **settings):
+    """What a pass says with rows cut by length, and without, each with the gradient that it left."""
+    said = []
+    for tokens in (0, 10**6):
+        monkeypatch.setitem(policy.__dict__, "tokens_of_a_forward", tokens)
+        learner = learner_of(policy, algorithm, num_generations=G, scores=scores, **settings)
+        rows = forwards(policy, monkeypatch)
+        found = one_pass(learner, *batch, *more)
+        said.append((found, [p.grad.clone() for p in policy.parameters], len(rows)))
+    return said
+
+
+def are_alike(cut, whole):
+    torch.testing.assert_close(cut[1], whole[1], rtol=1e-4, atol=1e-6)
+    for name in ("norm2_PG", "group_norm2_P", "baseline_PG", "advantages_PG", "logps_PG", "logp_SC", "rho_PG"):
+        torch.testing.assert_close(getattr(cut[0], name), getattr(whole[0], name), rtol=1e-4, atol=1e-6)
+    assert cut[0].entropy == pytest.approx(whole[0].entropy, rel=1e-5)
+    assert cut[2] > whole[2]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_gradient_and_all_that_it_tells_are_the_same(tiny_policy, batch, monkeypatch, algorithm):
+    cut, whole = both(tiny_policy, batch, monkeypatch, algorithm)
+    assert whole[2] == 1
+    are_alike(cut, whole)
+
+
+def test_in_micro_batches_too(tiny_policy, batch, monkeypatch):
+    are_alike(*both(tiny_policy, batch, monkeypatch, "oblrpo", prompts_per_micro_batch=2))
+
+
+@pytest.mark.parametrize("ratio", ["sequence", "ppo"])
+def test_under_ratios_to_an_old_policy(tiny_policy, batch, monkeypatch, ratio):
+    logp_SC = tiny_policy.logps(batch[0]).logp_SC.detach()
+    old_SC = torch.where(batch[0].own_SC.bool(), logp_SC + 0.3 * torch.randn_like(logp_SC), 0)
+    are_alike(*both(tiny_policy, batch, monkeypatch, "rloo", [old_SC], ratio=ratio))
+
+
+def test_a_method_that_keeps_nothing_takes_all_rows_in_one_forward(tiny_policy, batch, monkeypatch):
+    scores = ScoresConfig(score_method="two_pass")
+    cut, whole = both(tiny_policy, batch, monkeypatch, "oblrpo", scores=scores)
+    assert cut[2] == whole[2] == 1
+    torch.testing.assert_close(cut[1], whole[1], rtol=0, atol=0)
