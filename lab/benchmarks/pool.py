@@ -53,7 +53,7 @@ class Pool:
 def draw(
     model: str, task_name: str, task_args: dict, prompts: int, outputs: int, seed: int, longest: int | None = None
 ) -> Pool:
-    """Sample, score, and take within-prompt Gram matrices and sketches of the scores; outputs have `longest` tokens."""
+    """Sample at most `longest` tokens, score, and take within-prompt Gram matrices and sketches of the scores."""
     longest = longest or LONGEST[task_name]
     policy = load_policy(model, PolicyConfig(device="cpu"))
     task = make_task(task_name, seed, **task_args)
