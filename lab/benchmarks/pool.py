@@ -50,8 +50,11 @@ class Pool:
     sketch: torch.Tensor
 
 
-def draw(model: str, task_name: str, task_args: dict, prompts: int, outputs: int, seed: int) -> Pool:
-    """Sample, score, and take within-prompt Gram matrices and sketches of the scores."""
+def draw(
+    model: str, task_name: str, task_args: dict, prompts: int, outputs: int, seed: int, longest: int | None = None
+) -> Pool:
+    """Sample at most `longest` tokens, score, and take within-prompt Gram matrices and sketches of the scores."""
+    longest = longest or LONGEST[task_name]
     policy = load_policy(model, PolicyConfig(device="cpu"))
     task = make_task(task_name, seed, **task_args)
     pay = Rewards(task)
@@ -62,12 +65,12 @@ def draw(model: str, task_name: str, task_args: dict, prompts: int, outputs: int
     rows, columns = [], []
     tape = ScoreTape(policy.model)
     for problem in problems:
-        rollouts = sample(policy, [problem.prompt], outputs, LONGEST[task_name], 1.0)
+        rollouts = sample(policy, [problem.prompt], outputs, longest, 1.0)
         ((rewards,), _) = pay([problem], rollouts.completions)
         with tape:
             out = policy.logps(rollouts.sequences, 1.0)
             tape.record(out.logps_S)
-        pad = (0, LONGEST[task_name] - out.logp_SC.shape[1])
+        pad = (0, longest - out.logp_SC.shape[1])
         rows.append(rollouts.sequences)
         columns.append(
             (
