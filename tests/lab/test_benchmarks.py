@@ -552,24 +552,12 @@ def test_rules_of_batch_sizes(rule, settings):
     assert importlib.import_module("lab.benchmarks.batch_sizes").settings_of(rule, 1e-5) == settings
 
 
-def test_tables_of_several_updates(tmp_path, monkeypatch, capsys):
-    """A run that ends with step 40 has no accuracy after it."""
-    lines = [
-        "sequence:1,0,0.25,0.3,0.4,0.5,0.6",
-        "sequence:1,1,0.25,0.4,0.5,0.6,0.7",
-        "gspo:2,0,0.25,0.35,0.55,nan,nan",
-    ]
-    file = tmp_path / "runs.csv"
-    write_lines(file, "run,seed,step_0,step_20,step_40,step_80,step_120", lines)
-    printed = printed_by("off_policy", ["--only-report", "--csv", file, "--seeds", 2], monkeypatch, capsys)
-    assert "| sequence, 1 | 0.350 | 0.450 | 0.550 | 0.650 |" in printed
-    assert "| gspo, 2 | 0.350 | 0.550 |  |  |" in printed
+def test_seconds_of_several_updates(monkeypatch, capsys):
     benchmark = importlib.import_module("lab.benchmarks.off_policy")
     assert {"ratio": "gspo", "num_iterations": 2}.items() <= benchmark.settings_of("gspo:2").items()
     assert "ratio" not in benchmark.settings_of("sequence:1")  # where it would change nothing, and be refused
-    monkeypatch.setattr(benchmark, "PROMPTS", 2)
-    monkeypatch.setattr(benchmark, "SIZE", benchmark.SIZE | {"prompts_per_step": 2, "max_completion_length": 4})
-    spent = printed_by("off_policy", ["--seconds", "--rounds", 1, "--runs", "ppo:2"], monkeypatch, capsys)
+    monkeypatch.setattr(benchmark, "SIZE", {"prompts_per_step": 2, "num_generations": 4, "max_completion_length": 4})
+    spent = printed_by("off_policy", ["--rounds", 1, "--runs", "ppo:2"], monkeypatch, capsys)
     assert float(spent.split()[1]) > 0
 
 
