@@ -117,12 +117,14 @@ class MeasuredRate(MeasuringRule):
     def confine(self, change: Callable[[], Tensor]) -> Step:
         """Measure the update and shorten it until it moves the policy by at most 4 times the KL that was meant.
 
+        The first one is shortened to what was meant: nobody knew how far the rate goes that a run begins with.
         A step along u at a lower rate is the same update, shorter; the optimizer's own state does not depend on it.
 
         Raises:
             ValueError: it moves the policy too far however short it is; it has been taken back.
         """
-        kl, left, most = self._kl(change, self._used), 1.0, TOO_FAR * self.target_kl
+        most = self.target_kl * (TOO_FAR if self._root_weight else 1.0)
+        kl, left = self._kl(change, self._used), 1.0
         if not self._used:  # no update of the schedule, or one at a rate of 0: there is nothing to shorten
             self._used, self._before = None, []
             return Step(kl, left)
