@@ -253,7 +253,10 @@ def follow(folder, settings, rate=RATE):
         with torch.enable_grad():
             metrics = update(engine, rows, False, [1e4 + step] * PROMPTS, PROMPTS * OUTPUTS, size=4)
         norm2 = metrics["grad_norm"] ** 2
-        schedule.step(estimators.moments(torch.tensor([1e4 + step] * PROMPTS), norm2), mean_length=MEAN_LENGTH)
+        # The slope that the engine saw; this schedule has no gradient of its own to see one by.
+        schedule.rule.slope.load_state_dict(engine._schedule.rule.slope.state_dict())
+        moments = estimators.moments(torch.tensor([1e4 + step] * PROMPTS), norm2)
+        schedule.step(moments, mean_length=MEAN_LENGTH, fresh=False)
         expected = schedule.learning_rates[0]
         schedule.optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
         schedule.optimizer.step()
