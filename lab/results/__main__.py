@@ -12,7 +12,8 @@ import argparse
 from pathlib import Path
 
 from lab.results.book import Book
-from lab.results.plan import PARTS
+from lab.results.pace import pace_report
+from lab.results.plan import PARTS, Part
 from lab.results.policies import recipe_of
 from lab.results.tables import rates_chosen, report
 from lab.results.training import train_all
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--only-report", action="store_true", help="print what the CSVs have")
     told = parser.parse_args()
     for name in told.parts:
-        book = Book(told.csvs / f"{name}.csv")
+        book = Book(told.csvs / f"{PARTS[name].shares or name}.csv")
         for planned in [] if told.only_report else PARTS[name].rounds(book):
             runs = {}
             for run, settings in planned:
@@ -38,7 +39,13 @@ def main() -> None:
                     recipe, begins = recipe_of(run.policy, run.seed, told.folder)
                     runs[run] = recipe, {**begins, **settings}
             train_all(book, runs, told.folder / name, told.processes)
-        print("\n\n".join(filter(None, [report(PARTS[name], book), rates_chosen(PARTS[name], book)])), flush=True)
+        print("\n\n".join(filter(None, told_of(PARTS[name], book))), flush=True)
+
+
+def told_of(part: Part, book: Book) -> list[str]:
+    """What a part has come to."""
+    searched = any(arm.searched for arm in part.arms)
+    return [report(part, book), pace_report(part, book) if searched else "", rates_chosen(part, book)]
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ class Part:
     """How many completions a run takes; 0: as many steps as the settings say."""
     settings: Settings = field(default_factory=dict)
     about: str = ""
+    shares: str = ""
+    """The part whose CSV it adds to, so that runs of both are made once."""
 
     def rounds(self, book: Book) -> Iterator[list[tuple[Run, Settings]]]:
         """Runs that can be made at one time; what later ones are depends on how earlier ones ended."""
@@ -168,7 +170,7 @@ SMOLLM2 = Part(
         Arm("rloo", {"algorithm": "rloo"}, SUMS_RATES, searched=True),
         Arm("grpo", {"algorithm": "grpo"}, SUMS_RATES, searched=True),
         Arm("reinforce", {"algorithm": "reinforce"}, SUMS_RATES, searched=True),
-        Arm("in-steps", {**DEFAULT, "rule": "in-steps"}, (1e-6,)),
+        Arm("in-steps", {**DEFAULT, "rule": "in-steps"}, (1e-6,), seeds=(23,)),
     ),
     seeds=(23, 24, 25),
     search=(21, 22),
@@ -184,6 +186,7 @@ WINDOW = Part(
     arms=(Arm("default", DEFAULT, WINDOW_RATES), Arm("grpo", {"algorithm": "grpo"}, WINDOW_RATES)),
     seeds=(23, 24),
     settings=SMOLLM2.settings,
+    shares="smollm2",
 )
 
 AFTER_SFT = Part(

@@ -5,27 +5,36 @@ from __future__ import annotations
 import statistics
 
 from lab.benchmarks.runs import mean_interval
-from lab.results.book import Book, Run
+from lab.results.book import Book, Line, Run
 from lab.results.plan import Part
 
 Label = tuple[str, str]
 """An arm and its rate, which is empty where the arm's best was searched."""
 
 
+def reported(part: Part, book: Book) -> dict[Label, list[tuple[Run, list[Line]]]]:
+    """The runs of a part's report by arm and rate, in its arms' order; a searched arm's at its best rate alone."""
+    searched = {arm.name: arm for arm in part.arms if arm.searched}
+    rank = {arm.name: number for number, arm in reversed(list(enumerate(part.arms)))}
+    seeds = {*part.seeds, *(seed for arm in part.arms for seed in arm.seeds)}
+    found: dict[Label, list[tuple[Run, list[Line]]]] = {}
+    mine = [run for run in book.runs if run.arm in rank and run.seed in seeds]
+    for run in sorted(mine, key=lambda run: (rank[run.arm], float(run.rate))):
+        arm = searched.get(run.arm)
+        if arm is None or run.rate == f"{part.best(book, run.policy, run[1:3], arm):g}":
+            found.setdefault((run.arm, "" if arm else run.rate), []).append((run, book.runs[run]))
+    return found
+
+
 class Ends:
     """Accuracy after the last step of a part's reported runs, by arm and rate, place and seed."""
 
     def __init__(self, part: Part, book: Book) -> None:
-        self.part = part
         self.found: dict[Label, dict[tuple[str, int, int], dict[int, float]]] = {}
-        searched = {arm.name for arm in part.arms if arm.searched}
-        rank = {arm.name: number for number, arm in reversed(list(enumerate(part.arms)))}
-        for run, accuracy in sorted(
-            book.ends().items(), key=lambda end: (rank.get(end[0].arm, 99), float(end[0].rate))
-        ):
-            if run.arm in rank and run.seed not in part.search:
-                label = run.arm, "" if run.arm in searched else run.rate
-                self.found.setdefault(label, {}).setdefault(run[:3], {})[run.seed] = accuracy
+        for label, runs in reported(part, book).items():
+            for run, lines in runs:
+                if (accuracy := lines[-1].accuracy) is not None:
+                    self.found.setdefault(label, {}).setdefault(run[:3], {})[run.seed] = accuracy
 
     def at(self, label: Label, place: tuple[str, int, int]) -> dict[int, float]:
         """By seed."""

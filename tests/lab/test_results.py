@@ -7,6 +7,7 @@ import torch
 
 from lab.benchmarks import turning
 from lab.results.book import LINES, Book, Run, lines_of
+from lab.results.pace import SHARE, arrival, pace_report
 from lab.results.plan import PARTS, Arm, Part
 from lab.results.tables import rates_chosen, report
 from lab.results.training import train_all
@@ -74,6 +75,30 @@ def test_searched_arms_go_on_at_their_best_rate(tmp_path):
     assert "| theirs |  | 0.500 | 0.500 | 0.500 |" in text  # the seeds of the search are not in it
     assert "| theirs |  | 0.250 | 0.250 | 0.250 +- 0.000 |" in text
     assert "a, 2 x 4, theirs: 0.1" in rates_chosen(TINY, book)
+
+
+def test_how_soon_a_reward_is_reached(tmp_path):
+    """Ours rises by 1/24 a step in every run; of three of theirs one arrives."""
+    book = Book(tmp_path / "tiny.csv")
+    for run, _ in next(TINY.rounds(book)):
+        book.add(run, metrics(0.9 if run.rate == "0.1" else 0.1))
+    ours, theirs = Run("a", 2, 4, "ours", "1e-05", 3), Run("a", 2, 4, "theirs", "0.1", 3)
+    for change, speed in (({}, 0.9), ({"policy": "b"}, 0.5), ({"seed": 4}, 0.0)):
+        for run, slope in ((ours, 1.0), (theirs, speed)):
+            rewards = [row | {"reward": slope * row["step"] / 24} for row in metrics(0.5, 24)]
+            book.add(run._replace(**change), rewards)
+    lines = book.runs[ours]
+    assert arrival(lines, 0.5, "completions") == pytest.approx(13 * 8)  # the mean of steps 11 to 13 is that of 12
+    assert arrival(lines, 11.75 / 24, "cpu_seconds") == pytest.approx(12.75 * 2)
+    assert arrival(lines, 0.0, "completions") == 3 * 8
+    assert arrival(lines, 1.1, "completions") == math.inf
+    begun, best = (1 + 1 + 0.9 + 0.0) / 4 / 24, 23 / 24
+    target = begun + SHARE * (best - begun)
+    ratio = (target * 24 / 0.9 + 1) / (target * 24 + 1)
+    text = pace_report(TINY, book)
+    assert f"To a mean reward of {target:.3f} (a), " in text
+    assert "| ours | 1e-05 |  |  | 3 of 3 |" in text
+    assert f"| theirs |  | {ratio:.2f} | {ratio:.2f} | 1 of 3 |" in text
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
