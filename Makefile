@@ -6,7 +6,7 @@
 # make audit  known weaknesses of the libraries we run with, where an index can be reached
 # make docs  the site of docs/, into site/
 # make theory  every theorem of the paper on policies small enough to enumerate, in a minute
-# make results  every training run that the claim rests on: many hours, going on where it stopped
+# make results  every training run that the claim rests on, going on where it stopped (many hours), and the pictures
 # make gpu  what one GPU shows in nine minutes, without network and with the Python that is there (PYTHON=...)
 # make test-trl  an environment with TRL + the tests of the adapter
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
@@ -50,8 +50,9 @@ smollm2: $(CORE)
 theory: $(CORE)
 	$(BIN)/python -m lab.theory
 
-results: smollm2
+results: smollm2 $(STAMP)
 	$(BIN)/python -m lab.results
+	$(BIN)/python -m lab.results.pictures
 
 docs: $(STAMP)
 	$(BIN)/zensical build --strict --clean

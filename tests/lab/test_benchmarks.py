@@ -505,53 +505,6 @@ def test_tables_of_splits(tmp_path, monkeypatch, capsys):
     assert "| rloo |  | 0.250 |  |" in printed  # of the same split
 
 
-def test_tables_of_learning_rates(tmp_path, monkeypatch, capsys):
-    finals = {"off": {1e-4: (0.5, 0.5), 2e-4: (0.6, 0.8), 4e-4: (0.0, 0.0)}, "auto": {1e-7: (0.5, 0.9)}}
-    lines = [
-        f"path,{name},{rate},{seed},0.1,{final}"
-        for name, by_rate in finals.items()
-        for rate, both in by_rate.items()
-        for seed, final in enumerate(both)
-    ]
-    file = tmp_path / "runs.csv"
-    write_lines(file, "task,schedule,rate,seed,accuracy before,after", lines)
-    printed = printed_by("learning_rates", ["--only-report", "--csv", file, "--tasks", "path"], monkeypatch, capsys)
-    assert "| off | 0.0002 | 0.700 | 0.600 | 2 |" in printed
-    # nine tenths of 0.7 are 0.63: 0.65 of the way up from 1e-4, 0.1 of the way down to 4e-4, in octaves
-    assert "off: usable from 0.00016 to 0.00021, a factor of 1.4" in printed
-    assert "auto from 1e-07 over its best, 0.0002: 1.000, difference 0.000" in printed
-
-
-def test_tables_of_batch_sizes(tmp_path, monkeypatch, capsys):
-    finals = {"off:1e-4": (0.5, 0.5), "off:2e-4": (0.6, 0.8), "auto": (0.7, 0.77), "auto@1e-3": (0.35, 0.35)}
-    lines = [
-        f"path,AdamW,{completions},8,{rule},{seed},0.1,{final if completions == 3840 else 0.0}"
-        for completions in (3840, 7680)
-        for rule, both in finals.items()
-        for seed, final in enumerate(both)
-    ]
-    file = tmp_path / "runs.csv"
-    write_lines(file, "task,optimizer,completions,prompts,rule,seed,before,after", lines)
-    words = ["--only-report", "--csv", file, "--prompts", 8, "--completions", 3840, "--seeds", 2, "--rules", *finals]
-    printed = printed_by("batch_sizes", words, monkeypatch, capsys)
-    assert "| off:2e-4 | 0.700 |" in printed
-    assert "| auto over the best fixed rate | 1.050 |" in printed
-    assert "| auto@1e-3 over the best fixed rate | 0.500 |" in printed
-
-
-@pytest.mark.parametrize(
-    ("rule", "settings"),
-    [
-        ("off:1e-3", {"schedule": "off", "learning_rate": 1e-3}),
-        ("auto", {"schedule": "auto", "learning_rate": 1e-5}),
-        ("auto@1e-3", {"schedule": "auto", "learning_rate": 1e-3}),
-        ("kl:0.05", {"schedule": "kl", "learning_rate": 1e-5, "schedule_kl": 0.05}),
-    ],
-)
-def test_rules_of_batch_sizes(rule, settings):
-    assert importlib.import_module("lab.benchmarks.batch_sizes").settings_of(rule, 1e-5) == settings
-
-
 def test_seconds_of_several_updates(monkeypatch, capsys):
     benchmark = importlib.import_module("lab.benchmarks.off_policy")
     assert {"ratio": "gspo", "num_iterations": 2}.items() <= benchmark.settings_of("gspo:2").items()
@@ -757,26 +710,6 @@ def test_the_movement_of_one_of_a_crowd_is_its_kl():
         after_KQTV = crowd.logps(crowd.features_QF)
     exact = float((before_KQTV.exp() * (before_KQTV - after_KQTV)).sum((2, 3)).mean())
     assert mean_kl(change_ST()) == pytest.approx(exact, rel=0.05)
-
-
-def test_runs_of_batch_sizes(tmp_path, monkeypatch, capsys):
-    """As many completions in all for every size of a batch; what is in the CSV is not run again."""
-    module = importlib.import_module("lab.benchmarks.batch_sizes")
-    made = []
-    monkeypatch.setattr(module, "warm_starts", lambda folder, tasks, seeds, processes: {("path", 0): tmp_path})
-    monkeypatch.setattr(module, "run_all", lambda runs, steps, processes, results: made.append((steps, runs)))
-    file = tmp_path / "runs.csv"
-    write_lines(file, "task,optimizer,completions,prompts,rule,seed,before,after", ["path,SGD,640,16,auto,0,0.1,0.5"])
-    words = ["--folder", tmp_path, "--csv", file, "--prompts", 8, 16, "--completions", 640, "--seeds", 1]
-    words += ["--rules", "auto", "off:1e-3", "--optimizer", "SGD", "--momentum", 0.9]
-    printed_by("batch_sizes", words, monkeypatch, capsys)
-    assert [(steps, [key[4] for key in runs]) for steps, runs in made] == [
-        (20, ["auto", "off:1e-3"]),
-        (10, ["off:1e-3"]),
-    ]
-    _, settings = made[0][1]["path", "SGD", 640, 8, "off:1e-3", 0]
-    assert settings["optimizer_args"] == {"momentum": 0.9}
-    assert (settings["prompts_per_step"], settings["num_generations"], settings["learning_rate"]) == (8, 4, 1e-3)
 
 
 def test_rows_of_data_are_the_same_of_both_kinds(tmp_path):

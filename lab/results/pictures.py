@@ -1,6 +1,6 @@
 """The pictures of README and docs/results.md, drawn from the CSVs of docs/results alone.
 
-    python -m lab.benchmarks.result_pictures
+    python -m lab.results.pictures
 
 writes docs/pictures/*.svg, and *-dark.svg for dark pages.
 """
@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from oblrpo.intervals import mean
+from lab.results.book import Book, Line, Run
+from lab.results.pace import paces
+from lab.results.plan import PARTS
+from lab.results.tables import Label, reported
+from oblrpo.intervals import geometric_mean, mean
 
 matplotlib.use("svg")
 DOCS = Path(__file__).parents[2] / "docs"
+CLAIM = DOCS / "results" / "claim"
 OURS, OTHERS = "#2a9d6f", ("#c8553d", "#5b7db1", "#b08d3c", "#8a6fae")
 INKS = {"": "#333333", "-dark": "#d0d0d0"}
 PAPERS = {"": "#ffffff", "-dark": "#0d1117"}
@@ -41,7 +47,21 @@ def axes_of(panels: int = 1, height: float = 3.0, share: bool = False) -> tuple[
     return page, list(panes)
 
 
-def curve(axis: Axes, rows: Iterable[dict[str, str]], label: str, colour: str, at: str = "completions") -> None:
+def claimed(part: str) -> dict[Label, list[tuple[Run, list[Line]]]]:
+    """The runs of a part of `lab.results` by arm and rate."""
+    return reported(PARTS[part], Book(CLAIM / f"{PARTS[part].shares or part}.csv"))
+
+
+def points(runs: list[tuple[Run, list[Line]]]) -> list[dict[str, Any]]:
+    """Every measurement of held-out accuracy, the seconds of CPU in the mean over runs."""
+    measured = [line for _, lines in runs for line in lines if line.accuracy is not None]
+    seconds: dict[int, list[float]] = {}
+    for line in measured:
+        seconds.setdefault(line.step, []).append(line.cpu_seconds)
+    return [line._asdict() | {"cpu_seconds": statistics.fmean(seconds[line.step])} for line in measured]
+
+
+def curve(axis: Axes, rows: Iterable[Mapping[str, Any]], label: str, colour: str, at: str = "completions") -> None:
     """Mean accuracy over seeds against completions, with a 95 % interval at the end."""
     by_place: dict[float, list[float]] = {}
     for row in rows:
@@ -56,22 +76,38 @@ def curve(axis: Axes, rows: Iterable[dict[str, str]], label: str, colour: str, a
 
 
 def learning() -> Figure:
-    """A pretrained model learns to add: nothing set, against everything tuned."""
-    page, (axis,) = axes_of(height=3.4)
-    ours = rows_of("smollm2-arithmetic")
+    """A pretrained model learns to add: nothing set, against the best of three rates."""
+    page, panes = axes_of(2, 3.2, share=True)
+    runs = claimed("smollm2")
     trl = [row | {"completions": row["samples"]} for row in rows_of("smollm2_trl")]
-    curve(axis, _of(ours, variant="oblrpo-shrunk-858b3f3"), "OBLR-PO, no learning rate set", OURS)
-    lines = (
-        ("GRPO (TRL), best of 3 rates", _of(trl, contender="trl-default", rate="1e-05")),
-        ("GRPO, best of 4 rates", _of(ours, variant="grpo", rate="1e-05")),
-        ("RLOO, best of 4 rates", _of(ours, variant="rloo", rate="3e-05")),
-        ("REINFORCE, best of 4 rates", _of(ours, variant="reinforce", rate="1e-05")),
-    )
-    for (label, rows), colour in zip(lines, OTHERS, strict=True):
-        curve(axis, rows, label, colour)
-    axis.set(xlabel="completions seen", ylabel="held-out sums solved", ylim=(0.15, 1.0))
+    for axis, clock in zip(panes, ("completions", "cpu_seconds"), strict=True):
+        curve(axis, points(runs["default", "1e-06"]), "OBLR-PO, no learning rate set", OURS, clock)
+        for name, colour in zip(("grpo", "rloo", "reinforce"), OTHERS[1:], strict=True):
+            curve(axis, points(runs[name, ""]), f"{name.upper()}, best of 3 rates", colour, clock)
+    curve(panes[0], _of(trl, contender="trl-default", rate="1e-05"), "GRPO of TRL, best of 3 rates", OTHERS[0])
+    panes[0].set(xlabel="completions seen", ylabel="held-out sums solved")
+    panes[1].set(xlabel="seconds of CPU")
+    panes[0].yaxis.set_major_formatter(PercentFormatter(1))
+    page.legend(*panes[0].get_legend_handles_labels(), frameon=False, ncols=3, fontsize=8, loc="outside upper center")
+    return page
+
+
+def window() -> Figure:
+    """A pretrained model learns to add, from learning rates three decades apart."""
+    page, (axis,) = axes_of(height=3.2)
+    runs = claimed("window")
+    for name, label, colour in (("default", "OBLR-PO: the rate it begins with", OURS), ("grpo", "GRPO", OTHERS[1])):
+        ends = {float(rate): [lines[-1].accuracy for _, lines in of] for (arm, rate), of in runs.items() if arm == name}
+        rates = sorted(ends)
+        means = [statistics.fmean(ends[rate]) for rate in rates]
+        axis.plot(rates, means, color=colour, lw=2.6 if colour == OURS else 1.4, label=label)
+        axis.plot([rate for rate in rates for _ in ends[rate]], [end for rate in rates for end in ends[rate]], "o",
+                  color=colour, ms=4, alpha=0.7)  # fmt: skip
+    begun = statistics.fmean(lines[0].accuracy for of in runs.values() for _, lines in of)
+    axis.axhline(begun, lw=0.8, ls="--", color="#888888", label="before training")
+    axis.set(xscale="log", xlabel="learning rate set", ylabel="held-out sums solved", ylim=(0, 1))
     axis.yaxis.set_major_formatter(PercentFormatter(1))
-    axis.legend(frameon=False, loc="upper left", fontsize=9)
+    axis.legend(frameon=False, fontsize=9, loc="lower left")
     return page
 
 
@@ -93,22 +129,66 @@ def instructions() -> Figure:
 
 
 def rates() -> Figure:
-    """Accuracy at fixed rates, and where the measured one ends from three starts."""
-    page, panes = axes_of(3, 2.7, share=True)
-    rows = [row for row in rows_of("learning_rates") if row["seed"] in {"0", "1"}]
-    for axis, task in zip(panes, ("path", "addition", "countdown"), strict=True):
-        for schedule, label, colour in (("off", "fixed", OTHERS[0]), ("auto", "measured, by its start", OURS)):
-            found = _of(rows, task=task, schedule=schedule)
-            by_rate: dict[float, list[float]] = {}
-            for row in found:
-                by_rate.setdefault(float(row["rate"]), []).append(float(row["after"]))
-            at = sorted(by_rate)
-            axis.plot(at, [statistics.fmean(by_rate[rate]) for rate in at], "o-", color=colour, ms=4, label=label)
-        axis.set(xscale="log", title=task, xlabel="learning rate")
-        axis.set_xticks([1e-7, 1e-5, 1e-3])
+    """Accuracy after training in batches of three sizes: the default, a target of nats, and rates that are held."""
+    page, panes = axes_of(3, 3.0, share=True)
+    runs = claimed("rates")
+    lines = (
+        (("fixed", "0.0004"), "4e-4, held", OTHERS[0]),
+        (("fixed", "0.0002"), "2e-4, held", OTHERS[2]),
+        (("fixed", "0.0001"), "1e-4, held", OTHERS[1]),
+        (("kl 0.005", "1e-05"), "0.005 nats a step", OTHERS[3]),
+        (("default", "1e-05"), "OBLR-PO, nothing set", OURS),
+    )
+    for axis, policy in zip(panes, ("addition-high", "countdown", "path"), strict=True):
+        for label, said, colour in lines:
+            ends: dict[int, list[float]] = {}
+            for run, of in runs[label]:
+                if run.policy == policy:
+                    ends.setdefault(run.prompts, []).append(of[-1].accuracy)
+            at = sorted(ends)
+            values = [mean(ends[prompts]) for prompts in at]
+            style = {"color": colour, "lw": 2.6 if colour == OURS else 1.4, "label": said}
+            axis.errorbar(at, [found.value for found in values], [found.margin or 0 for found in values], fmt="o-",
+                          ms=4, capsize=2, elinewidth=0.8, **style)  # fmt: skip
+        axis.set(xscale="log", title=policy, xlabel="prompts a step", ylim=(0, 1))
+        axis.set_xticks([8, 16, 64], ["8", "16", "64"])
+        axis.minorticks_off()
     panes[0].set_ylabel("held-out accuracy")
     panes[0].yaxis.set_major_formatter(PercentFormatter(1))
-    panes[0].legend(frameon=False, fontsize=8, loc="lower left")
+    page.legend(*panes[0].get_legend_handles_labels(), frameon=False, ncols=5, fontsize=8, loc="outside upper center")
+    return page
+
+
+def baselines() -> Figure:
+    """Completions that every baseline needs, with a held rate and with the measured one, over RLOO's at a held rate."""
+    page, panes = axes_of(2, 2.9, share=True)
+    names = {
+        "none": "no baseline",
+        "rloo": "RLOO",
+        "leave-one-out": "leave-one-out, the paper's",
+        "shrunk": "shrunk, ours",
+    }
+    for axis, (part, G) in zip(panes, (("groups_of_4", 4), ("groups_of_2", 2)), strict=True):
+        found = paces(PARTS[part], Book(CLAIM / f"{part}.csv"), "completions")
+        kinds = (
+            ("fixed", "", "best of 3 held rates", OTHERS[1], 0.12),
+            ("default rate", "1e-05", "measured rate", OURS, -0.12),
+        )
+        for kind, rate, label, colour, shift in kinds:
+            for place, name in enumerate(names):
+                if (key := (f"{name}, {kind}", rate)) in found and found[key].ratios:
+                    ratio = geometric_mean(found[key].ratios)
+                    bars = [[ratio.value - ratio.low], [ratio.high - ratio.value]]
+                    axis.errorbar(ratio.value, place + shift, xerr=bars, fmt="o", color=colour, ms=4, lw=1.2,
+                                  label=label)  # fmt: skip
+        axis.axvline(1, lw=0.8, ls="--", color="#888888")
+        axis.set(title=f"groups of {G}", xlabel="completions over RLOO's", xscale="log")
+        axis.set_xticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])
+        axis.minorticks_off()
+        axis.set_yticks(range(len(names)), list(names.values()))
+    handles, labels = panes[0].get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    page.legend(once.values(), once.keys(), frameon=False, ncols=2, fontsize=9, loc="outside upper center")
     return page
 
 
@@ -169,10 +249,11 @@ def _of(rows: Iterable[dict[str, str]], **wanted: str) -> list[dict[str, str]]:
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
-PICTURES = {"learning": learning, "instructions": instructions, "rates": rates, "cost": cost, "variance": variance}
+PICTURES = {draw.__name__: draw for draw in (window, learning, instructions, rates, baselines, cost, variance)}
 
 
 def main() -> None:
+    """Every picture, for light pages and dark ones."""
     for suffix, ink in INKS.items():
         paper = PAPERS[suffix]
         style = {
