@@ -170,6 +170,7 @@ SMOLLM2 = Part(
         Arm("rloo", {"algorithm": "rloo"}, SUMS_RATES, searched=True),
         Arm("grpo", {"algorithm": "grpo"}, SUMS_RATES, searched=True),
         Arm("reinforce", {"algorithm": "reinforce"}, SUMS_RATES, searched=True),
+        Arm("kl 0.005", RATES.arms[1].settings, (1e-6,), seeds=(23, 24)),
         Arm("in-steps", {**DEFAULT, "rule": "in-steps"}, (1e-6,), seeds=(23,)),
     ),
     seeds=(23, 24, 25),
