@@ -97,7 +97,7 @@ RATES = Part(
         Arm("kl 0.005", {**DEFAULT, "schedule": "kl", "schedule_kl": 0.005}, (1e-5,)),
         Arm("fixed", FIXED, (1e-4, 2e-4, 4e-4)),
         Arm("unguided", {**DEFAULT, "rule": "unguided"}, (1e-5,)),
-        Arm("in-steps", {**DEFAULT, "rule": "in-steps"}, (1e-5,), seeds=(31,)),
+        Arm("in-steps", {**DEFAULT, "rule": "in-steps"}, (1e-5,)),
         Arm("default", DEFAULT, (1e-7, 1e-3), seeds=(31,)),
     ),
     seeds=(31, 32, 33),
