@@ -9,6 +9,8 @@ A line of a finished run goes into docs/results/claim/PART.csv at once, so that 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 
 from lab.results.book import Book
@@ -30,6 +32,7 @@ def main() -> None:
     parser.add_argument("--csvs", type=Path, default=CSVS)
     parser.add_argument("--only-report", action="store_true", help="print what the CSVs have")
     told = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that runs end with it, and go on where they stopped
     for name in told.parts:
         book = Book(told.csvs / f"{PARTS[name].shares or name}.csv")
         for planned in [] if told.only_report else PARTS[name].rounds(book):

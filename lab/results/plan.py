@@ -116,6 +116,7 @@ CHOICE = Part(
     settings={**RATES.settings, "eval_prompts": 400},
 )
 
+LONG: Settings = {"betas": [0.99, 0.999]}
 FEW = Part(
     "few",
     about="Two and four prompts a step, which must not destroy a policy.",
@@ -124,7 +125,7 @@ FEW = Part(
     arms=(
         *RATES.arms[:2],
         *RATES.arms[3:4],
-        Arm("default, first beta 0.99", {**DEFAULT, "optimizer_args": {"betas": [0.99, 0.999]}}, (1e-5,)),
+        Arm("default, first beta 0.99", {**DEFAULT, "rule": "any-momentum", "optimizer_args": LONG}, (1e-5,)),
     ),
     seeds=(31, 32, 33),
     settings={**RATES.settings, "steps": 200},

@@ -51,7 +51,13 @@ class InSteps(MeasuredRate):
         return super().factor(average, ess_ratio, mean_length, fresh)
 
 
-TRIED: dict[str, type[MeasuredRate]] = {"unguided": Unguided, "in-steps": InSteps}
+class AnyMomentum(MeasuredRate):
+    """The rule with optimizers that it refuses."""
+
+    most_momentum = 1.0
+
+
+TRIED: dict[str, type[MeasuredRate]] = {"unguided": Unguided, "in-steps": InSteps, "any-momentum": AnyMomentum}
 
 
 def adopt(rule: str) -> None:

@@ -61,6 +61,11 @@ from tests.cli.conftest import complained
         (["--schedule", "auto", "--schedule-kl", "0"], ["need kl > 0"]),
         (["--schedule", "auto", "--learning-rate", "0"], ["above 0 to start from"]),
         (["--schedule", "auto", "--optimizer", "Rprop"], ["'auto'", "Rprop", "AdamW"]),
+        (["--schedule", "auto", "--optimizer-args", "{betas: [0.99, 0.999]}"], ["momentum of 0.99", "'auto'"]),
+        (
+            ["--schedule", "auto", "--optimizer", "SGD", "--optimizer-args", "{momentum: 0.96}"],
+            ["momentum of 0.96", "the first of betas, to 0.9"],
+        ),
         (["--prompts-per-step", "1"], ["prompts_per_step is 1; it must be a finite number of at least 2"]),
         (["--temperature", "0"], ["temperature is 0.0; it must be a finite number of at least 0.001"]),
         (["--temperature", "inf"], ["temperature is inf"]),

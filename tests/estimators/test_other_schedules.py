@@ -43,3 +43,14 @@ def test_a_rate_to_start_from_is_needed(mode):
     rule = type(schedule_of(mode).rule)
     assert "which Prodigy makes its own" in rule.refusal("Prodigy", 1.0)
     assert not rule.refusal("AdamW", 1e-6)
+
+
+def test_auto_refuses_long_momentum():
+    """What noise has done goes on one way; 0.9 and 0.95 are in use."""
+    p = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match=r"momentum of 0\.99"):
+        SNRSchedule(torch.optim.AdamW([p], lr=0.1, betas=(0.99, 0.999)), "auto")
+    with pytest.raises(ValueError, match="momentum of 1"):
+        SNRSchedule(torch.optim.SGD([p], lr=0.1, momentum=1.0), "auto")
+    SNRSchedule(torch.optim.SGD([p], lr=0.1, momentum=0.95), "auto")
+    SNRSchedule(torch.optim.AdamW([p], lr=0.1, betas=(0.99, 0.999)), "kl")

@@ -49,17 +49,28 @@ class MeasuredRate(MeasuringRule):
     Args:
         settings: the optimizer whose parameters are held, the most nats that a step is meant to take (`kl`), growth and
             shrinkage.
+
+    Raises:
+        ValueError: the optimizer's momentum, or first beta, is above 0.95.
     """
 
     mode: ClassVar[str] = "auto"
     memory: ClassVar[float] = 0.97  # of signal and noise, which a run reports and the rate does not follow
     keeps: ClassVar[int] = torch.bfloat16.itemsize
+    most_momentum: ClassVar[float] = 0.95  # beyond it noise goes one way for so long that it breaks a policy
     numbers: ClassVar[tuple[str, ...]] = (
         *MeasuringRule.numbers, "rate", "_start", "_root_sum", "_root_weight", "_length",
     )  # fmt: skip
 
     def __init__(self, settings: RateSettings) -> None:
         super().__init__(settings)
+        groups = settings.optimizer.param_groups
+        momentum = max(group.get("momentum") or group.get("betas", (0,))[0] for group in groups)
+        if momentum > self.most_momentum:
+            raise ValueError(
+                f"schedule 'auto' takes steps one by one, and a momentum of {momentum:g} makes many go the same way: "
+                "set momentum, or the first of betas, to 0.9, or another schedule."
+            )
         self.rate: float | None = None
         self._start = 0.0
         self._root_sum = self._root_weight = 0.0
