@@ -146,10 +146,8 @@ def rates() -> Figure:
                 if run.policy == policy:
                     ends.setdefault(run.prompts, []).append(of[-1].accuracy)
             at = sorted(ends)
-            values = [mean(ends[prompts]) for prompts in at]
-            style = {"color": colour, "lw": 2.6 if colour == OURS else 1.4, "label": said}
-            axis.errorbar(at, [found.value for found in values], [found.margin or 0 for found in values], fmt="o-",
-                          ms=4, capsize=2, elinewidth=0.8, **style)  # fmt: skip
+            means = [statistics.fmean(ends[prompts]) for prompts in at]
+            axis.plot(at, means, "o-", color=colour, lw=2.6 if colour == OURS else 1.4, ms=4, label=said)
         axis.set(xscale="log", title=policy, xlabel="prompts a step", ylim=(0, 1))
         axis.set_xticks([8, 16, 64], ["8", "16", "64"])
         axis.minorticks_off()

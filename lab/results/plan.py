@@ -124,7 +124,7 @@ FEW = Part(
     sizes=((2, 4), (4, 4)),
     arms=(
         *RATES.arms[:2],
-        *RATES.arms[3:4],
+        *RATES.arms[3:5],
         Arm("default, first beta 0.99", {**DEFAULT, "rule": "any-momentum", "optimizer_args": LONG}, (1e-5,)),
     ),
     seeds=(31, 32, 33),
