@@ -17,7 +17,7 @@ from lab.results.book import Book
 from lab.results.pace import pace_report
 from lab.results.plan import PARTS, Part
 from lab.results.policies import recipe_of
-from lab.results.tables import rates_chosen, report
+from lab.results.tables import along, rates_chosen, report
 from lab.results.training import train_all
 
 CSVS = Path(__file__).parents[2] / "docs" / "results" / "claim"
@@ -48,7 +48,12 @@ def main() -> None:
 def told_of(part: Part, book: Book) -> list[str]:
     """What a part has come to."""
     searched = any(arm.searched for arm in part.arms)
-    return [report(part, book), pace_report(part, book) if searched else "", rates_chosen(part, book)]
+    return [
+        report(part, book),
+        along(part, book),
+        pace_report(part, book) if searched else "",
+        rates_chosen(part, book),
+    ]
 
 
 if __name__ == "__main__":

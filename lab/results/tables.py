@@ -71,6 +71,25 @@ def report(part: Part, book: Book) -> str:
     return "\n\n".join(parts)
 
 
+def along(part: Part, book: Book) -> str:
+    """Held-out accuracy over completions and the CPU seconds of a step, where runs measured it on the way; or empty."""
+    tables = []
+    for place in ((policy, *size) for policy, size in part.places):
+        rows, at = [], []
+        for label, runs in reported(part, book).items():
+            curves = [[line for line in lines if line.accuracy is not None] for run, lines in runs if run[:3] == place]
+            if not curves or len(curves[0]) < 3:
+                continue
+            at = [line.completions for line in curves[0]]
+            means = [mean_interval([line.accuracy for line in lines]) for lines in zip(*curves, strict=True)]
+            seconds = statistics.fmean(curve[-1].cpu_seconds / curve[-1].step for curve in curves)
+            rows.append([*label, *means, f"{seconds:.1f}", str(len(curves))])
+        if rows:
+            titles = ["arm", "rate", *map(str, at), "CPU s a step", "seeds"]
+            tables.append(f"{place[0]}, {place[1]} x {place[2]}, over completions\n\n{table(titles, rows)}")
+    return "\n\n".join(tables)
+
+
 def rates_chosen(part: Part, book: Book) -> str:
     """The rate of every searched arm at every place, where its search is done."""
     lines = []

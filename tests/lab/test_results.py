@@ -9,7 +9,7 @@ from lab.benchmarks import turning
 from lab.results.book import LINES, Book, Run, lines_of
 from lab.results.pace import SHARE, arrival, pace_report
 from lab.results.plan import PARTS, Arm, Part
-from lab.results.tables import rates_chosen, report
+from lab.results.tables import along, rates_chosen, report
 from lab.results.training import train_all
 from lab.results.tried import TRIED, InSteps, Unguided
 from oblrpo.estimators import Moments, SNRSchedule
@@ -95,10 +95,22 @@ def test_how_soon_a_reward_is_reached(tmp_path):
     begun, best = (1 + 1 + 0.9 + 0.0) / 4 / 24, 23 / 24
     target = begun + SHARE * (best - begun)
     ratio = (target * 24 / 0.9 + 1) / (target * 24 + 1)
+    assert along(TINY, book) == ""  # where accuracy was measured before and after alone
     text = pace_report(TINY, book)
     assert f"To a mean reward of {target:.3f} (a), " in text
     assert "| ours | 1e-05 |  |  | 3 of 3 |" in text
     assert f"| theirs |  | {ratio:.2f} | {ratio:.2f} | 1 of 3 |" in text
+
+
+def test_accuracies_on_the_way(tmp_path):
+    book = Book(tmp_path / "tiny.csv")
+    for seed, end in ((3, 0.5), (4, 0.7)):
+        rows = metrics(end)
+        rows[24]["eval/accuracy"] = 0.4
+        book.add(Run("a", 2, 4, "ours", "1e-05", seed), rows)
+    text = along(TINY, book)
+    assert "| arm | rate | 0 | 192 | 384 | CPU s a step | seeds |" in text
+    assert "| ours | 1e-05 | 0.250 | 0.400 | 0.600 | 2.0 | 2 |" in text
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
