@@ -1,15 +1,17 @@
 """The runs behind the claim: what is planned, what is kept of a run, and one that is really made."""
 
 import math
+import statistics
 
 import pytest
 import torch
 
 from lab.benchmarks import turning
+from lab.results import pictures
 from lab.results.book import LINES, Book, Run, lines_of
 from lab.results.pace import SHARE, arrival, pace_report
 from lab.results.plan import PARTS, Arm, Part
-from lab.results.tables import along, rates_chosen, report
+from lab.results.tables import along, rates_chosen, report, reported
 from lab.results.training import train_all
 from lab.results.tried import TRIED, InSteps, Unguided
 from oblrpo.estimators import Moments, SNRSchedule
@@ -161,6 +163,31 @@ def test_rules_that_were_tried(monkeypatch):
             schedule.optimizer.step()
             schedule.confine(lambda before=before: 0.1 * (parameter.detach() - before)[None])
         assert schedule.rule.target_kl == pytest.approx({"unguided": FIRST**2, "in-steps": 1 / (20 + 4)}[name])
+
+    SNRSchedule(torch.optim.SGD([parameter], lr=1.0, momentum=0.99), "any-momentum")  # which auto refuses
+
+
+def test_a_shared_book_gives_each_part_its_own(tmp_path):
+    """Runs at other rates, which another part made of a searched arm, are not this part's."""
+    book = Book(tmp_path / "tiny.csv")
+    for run, _ in next(TINY.rounds(book)):
+        book.add(run, metrics(0.9 if run.rate == "0.1" else 0.1))
+    for rate, end in (("0.1", 0.5), ("0.2", 0.7), ("5", 0.8)):
+        book.add(Run("a", 2, 4, "theirs", rate, 3), metrics(end))
+    book.add(Run("a", 2, 4, "theirs", "0.1", 9), metrics(0.8))  # a seed of the other part
+    assert [run.rate for run, _ in reported(TINY, book)["theirs", ""]] == ["0.1"]
+    assert [run.seed for run, _ in reported(TINY, book)["theirs", ""]] == [3]
+
+
+@pytest.mark.parametrize("name", ["learning", "rates"])
+def test_pictures_are_of_the_runs_that_are_there(name):
+    """The last point of the green curve is the mean that the table has."""
+    label, part = (("default", "1e-06"), "smollm2") if name == "learning" else (("default", "1e-05"), "rates")
+    runs = pictures.claimed(part)[label]
+    line = next(line for line in pictures.PICTURES[name]().axes[0].lines if line.get_color() == pictures.OURS)
+    if name == "rates":
+        runs = [(run, lines) for run, lines in runs if run.policy == "addition-high" and run.prompts == 64]
+    assert line.get_ydata()[-1] == pytest.approx(statistics.fmean(lines[-1].accuracy for _, lines in runs))
 
 
 def test_what_updates_would_gain_once_more(monkeypatch):
