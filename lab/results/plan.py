@@ -191,6 +191,16 @@ WINDOW = Part(
     shares="smollm2",
 )
 
+INSTRUCTIONS = Part(
+    "instructions",
+    about="SmolLM2 learns to follow instructions, with answers of uneven length; RLOO's rate was chosen on seed 0.",
+    policies=("smollm2-format",),
+    sizes=((8, 4),),
+    arms=(Arm("default", DEFAULT, (1e-6,)), Arm("rloo", {"algorithm": "rloo"}, (3e-5,))),
+    seeds=(23, 24, 25),
+    settings={**NO_EXTRAS, "steps": 12, "eval_prompts": 64, "eval_steps": 4, "save_steps": 4},
+)
+
 AFTER_SFT = Part(
     "after_sft",
     about="What reinforcement learning adds to supervised steps: SmolLM2 writes out sums step by step.",
@@ -219,5 +229,5 @@ SEVERAL = Part(
     settings={**NO_EXTRAS, "steps": 120, "eval_steps": 20, "eval_prompts": 512, "save_steps": 0},
 )
 
-EVERY = (RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW, AFTER_SFT, SEVERAL)
+EVERY = (RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW, INSTRUCTIONS, AFTER_SFT, SEVERAL)
 PARTS = {part.name: part for part in EVERY}
