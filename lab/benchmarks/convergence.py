@@ -7,8 +7,9 @@ The policies, prompts and rewards are those of `lab.benchmarks.rate_rules`; in `
 noise added, which does not vanish where the policy is right. A figure is the policy's exact expected reward after 1/8,
 1/4, 1/2 and all of a run's T steps. `fixed` holds a rate. `cosine`, `root` and `inverse` know T but nothing of noise:
 rate (1 + cos(pi t / T)) / 2, rate / sqrt(1 + t / b) and rate / (1 + t / b) with b = T / 100. `debiased` and `plugin`
-are theorem 4's, `debiased-long` averages over 100 steps instead of 10, `kl` and `auto` are as in `SNRSchedule`. `kl`
-never goes above a rate of 1, less than SGD needs here, and runs with AdamW alone.
+are theorem 4's, `debiased-long` averages over 100 steps instead of 10, `kl` and `auto` are as in `SNRSchedule`, and
+`auto-cosine` has torch's cosine on top. `kl` never goes above a rate of 1, less than SGD needs here, and runs with
+AdamW alone.
 
 Contenders of a seed begin as one policy and see the same prompts and random numbers. Each runs at every rate on the
 tuning seeds; at the one that is best at their end on the others, which alone are reported. Every line of the CSV is a
@@ -35,7 +36,7 @@ RATES = {
 }
 HIGHER = 10
 """How many times higher the rates of `debiased` are, whose factor is small."""
-UNTUNED = {"SGD": ("auto",), "AdamW": ("auto", "kl:kl=0.02", "kl:kl=0.1")}
+UNTUNED = {"SGD": ("auto", "auto-cosine"), "AdamW": ("auto", "auto-cosine", "kl:kl=0.02", "kl:kl=0.1")}
 TASK_RUNS = {
     "off": {"schedule": "off"},
     "cosine": {"schedule": "off", "lr_scheduler_type": "cosine"},

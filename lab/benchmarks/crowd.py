@@ -25,6 +25,8 @@ MEASURED: dict[str, tuple[Mode, float | None]] = {
 """Mode and memory of the schedules that look at signal and noise alone."""
 MARKS = (8, 4, 2, 1)
 """Of a run's steps, the shares after which it is looked at: an eighth to all."""
+COSINE = "-cosine"
+"""How a contender's name ends under whose rate torch's scheduler has put a cosine."""
 STARTS = {"SGD": 1.0, "AdamW": 0.01}
 """Where `kl` and `auto` start."""
 
@@ -164,8 +166,10 @@ def together(crowd: Crowd, job: Job) -> Callable[[int], bool]:
 
 def alone(crowd: Crowd, job: Job) -> Callable[[int], bool]:
     """A step of one policy whose schedule has to see the update itself; False where that refuses to go on."""
-    mode, _, target = job.contenders[0].partition(":kl=")
+    mode, _, target = job.contenders[0].removesuffix(COSINE).partition(":kl=")
     optimizer = optimizer_of(job.place.optimizer, crowd.weights, STARTS[job.place.optimizer])
+    shape = "cosine" if job.contenders[0].endswith(COSINE) else "fixed"
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: planned(shape, t, job.place.steps))
     schedule = SNRSchedule(optimizer, mode, kl=float(target) if target else None)  # type: ignore[arg-type]
 
     def step(t: int) -> bool:
@@ -177,6 +181,7 @@ def alone(crowd: Crowd, job: Job) -> Callable[[int], bool]:
         except ValueError as error:
             print(*job.place, *job.contenders, f"stops after {t} steps: {error}", file=sys.stderr, flush=True)
             return False
+        scheduler.step()
         return True
 
     return step

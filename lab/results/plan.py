@@ -179,13 +179,16 @@ SMOLLM2 = Part(
     settings={**NO_EXTRAS, "steps": 20, "eval_prompts": 128, "eval_steps": 5, "save_steps": 5},
 )
 
-WINDOW_RATES = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3)
 WINDOW = Part(
     "window",
     about="SmolLM2's sums against the rate that one begins with.",
     policies=("smollm2-arithmetic",),
     sizes=((16, 4),),
-    arms=(Arm("default", DEFAULT, WINDOW_RATES), Arm("grpo", {"algorithm": "grpo"}, WINDOW_RATES)),
+    arms=(
+        Arm("default", DEFAULT, (1e-6, 1e-5, 1e-3)),  # one run from 1e-5 on: its first step is shortened to one length
+        Arm("default", DEFAULT, (1e-4,), seeds=(23,)),
+        Arm("grpo", {"algorithm": "grpo"}, (1e-6, 1e-5, 1e-4, 3e-4, 1e-3)),
+    ),
     seeds=(23, 24),
     settings=SMOLLM2.settings,
     shares="smollm2",
