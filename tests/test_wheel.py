@@ -54,6 +54,6 @@ def test_the_source_archive_holds_package_laboratory_tests_and_pages(built):
     with tarfile.open(archive) as held:
         names = {name.split("/", 1)[1] for name in held.getnames() if "/" in name}
     assert {"src/oblrpo/__init__.py", "src/oblrpo/recipes/demo.yaml", "README.md", "pyproject.toml"} <= names
-    assert {"lab/theory/__main__.py", "lab/comparisons/demo.yaml", "examples/trl_oblrpo.py"} <= names
+    assert {"lab/theory/__main__.py", "lab/comparisons/algorithms.yaml", "examples/trl_oblrpo.py"} <= names
     assert any(name.startswith("tests/") for name in names)
     assert not any(name.startswith(("runs/", "models/", ".venv")) for name in names)

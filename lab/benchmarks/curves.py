@@ -1,7 +1,7 @@
 """Held-out accuracy of a comparison's runs over completions and over seconds of training.
 
-    python -m lab.benchmarks.curves runs/smollm2 --csv docs/results/smollm2-arithmetic.csv [--seconds 120 240 480]
-    python -m lab.benchmarks.curves --csv docs/results/smollm2-arithmetic.csv
+    python -m lab.benchmarks.curves runs/lora --csv docs/results/smollm2-lora.csv [--seconds 120 240 480]
+    python -m lab.benchmarks.curves --csv docs/results/smollm2-lora.csv
 
 Reads the runs that `oblrpo compare` left in a folder, or the CSV that was kept of them. Of each variant and rate: means
 over seeds with 95 % intervals by Student's t. A step's seconds are the mean over the steps of its run in which accuracy

@@ -1,7 +1,7 @@
 """Make the runs that are missing, part after part; what is there stays.
 
     python -m lab.results [--parts rates smollm2] [--processes 2]
-    python -m lab.results --only-report [--parts rates]
+    python -m lab.results --only-report [--parts groups_of_4] [--first "rloo, default rate"]
 
 A line of a finished run goes into docs/results/claim/PART.csv at once, so that the command goes on where it stopped.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from lab.results.book import Book
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/results"), help="of runs that are not finished")
     parser.add_argument("--csvs", type=Path, default=CSVS)
     parser.add_argument("--only-report", action="store_true", help="print what the CSVs have")
+    parser.add_argument("--first", default="", help="the arm that tables compare with, if not a part's first")
     told = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that runs end with it, and go on where they stopped
     for name in told.parts:
@@ -42,7 +44,8 @@ def main() -> None:
                     recipe, begins = recipe_of(run.policy, run.seed, told.folder)
                     runs[run] = recipe, {**begins, **settings}
             train_all(book, runs, told.folder / name, told.processes)
-        print("\n\n".join(filter(None, told_of(PARTS[name], book))), flush=True)
+        part = replace(PARTS[name], arms=tuple(sorted(PARTS[name].arms, key=lambda arm: arm.name != told.first)))
+        print("\n\n".join(filter(None, told_of(part, book))), flush=True)
 
 
 def told_of(part: Part, book: Book) -> list[str]:

@@ -19,9 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from lab.results.book import Book, Line, Run
+from lab.results.pace import paces
 from lab.results.plan import PARTS
 from lab.results.tables import Label, reported
-from oblrpo.intervals import mean
+from oblrpo.intervals import geometric_mean, mean
 
 matplotlib.use("svg")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -91,17 +92,34 @@ def learning() -> Figure:
     return page
 
 
+def window() -> Figure:
+    """A pretrained model learns to add, from learning rates three decades apart."""
+    page, (axis,) = axes_of(height=3.2)
+    runs = claimed("window")
+    for name, label, colour in (
+        ("default", "OBLR-PO, which begins with it", OURS),
+        ("grpo", "GRPO, which holds it", OTHERS[1]),
+    ):
+        ends = {float(rate): [lines[-1].accuracy for _, lines in of] for (arm, rate), of in runs.items() if arm == name}
+        rates = sorted(ends)
+        means = [statistics.fmean(ends[rate]) for rate in rates]
+        axis.plot(rates, means, color=colour, lw=2.6 if colour == OURS else 1.4, label=label)
+        axis.plot([rate for rate in rates for _ in ends[rate]], [end for rate in rates for end in ends[rate]], "o",
+                  color=colour, ms=4, alpha=0.7)  # fmt: skip
+    begun = statistics.fmean(lines[0].accuracy for of in runs.values() for _, lines in of)
+    axis.axhline(begun, lw=0.8, ls="--", color="#888888", label="before training")
+    axis.set(xscale="log", xlabel="learning rate set", ylabel="held-out sums solved", ylim=(0, 1))
+    axis.yaxis.set_major_formatter(PercentFormatter(1))
+    page.legend(frameon=False, ncols=3, fontsize=9, loc="outside upper center")
+    return page
+
+
 def instructions() -> Figure:
     """Instructions on the same model, where OBLR-PO is not ahead."""
     page, (axis,) = axes_of()
-    rows = rows_of("smollm2-format")
-    lines = (
-        ("OBLR-PO, no learning rate set", OURS, _of(rows, variant="oblrpo-shrunk")),
-        ("RLOO, best of 2 rates", OTHERS[2], _of(rows, variant="rloo", rate="3e-05")),
-        ("GRPO, best of 2 rates", OTHERS[1], _of(rows, variant="grpo", rate="3e-05")),
-    )
-    for label, colour, mine in lines:
-        curve(axis, mine, label, colour)
+    runs = claimed("instructions")
+    curve(axis, points(runs["default", "1e-06"]), "OBLR-PO, no learning rate set", OURS)
+    curve(axis, points(runs["rloo", "3e-05"]), "RLOO, best of 2 rates", OTHERS[2])
     axis.set(xlabel="completions seen", ylabel="share of instructions followed")
     axis.yaxis.set_major_formatter(PercentFormatter(1))
     axis.legend(frameon=False, loc="upper left", fontsize=9)
@@ -134,6 +152,39 @@ def rates() -> Figure:
     panes[0].set_ylabel("held-out accuracy")
     panes[0].yaxis.set_major_formatter(PercentFormatter(1))
     page.legend(*panes[0].get_legend_handles_labels(), frameon=False, ncols=5, fontsize=8, loc="outside upper center")
+    return page
+
+
+def baselines() -> Figure:
+    """Completions that every baseline needs, with a held rate and with the measured one, over RLOO's at a held rate."""
+    page, panes = axes_of(2, 2.9, share=True)
+    names = {
+        "none": "no baseline",
+        "rloo": "RLOO",
+        "leave-one-out": "leave-one-out, the paper's",
+        "shrunk": "shrunk, ours",
+    }
+    for axis, (part, G) in zip(panes, (("groups_of_4", 4), ("groups_of_2", 2)), strict=True):
+        found = paces(PARTS[part], Book(CLAIM / f"{part}.csv"), "completions")
+        kinds = (
+            ("fixed", "", "best of 3 held rates", OTHERS[1], 0.12),
+            ("default rate", "1e-05", "measured rate", OURS, -0.12),
+        )
+        for kind, rate, label, colour, shift in kinds:
+            for place, name in enumerate(names):
+                if (key := (f"{name}, {kind}", rate)) in found and found[key].ratios:
+                    ratio = geometric_mean(found[key].ratios)
+                    bars = [[ratio.value - ratio.low], [ratio.high - ratio.value]]
+                    axis.errorbar(ratio.value, place + shift, xerr=bars, fmt="o", color=colour, ms=4, lw=1.2,
+                                  label=label)  # fmt: skip
+        axis.axvline(1, lw=0.8, ls="--", color="#888888")
+        axis.set(title=f"groups of {G}", xlabel="completions over RLOO's", xscale="log", xlim=(0.4, 2.5))
+        axis.set_xticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])
+        axis.minorticks_off()
+        axis.set_yticks(range(len(names)), list(names.values()))
+    handles, labels = panes[0].get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    page.legend(once.values(), once.keys(), frameon=False, ncols=2, fontsize=9, loc="outside upper center")
     return page
 
 
@@ -194,7 +245,7 @@ def _of(rows: Iterable[dict[str, str]], **wanted: str) -> list[dict[str, str]]:
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
-PICTURES = {draw.__name__: draw for draw in (learning, instructions, rates, cost, variance)}
+PICTURES = {draw.__name__: draw for draw in (window, learning, instructions, rates, baselines, cost, variance)}
 
 
 def main() -> None:

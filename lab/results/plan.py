@@ -135,11 +135,11 @@ FOUR_RATES = (1e-4, 2e-4, 4e-4)
 BASELINES = {"rloo": "rloo", "shrunk": "oblrpo_shrunk", "leave-one-out": "oblrpo", "none": "reinforce"}
 
 
-def _two_by_two(name: str, baselines: tuple[str, ...], size: tuple[int, int]) -> Part:
+def _two_by_two(name: str, baselines: tuple[str, ...], size: tuple[int, int], policies: tuple[str, ...]) -> Part:
     return Part(
         name,
         about="Every baseline with the default rate, and at its own best of three fixed rates.",
-        policies=("path", "countdown", "addition", "addition-high"),
+        policies=policies,
         sizes=(size,),
         arms=tuple(
             arm
@@ -157,8 +157,8 @@ def _two_by_two(name: str, baselines: tuple[str, ...], size: tuple[int, int]) ->
     )
 
 
-GROUPS_OF_4 = _two_by_two("groups_of_4", tuple(BASELINES), (32, 4))
-GROUPS_OF_2 = _two_by_two("groups_of_2", ("rloo", "shrunk", "none"), (64, 2))
+GROUPS_OF_4 = _two_by_two("groups_of_4", tuple(BASELINES), (32, 4), ("path", "countdown", "addition", "addition-high"))
+GROUPS_OF_2 = _two_by_two("groups_of_2", ("rloo", "shrunk", "none"), (64, 2), ("path", "addition-high"))
 
 SUMS_RATES = (3e-6, 1e-5, 3e-5)
 SMOLLM2 = Part(
@@ -185,11 +185,11 @@ WINDOW = Part(
     policies=("smollm2-arithmetic",),
     sizes=((16, 4),),
     arms=(
-        Arm("default", DEFAULT, (1e-6, 1e-5, 1e-3)),  # one run from 1e-5 on: its first step is shortened to one length
-        Arm("default", DEFAULT, (1e-4,), seeds=(23,)),
+        Arm("default", DEFAULT, (1e-6, 1e-5)),
+        Arm("default", DEFAULT, (1e-4, 1e-3), seeds=(23,)),  # the run from 1e-5: one first step, shortened
         Arm("grpo", {"algorithm": "grpo"}, (1e-6, 1e-5, 1e-4, 3e-4, 1e-3)),
     ),
-    seeds=(23, 24),
+    seeds=(23, 24, 25),
     settings=SMOLLM2.settings,
     shares="smollm2",
 )
