@@ -505,15 +505,6 @@ def test_tables_of_splits(tmp_path, monkeypatch, capsys):
     assert "| rloo |  | 0.250 |  |" in printed  # of the same split
 
 
-def test_seconds_of_several_updates(monkeypatch, capsys):
-    benchmark = importlib.import_module("lab.benchmarks.off_policy")
-    assert {"ratio": "gspo", "num_iterations": 2}.items() <= benchmark.settings_of("gspo:2").items()
-    assert "ratio" not in benchmark.settings_of("sequence:1")  # where it would change nothing, and be refused
-    monkeypatch.setattr(benchmark, "SIZE", {"prompts_per_step": 2, "num_generations": 4, "max_completion_length": 4})
-    spent = printed_by("off_policy", ["--rounds", 1, "--runs", "ppo:2"], monkeypatch, capsys)
-    assert float(spent.split()[1]) > 0
-
-
 def test_completions_are_pooled_over_comparisons(tmp_path, monkeypatch, capsys):
     """Three seeds of 64 completions a step; a rate that two seeds tried is not the best one's."""
     columns = "variant,learning_rate,seed,steps,completions,completions_to_target"
