@@ -34,7 +34,7 @@ class Algorithm:
 
 ALGORITHMS = {
     "oblrpo": Algorithm("oblr", schedule="debiased"),
-    "oblrpo_shrunk": Algorithm("oblr_shrunk", schedule="auto"),
+    "oblrpo_shrunk": Algorithm("oblr_shrunk", schedule="auto", ratio="ppo"),
     "rloo": Algorithm("rloo"),
     "grpo": Algorithm("grpo", "group_std", "sequence_mean", ratio="ppo"),
     "dr_grpo": Algorithm("dr_grpo", weighting="constant", ratio="ppo"),

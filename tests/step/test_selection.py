@@ -38,7 +38,7 @@ def rewards_PG():
 
 
 def learner_for(policy, algorithm, scores=LOGIT, **settings):
-    row = dataclasses.replace(ALGORITHMS[algorithm], schedule="off")
+    row = dataclasses.replace(ALGORITHMS[algorithm], schedule="off", ratio="sequence")
     return learner_of(policy, row, scores=scores, **settings)
 
 
