@@ -34,6 +34,8 @@ def main() -> None:
     parser.add_argument("--only-report", action="store_true", help="print what the CSVs have")
     parser.add_argument("--first", default="", help="the arm that tables compare with, if not a part's first")
     told = parser.parse_args()
+    if told.first and not all(any(arm.name == told.first for arm in PARTS[name].arms) for name in told.parts):
+        parser.error(f"--first {told.first!r} is no arm of every part; name parts that have it with --parts")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that runs end with it, and go on where they stopped
     for name in told.parts:
         book = Book(told.csvs / f"{PARTS[name].shares or name}.csv")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lab.benchmarks import turning
+from lab.results import __main__ as results
 from lab.results import pictures
 from lab.results.book import LINES, Book, Run, lines_of
 from lab.results.pace import SHARE, arrival, pace_report
@@ -210,3 +211,16 @@ def test_what_updates_would_gain_once_more(monkeypatch):
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 1 to 3", "| 4 to 6"]
     assert lines[-1].startswith("| 16 to 17 | 0.500 |")
     assert lines[-1].endswith(" +- nan | 0.010 |")
+
+
+def test_tables_compare_with_any_arm(monkeypatch, capsys):
+    words = ["lab.results", "--only-report", "--parts", "few", "--first"]
+    monkeypatch.setattr("sys.argv", [*words, "kl 0.005"])
+    results.main()
+    printed = capsys.readouterr().out
+    assert "kl 0.005 from 1e-05 less each, seed by seed" in printed
+    assert printed.index("| kl 0.005 |") < printed.index("| default |")
+    monkeypatch.setattr("sys.argv", [*words, "kl"])
+    with pytest.raises(SystemExit, match="2"):
+        results.main()
+    assert "'kl' is no arm of every part" in capsys.readouterr().err
