@@ -117,9 +117,14 @@ def window() -> Figure:
 def instructions() -> Figure:
     """Instructions on the same model, where OBLR-PO is not ahead."""
     page, (axis,) = axes_of()
-    runs = claimed("instructions")
-    curve(axis, points(runs["default", "1e-06"]), "OBLR-PO, no learning rate set", OURS)
-    curve(axis, points(runs["rloo", "3e-05"]), "RLOO, best of 2 rates", OTHERS[2])
+    rows = rows_of("smollm2-format")
+    lines = (
+        ("OBLR-PO, no learning rate set", OURS, _of(rows, variant="oblrpo-shrunk")),
+        ("RLOO, best of 2 rates", OTHERS[2], _of(rows, variant="rloo", rate="3e-05")),
+        ("GRPO, best of 2 rates", OTHERS[1], _of(rows, variant="grpo", rate="3e-05")),
+    )
+    for label, colour, mine in lines:
+        curve(axis, mine, label, colour)
     axis.set(xlabel="completions seen", ylabel="share of instructions followed")
     axis.yaxis.set_major_formatter(PercentFormatter(1))
     axis.legend(frameon=False, loc="upper left", fontsize=9)
