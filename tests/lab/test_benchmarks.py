@@ -715,3 +715,12 @@ def test_rows_of_data_are_the_same_of_both_kinds(tmp_path):
 def test_rows_of_data(monkeypatch, capsys):
     printed = printed_by("data_rows", ["--rows", 4000, "--stages", "trainer"], monkeypatch, capsys)
     assert re.search(r"\| trainer \| 4,000 \| \d+\.\d \| \d\.\d\d \| \d\.\d\d \|", printed)
+
+
+def test_a_cosine_shortens_the_steps_of_the_measured_rate():
+    """The first step is the same with and without it; later ones are shorter."""
+    crowd = importlib.import_module("lab.benchmarks.crowd")
+    place = crowd.Place("sparse", "SGD", 4, 8, 0)
+    plain, shorter = (crowd.run(crowd.Job(place, (name,)))[1] for name in ("auto", "auto" + crowd.COSINE))
+    assert shorter[8] == plain[8]  # after an eighth of 8 steps
+    assert shorter[1] != plain[1]

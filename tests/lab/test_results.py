@@ -191,6 +191,19 @@ def test_pictures_are_of_the_runs_that_are_there(name):
     assert line.get_ydata()[-1] == pytest.approx(statistics.fmean(lines[-1].accuracy for _, lines in runs))
 
 
+def test_the_window_shows_every_run():
+    """Green dots are the ends of the default's runs, by the rate they begin with, and its line their means."""
+    ends = {}
+    for run, (*_, last) in Book(pictures.CLAIM / "smollm2.csv").runs.items():
+        if run.arm == "default" and run.seed in PARTS["window"].seeds:
+            ends.setdefault(float(run.rate), []).append(last.accuracy)
+    green = [line for line in pictures.window().axes[0].lines if line.get_color() == pictures.OURS]
+    means, dots = (dict(zip(line.get_xdata(), line.get_ydata(), strict=False)) for line in green)
+    assert means == pytest.approx({rate: statistics.fmean(of) for rate, of in ends.items()})
+    assert dots.keys() == ends.keys()
+    assert len(green[1].get_xdata()) == sum(map(len, ends.values())) == 8
+
+
 def test_what_updates_would_gain_once_more(monkeypatch):
     """Plain gradient ascent on J = theta: an update of d promises d, and would gain it again."""
     seen = []
