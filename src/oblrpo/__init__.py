@@ -9,6 +9,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from oblrpo.api import Run, evaluate, train
+    from oblrpo.diagnosis import diagnose
     from oblrpo.errors import InputError
     from oblrpo.estimators import BASELINES, SNRSchedule, baseline, ledger
     from oblrpo.scores import ScoreTape
@@ -17,6 +18,7 @@ _PLACES = {
     "Run": "oblrpo.api",
     "evaluate": "oblrpo.api",
     "train": "oblrpo.api",
+    "diagnose": "oblrpo.diagnosis",
     "InputError": "oblrpo.errors",
     "BASELINES": "oblrpo.estimators",
     "SNRSchedule": "oblrpo.estimators",
@@ -34,6 +36,7 @@ __all__ = [
     "ScoreTape",
     "__version__",
     "baseline",
+    "diagnose",
     "evaluate",
     "ledger",
     "train",

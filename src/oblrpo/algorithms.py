@@ -32,6 +32,9 @@ class Algorithm:
         return max(BASELINES[self.baseline].smallest_group, SMALLEST_GROUP.get(self.normalisation, 1))
 
 
+LOOKS_ACROSS = frozenset({"none", "reinforce_pp", "js", "oblr_shrunk"})
+"""The baselines under which a prompt whose completions all earn the same still has advantages other than 0."""
+
 ALGORITHMS = {
     "oblrpo": Algorithm("oblr", schedule="debiased"),
     "oblrpo_shrunk": Algorithm("oblr_shrunk", schedule="auto", ratio="ppo"),

@@ -10,7 +10,7 @@ from oblrpo.cli import interrupts
 from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.streams import steady
 
-COMMANDS = ("train", "compare", "evaluate", "report")
+COMMANDS = ("train", "compare", "evaluate", "diagnose", "report")
 LABORATORY = ("bench", "theory", "probe")  # what lies in `lab/` of a checkout, beside the package
 
 USAGE = """\
@@ -19,6 +19,7 @@ oblrpo: RL of language models with the exact variance-optimal baseline and a lea
   oblrpo train [RECIPE|FILE] [--any-setting VALUE ...]   train a policy; `oblrpo train --help` lists recipes, settings
   oblrpo compare [NAME|FILE] [--set YAML ...]            variants x learning rates x seeds side by side, on one page
   oblrpo evaluate [MODEL] [--benchmark NAME ...]         avg@k, pass@k of a model: benchmarks, or --data by --rewards
+  oblrpo diagnose RUN|LOG [--look]                       what is wrong with a run of oblrpo, TRL or verl, and what to do
   oblrpo report RUN [--follow]                           one page of a run from what it left; again as it goes
   oblrpo --version
 

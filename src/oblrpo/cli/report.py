@@ -35,8 +35,8 @@ def run(argv: list[str]) -> None:
         raise InputError(f"seconds is {command.seconds}; it must be at least 1.")
     from oblrpo.report.follow import follow
     from oblrpo.report.page import write_report
-    from oblrpo.report.trl import state_files
     from oblrpo.runs import check_writable
+    from oblrpo.runs.logs import state_files
 
     folder = Path(command.run)
     output = Path(command.output) if command.output else folder / "report.html"

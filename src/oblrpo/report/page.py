@@ -3,6 +3,7 @@
 import statistics
 from pathlib import Path
 
+from oblrpo.diagnosis import CONDITIONS, Diagnosis, Facts, Watch, facts_of
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.report import completions, curves, html, ledger
@@ -51,7 +52,7 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
     links = " ".join(f'<a href="#{anchor}">{name}</a>' for name, anchor in anchors.items())
     title = record.folder.path.resolve().name
     body = [f"<h1>{text(title)}</h1>", _state(record, reload_seconds), _facts(record), f"<nav>{links}</nav>"]
-    body += [_warnings(record), *(f"<h2 id={anchors[name]}>{name}</h2>{part}" for name, part in shown.items())]
+    body += [_diagnosis(record), *(f"<h2 id={anchors[name]}>{name}</h2>{part}" for name, part in shown.items())]
     write_atomically(path, html.page(title, body, reload_seconds))
     return path
 
@@ -101,16 +102,26 @@ def _facts(record: RunRecord) -> str:
     return html.facts(facts)
 
 
-def _warnings(record: RunRecord) -> str:
-    warnings = [(row["step"], sentence) for row in record.rows for sentence in row.get("warnings") or ()]
+def _diagnosis(record: RunRecord) -> str:
+    """Show what is wrong with the run, worst first, and what is worth knowing."""
+    facts = Facts() if record.absent else facts_of(record.settings)
+    found = Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name)
+    parts = [
+        f"<div class=alarm><b>{text(finding.name.capitalize())}, {text(finding.when)}.</b> {text(finding.sentence)} "
+        f"{text(finding.cure)} <small>{text(finding.sure.capitalize())}.</small></div>"
+        for finding in found.findings
+    ]
     if record.failure:
-        warnings.append((record.done, f"the last that was done. The run then failed: {record.failure}"))
-    if not warnings:
-        if record.absent:
-            return "<p><small>Nothing was watched: warnings are of `oblrpo train`.</small></p>"
-        return "<p><small>No warnings: rates, rewards, baselines and sampler were watched at every step.</small></p>"
-    alarms = "".join(f"<div class=alarm><b>Step {step}</b>: {text(str(sentence))}</div>" for step, sentence in warnings)
-    return f"<h2 id=warnings>Warnings</h2>{alarms}"
+        parts.insert(0, f"<div class=alarm><b>Failed after step {record.done}.</b> {text(record.failure)}</div>")
+    parts += [
+        f"<p><small>{text(note.name.capitalize())}, {text(note.when)}. {text(str(note))}</small></p>"
+        for note in found.notes
+    ]
+    looked = f"{len(CONDITIONS) - len(found.unchecked)} of {len(CONDITIONS)} conditions"
+    if not found.findings and not record.failure:
+        parts.insert(0, f"<p><small>Nothing is wrong: {looked} were looked for after every step.</small></p>")
+        return "".join(parts)
+    return f"<h2 id=diagnosis>Diagnosis</h2>{''.join(parts)}"
 
 
 def _settings(record: RunRecord) -> str:

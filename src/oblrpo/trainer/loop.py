@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from oblrpo.algorithms import resolve
+from oblrpo.diagnosis import facts_of
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import BASELINES, depends_on_own_output
 from oblrpo.evaluation.heldout import heldout_accuracy
@@ -66,9 +67,8 @@ class Trainer:
         self.accuracy: dict[int, float] = {}  # held out, by step
         self.tokens = 0
         self.monitors = Monitors(
-            config.rollout.clip_max is not None, self.algorithm.baseline, self.algorithm.schedule,
-            min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse,
-        )  # fmt: skip
+            facts_of(flatten(config)), min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse
+        )
         torch.manual_seed(config.run.seed)  # for the weights of a built policy, and of new adapters
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
         if self.objects.model is not None:

@@ -1,0 +1,1 @@
+"""Does `oblrpo diagnose` find what is wrong, and nothing where nothing is? Synthetic logs, healthy and ill."""

@@ -1,0 +1,228 @@
+"""Logs of runs that never were: healthy ones, drawn at random, and the same with one illness from some step on.
+
+A healthy run has a policy whose chance of success differs between prompts (a Beta distribution, whose mean rises), P
+prompts a step with G completions each: rewards, their spread and the share of prompts that agree are drawn, and so have
+their true noise. Entropy falls while it learns, length drifts, gradient norms are log-normal, KL to the reference grows
+with what was learned. An illness changes some columns after its onset; the rest goes on as it would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Row = dict[str, Any]
+STEPS, ONSET = 200, 80
+
+
+class World:
+    """The habits of one run, drawn at random: how large, how noisy, how fast it learns."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random = np.random.default_rng(seed)
+        self.P, self.G = int(random.choice([16, 32, 64, 128])), int(random.choice([4, 8, 16]))
+        self.begin, self.end = random.uniform(0.1, 0.4), random.uniform(0.55, 0.98)
+        self.half, self.pace = random.uniform(15, 100), random.uniform(8, 30)
+        self.spread = random.uniform(0.8, 4.0)  # of the Beta distribution; the smaller, the more prompts agree
+        self.entropy, self.fall = random.uniform(0.3, 1.5), random.uniform(0.2, 0.7)
+        self.length, self.drift = random.uniform(20, 600), random.uniform(-0.3, 0.4)
+        self.norm, self.rough = random.uniform(0.05, 2.0), random.uniform(0.1, 0.4)
+        self.rate = 10 ** random.uniform(-6, -4)
+        self.course = random.choice(["constant", "cosine", "linear"])
+        self.wander = 0.0
+
+    def level(self, step: float) -> float:
+        """The chance of success at a step: a logistic curve."""
+        return self.begin + (self.end - self.begin) / (1 + math.exp(-(step - self.half) / self.pace))
+
+    def rewards(self, level: float) -> tuple[float, float, float]:
+        """Mean reward, mean deviation within a prompt, and the share of prompts that agree, of a step."""
+        chance_P = self.random.beta(self.spread * level + 1e-9, self.spread * (1 - level) + 1e-9, self.P)
+        wins_P = self.random.binomial(self.G, chance_P) / self.G
+        std_P = np.sqrt(wins_P * (1 - wins_P) * self.G / (self.G - 1))
+        return float(wins_P.mean()), float(std_P.mean()), float((std_P == 0).mean())
+
+    def row(self, step: int, level: float | None = None) -> Row:
+        """A step as TRL's trainer would log it."""
+        level, random = self.level(step) if level is None else level, self.random
+        learned = (level - self.begin) / (self.end - self.begin)
+        self.wander = 0.9 * self.wander + random.normal(0, 0.02)
+        reward, std, agree = self.rewards(level)
+        decay = {"constant": 1.0, "linear": 1 - step / STEPS, "cosine": (1 + math.cos(math.pi * step / STEPS)) / 2}
+        row: Row = {
+            "step": step, "reward": reward, "reward_std": std, "frac_reward_zero_std": agree,
+            "entropy": self.entropy * math.exp(self.wander + random.normal(0, 0.05)) * (1 - self.fall * learned),
+            "completions/mean_length": self.length * (1 + self.drift * learned) * math.exp(random.normal(0, 0.05)),
+            "completions/clipped_ratio": random.binomial(self.P * self.G, 0.03) / (self.P * self.G),
+            "grad_norm": self.norm * math.exp(random.normal(0, self.rough)),
+            "learning_rate": self.rate * decay[self.course], "loss": random.normal(0, 0.01),
+            "kl": 0.05 * learned * math.exp(random.normal(0, 0.1)) + 1e-4,
+            "clip_ratio/region_mean": abs(random.normal(0.005, 0.003)),
+            "rewards/task/mean": reward, "rewards/format/mean": min(1.0, 0.5 + step / 40) - abs(random.normal(0, 0.01)),
+            "baseline/spread": 0.3 * math.exp(random.normal(0, 0.2)),
+            "sampling/sampling_logp_difference/mean": 0.01 * math.exp(random.normal(0, 0.2)),
+        }  # fmt: skip
+        if step % 10 == 0:
+            row["eval/accuracy"] = random.binomial(256, max(0.01, level - 0.02)) / 256
+        return row
+
+
+def healthy(seed: int, steps: int = STEPS) -> list[Row]:
+    """A run that is well."""
+    world = World(seed)
+    return [world.row(step) for step in range(1, steps + 1)]
+
+
+class Illness(NamedTuple):
+    """What goes wrong, from the onset on."""
+
+    finds: str  # the condition that is to be found
+    within: int  # steps after the onset
+    change: Callable[[World, Row, int], Row]  # given a healthy row and the number of steps since the onset
+
+
+def _frozen(world: World, since: int, **columns: Any) -> Row:
+    """A row of a policy that learns nothing more, at the level of the onset."""
+    return world.row(ONSET + since, world.level(ONSET)) | columns
+
+
+def _fall(world: World, row: Row, since: int) -> Row:
+    return world.row(row["step"], world.level(ONSET) * max(0.3, 1 - since / 30))
+
+
+def _nothing(world: World, row: Row, since: int) -> Row:
+    return row | {
+        "reward": 0.0,
+        "reward_std": 0.0,
+        "frac_reward_zero_std": 1.0,
+        "grad_norm": 0.0,
+        "rewards/task/mean": 0.0,
+    }
+
+
+def _entropy_gone(world: World, row: Row, since: int) -> Row:
+    stuck = _frozen(world, since)
+    return stuck | {"entropy": max(stuck["entropy"] * math.exp(-since / 15), 0.009)}
+
+
+def _entropy_up(world: World, row: Row, since: int) -> Row:
+    stuck = _frozen(world, since)
+    return stuck | {"entropy": stuck["entropy"] + min(4.0, 0.06 * since)}
+
+
+def _hacked(world: World, row: Row, since: int) -> Row:
+    level = world.level(ONSET)
+    found = world.row(row["step"], min(0.95, level + 0.01 * since))
+    if "eval/accuracy" in found:
+        found["eval/accuracy"] = world.random.binomial(256, max(0.02, level - 0.002 * since)) / 256
+    return found
+
+
+def _kl(world: World, row: Row, since: int) -> Row:
+    return _frozen(world, since, kl=row["kl"] + 0.02 * since)
+
+
+def _longer(world: World, row: Row, since: int) -> Row:
+    stuck = _frozen(world, since)
+    return stuck | {"completions/mean_length": stuck["completions/mean_length"] * min(4.0, math.exp(since / 40))}
+
+
+def _shorter(world: World, row: Row, since: int) -> Row:
+    stuck = _frozen(world, since)
+    return stuck | {"completions/mean_length": stuck["completions/mean_length"] * max(0.1, math.exp(-since / 30))}
+
+
+def _cut(world: World, row: Row, since: int) -> Row:
+    n = world.P * world.G
+    return _frozen(world, since, **{"completions/clipped_ratio": world.random.binomial(n, min(0.5, since / 40)) / n})
+
+
+def _lost_rate(world: World, row: Row, since: int) -> Row:
+    return row | {"learning_rate": row["learning_rate"] * max(1e-3, math.exp(-since / 3))}
+
+
+def _spikes(world: World, row: Row, since: int) -> Row:
+    return row | ({"grad_norm": row["grad_norm"] * 40} if since % 7 == 1 else {})
+
+
+def _nan(world: World, row: Row, since: int) -> Row:
+    return row | {"skipped": 1.0}
+
+
+def _swings(world: World, row: Row, since: int) -> Row:
+    return row | {"learning_rate": row["learning_rate"] * (4 if since % 2 else 0.25)}
+
+
+def _silent(world: World, row: Row, since: int) -> Row:
+    share = float(np.clip(world.random.normal(0.8, 0.1), 0, 1))
+    return _frozen(world, since, **{"frac_reward_zero_std": share})
+
+
+def _clipped(world: World, row: Row, since: int) -> Row:
+    return row | {"clip_ratio/region_mean": float(np.clip(world.random.normal(0.4, 0.08), 0, 1))}
+
+
+def _apart(world: World, row: Row, since: int) -> Row:
+    return row | {"sampling/sampling_logp_difference/mean": 0.2 * math.exp(world.random.normal(0, 0.3))}
+
+
+def _wild(world: World, row: Row, since: int) -> Row:
+    return row | {"baseline/spread": row["baseline/spread"] * 100}
+
+
+def _form(world: World, row: Row, since: int) -> Row:
+    task, std, agree = world.rewards(0.15)
+    form = 0.99 - abs(world.random.normal(0, 0.005))
+    parts = {"rewards/task/mean": task, "rewards/format/mean": form, "reward": task + form}
+    return row | parts | {"reward_std": std, "frac_reward_zero_std": agree}
+
+
+def _still(world: World, row: Row, since: int) -> Row:
+    return world.row(row["step"], world.begin)
+
+
+def _missing(world: World, row: Row, since: int) -> Row:
+    return row | {"completions/masked_ratio": world.random.binomial(200, 0.3) / 200}
+
+
+def _unfelt(world: World, row: Row, since: int) -> Row:
+    return row | {"step_kl": 0.0}
+
+
+ILLNESSES: dict[str, tuple[int, Illness]] = {
+    # onset, what is to be found, within how many steps
+    "reward falls": (ONSET, Illness("reward fell", 40, _fall)),
+    "no reward at all": (ONSET, Illness("no gradient", 3, _nothing)),
+    "entropy to 0.009": (ONSET, Illness("entropy collapsed", 60, _entropy_gone)),
+    "entropy to 4 nats": (ONSET, Illness("entropy exploded", 50, _entropy_up)),
+    "hacked": (ONSET, Illness("reward without accuracy", 70, _hacked)),
+    "KL runs away": (ONSET, Illness("kl runs away", 40, _kl)),
+    "length times four": (ONSET, Illness("length runs away", 60, _longer)),
+    "length to a tenth": (ONSET, Illness("length shrinks", 50, _shorter)),
+    "half of it cut": (ONSET, Illness("truncation", 70, _cut)),
+    "rate lost": (ONSET, Illness("rate lost", 40, _lost_rate)),
+    "gradient spikes": (ONSET, Illness("gradient spikes", 20, _spikes)),
+    "a NaN": (ONSET, Illness("not finite", 1, _nan)),
+    "rate swings": (ONSET, Illness("rate oscillates", 30, _swings)),
+    "silent groups, 0.8": (ONSET, Illness("silent groups", 60, _silent)),
+    "clipped": (ONSET, Illness("clip share", 20, _clipped)),
+    "sampler apart": (ONSET, Illness("sampler apart", 20, _apart)),
+    "wild baselines": (ONSET, Illness("baselines explode", 1, _wild)),
+    "format alone": (0, Illness("format saturated", 120, _form)),
+    "no progress": (0, Illness("no progress", 200, _still)),
+    "rewards missing": (ONSET, Illness("rewards missing", 20, _missing)),
+    "updates lost": (ONSET, Illness("updates lost", 10, _unfelt)),
+}
+
+
+def ill(name: str, seed: int, steps: int = STEPS) -> list[Row]:
+    """A run that is well up to the illness's onset, and not from the step after it on."""
+    onset, illness = ILLNESSES[name]
+    world, rows = World(seed), []
+    for step in range(1, steps + 1):
+        row = world.row(step)
+        rows.append(row if step <= onset else illness.change(world, row, step - onset))
+    return rows

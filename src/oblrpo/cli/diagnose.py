@@ -1,0 +1,54 @@
+"""`oblrpo diagnose`: what is wrong with a run, of whatever trainer."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from oblrpo.errors import InputError
+
+
+@dataclass(frozen=True)
+class DiagnoseCommand:
+    """Say what is wrong with a run: since which step, how sure that is, and what to do; the worst comes first.
+
+    The exit code is 0 where nothing is wrong, 1 where something is, and 2 for what cannot be read.
+
+    Examples: `oblrpo diagnose runs/demo`; `oblrpo diagnose runs/demo --look`; `oblrpo diagnose outputs/grpo`, a folder
+    of TRL's; `oblrpo diagnose verl.log`, what verl has printed; `oblrpo diagnose metrics.csv`.
+    """
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Folder of a run, ours or TRL's, or a file: what verl prints or writes, JSON Lines or CSV with TRL's names."""
+    look: bool = False
+    """Also measure once what logs cannot say, with the newest checkpoint of a run of ours: noise, batch, baselines."""
+    prompts: int = 0
+    """Prompts of the batch that --look draws. 0: as many as a step of the run has, 32 at least."""
+    json: bool = False
+    """Print one JSON object instead of text."""
+
+
+def run(argv: list[str]) -> None:
+    """Run `oblrpo diagnose`."""
+    command = tyro.cli(DiagnoseCommand, args=argv, prog="oblrpo diagnose")
+    from oblrpo.diagnosis import diagnose
+
+    if command.prompts and not command.look:
+        raise InputError("--prompts is the batch of --look; give both, or leave it out.")
+    diagnosis = diagnose(command.run)
+    found = diagnosis.plain()
+    if not command.json:
+        print(diagnosis)
+    if command.look:
+        from oblrpo.trainer.look import look
+
+        seen = look(Path(command.run), command.prompts)
+        found["look"] = seen.plain()
+        if not command.json:
+            print(f"\n{seen}")
+    if command.json:
+        print(json.dumps(found))
+    if diagnosis.findings:
+        raise SystemExit(1)

@@ -1,0 +1,70 @@
+"""A condition: one row of the table of what can be wrong with a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from oblrpo.diagnosis.course import Course
+
+SURE = 4.5
+"""How many standard errors a statistic must lie from what a healthy run shows. The highest of many windows is the
+luckiest of them, and a run is looked at after every step."""
+
+
+class Reading(NamedTuple):
+    """What a statistic shows at a step: the greater, the worse."""
+
+    value: float
+    stderr: float
+    """Its standard error; 0 where it is counted and not estimated."""
+    since: int
+    """The first step of the window that shows it."""
+    words: dict[str, Any]
+    """What the sentence says beside `value`."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that is wrong with a run: a statistic with its noise, and a threshold."""
+
+    statistic: Callable[[Course], Reading | None]
+    """None where nothing can be said at this step."""
+    columns: tuple[str, ...]
+    """The metrics that it needs."""
+    threshold: float
+    """The statistic from which on the condition holds."""
+    healthy: float
+    """What the statistic of a healthy run does not exceed but by its noise."""
+    sentence: str
+    cure: str
+    wrong: bool
+    """False: it is worth knowing, and nothing is wrong."""
+
+    @property
+    def name(self) -> str:
+        """Its name, in words."""
+        return self.statistic.__name__.replace("_", " ")
+
+    @property
+    def about(self) -> str:
+        """What it is, and what it looks like."""
+        return " ".join((self.statistic.__doc__ or "").split())
+
+    def sureness(self, reading: Reading) -> float:
+        """How many standard errors a reading lies above what a healthy run shows; infinite where it has no noise."""
+        excess = reading.value - self.healthy
+        return excess / reading.stderr if reading.stderr else math.inf if excess > 0 else 0.0
+
+    def holds(self, reading: Reading) -> bool:
+        """Whether a reading reaches the threshold, and not by chance."""
+        return reading.value >= self.threshold and self.sureness(reading) >= SURE
+
+
+def condition(
+    *columns: str, threshold: float, sentence: str, cure: str, healthy: float = 0.0, wrong: bool = True
+) -> Callable[[Callable[[Course], Reading | None]], Condition]:
+    """Make a condition of a statistic; its name and docstring are those of the function."""
+    return lambda statistic: Condition(statistic, columns, threshold, healthy, sentence, cure, wrong)

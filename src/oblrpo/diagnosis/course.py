@@ -1,0 +1,157 @@
+"""The course of a run: means of its metrics over windows of steps, each with its own noise."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+WINDOW = 10  # how many values a mean is taken over
+POOLED = 5 * WINDOW  # how many of the last values say how noisy one is, so that no window is quiet by luck
+STALLED = 2.0  # the number of standard errors below which a reward has not risen
+SOLVED = 0.9  # the mean of a reward between 0 and 1 from which on there is next to nothing left to learn
+
+
+class Mean(NamedTuple):
+    """The mean of a window of steps."""
+
+    value: float
+    stderr: float
+    """Its standard error: of the differences between neighbouring values, and no less than what was measured."""
+    first: int
+    """The first of the steps."""
+    last: int
+
+    def above(self, other: Mean) -> float:
+        """By how many standard errors of the difference it lies above another mean."""
+        difference, noise = self.value - other.value, math.hypot(self.stderr, other.stderr)
+        return difference / noise if noise else math.copysign(math.inf, difference) if difference else 0.0
+
+
+@dataclass
+class Column:
+    """One metric of a run: its last values, and the means of all windows before."""
+
+    last: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=POOLED))
+    """Steps, values, and their standard errors where they are known, or 0."""
+    windows: list[Mean] = field(default_factory=list)
+    """Means of one window after the other, from the first step on."""
+    count: int = 0
+    lowest: float = math.inf
+    highest: float = -math.inf
+    means: dict[int, Mean] = field(default_factory=dict)
+    """Those of the last values that were asked for already, by their number."""
+
+    def add(self, step: int, value: float, stderr: float) -> None:
+        """Take one more value."""
+        self.last.append((step, value, stderr))
+        self.count += 1
+        self.means.clear()
+        self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
+        if self.count % WINDOW == 0:
+            self.windows.append(self.mean())
+
+    def mean(self, width: int = WINDOW) -> Mean:
+        """The mean of the last values, so many of them or all that there are.
+
+        With x_t the values, one of them has the variance mean (x_t - x_{t-1})^2 / 2, in which a slow course does not
+        count. The greater of that of the window and that of the last 50 values is taken.
+        """
+        if width not in self.means:
+            self.means[width] = self._mean(width)
+        return self.means[width]
+
+    def _mean(self, width: int) -> Mean:
+        taken = list(self.last)[-width:]
+        values = [value for _, value, _ in taken]
+        spread = max(_spread([value for _, value, _ in self.last]), _spread(values))
+        measured = math.hypot(*(stderr for *_, stderr in taken)) / len(taken)
+        stderr = max(spread / math.sqrt(len(taken)), measured)
+        return Mean(math.fsum(values) / len(taken), stderr, taken[0][0], taken[-1][0])
+
+
+def _spread(values: list[float]) -> float:
+    squares = [(after - before) ** 2 for before, after in pairwise(values)]
+    return math.sqrt(math.fsum(squares) / (2 * len(squares))) if squares else 0.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run beside its metrics; the defaults are for a log of which nothing is known."""
+
+    looks_across: bool = False
+    """Its baseline looks at other prompts: a prompt whose completions all earned the same still teaches."""
+    measured_rate: bool = False
+    """Its rate follows from how far updates move the policy, and not from a signal."""
+    corrects_sampler: bool | None = None
+    """Weights make up for a sampler that is not the policy; None: unknown."""
+    steps: int = 0
+    """How many steps it is to make; 0: unknown."""
+    prompts: int = 0
+    """Prompts a step; 0: unknown."""
+
+
+class Course:
+    """What a run has shown so far; rows are those of `metrics.jsonl`, of which any key may be missing."""
+
+    def __init__(self, facts: Facts | None = None) -> None:
+        self.facts = facts or Facts()
+        self.columns: dict[str, Column] = {}
+        self.row: Mapping[str, Any] = {}  # the newest
+        self.step = 0
+        self.memory: dict[str, Any] = {}
+        """What conditions remember between steps, by their names."""
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take the next step."""
+        self.row, self.step = row, int(row.get("step") or self.step + 1)
+        for key, value in row.items():
+            if (number := finite(value)) is not None:
+                stderr = finite(row.get(f"{key}_stderr")) or 0.0
+                self.columns.setdefault(key, Column()).add(self.step, number, stderr)
+
+    def value(self, key: str) -> float | None:
+        """A metric of the newest step; None where it has no finite value."""
+        return finite(self.row.get(key))
+
+    def now(self, key: str, width: int = WINDOW) -> Mean | None:
+        """The mean of a metric over its last values; None where there are not enough, or the newest step has none."""
+        column = self.columns.get(key)
+        if column is None or column.count < width or column.last[-1][0] != self.step:
+            return None
+        return column.mean(width)
+
+    def past(self, key: str, before: int) -> list[Mean]:
+        """The means of the windows of a metric that ended before a step, the oldest first."""
+        return [mean for mean in self.columns[key].windows if mean.last < before] if key in self.columns else []
+
+    def reward_since(self, step: int) -> float:
+        """By how many standard errors the reward is above that of the last window up to a step; infinite if unknown."""
+        now, then = self.now("reward"), self.past("reward", step + 1)
+        return now.above(then[-1]) if now and then and then[-1].last < now.first else math.inf
+
+    def stalled_since(self, step: int) -> bool:
+        """Whether the reward has not risen in the later half of the time since a step, two windows at least."""
+        half = (step + self.step) // 2
+        now = self.now("reward")
+        return now is not None and now.first - half >= WINDOW and self.reward_since(half) < STALLED
+
+    @property
+    def solved(self) -> bool:
+        """Whether rewards lie between 0 and 1, and nearly all of them are earned."""
+        column, now = self.columns.get("reward"), self.now("reward")
+        return bool(column and now and column.lowest >= 0 and column.highest <= 1 and now.value >= SOLVED)
+
+
+def finite(value: object) -> float | None:
+    """A number of a row; None if it is none, or NaN or infinite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) < 1e150 else None  # a square of which is a number, too

@@ -1,0 +1,126 @@
+"""The diagnosis of a run that somebody's trainer has left, whole or so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oblrpo.algorithms import ALGORITHMS, LOOKS_ACROSS
+from oblrpo.diagnosis.course import Facts
+from oblrpo.diagnosis.table import CONDITIONS
+from oblrpo.diagnosis.watch import Finding, Watch
+from oblrpo.errors import InputError
+from oblrpo.runs import RunFolder
+from oblrpo.runs.logs import Log, read_log
+from oblrpo.settings import settings_in
+
+MEASURED = ("auto", "kl")  # the schedules whose rate follows how far updates move the policy
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong with a run, worst first; `print` shows it in words."""
+
+    source: str
+    """What was read."""
+    steps: int
+    """The number of steps in it."""
+    findings: list[Finding]
+    """What is wrong."""
+    notes: list[Finding]
+    """What is worth knowing, and not wrong."""
+    unchecked: dict[str, tuple[str, ...]]
+    """The conditions that could not be looked for, and the metrics that the log lacks for that."""
+
+    @classmethod
+    def of(cls, watch: Watch, source: str) -> Diagnosis:
+        """What a watch has found."""
+        found = watch.findings
+        counts = {key: column.count for key, column in watch.course.columns.items() if key != "step"}
+        steps = counts.get("reward", max(counts.values(), default=0))
+        return cls(source, steps, [f for f in found if f.wrong], [f for f in found if not f.wrong], watch.unchecked)
+
+    def __str__(self) -> str:
+        looked = len(CONDITIONS) - len(self.unchecked)
+        lines = [f"{self.source}: {self.steps} steps; {looked} of {len(CONDITIONS)} conditions could be looked for", ""]
+        if not self.findings:
+            lines += [
+                "Nothing is wrong."
+                if self.steps >= FEWEST
+                else f"Nothing is wrong so far, in fewer than {FEWEST} steps."
+            ]
+        for number, finding in enumerate(self.findings, start=1):
+            lines += [f"{number}. {finding.name}, {finding.when}: {finding.sure}", f"   {finding.sentence}"]
+            lines += [f"   What to do: {finding.cure}", ""]
+        if self.notes:
+            lines += ["", "Worth knowing, and not wrong:"]
+            lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}" for note in self.notes]
+        if self.unchecked:
+            lines += ["", "Not looked for, for want of a metric:"]
+            lines += [f"-  {name} ({', '.join(keys)})" for name, keys in self.unchecked.items()]
+        return "\n".join(lines)
+
+    def plain(self) -> dict[str, Any]:
+        """It as one JSON object."""
+        return {
+            "source": self.source,
+            "steps": self.steps,
+            "findings": [finding.plain() for finding in self.findings],
+            "notes": [note.plain() for note in self.notes],
+            "unchecked": {name: list(keys) for name, keys in self.unchecked.items()},
+        }
+
+
+FEWEST = 20  # steps below which most conditions cannot hold yet
+
+
+def diagnose(run: str | Path | Iterable[Mapping[str, Any]]) -> Diagnosis:
+    """Say what is wrong with a run, since which step, how sure that is, and what to do.
+
+    Args:
+        run: the folder of a run of ours or of TRL's; a log of verl's, JSON Lines or CSV with TRL's names; or rows, one
+            dict of metrics a step.
+
+    Raises:
+        InputError: there is no such run, or it cannot be read.
+
+    Examples:
+        >>> print(diagnose([{"step": n, "reward": 0.5 * (n < 30)} for n in range(60)]).findings[0].sentence)
+        The reward has fallen: its mean over 10 steps is 0.250, and was 0.500 around step 9.
+    """
+    if not isinstance(run, (str, Path)):
+        return Diagnosis.of(Watch().over(run), "rows")
+    path = Path(run)
+    if (path / "config.yaml").is_file():
+        folder = RunFolder(path)
+        rows, settings = folder.read_metrics(), settings_in(folder.config_file)
+        return Diagnosis.of(Watch(facts_of(settings)).over(rows), f"{path}, of oblrpo train")
+    log = read_log(path)
+    if log is None or not log.rows:
+        raise InputError(
+            f"{path} holds no config.yaml and metrics.jsonl, nor a trainer_state.json of TRL with a step in it; give "
+            "the folder of a run, or a file: what verl prints or writes, JSON Lines or CSV."
+        )
+    return Diagnosis.of(Watch(facts_of_log(log)).over(log.rows), f"{path}, {log.source}")
+
+
+def facts_of(settings: Mapping[str, Any]) -> Facts:
+    """What the settings of a run of ours say, by flag."""
+    algorithm = ALGORITHMS.get(str(settings.get("algorithm")))
+
+    def part(name: str) -> str:
+        return str(settings.get(name) or (getattr(algorithm, name) if algorithm else ""))
+
+    return Facts(
+        looks_across=part("baseline") in LOOKS_ACROSS,
+        measured_rate=part("schedule") in MEASURED,
+        corrects_sampler=settings.get("sampler_correction") != "measured",
+    )
+
+
+def facts_of_log(log: Log) -> Facts:
+    """What a log of another trainer says of it: our trainer inside TRL leaves how far an update went."""
+    ours = any("step_kl" in row for row in log.rows)
+    return Facts(looks_across=ours, measured_rate=ours)

@@ -1,0 +1,259 @@
+"""Conditions that show in rewards: nothing is learned, something is lost, or something else is learned."""
+
+from __future__ import annotations
+
+import math
+
+from oblrpo.diagnosis.condition import SURE, Reading, condition
+from oblrpo.diagnosis.course import STALLED, WINDOW, Course, Mean
+
+LONG = 2 * WINDOW
+
+
+@condition(
+    "grad_norm", "reward",
+    threshold=3,
+    sentence="For {steps} steps in a row there was no gradient: {what}. No update was made.",
+    cure="{cure}",
+)  # fmt: skip
+def no_gradient(run: Course) -> Reading | None:
+    """Every completion of a step earned the same, so that no advantage is left.
+
+    It looks like `grad_norm` 0 for three steps in a row. Where no completion earns anything, prompts are too hard or
+    the reward is wrong; where all earn the same, prompts are too easy.
+    """
+    norm, reward = run.value("grad_norm"), run.value("reward")
+    if norm is None or reward is None:
+        return None
+    in_a_row = run.memory["no_gradient"] = run.memory.get("no_gradient", 0) + 1 if norm == 0 else 0
+    nothing = reward == 0
+    what = "no completion earned a reward" if nothing else f"all completions of a prompt earned the same ({reward:.2f})"
+    cure = (
+        "Read some completions: if answers there are right, mend the reward; if none is, choose easier prompts, raise "
+        "num_generations, or begin with supervised learning."
+        if nothing
+        else "Choose prompts that are solved sometimes, or raise num_generations."
+    )
+    return Reading(in_a_row, 0.0, run.step - in_a_row + 1, {"steps": in_a_row, "what": what, "cure": cure})
+
+
+@condition(
+    "reward",
+    threshold=0.3,
+    sentence="The reward has fallen: its mean over {window} steps is {now:.3f}, and was {best:.3f} around step {then}.",
+    cure="Steps are too long: {shorten}, and start again or from an earlier checkpoint.",
+)
+def reward_fell(run: Course) -> Reading | None:
+    """The policy has lost what it could do.
+
+    It looks like a mean reward of 10 steps that is below the best by three tenths of it, or by half of what was gained
+    until then. A step that was too long is the most common reason.
+    """
+    now = run.now("reward")
+    past = run.past("reward", now.first) if now else []
+    if now is None or not past:
+        return None
+    best = max(past)
+    gained = best.value - min(mean.value for mean in past if mean.last <= best.last)
+    scale = min(abs(best.value), 0.6 * gained) if gained > 0 and best.value > 0 else max(abs(best.value), 0.6 * gained)
+    if not scale:
+        return None
+    value, noise = (best.value - now.value) / scale, math.hypot(best.stderr, now.stderr) / scale
+    return Reading(value, noise, now.first, {"now": now.value, "best": best.value, "then": best.last})
+
+
+@condition(
+    "reward", "eval/accuracy",
+    threshold=0.05,
+    sentence="The reward has risen by {rise:.3f} since step {then}, and held-out accuracy by {gain:+.3f}.",
+    cure=(
+        "Read completions: the reward can be had without the task, or the training prompts are learned by heart. Mend "
+        "the reward, take more prompts, or stop where held-out accuracy was best."
+    ),
+)  # fmt: skip
+def reward_without_accuracy(run: Course) -> Reading | None:
+    """The reward rises and held-out accuracy does not: reward hacking, or prompts learned by heart.
+
+    It looks like a reward that has risen since an evaluation while accuracy has gained less than a quarter of that.
+    """
+    evaluated, now = run.columns.get("eval/accuracy"), run.now("reward")
+    if evaluated is None or now is None or evaluated.count < 4:
+        return None
+    points = list(evaluated.last)
+    width = max(2, len(points) // 4)
+    late, worst = _mean(points[-width:]), None
+    for end in range(width, len(points) - width + 1):
+        early = _mean(points[end - width : end])
+        then = [mean for mean in run.past("reward", early.last + WINDOW) if mean.last >= early.first]
+        if not then or early.value >= 0.95:
+            continue
+        rise, gain = now.value - then[-1].value, late.value - early.value
+        noise = math.hypot(late.stderr, early.stderr, now.stderr / 4, then[-1].stderr / 4)
+        if now.above(then[-1]) >= STEADY and (worst is None or rise / 4 - gain > worst.value):
+            worst = Reading(rise / 4 - gain, noise, early.last, {"rise": rise, "gain": gain, "then": early.last})
+    return worst
+
+
+STEADY = 3.0
+
+
+def _mean(points: list[tuple[int, float, float]]) -> Mean:
+    """The mean of some evaluations; without errors of their own, their spread."""
+    values = [value for _, value, _ in points]
+    mean, n = math.fsum(values) / len(values), len(values)
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n) if n > 1 else 0.0
+    return Mean(mean, max(spread, math.hypot(*(error for *_, error in points)) / n), points[0][0], points[-1][0])
+
+
+def silent(run: Course, used_up: bool) -> Reading | None:
+    """The share of prompts that say nothing, where rewards no longer rise, of those that are used up or the others.
+
+    Prompts are used up where the reward has risen to three quarters of what they pay, which is taken to be 1.
+    """
+    share, reward = run.now("frac_reward_zero_std", LONG), run.now("reward")
+    if run.facts.looks_across or share is None or reward is None or not run.stalled_since(share.first - LONG):
+        return None
+    begun = run.columns["reward"].windows[0]
+    if used_up != (reward.value >= USED_UP and reward.above(begun) >= SURE):
+        return None
+    easy = reward.value >= 0.5
+    words = {"reward": reward.value, "which": "easy" if easy else "hard", "other": "harder" if easy else "easier"}
+    return Reading(share.value, share.stderr, share.first, words)
+
+
+USED_UP = 0.75
+
+
+@condition(
+    "frac_reward_zero_std", "reward",
+    healthy=0.5, threshold=0.7,
+    sentence=(
+        "{value:.0%} of the prompts of {long} steps earned one reward with all their completions and taught nothing "
+        "(mean reward {reward:.2f}): they are too {which}."
+    ),
+    cure="Choose {other} prompts, raise num_generations, or take a baseline that looks across prompts (oblr_shrunk).",
+)  # fmt: skip
+def silent_groups(run: Course) -> Reading | None:
+    """Most prompts say nothing: all their completions earn the same.
+
+    It looks like a mean `frac_reward_zero_std` above 0.7 over 20 steps while the reward does not rise. A reward below
+    one half says that prompts are too hard, above that they are too easy. A baseline that looks across prompts learns
+    from them nevertheless, and is not told.
+    """
+    return silent(run, used_up=False)
+
+
+@condition(
+    "frac_reward_zero_std", "reward",
+    healthy=0.5, threshold=0.7, wrong=False,
+    sentence="Prompts are used up: the reward has risen to {reward:.2f}, and {value:.0%} of them teach nothing now.",
+    cure="Stop here, or go on with harder prompts.",
+)  # fmt: skip
+def prompts_used_up(run: Course) -> Reading | None:
+    """The task is learned as far as these prompts teach it.
+
+    It looks like a mean `frac_reward_zero_std` above 0.7 after the reward has risen to 0.75 or more, and has stopped
+    rising. Nothing is wrong.
+    """
+    return silent(run, used_up=True)
+
+
+@condition(
+    "reward",
+    threshold=0.0,
+    sentence=(
+        "The reward has not risen in {steps} steps: {rise:+.3f} +- {margin:.3f} in all, where {needed:.2f} were to be "
+        "told from noise."
+    ),
+    cure=(
+        "Raise learning_rate (or let the schedule auto find it), choose prompts that are solved sometimes, or check "
+        "that the reward can be earned at all. {patience}"
+    ),
+)
+def no_progress(run: Course) -> Reading | None:
+    """Nothing is learned, and noise does not explain that.
+
+    It looks like a line through the rewards of all steps that has not risen, in 60 steps or more, by a quarter of the
+    reward's size (of its spread within a prompt where that is known and greater), surely. A run whose noise hides such
+    a rise is too short to say, and is not told.
+    """
+    now, windows = run.now("reward"), run.past("reward", run.step + 1)
+    if now is None or len(windows) < 6 or run.solved:
+        return None
+    n = len(windows)
+    noise = math.sqrt(math.fsum(mean.stderr**2 for mean in windows) / n)
+    places = [place - (n - 1) / 2 for place in range(n)]
+    squares = math.fsum(place**2 for place in places)
+    slope = math.fsum(place * mean.value for place, mean in zip(places, windows, strict=True)) / squares
+    rise, stderr = slope * (n - 1), noise / math.sqrt(squares) * (n - 1)
+    spread = run.now("reward_std")
+    needed = NEEDED * max(abs(windows[0].value), spread.value if spread else 0.0)
+    if not needed or slope * (n - 1) >= STALLED * stderr:
+        return None
+    patience = ""
+    if slope > 0 and noise:
+        steps = math.ceil(WINDOW * (12 * (3 * noise / slope) ** 2) ** (1 / 3))
+        patience = f"At its present trend it would take about {steps} steps in all to be seen."
+    words = {"steps": run.columns["reward"].count, "rise": rise, "margin": 2 * stderr, "needed": needed}
+    return Reading(needed - rise, stderr, windows[0].first, words | {"patience": patience})
+
+
+NEEDED = 0.25
+
+
+@condition(
+    "rewards/*/mean", "reward",
+    threshold=0.2,
+    sentence="{done} is earned nearly always ({high:.2f}), and {open} is not ({low:.2f}) and no longer rises.",
+    cure=(
+        "What is left to learn is the task, and the rest of the reward hides it: take the reward that is earned out of "
+        "the sum or weigh it less, or choose prompts whose task is solved sometimes."
+    ),
+)  # fmt: skip
+def format_saturated(run: Course) -> Reading | None:
+    """One of several rewards, often that of the format, is earned by nearly all completions; another is not learned.
+
+    It looks like a column `rewards/NAME/mean` at nine tenths of its highest or more for 80 steps, and another that is
+    low and has not risen meanwhile.
+    """
+    means = {
+        key.split("/")[1]: mean
+        for key in run.columns
+        if key.startswith("rewards/") and key.endswith("/mean") and (mean := run.now(key))
+    }
+    found: Reading | None = None
+    for done, high in means.items():
+        most = run.columns[f"rewards/{done}/mean"].highest
+        past = run.past(f"rewards/{done}/mean", high.first)[-PATIENT:]
+        if len(past) < PATIENT or most <= 0 or min(mean.value for mean in (*past, high)) < SATURATED * most:
+            continue
+        for open_, low in means.items():
+            before = run.past(f"rewards/{open_}/mean", low.first)[-PATIENT:]
+            if open_ == done or low.value > 0.5 * most or max(low.above(mean) for mean in before) >= STALLED:
+                continue
+            if found is None or 1 - low.value / most > found.value:
+                words = {"done": done, "high": high.value, "open": open_, "low": low.value}
+                found = Reading(1 - low.value / most, math.hypot(low.stderr, high.stderr) / most, past[0].first, words)
+    return found
+
+
+PATIENT = 7  # windows in which one reward was earned and the other did not rise
+SATURATED = 0.9
+
+
+@condition(
+    "completions/masked_ratio",
+    threshold=0.1,
+    sentence="{value:.0%} of the completions of {window} steps have no reward.{update}",
+    cure="Look at the reward function's errors.",
+)
+def rewards_missing(run: Course) -> Reading | None:
+    """The reward function fails on many completions, which are left out of everything.
+
+    It looks like a mean `completions/masked_ratio` above a tenth, or a step that made no update for want of rewards.
+    """
+    if run.value("frac_prompts_masked") == 1 and not run.value("skipped"):
+        share = run.value("completions/masked_ratio") or 1.0
+        return Reading(share, 0.0, run.step, {"window": 1, "update": " No update was made."})
+    share_now = run.now("completions/masked_ratio")
+    return Reading(share_now.value, share_now.stderr, share_now.first, {"update": ""}) if share_now else None

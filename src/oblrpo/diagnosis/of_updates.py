@@ -1,0 +1,204 @@
+"""Conditions that show in the updates: gradients, the learning rate, baselines and the batch."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import statistics
+from collections import deque
+from itertools import pairwise
+
+from oblrpo.diagnosis.condition import Reading, condition
+from oblrpo.diagnosis.course import WINDOW, Course
+
+TOO_LONG = "Steps are too long: {shorten}, and start again or from an earlier checkpoint."
+
+
+@condition(
+    "skipped",
+    threshold=1,
+    sentence="A {what} was NaN or infinite in step {step}.",
+    cure=(
+        "Look at that step's rewards for outliers and for infinities. If further steps have it, lower the rate "
+        "({shorten}) and start from an earlier checkpoint."
+    ),
+)  # fmt: skip
+def not_finite(run: Course) -> Reading | None:
+    """Numbers have overflowed.
+
+    It looks like NaN or infinity in the log, or a step that `oblrpo train` has skipped (`skipped` 1), which changes
+    nothing.
+    """
+    skipped, what = run.value("skipped"), run.row.get("overflow", "reward, loss or gradient")
+    return None if skipped is None else Reading(skipped, 0.0, run.step, {"step": run.step, "what": what})
+
+
+@condition(
+    "grad_norm",
+    threshold=3,
+    sentence="The gradient spikes: its norm was {norm:.3g} in step {step}, {times:.0f} times its median {usual:.3g}.",
+    cure=(
+        "Look at that step's rewards and completions; set max_grad_norm near the median, or shorten steps: {shorten}."
+    ),
+)  # fmt: skip
+def gradient_spikes(run: Course) -> Reading | None:
+    """Single batches move the policy far more than the others.
+
+    It looks like three steps of the last 100, or one that is 30 times as large, whose `grad_norm` is ten times the
+    median of the 50 steps before, and far outside of their spread.
+    """
+    norm = run.value("grad_norm")
+    memory = run.memory.setdefault("gradient_spikes", {"logs": deque(maxlen=50), "spikes": deque(maxlen=100)})
+    logs: deque[float] = memory["logs"]
+    if not norm:
+        return None
+    log, reading = math.log(norm), None
+    if len(logs) >= 2 * WINDOW:
+        usual = statistics.median(logs)
+        spread = 1.4826 * statistics.median(abs(each - usual) for each in logs)
+        height = log - usual
+        spike = height > max(math.log(10), 6 * spread)
+        memory["spikes"].append(0.0 if not spike else 3.0 if height > math.log(30) else 1.0)
+        if spike:
+            words = {"norm": norm, "times": math.exp(height), "usual": math.exp(usual), "step": run.step}
+            reading = Reading(sum(memory["spikes"]), 0.0, run.step, words)
+    logs.append(log)
+    return reading
+
+
+@condition(
+    "learning_rate",
+    threshold=WINDOW,
+    sentence=(
+        "The learning rate is lost: for {value:.0f} steps it has been below 1 % of its highest ({now:.2g} of {high:.2g})."
+    ),
+    cure="{cure}",
+)
+def rate_lost(run: Course) -> Reading | None:
+    """The learning rate has collapsed, and with it learning.
+
+    It looks like a rate (of a schedule that follows the signal: its factor `lr_factor`) at one hundredth of its highest
+    or less for ten steps, and for a tenth of the run, which no cosine or linear decay does.
+    """
+    if run.facts.measured_rate:  # it follows no signal, and where it begins may be far too high
+        return None
+    signal = run.value("lr_factor") is not None
+    key = "lr_factor" if signal else "learning_rate"
+    now = run.value(key)
+    if now is None or (signal and run.value("grad_norm") == 0):
+        return None
+    memory = run.memory.setdefault("rate_lost", {"high": 0.0, "low": 0})
+    memory["high"] = max(memory["high"], now)
+    memory["low"] = memory["low"] + 1 if now <= 0.01 * memory["high"] else 0
+    if not signal and (memory["low"] < 0.1 * run.columns[key].count or memory["high"] == 0):
+        return None
+    critical = run.value("critical_batch_size")
+    batch = f" (critical batch about {critical:.0f} prompts)" if critical is not None else ""
+    cure = (
+        f"The gradient's signal is lost in its noise{batch}: raise the number of prompts a step, stop here, or take "
+        "the schedule off to go on regardless."
+        if signal
+        else "Check the scheduler and its number of steps; nothing is learned at such a rate."
+    )
+    words = {"now": now, "high": memory["high"], "cure": cure}
+    return Reading(memory["low"], 0.0, run.step - memory["low"] + 1, words)
+
+
+@condition(
+    "learning_rate",
+    threshold=math.log(2),
+    sentence="The learning rate oscillates: each step changes it by a factor of {factor:.1f}, up and down.",
+    cure="Use more prompts a step, so that less of what is measured is noise, or take a fixed rate.",
+)
+def rate_oscillates(run: Course) -> Reading | None:
+    """An adaptive rate overshoots and corrects itself, again and again.
+
+    It looks like a rate whose changes over 20 steps are by a factor of two or more, and turn nearly every time.
+    """
+    rate = run.value("learning_rate")
+    logs: deque[float] = run.memory.setdefault("rate_oscillates", deque(maxlen=2 * WINDOW + 1))
+    if not rate:
+        return None
+    logs.append(math.log(rate))
+    if len(logs) <= 2 * WINDOW:
+        return None
+    changes = [after - before for before, after in pairwise(logs)]
+    turns = sum(a * b < 0 for a, b in pairwise(changes))
+    if turns < 0.75 * (len(changes) - 1):
+        return None
+    size = statistics.median(map(abs, changes))
+    return Reading(size, 0.0, run.step - 2 * WINDOW, {"factor": math.exp(size)})
+
+
+@condition(
+    "step_kl",
+    "grad_norm",
+    threshold=WINDOW,
+    sentence="The updates of {value} steps, at a learning rate of {rate:.1e}, changed no log-probability.",
+    cure="They are lost in rounding: start from a higher learning_rate, or keep the weights in float32.",
+)
+def updates_lost(run: Course) -> Reading | None:
+    """Updates are too small for the weights' data type.
+
+    It looks like `step_kl` of exactly 0 for ten steps with a gradient.
+    """
+    moved, norm = run.value("step_kl"), run.value("grad_norm")
+    if moved is None or norm is None:
+        return None
+    lost = run.memory["updates_lost"] = run.memory.get("updates_lost", 0) + 1 if moved == 0 and norm else 0
+    return Reading(lost, 0.0, run.step - lost + 1, {"rate": run.value("learning_rate") or 0.0})
+
+
+@condition(
+    "baseline/spread",
+    threshold=10.0,
+    sentence="Baselines explode: they spread {value:.0f} times as wide as usual ({now:.3g} against {usual:.3g}).",
+    cure="Look at the step's rewards for outliers and clip them{shrink}.",
+)
+def baselines_explode(run: Course) -> Reading | None:
+    """A few rewards, or weights, have made baselines far larger than rewards are.
+
+    It looks like a `baseline/spread` of ten times its median, wider than rewards of a prompt spread.
+    """
+    spread = run.value("baseline/spread")
+    if spread is None:
+        return None
+    spreads: list[float] = run.memory.setdefault("baselines_explode", [])  # in order
+    usual = spreads[len(spreads) // 2] if len(spreads) >= WINDOW else math.inf
+    bisect.insort(spreads, spread)
+    if usual == 0 or spread <= (run.value("reward_std") or 0.0):  # most steps so far paid nothing, which is no scale
+        return None
+    shrink = "" if run.facts.looks_across else ", or take the baseline oblr_shrunk"
+    return Reading(spread / usual, 0.0, run.step, {"now": spread, "usual": usual, "shrink": shrink})
+
+
+@condition(
+    "n_snr", "reward",
+    threshold=0.0, wrong=False,
+    sentence="The batch is far below its critical size: in {window} steps its N SNR was {n_snr:.2g}, less than 0.1.",
+    cure="Nearly all of each gradient is noise: more prompts a step would pay in full.",
+)  # fmt: skip
+def batch_far_below(run: Course) -> Reading | None:
+    """The batch is so small that its gradient is nearly all noise.
+
+    It looks like a mean N SNR below 0.1 while the task is not solved. Runs do learn so, slowly: it is no illness.
+    """
+    now = run.now("n_snr")
+    if now is None or run.solved:
+        return None
+    return Reading(0.1 - now.value, now.stderr, now.first, {"n_snr": now.value})
+
+
+@condition(
+    "n_snr",
+    threshold=10.0, healthy=5.0, wrong=False,
+    sentence="The batch is far above its critical size: in {window} steps its N SNR was {value:.2g}.",
+    cure="Half of the prompts a step would do nearly as well.",
+)  # fmt: skip
+def batch_far_above(run: Course) -> Reading | None:
+    """The batch is larger than its gradient needs.
+
+    It looks like a mean N SNR above 10. It costs time and harms nothing.
+    """
+    now = run.now("n_snr")
+    return Reading(now.value, now.stderr, now.first, {}) if now else None

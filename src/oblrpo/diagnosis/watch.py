@@ -1,0 +1,126 @@
+"""The watch over a run: every condition after every step, while it trains or from what it has left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oblrpo.diagnosis.condition import Condition, Reading
+from oblrpo.diagnosis.course import WINDOW, Course, Facts
+from oblrpo.diagnosis.of_rewards import LONG
+from oblrpo.diagnosis.table import CONDITIONS
+
+
+@dataclass
+class Finding:
+    """A condition that held."""
+
+    condition: Condition
+    reading: Reading
+    """What its statistic showed when it was first found."""
+    found: int
+    """The step after which it was found."""
+    until: int
+    """The last step at which it held."""
+    sentence: str
+    cure: str
+
+    @property
+    def name(self) -> str:
+        """The name of the condition."""
+        return self.condition.name
+
+    @property
+    def wrong(self) -> bool:
+        """Whether something is wrong, or only worth knowing."""
+        return self.condition.wrong
+
+    @property
+    def since(self) -> int:
+        """The first step of the window that showed it."""
+        return self.reading.since
+
+    @property
+    def sure(self) -> str:
+        """How sure it is, in words."""
+        many = self.condition.sureness(self.reading)
+        return "counted, not estimated" if math.isinf(many) else f"{many:.0f} standard errors from a healthy run"
+
+    @property
+    def when(self) -> str:
+        """Since when it holds, in words."""
+        return f"since step {self.since} (seen after step {self.found}, last after step {self.until})"
+
+    def plain(self) -> dict[str, Any]:
+        """It as a JSON object; `standard_errors` is None where it was counted and not estimated."""
+        many = self.condition.sureness(self.reading)
+        return {
+            "name": self.name, "since": self.since, "found": self.found, "until": self.until,
+            "standard_errors": None if math.isinf(many) else many, "sentence": self.sentence, "cure": self.cure,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"{self.sentence} {self.cure}"
+
+
+@dataclass(eq=False)
+class Watch:
+    """Looks at every condition after every step.
+
+    `observe` takes the steps one after the other; `findings` is what was found so far, worst first.
+    """
+
+    facts: Facts = field(default_factory=Facts)
+
+    def __post_init__(self) -> None:
+        self.course = Course(self.facts)
+        self.found: dict[str, Finding] = {}
+        shorten = (
+            "lower schedule_kl" if self.facts.measured_rate else "take a third of learning_rate, or the schedule auto"
+        )
+        self.words = {"window": WINDOW, "long": LONG, "shorten": shorten}
+
+    def observe(self, row: Mapping[str, Any]) -> list[Finding]:
+        """Take the next step, and return what is found in it for the first time."""
+        self.course.add(row)
+        new = []
+        for condition in CONDITIONS:
+            reading = condition.statistic(self.course)
+            if reading is None or not condition.holds(reading):
+                continue
+            if condition.name in self.found:
+                self.found[condition.name].until = self.course.step
+                continue
+            words = self.words | {"value": reading.value} | reading.words
+            sentence, cure = condition.sentence.format_map(words), condition.cure.format_map(words)
+            finding = Finding(
+                condition, reading, self.course.step, self.course.step, sentence, cure.format_map(words).strip()
+            )
+            self.found[condition.name] = finding
+            new.append(finding)
+        return new
+
+    def over(self, rows: Iterable[Mapping[str, Any]]) -> Watch:
+        """Take all these steps."""
+        for row in rows:
+            self.observe(row)
+        return self
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was found, worst first."""
+        return [self.found[condition.name] for condition in CONDITIONS if condition.name in self.found]
+
+    @property
+    def unchecked(self) -> dict[str, tuple[str, ...]]:
+        """The conditions that could not be looked for, and the metrics that the log lacks for that."""
+        lacking = {c.name: tuple(key for key in c.columns if not self._has(key)) for c in CONDITIONS}
+        return {name: keys for name, keys in lacking.items() if keys}
+
+    def _has(self, key: str) -> bool:
+        before, star, after = key.partition("*")
+        if not star:
+            return key in self.course.columns
+        return any(each.startswith(before) and each.endswith(after) for each in self.course.columns)
