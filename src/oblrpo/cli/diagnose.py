@@ -42,8 +42,11 @@ def run(argv: list[str]) -> None:
     if not command.json:
         print(diagnosis)
     if command.look:
+        from transformers.utils import logging
+
         from oblrpo.trainer.look import look
 
+        logging.disable_progress_bar()
         seen = look(Path(command.run), command.prompts)
         found["look"] = seen.plain()
         if not command.json:

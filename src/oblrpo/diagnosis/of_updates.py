@@ -70,7 +70,7 @@ def gradient_spikes(run: Course) -> Reading | None:
     "learning_rate",
     threshold=WINDOW,
     sentence=(
-        "The learning rate is lost: for {value:.0f} steps it has been below 1 % of its highest ({now:.2g} of {high:.2g})."
+        "The learning rate is lost: for {value:.0f} steps it has been below 1 % of its highest ({now:.2g}, {high:.2g})."
     ),
     cure="{cure}",
 )

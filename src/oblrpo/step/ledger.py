@@ -34,12 +34,13 @@ class VarianceLedger:
             raise ValueError("an exact ledger needs all prompts in one micro-batch.")
         self.policy, self.temperature, self.every = policy, temperature, every
         self.micro_batches, self.exact = micro_batches, exact
-        self._taken: tuple[Tensor, Tensor] | None = None  # prompts, and their scores' inner products, until `of_draw`
+        self.taken: tuple[Tensor, Tensor] | None = None
+        """The prompts (P',) of the ledger that was taken last, and their scores' inner products, until `of_draw`."""
         self._tape = ScoreTape(policy.model)
 
     def metrics(self, batch: OffPolicyBatch, prior: Prior, step: int) -> dict[str, float]:
         """The ledger of a step as metrics, in steps that take one; else nothing."""
-        self._taken = None  # an earlier step's, where that step made no update
+        self.taken = None  # an earlier step's, where that step made no update
         if not self.every or step < 1 or (step != 1 and step % self.every):
             return {}
         ledger = self.take(batch, prior, step)
@@ -54,7 +55,7 @@ class VarianceLedger:
         `measured` is over sum_j a_j^2 w_j, as the prediction is, and `of_gradient` over the variance with all outputs.
         Nothing where no ledger was taken, or none were drawn.
         """
-        taken, self._taken = self._taken, None
+        taken, self.taken = self.taken, None
         if taken is None or batch.draw is None:
             return {}
         chosen_P, gram = taken
@@ -92,7 +93,7 @@ class VarianceLedger:
             logp_SC = _joined([output.logp_SC for output in outputs], longest)
             rho_S = SamplerMismatch.of(logp_SC, reported_SC, sequences.own_SC).rho_S(batch.clip_max)
             gram = _weighted(gram, rho_S)
-        self._taken = chosen_P, gram
+        self.taken = chosen_P, gram
         logit_norm2_SC = _joined([output.logit_norm2_SC for output in outputs], longest)
         own_PGT = sequences.own_SC.view(*rewards_PG.shape, -1).to(rewards_PG)
         inputs = estimators.baseline_inputs(own_PGT, norm2_S.view_as(rewards_PG), logit_norm2_SC.view_as(own_PGT))
