@@ -32,6 +32,7 @@ class World:
         self.norm, self.rough = random.uniform(0.05, 2.0), random.uniform(0.1, 0.4)
         self.rate = 10 ** random.uniform(-6, -4)
         self.course = random.choice(["constant", "cosine", "linear"])
+        self.scale, self.shift = [(1.0, 0.0), (1.0, 0.0), (2.0, -1.0), (3.0, 0.0)][int(random.integers(4))]
         self.wander = 0.0
 
     def level(self, step: float) -> float:
@@ -45,6 +46,10 @@ class World:
         std_P = np.sqrt(wins_P * (1 - wins_P) * self.G / (self.G - 1))
         return float(wins_P.mean()), float(std_P.mean()), float((std_P == 0).mean())
 
+    def accuracy(self, level: float) -> float:
+        """A mean reward over 256 held-out completions."""
+        return self.scale * self.random.binomial(256, max(0.01, level)) / 256 + self.shift
+
     def row(self, step: int, level: float | None = None) -> Row:
         """A step as TRL's trainer would log it."""
         level, random = self.level(step) if level is None else level, self.random
@@ -53,7 +58,8 @@ class World:
         reward, std, agree = self.rewards(level)
         decay = {"constant": 1.0, "linear": 1 - step / STEPS, "cosine": (1 + math.cos(math.pi * step / STEPS)) / 2}
         row: Row = {
-            "step": step, "reward": reward, "reward_std": std, "frac_reward_zero_std": agree,
+            "step": step, "reward": self.scale * reward + self.shift, "reward_std": self.scale * std,
+            "frac_reward_zero_std": agree,
             "entropy": self.entropy * math.exp(self.wander + random.normal(0, 0.05)) * (1 - self.fall * learned),
             "completions/mean_length": self.length * (1 + self.drift * learned) * math.exp(random.normal(0, 0.05)),
             "completions/clipped_ratio": random.binomial(self.P * self.G, 0.03) / (self.P * self.G),
@@ -66,7 +72,7 @@ class World:
             "sampling/sampling_logp_difference/mean": 0.01 * math.exp(random.normal(0, 0.2)),
         }  # fmt: skip
         if step % 10 == 0:
-            row["eval/accuracy"] = random.binomial(256, max(0.01, level - 0.02)) / 256
+            row["eval/accuracy"] = self.accuracy(level - 0.02)
         return row
 
 
@@ -117,7 +123,7 @@ def _hacked(world: World, row: Row, since: int) -> Row:
     level = world.level(ONSET)
     found = world.row(row["step"], min(0.95, level + 0.01 * since))
     if "eval/accuracy" in found:
-        found["eval/accuracy"] = world.random.binomial(256, max(0.02, level - 0.002 * since)) / 256
+        found["eval/accuracy"] = world.accuracy(level - 0.002 * since)
     return found
 
 
@@ -169,6 +175,16 @@ def _apart(world: World, row: Row, since: int) -> Row:
     return row | {"sampling/sampling_logp_difference/mean": 0.2 * math.exp(world.random.normal(0, 0.3))}
 
 
+def _grown(world: World, row: Row, since: int) -> Row:
+    stuck = _frozen(world, since)
+    return stuck | {"grad_norm": stuck["grad_norm"] * math.exp(since / 20)}
+
+
+def _agreed(world: World, row: Row, since: int) -> Row:
+    stuck = _frozen(world, since)
+    return stuck | {"reward_std": stuck["reward_std"] * max(0.02, math.exp(-since / 15))}
+
+
 def _wild(world: World, row: Row, since: int) -> Row:
     return row | {"baseline/spread": row["baseline/spread"] * 100}
 
@@ -193,7 +209,7 @@ def _unfelt(world: World, row: Row, since: int) -> Row:
 
 
 ILLNESSES: dict[str, tuple[int, Illness]] = {
-    # onset, what is to be found, within how many steps
+    # its onset, and the illness
     "reward falls": (ONSET, Illness("reward fell", 40, _fall)),
     "no reward at all": (ONSET, Illness("no gradient", 3, _nothing)),
     "entropy to 0.009": (ONSET, Illness("entropy collapsed", 60, _entropy_gone)),
@@ -205,6 +221,8 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "half of it cut": (ONSET, Illness("truncation", 70, _cut)),
     "rate lost": (ONSET, Illness("rate lost", 40, _lost_rate)),
     "gradient spikes": (ONSET, Illness("gradient spikes", 20, _spikes)),
+    "gradient grows": (ONSET, Illness("gradient grows", 80, _grown)),
+    "rewards agree": (ONSET, Illness("rewards agree", 80, _agreed)),
     "a NaN": (ONSET, Illness("not finite", 1, _nan)),
     "rate swings": (ONSET, Illness("rate oscillates", 30, _swings)),
     "silent groups, 0.8": (ONSET, Illness("silent groups", 60, _silent)),
@@ -222,6 +240,7 @@ def ill(name: str, seed: int, steps: int = STEPS) -> list[Row]:
     """A run that is well up to the illness's onset, and not from the step after it on."""
     onset, illness = ILLNESSES[name]
     world, rows = World(seed), []
+    world.end = min(world.end, 0.6)  # much is left to learn
     for step in range(1, steps + 1):
         row = world.row(step)
         rows.append(row if step <= onset else illness.change(world, row, step - onset))

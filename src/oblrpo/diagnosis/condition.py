@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from oblrpo.diagnosis.course import Course
+from oblrpo.diagnosis.course import Course, Mean
 
 SURE = 4.5
 """How many standard errors a statistic must lie from what a healthy run shows. The highest of many windows is the
@@ -24,6 +24,21 @@ class Reading(NamedTuple):
     """The first step of the window that shows it."""
     words: dict[str, Any]
     """What the sentence says beside `value`."""
+
+
+TOO_LONG = "Steps are too long: {shorten}, and start again or from an earlier checkpoint."
+"""A cure of several conditions."""
+
+
+def log_ratio(above: Mean, below: Mean, now: Mean) -> Reading:
+    """log(above / below) of two means of a metric, one of them that of now, with its error to first order."""
+    ratio = math.log(max(above.value, TINY) / max(below.value, TINY))
+    noise = math.hypot(*(mean.stderr / mean.value for mean in (above, below) if mean.value > TINY))
+    then = below if now is above else above
+    return Reading(ratio, min(noise, 1.0), now.first, {"now": now.value, "then": then.value, "step": then.last})
+
+
+TINY = 1e-12
 
 
 @dataclass(frozen=True)

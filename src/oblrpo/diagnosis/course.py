@@ -88,8 +88,6 @@ class Facts:
     """Its rate follows from how far updates move the policy, and not from a signal."""
     corrects_sampler: bool | None = None
     """Weights make up for a sampler that is not the policy; None: unknown."""
-    steps: int = 0
-    """How many steps it is to make; 0: unknown."""
     prompts: int = 0
     """Prompts a step; 0: unknown."""
 
@@ -127,6 +125,12 @@ class Course:
     def past(self, key: str, before: int) -> list[Mean]:
         """The means of the windows of a metric that ended before a step, the oldest first."""
         return [mean for mean in self.columns[key].windows if mean.last < before] if key in self.columns else []
+
+    def last_beyond(self, key: str, now: Mean, factor: float) -> Mean | None:
+        """The newest window of a metric that was `factor` times the mean of now or more (less than 1: or less)."""
+        bound = factor * now.value
+        windows = reversed(self.past(key, now.first))
+        return next((m for m in windows if (m.value >= bound if factor > 1 else m.value <= bound)), None)
 
     def reward_since(self, step: int) -> float:
         """By how many standard errors the reward is above that of the last window up to a step; infinite if unknown."""

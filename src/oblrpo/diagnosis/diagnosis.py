@@ -117,6 +117,7 @@ def facts_of(settings: Mapping[str, Any]) -> Facts:
         looks_across=part("baseline") in LOOKS_ACROSS,
         measured_rate=part("schedule") in MEASURED,
         corrects_sampler=settings.get("sampler_correction") != "measured",
+        prompts=int(settings.get("prompts_per_step") or 0),
     )
 
 

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import math
 
-from oblrpo.diagnosis.condition import Reading, condition
-from oblrpo.diagnosis.course import Course, Mean
-
-TOO_LONG = "Steps are too long: {shorten}, and start again or from an earlier checkpoint."
-
-
-def log_ratio(run: Course, above: Mean, below: Mean, now: Mean, key: str) -> Reading:
-    """log(above / below) of two means of a metric, with its error to first order; capped where one is 0."""
-    ratio = math.log(max(above.value, 1e-12) / max(below.value, 1e-12))
-    noise = math.hypot(*(mean.stderr / max(mean.value, 1e-12) for mean in (above, below) if mean.value > 0))
-    then = below if now is above else above
-    return Reading(
-        ratio, min(noise, 1.0), now.first, {"key": key, "now": now.value, "then": then.value, "step": then.last}
-    )
-
-
-def last_beyond(run: Course, key: str, now: Mean, factor: float) -> Mean | None:
-    """The newest window of a metric that was `factor` times today's mean or more (less than 1: or less)."""
-    bound = factor * now.value
-    fits = (m for m in reversed(run.past(key, now.first)) if (m.value >= bound if factor > 1 else m.value <= bound))
-    return next(fits, None)
+from oblrpo.diagnosis.condition import TOO_LONG, Reading, condition, log_ratio
+from oblrpo.diagnosis.course import STALLED, Course
 
 
 @condition(
     "entropy", "reward",
     threshold=math.log(10),
-    sentence=(
-        "Entropy has collapsed: {now:.3g} nats a token, and {then:.3g} around step {step}; the reward does not rise."
-    ),
+    sentence="Entropy has collapsed: it is {now:.3g} nats a token, and was {then:.3g} around step {step}.",
     cure=(
         "Completions of a prompt are nearly the same, and nothing new is tried: go back to a checkpoint before that, "
         "and lower the rate ({shorten}), raise temperature or epsilon_high, or take more varied prompts."
@@ -42,40 +21,45 @@ def entropy_collapsed(run: Course) -> Reading | None:
     """The policy has stopped exploring.
 
     It looks like a mean entropy at a tenth of its highest or less, while the reward has not risen since, or has stopped
-    rising short of solving the task. An entropy that falls while the reward rises is learning.
+    rising short of solving the task. An entropy that falls while the reward rises is learning, down to 0.02 nats a
+    token: below that hardly anything is left to choose between.
     """
     now = run.now("entropy")
     past = run.past("entropy", now.first) if now else []
     if now is None or not past or run.solved:
         return None
     high = max(past)
-    reference = last_beyond(run, "entropy", now, 10.0) or high
-    if run.reward_since(reference.last) >= 2 and not run.stalled_since(reference.last):
+    reference = run.last_beyond("entropy", now, 10.0) or high
+    rising = run.reward_since(reference.last) >= STALLED and not run.stalled_since(reference.last)
+    if rising and now.value > GONE:
         return None
-    return log_ratio(run, high, now, now, "entropy")
+    return log_ratio(high, now, now)
 
 
 @condition(
-    "entropy",
-    "reward",
+    "entropy", "reward",
     threshold=math.log(2),
     sentence=(
         "Entropy has exploded: {now:.3g} nats a token, and {then:.3g} around step {step}; the reward does not rise."
     ),
     cure="The policy drifts to noise. " + TOO_LONG,
-)
+)  # fmt: skip
 def entropy_exploded(run: Course) -> Reading | None:
     """The policy writes ever more at random.
 
     It looks like a mean entropy of twice its lowest or more, and half a nat above it, with no rise of the reward since.
     """
     now = run.now("entropy")
-    reference = last_beyond(run, "entropy", now, 0.5) if now else None
+    reference = run.last_beyond("entropy", now, 0.5) if now else None
     if now is None or reference is None or now.value - reference.value < 0.5:
         return None
-    if run.reward_since(reference.last) >= 2:
+    if run.reward_since(reference.last) >= STALLED:
         return None
-    return log_ratio(run, now, reference, now, "entropy")
+    return log_ratio(now, reference, now)
+
+
+GONE = 0.02  # nats a token
+FAR = 1.0  # nats a token
 
 
 @condition(
@@ -94,10 +78,10 @@ def length_runs_away(run: Course) -> Reading | None:
     illness.
     """
     now = run.now("completions/mean_length")
-    reference = last_beyond(run, "completions/mean_length", now, 0.5) if now else None
-    if now is None or reference is None or run.reward_since(reference.last) >= 2:
+    reference = run.last_beyond("completions/mean_length", now, 0.5) if now else None
+    if now is None or reference is None or run.reward_since(reference.last) >= STALLED:
         return None
-    return log_ratio(run, now, reference, now, "length")
+    return log_ratio(now, reference, now)
 
 
 @condition(
@@ -113,10 +97,10 @@ def length_shrinks(run: Course) -> Reading | None:
     It looks like a mean length of half of what it was or less, with no rise of the reward since.
     """
     now = run.now("completions/mean_length")
-    reference = last_beyond(run, "completions/mean_length", now, 2.0) if now else None
-    if now is None or reference is None or run.reward_since(reference.last) >= 2:
+    reference = run.last_beyond("completions/mean_length", now, 2.0) if now else None
+    if now is None or reference is None or run.reward_since(reference.last) >= STALLED:
         return None
-    return log_ratio(run, reference, now, now, "length")
+    return log_ratio(reference, now, now)
 
 
 @condition(
@@ -138,7 +122,7 @@ def truncation(run: Course) -> Reading | None:
     past = run.past("completions/clipped_ratio", now.first)
     if not past or min(past[0].value, now.value) >= 0.9 or run.solved:
         return None
-    reference = last_beyond(run, "completions/clipped_ratio", now, 0.5) or past[0]
+    reference = run.last_beyond("completions/clipped_ratio", now, 0.5) or past[0]
     if not run.stalled_since(reference.last):
         return None
     return Reading(now.value, now.stderr, now.first, {})
@@ -148,21 +132,22 @@ def truncation(run: Course) -> Reading | None:
     "kl", "reward",
     threshold=math.log(3),
     sentence=(
-        "The policy runs away from its reference: {now:.3g} nats a token, and {then:.3g} around step {step}; the "
-        "reward has not risen."
+        "The policy runs away from its reference: the KL penalty's term is {now:.3g} nats a token, and was {then:.3g} "
+        "around step {step}."
     ),
     cure="Lower the rate ({shorten}), raise beta, or go back to a checkpoint before that.",
 )  # fmt: skip
 def kl_runs_away(run: Course) -> Reading | None:
     """The policy moves away from its reference and gets nothing for it.
 
-    It looks like a mean `kl` of three times what it was, above 0.1 nats a token, with no rise of the reward since.
+    It looks like a mean `kl` of three times what it was, above 0.1 nats a token, with no rise of the reward since;
+    above 1 nat a token whatever the reward does.
     """
     now = run.now("kl")
-    reference = last_beyond(run, "kl", now, 1 / 3) if now and now.value >= 0.1 else None
-    if now is None or reference is None or run.reward_since(reference.last) >= 2:
+    reference = run.last_beyond("kl", now, 1 / 3) if now and now.value >= 0.1 else None
+    if now is None or reference is None or (run.reward_since(reference.last) >= STALLED and now.value < FAR):
         return None
-    return log_ratio(run, now, reference, now, "kl")
+    return log_ratio(now, reference, now)
 
 
 @condition(
@@ -187,7 +172,10 @@ def clip_share(run: Course) -> Reading | None:
         "Sampler and trainer are apart: log-probabilities of {what} differ by {apart:.2g} nats in the mean"
         "{bias}"
     ),
-    cure="{mend}",
+    cure=(
+        "Bring the two closer (data type, vllm_args, the same weights), shorten completions, or correct it "
+        "(sampler_correction truncated; TRL: vllm_importance_sampling_correction)."
+    ),
 )  # fmt: skip
 def sampler_apart(run: Course) -> Reading | None:
     """The sampler draws from another policy than the one that is trained.
@@ -203,16 +191,8 @@ def sampler_apart(run: Course) -> Reading | None:
     if now is None:
         return None
     truncated = run.value("sampling/truncated_ratio")
+    bias = "." if truncated is None else f", and {truncated:.0%} of the importance weights are truncated, which biases."
     if corrected is False:
         bias = ", and nothing corrects it: the gradient is biased."
-        mend = "Set sampler_correction to truncated."
-    else:
-        bias = (
-            "."
-            if truncated is None
-            else f", and {truncated:.0%} of the importance weights are truncated, which biases."
-        )
-        mend = "Bring the two closer (data type, vllm_args, the same weights), or shorten completions."
     what = "completions" if key == whole else "tokens"
-    words = {"what": what, "apart": now.value, "bias": bias, "mend": mend}
-    return Reading(now.value / limit, now.stderr / limit, now.first, words)
+    return Reading(now.value / limit, now.stderr / limit, now.first, {"what": what, "apart": now.value, "bias": bias})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oblrpo.diagnosis.condition import SURE, Reading, condition
+from oblrpo.diagnosis.condition import SURE, Reading, condition, log_ratio
 from oblrpo.diagnosis.course import STALLED, WINDOW, Course, Mean
 
 LONG = 2 * WINDOW
@@ -14,7 +14,10 @@ LONG = 2 * WINDOW
     "grad_norm", "reward",
     threshold=3,
     sentence="For {steps} steps in a row there was no gradient: {what}. No update was made.",
-    cure="{cure}",
+    cure=(
+        "Read some completions: if answers there are right, mend the reward; if none is, choose easier prompts, raise "
+        "num_generations, or begin with supervised learning. Where all earn the same, choose harder prompts."
+    ),
 )  # fmt: skip
 def no_gradient(run: Course) -> Reading | None:
     """Every completion of a step earned the same, so that no advantage is left.
@@ -26,15 +29,8 @@ def no_gradient(run: Course) -> Reading | None:
     if norm is None or reward is None:
         return None
     in_a_row = run.memory["no_gradient"] = run.memory.get("no_gradient", 0) + 1 if norm == 0 else 0
-    nothing = reward == 0
-    what = "no completion earned a reward" if nothing else f"all completions of a prompt earned the same ({reward:.2f})"
-    cure = (
-        "Read some completions: if answers there are right, mend the reward; if none is, choose easier prompts, raise "
-        "num_generations, or begin with supervised learning."
-        if nothing
-        else "Choose prompts that are solved sometimes, or raise num_generations."
-    )
-    return Reading(in_a_row, 0.0, run.step - in_a_row + 1, {"steps": in_a_row, "what": what, "cure": cure})
+    what = "no completion earned a reward" if reward == 0 else f"completions of a prompt earned the same ({reward:.2f})"
+    return Reading(in_a_row, 0.0, run.step - in_a_row + 1, {"steps": in_a_row, "what": what})
 
 
 @condition(
@@ -85,7 +81,7 @@ def reward_without_accuracy(run: Course) -> Reading | None:
     for end in range(width, len(points) - width + 1):
         early = _mean(points[end - width : end])
         then = [mean for mean in run.past("reward", early.last + WINDOW) if mean.last >= early.first]
-        if not then or early.value >= 0.95:
+        if not then or (evaluated.highest <= 1 and early.value >= 0.95):
             continue
         rise, gain = now.value - then[-1].value, late.value - early.value
         noise = math.hypot(late.stderr, early.stderr, now.stderr / 4, then[-1].stderr / 4)
@@ -108,20 +104,20 @@ def _mean(points: list[tuple[int, float, float]]) -> Mean:
 def silent(run: Course, used_up: bool) -> Reading | None:
     """The share of prompts that say nothing, where rewards no longer rise, of those that are used up or the others.
 
-    Prompts are used up where the reward has risen to three quarters of what they pay, which is taken to be 1.
+    Prompts are used up where the reward has risen by most of what rewards of a prompt spread at the beginning.
     """
     share, reward = run.now("frac_reward_zero_std", LONG), run.now("reward")
     if run.facts.looks_across or share is None or reward is None or not run.stalled_since(share.first - LONG):
         return None
-    begun = run.columns["reward"].windows[0]
-    if used_up != (reward.value >= USED_UP and reward.above(begun) >= SURE):
+    begun, spread = run.columns["reward"].windows[0], run.past("reward_std", share.first)
+    enough = USED_UP * (spread[0].value if spread else abs(begun.value))
+    if used_up != (reward.above(begun) >= SURE and reward.value - begun.value >= enough):
         return None
-    easy = reward.value >= 0.5
-    words = {"reward": reward.value, "which": "easy" if easy else "hard", "other": "harder" if easy else "easier"}
+    words = {"reward": reward.value, "which": "easy" if reward.value >= 0.5 else "hard"}
     return Reading(share.value, share.stderr, share.first, words)
 
 
-USED_UP = 0.75
+USED_UP = 0.75  # the share of that spread
 
 
 @condition(
@@ -131,14 +127,17 @@ USED_UP = 0.75
         "{value:.0%} of the prompts of {long} steps earned one reward with all their completions and taught nothing "
         "(mean reward {reward:.2f}): they are too {which}."
     ),
-    cure="Choose {other} prompts, raise num_generations, or take a baseline that looks across prompts (oblr_shrunk).",
+    cure=(
+        "Choose prompts that are solved sometimes, raise num_generations, or take a baseline that looks across prompts "
+        "(oblr_shrunk)."
+    ),
 )  # fmt: skip
 def silent_groups(run: Course) -> Reading | None:
     """Most prompts say nothing: all their completions earn the same.
 
-    It looks like a mean `frac_reward_zero_std` above 0.7 over 20 steps while the reward does not rise. A reward below
-    one half says that prompts are too hard, above that they are too easy. A baseline that looks across prompts learns
-    from them nevertheless, and is not told.
+    It looks like a mean `frac_reward_zero_std` above 0.7 over 20 steps while the reward has stopped rising, or never
+    rose, short of what there is to learn. A reward below one half says that prompts are too hard, above that they are
+    too easy. A baseline that looks across prompts learns from them nevertheless, and is not told.
     """
     return silent(run, used_up=False)
 
@@ -152,8 +151,8 @@ def silent_groups(run: Course) -> Reading | None:
 def prompts_used_up(run: Course) -> Reading | None:
     """The task is learned as far as these prompts teach it.
 
-    It looks like a mean `frac_reward_zero_std` above 0.7 after the reward has risen to 0.75 or more, and has stopped
-    rising. Nothing is wrong.
+    It looks like a mean `frac_reward_zero_std` above 0.7 after the reward has risen by three quarters of `reward_std`
+    at the beginning, and has stopped rising. Nothing is wrong.
     """
     return silent(run, used_up=True)
 
@@ -162,23 +161,23 @@ def prompts_used_up(run: Course) -> Reading | None:
     "reward",
     threshold=0.0,
     sentence=(
-        "The reward has not risen in {steps} steps: {rise:+.3f} +- {margin:.3f} in all, where {needed:.2f} were to be "
-        "told from noise."
+        "The reward has not risen in {steps} steps: {rise:+.3f} +- {margin:.3f} in all, where noise would "
+        "have let {needed:.2f} be seen.{patience}"
     ),
     cure=(
         "Raise learning_rate (or let the schedule auto find it), choose prompts that are solved sometimes, or check "
-        "that the reward can be earned at all. {patience}"
+        "that the reward can be earned at all."
     ),
 )
 def no_progress(run: Course) -> Reading | None:
     """Nothing is learned, and noise does not explain that.
 
-    It looks like a line through the rewards of all steps that has not risen, in 60 steps or more, by a quarter of the
-    reward's size (of its spread within a prompt where that is known and greater), surely. A run whose noise hides such
+    It looks like a line through the rewards of all steps that has not risen, in 100 steps or more, by a quarter of
+    what rewards of a prompt spread (of their size where that is not known), surely. A run whose noise hides such
     a rise is too short to say, and is not told.
     """
     now, windows = run.now("reward"), run.past("reward", run.step + 1)
-    if now is None or len(windows) < 6 or run.solved:
+    if now is None or len(windows) < 10 or run.solved:
         return None
     n = len(windows)
     noise = math.sqrt(math.fsum(mean.stderr**2 for mean in windows) / n)
@@ -187,18 +186,37 @@ def no_progress(run: Course) -> Reading | None:
     slope = math.fsum(place * mean.value for place, mean in zip(places, windows, strict=True)) / squares
     rise, stderr = slope * (n - 1), noise / math.sqrt(squares) * (n - 1)
     spread = run.now("reward_std")
-    needed = NEEDED * max(abs(windows[0].value), spread.value if spread else 0.0)
+    needed = NEEDED * (spread.value if spread else abs(windows[0].value))
     if not needed or slope * (n - 1) >= STALLED * stderr:
         return None
     patience = ""
     if slope > 0 and noise:
         steps = math.ceil(WINDOW * (12 * (3 * noise / slope) ** 2) ** (1 / 3))
-        patience = f"At its present trend it would take about {steps} steps in all to be seen."
+        patience = f" A rise at its present trend would take about {steps} steps in all to be seen."
     words = {"steps": run.columns["reward"].count, "rise": rise, "margin": 2 * stderr, "needed": needed}
     return Reading(needed - rise, stderr, windows[0].first, words | {"patience": patience})
 
 
 NEEDED = 0.25
+
+
+@condition(
+    "reward_std", "reward",
+    threshold=math.log(5),
+    sentence="Rewards of a prompt no longer differ: they spread by {now:.3g}, and by {then:.3g} around step {step}.",
+    cure="Advantages are next to nothing: choose other prompts, raise temperature or num_generations.",
+)  # fmt: skip
+def rewards_agree(run: Course) -> Reading | None:
+    """Completions of a prompt earn more and more the same, before the task is solved.
+
+    It looks like a mean `reward_std` at a fifth of its highest or less, while the reward has stopped rising.
+    """
+    now = run.now("reward_std")
+    past = run.past("reward_std", now.first) if now else []
+    if now is None or not past or run.solved or run.facts.looks_across:
+        return None
+    high = max(past)
+    return log_ratio(high, now, now) if run.stalled_since(high.last) else None
 
 
 @condition(

@@ -8,10 +8,8 @@ import statistics
 from collections import deque
 from itertools import pairwise
 
-from oblrpo.diagnosis.condition import Reading, condition
-from oblrpo.diagnosis.course import WINDOW, Course
-
-TOO_LONG = "Steps are too long: {shorten}, and start again or from an earlier checkpoint."
+from oblrpo.diagnosis.condition import TOO_LONG, Reading, condition, log_ratio
+from oblrpo.diagnosis.course import STALLED, WINDOW, Course
 
 
 @condition(
@@ -67,12 +65,36 @@ def gradient_spikes(run: Course) -> Reading | None:
 
 
 @condition(
+    "grad_norm", "reward",
+    threshold=math.log(10),
+    sentence=(
+        "The gradient grows: its norm is {now:.3g}, and was {then:.3g} around step {step}; the reward has not risen."
+    ),
+    cure="Set max_grad_norm near its usual norm. " + TOO_LONG,
+)  # fmt: skip
+def gradient_grows(run: Course) -> Reading | None:
+    """The gradient becomes ever larger, and the policy no better.
+
+    It looks like a mean `grad_norm` of ten times what it was, with no rise of the reward since.
+    """
+    now = run.now("grad_norm")
+    reference = run.last_beyond("grad_norm", now, 0.1) if now else None
+    if now is None or reference is None or run.reward_since(reference.last) >= STALLED:
+        return None
+    return log_ratio(now, reference, now)
+
+
+@condition(
     "learning_rate",
     threshold=WINDOW,
     sentence=(
-        "The learning rate is lost: for {value:.0f} steps it has been below 1 % of its highest ({now:.2g}, {high:.2g})."
+        "The learning rate is lost: for {value:.0f} steps it has been below 1 % of its highest ({now:.2g} of "
+        "{high:.2g}).{batch}"
     ),
-    cure="{cure}",
+    cure=(
+        "Where a schedule follows the signal, that is lost in noise: raise the number of prompts a step, stop here, or "
+        "take the schedule off to go on regardless. Else check the scheduler and its number of steps."
+    ),
 )
 def rate_lost(run: Course) -> Reading | None:
     """The learning rate has collapsed, and with it learning.
@@ -93,14 +115,8 @@ def rate_lost(run: Course) -> Reading | None:
     if not signal and (memory["low"] < 0.1 * run.columns[key].count or memory["high"] == 0):
         return None
     critical = run.value("critical_batch_size")
-    batch = f" (critical batch about {critical:.0f} prompts)" if critical is not None else ""
-    cure = (
-        f"The gradient's signal is lost in its noise{batch}: raise the number of prompts a step, stop here, or take "
-        "the schedule off to go on regardless."
-        if signal
-        else "Check the scheduler and its number of steps; nothing is learned at such a rate."
-    )
-    words = {"now": now, "high": memory["high"], "cure": cure}
+    batch = f" The critical batch is about {critical:.0f} prompts." if signal and critical is not None else ""
+    words = {"now": now, "high": memory["high"], "batch": batch}
     return Reading(memory["low"], 0.0, run.step - memory["low"] + 1, words)
 
 
@@ -172,33 +188,49 @@ def baselines_explode(run: Course) -> Reading | None:
     return Reading(spread / usual, 0.0, run.step, {"now": spread, "usual": usual, "shrink": shrink})
 
 
+def n_snr(run: Course) -> tuple[float, float, int] | None:
+    """N SNR over 20 steps, its standard error, and the first of the steps: of each batch's own signal and noise."""
+    signal, noise = run.now("signal2", LONG), run.now("trace_cov", LONG)
+    snr, of_batch = run.value("snr"), run.value("n_snr")
+    prompts = run.facts.prompts or (of_batch / snr if snr and of_batch else 0)
+    if signal is None or noise is None or not noise.value > 0 or not prompts:
+        return None
+    scale = prompts / noise.value
+    return scale * signal.value, scale * signal.stderr, signal.first
+
+
+LONG = 2 * WINDOW
+
+
 @condition(
-    "n_snr", "reward",
+    "signal2", "trace_cov", "reward",
     threshold=0.0, wrong=False,
-    sentence="The batch is far below its critical size: in {window} steps its N SNR was {n_snr:.2g}, less than 0.1.",
+    sentence="The batch is far below its critical size: its N SNR is {n_snr:.2g} +- {margin:.1g}, less than 0.1.",
     cure="Nearly all of each gradient is noise: more prompts a step would pay in full.",
 )  # fmt: skip
 def batch_far_below(run: Course) -> Reading | None:
     """The batch is so small that its gradient is nearly all noise.
 
-    It looks like a mean N SNR below 0.1 while the task is not solved. Runs do learn so, slowly: it is no illness.
+    It looks like an N SNR below 0.1, surely, of the signal and the noise of 20 steps, while the task is not solved.
+    Runs do learn so, slowly: nothing is wrong.
     """
-    now = run.now("n_snr")
-    if now is None or run.solved:
+    found = n_snr(run)
+    if found is None or run.solved:
         return None
-    return Reading(0.1 - now.value, now.stderr, now.first, {"n_snr": now.value})
+    value, stderr, first = found
+    return Reading(0.1 - value, stderr, first, {"n_snr": value, "margin": 2 * stderr})
 
 
 @condition(
-    "n_snr",
+    "signal2", "trace_cov",
     threshold=10.0, healthy=5.0, wrong=False,
-    sentence="The batch is far above its critical size: in {window} steps its N SNR was {value:.2g}.",
+    sentence="The batch is far above its critical size: its N SNR is {value:.2g}.",
     cure="Half of the prompts a step would do nearly as well.",
 )  # fmt: skip
 def batch_far_above(run: Course) -> Reading | None:
     """The batch is larger than its gradient needs.
 
-    It looks like a mean N SNR above 10. It costs time and harms nothing.
+    It looks like an N SNR above 10 of the signal and the noise of 20 steps. It costs time and harms nothing.
     """
-    now = run.now("n_snr")
-    return Reading(now.value, now.stderr, now.first, {}) if now else None
+    found = n_snr(run)
+    return Reading(*found, {}) if found else None

@@ -13,6 +13,12 @@ from oblrpo.diagnosis.of_rewards import LONG
 from oblrpo.diagnosis.table import CONDITIONS
 
 
+def words_of(measured: bool) -> dict[str, Any]:
+    """What sentences and cures say beside what was read; of a run whose rate is measured or not."""
+    shorten = "lower schedule_kl" if measured else "take a third of learning_rate, or the schedule auto"
+    return {"window": WINDOW, "long": LONG, "shorten": shorten}
+
+
 @dataclass
 class Finding:
     """A condition that held."""
@@ -77,10 +83,7 @@ class Watch:
     def __post_init__(self) -> None:
         self.course = Course(self.facts)
         self.found: dict[str, Finding] = {}
-        shorten = (
-            "lower schedule_kl" if self.facts.measured_rate else "take a third of learning_rate, or the schedule auto"
-        )
-        self.words = {"window": WINDOW, "long": LONG, "shorten": shorten}
+        self.words = words_of(self.facts.measured_rate)
 
     def observe(self, row: Mapping[str, Any]) -> list[Finding]:
         """Take the next step, and return what is found in it for the first time."""

@@ -73,13 +73,13 @@ class Look:
 
     def __str__(self) -> str:
         lines = [
-            f"A look at step {self.step}: {BATCHES} batches of {self.prompts} fresh prompts x {self.outputs} completions; "
-            "95 % intervals over batches",
+            f"A look at step {self.step}: {BATCHES} batches of {self.prompts} fresh prompts x {self.outputs} "
+            "completions; 95 % intervals over batches",
             f"  reward            {_figure(self.reward)}",
             f"  signal and noise  N SNR {self.n_snr:.2g} ({self.n_snr_low:.2g} to {self.n_snr_high:.2g}) with your "
             f"{self.run_prompts} prompts and {self.baseline}; {self._batch()}",
-            f"  noise             {_figure(self.between)} of it comes from which prompts are drawn, the rest from their "
-            "completions",
+            f"  noise             {_figure(self.between)} of it comes from which prompts are drawn, the rest from "
+            "their completions",
             f"  length            {self._length()}",
             f"  assumption 1      {self._assumption()}",
             "  variance of the gradient, over rloo's on the same batches:",
