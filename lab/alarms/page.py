@@ -59,7 +59,7 @@ def measured() -> str:
     alarms = sum(int(row["alarms"]) > 0 for row in runs)
     lines += [
         "",
-        f"No alarm came before an illness began. Of {well['seeds']} healthy synthetic runs {well['found']} had an alarm.",
+        f"No alarm came before an illness began. Of {well['seeds']} healthy synthetic runs {well['found']} had one.",
         f"Of {len(runs)} real runs that learn {alarms} had one:",
         "",
         "| trainer | task | algorithm | runs | steps | alarms | notes |",

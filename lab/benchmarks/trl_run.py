@@ -6,8 +6,8 @@ Prompts, rewards, completions a prompt, lengths, temperature and the held-out me
 its rate is unless another is given. The clock runs from the first step on, over all that a step takes (prompts,
 sampling, rewards, gradient, update, what is written), and stands still while held-out accuracy is measured, which the
 same code does for all. Ours is `oblrpo train RECIPE` with nothing switched off: score norms, metrics, completions,
-checkpoints, the ledger as often as the recipe says. TRL's writes nothing. Loading the model, and the page that ours
-ends with, are outside the clock.
+checkpoints, the ledger as often as the recipe says. TRL's writes nothing (with `--logs`, its log). Loading the model,
+and the page that ours ends with, are outside the clock.
 
 `trl-grpo` is TRL's GRPOTrainer with the loss that ours has under this name (grpo: each completion's mean over its
 tokens, rewards scaled by their group's deviation) and no clipping; `trl-rloo` its RLOOTrainer; `trl-default` its
@@ -227,11 +227,14 @@ def run_trl(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) ->
             steps_per_generation=parts, num_iterations=1, num_generations=lessons.G,
             max_completion_length=rollout.max_completion_length, temperature=rollout.temperature, shuffle_dataset=False,
             learning_rate=rate, lr_scheduler_type="constant", use_cpu=policy.device.type == "cpu", bf16=False,
-            gradient_checkpointing=False, report_to="none", logging_strategy="no", save_strategy="no",
+            gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=1,
+            logging_strategy="steps" if arguments.logs else "no",
             disable_tqdm=True, dataloader_num_workers=0, dataloader_pin_memory=False,
         ),
     )  # fmt: skip
     trainer.train()
+    if arguments.logs:
+        trainer.save_state()  # trainer_state.json
 
 
 def check(contender: str, config: TrainConfig) -> None:
@@ -255,6 +258,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, help="what the run leaves; clock.json is written at its end")
     parser.add_argument("--recipe", default="demo", help="recipe or YAML file")
     parser.add_argument("--rate", type=float, help="learning rate; the recipe's if none is given")
+    parser.add_argument("--logs", action="store_true", help="let TRL log every step, into its trainer_state.json")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=20, help="steps between measurements of held-out accuracy")

@@ -67,13 +67,14 @@ class Column:
     def _mean(self, width: int) -> Mean:
         taken = list(self.last)[-width:]
         values = [value for _, value, _ in taken]
-        spread = max(_spread([value for _, value, _ in self.last]), _spread(values))
+        spread = max(spread_of([value for _, value, _ in self.last]), spread_of(values))
         measured = math.hypot(*(stderr for *_, stderr in taken)) / len(taken)
         stderr = max(spread / math.sqrt(len(taken)), measured)
         return Mean(math.fsum(values) / len(taken), stderr, taken[0][0], taken[-1][0])
 
 
-def _spread(values: list[float]) -> float:
+def spread_of(values: list[float]) -> float:
+    """The deviation of one of some values that follow one another, in which a slow course does not count."""
     squares = [(after - before) ** 2 for before, after in pairwise(values)]
     return math.sqrt(math.fsum(squares) / (2 * len(squares))) if squares else 0.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from oblrpo.diagnosis.condition import SURE, Reading, condition, log_ratio
-from oblrpo.diagnosis.course import STALLED, WINDOW, Course, Mean
+from oblrpo.diagnosis.course import STALLED, WINDOW, Course, Mean, spread_of
 
 LONG = 2 * WINDOW
 
@@ -77,9 +77,10 @@ def reward_without_accuracy(run: Course) -> Reading | None:
         return None
     points = list(evaluated.last)
     width = max(2, len(points) // 4)
-    late, worst = _mean(points[-width:]), None
+    spread = spread_of([value for _, value, _ in points])
+    late, worst = _mean(points[-width:], spread), None
     for end in range(width, len(points) - width + 1):
-        early = _mean(points[end - width : end])
+        early = _mean(points[end - width : end], spread)
         then = [mean for mean in run.past("reward", early.last + WINDOW) if mean.last >= early.first]
         if not then or (evaluated.highest <= 1 and early.value >= 0.95):
             continue
@@ -93,31 +94,39 @@ def reward_without_accuracy(run: Course) -> Reading | None:
 STEADY = 3.0
 
 
-def _mean(points: list[tuple[int, float, float]]) -> Mean:
-    """The mean of some evaluations; without errors of their own, their spread."""
-    values = [value for _, value, _ in points]
-    mean, n = math.fsum(values) / len(values), len(values)
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n) if n > 1 else 0.0
-    return Mean(mean, max(spread, math.hypot(*(error for *_, error in points)) / n), points[0][0], points[-1][0])
+def _mean(points: list[tuple[int, float, float]], spread: float) -> Mean:
+    """The mean of some evaluations, one of which has the deviation `spread`, or what was measured of it."""
+    n, errors = len(points), math.hypot(*(error for *_, error in points)) / len(points)
+    value = math.fsum(value for _, value, _ in points) / n
+    return Mean(value, max(spread / math.sqrt(n), errors), points[0][0], points[-1][0])
 
 
-def silent(run: Course, used_up: bool) -> Reading | None:
-    """The share of prompts that say nothing, where rewards no longer rise, of those that are used up or the others.
+def used_up(run: Course, reward: Mean) -> bool:
+    """Whether the reward has risen to most of what prompts pay: three quarters, where it lies between 0 and 1.
 
-    Prompts are used up where the reward has risen by most of what rewards of a prompt spread at the beginning.
+    Where the most that they pay is not known, it is by more than rewards of a prompt ever spread.
     """
+    column, spread = run.columns["reward"], run.columns.get("reward_std")
+    begun = column.windows[0]
+    if reward.above(begun) < SURE:
+        return False
+    if column.lowest >= 0 and column.highest <= 1:
+        return reward.value >= 0.75
+    most = max((mean.value for mean in spread.windows), default=0.0) if spread else abs(begun.value)
+    return reward.value - begun.value >= 1.25 * most
+
+
+def silent(run: Course, after_rise: bool) -> Reading | None:
+    """The share of prompts that say nothing, where the reward no longer rises, after it has risen or without that."""
     share, reward = run.now("frac_reward_zero_std", LONG), run.now("reward")
-    if run.facts.looks_across or share is None or reward is None or not run.stalled_since(share.first - LONG):
+    if run.facts.looks_across or share is None or reward is None or run.columns["reward"].count < 3 * LONG:
         return None
-    begun, spread = run.columns["reward"].windows[0], run.past("reward_std", share.first)
-    enough = USED_UP * (spread[0].value if spread else abs(begun.value))
-    if used_up != (reward.above(begun) >= SURE and reward.value - begun.value >= enough):
+    if not run.stalled_since(share.first - 2 * LONG):
+        return None
+    if after_rise != used_up(run, reward):
         return None
     words = {"reward": reward.value, "which": "easy" if reward.value >= 0.5 else "hard"}
     return Reading(share.value, share.stderr, share.first, words)
-
-
-USED_UP = 0.75  # the share of that spread
 
 
 @condition(
@@ -135,11 +144,11 @@ USED_UP = 0.75  # the share of that spread
 def silent_groups(run: Course) -> Reading | None:
     """Most prompts say nothing: all their completions earn the same.
 
-    It looks like a mean `frac_reward_zero_std` above 0.7 over 20 steps while the reward has stopped rising, or never
-    rose, short of what there is to learn. A reward below one half says that prompts are too hard, above that they are
-    too easy. A baseline that looks across prompts learns from them nevertheless, and is not told.
+    It looks like a mean `frac_reward_zero_std` above 0.7 over 20 steps, after 60 or more, while the reward has stopped
+    rising, or never rose, short of what there is to learn. A reward below one half says that prompts are too hard,
+    above that they are too easy. A baseline that looks across prompts learns from them nevertheless, and is not told.
     """
-    return silent(run, used_up=False)
+    return silent(run, after_rise=False)
 
 
 @condition(
@@ -151,10 +160,10 @@ def silent_groups(run: Course) -> Reading | None:
 def prompts_used_up(run: Course) -> Reading | None:
     """The task is learned as far as these prompts teach it.
 
-    It looks like a mean `frac_reward_zero_std` above 0.7 after the reward has risen by three quarters of `reward_std`
-    at the beginning, and has stopped rising. Nothing is wrong.
+    It looks like a mean `frac_reward_zero_std` above 0.7 after the reward has risen to 0.75 or more (by more than
+    rewards of a prompt ever spread, where they are not between 0 and 1), and has stopped rising. Nothing is wrong.
     """
-    return silent(run, used_up=True)
+    return silent(run, after_rise=True)
 
 
 @condition(
@@ -213,7 +222,8 @@ def rewards_agree(run: Course) -> Reading | None:
     """
     now = run.now("reward_std")
     past = run.past("reward_std", now.first) if now else []
-    if now is None or not past or run.solved or run.facts.looks_across:
+    reward = run.now("reward")
+    if now is None or reward is None or not past or run.facts.looks_across or run.solved or used_up(run, reward):
         return None
     high = max(past)
     return log_ratio(high, now, now) if run.stalled_since(high.last) else None
@@ -222,7 +232,7 @@ def rewards_agree(run: Course) -> Reading | None:
 @condition(
     "rewards/*/mean", "reward",
     threshold=0.2,
-    sentence="{done} is earned nearly always ({high:.2f}), and {open} is not ({low:.2f}) and no longer rises.",
+    sentence="{done} is earned nearly always ({high:.2f}), and {open} is not ({low:.2f}) and does not rise.",
     cure=(
         "What is left to learn is the task, and the rest of the reward hides it: take the reward that is earned out of "
         "the sum or weigh it less, or choose prompts whose task is solved sometimes."
@@ -232,7 +242,7 @@ def format_saturated(run: Course) -> Reading | None:
     """One of several rewards, often that of the format, is earned by nearly all completions; another is not learned.
 
     It looks like a column `rewards/NAME/mean` at nine tenths of its highest or more for 80 steps, and another that is
-    low and has not risen meanwhile.
+    low and has not risen at any time.
     """
     means = {
         key.split("/")[1]: mean
@@ -246,8 +256,8 @@ def format_saturated(run: Course) -> Reading | None:
         if len(past) < PATIENT or most <= 0 or min(mean.value for mean in (*past, high)) < SATURATED * most:
             continue
         for open_, low in means.items():
-            before = run.past(f"rewards/{open_}/mean", low.first)[-PATIENT:]
-            if open_ == done or low.value > 0.5 * most or max(low.above(mean) for mean in before) >= STALLED:
+            before = run.past(f"rewards/{open_}/mean", low.first)
+            if open_ == done or low.value > 0.5 * most or max(map(low.above, before)) >= STALLED:
                 continue
             if found is None or 1 - low.value / most > found.value:
                 words = {"done": done, "high": high.value, "open": open_, "low": low.value}

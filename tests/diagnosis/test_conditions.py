@@ -1,0 +1,182 @@
+"""What is found in synthetic runs, and when; and that healthy ones have no alarm."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from lab.alarms.synthetic import ILLNESSES, healthy, ill
+from oblrpo.algorithms import LOOKS_ACROSS
+from oblrpo.diagnosis import CONDITIONS, Facts, Watch, diagnose
+from oblrpo.diagnosis.diagnosis import MEASURED
+from oblrpo.estimators import BASELINES, RULES, baseline
+from oblrpo.estimators.inputs import random_inputs
+
+ILL = {illness.finds for _, illness in ILLNESSES.values()}
+
+
+def alarms(rows, **facts):
+    return [finding for finding in Watch(Facts(**facts)).over(rows).findings if finding.wrong]
+
+
+@pytest.mark.parametrize("name", ILLNESSES)
+def test_an_illness_is_found_in_time_and_nothing_before_it(name):
+    onset, illness = ILLNESSES[name]
+    after = []
+    for seed in range(5000, 5006):
+        watch = Watch().over(ill(name, seed))
+        assert not [finding for finding in watch.findings if finding.wrong and finding.found <= onset]
+        after += [watch.found[illness.finds].found - onset] if illness.finds in watch.found else []
+    assert len(after) >= 5  # of six: where noise hides it, it is not told
+    assert np.median(after) <= illness.within
+
+
+def test_healthy_runs_have_no_alarm():
+    for seed in range(6000, 6040):
+        assert not alarms(healthy(seed)), seed
+
+
+def test_healthy_runs_that_are_logged_every_fifth_step_have_none_either():
+    """TRL logs the mean over `logging_steps`."""
+    for seed in range(7000, 7010):
+        rows = healthy(seed)
+        parts = [rows[start : start + 5] for start in range(0, len(rows), 5)]
+        means = [{key: float(np.mean([row[key] for row in part if key in row])) for key in part[-1]} for part in parts]
+        assert not alarms(means), seed
+
+
+def test_every_alarm_has_an_illness_that_it_is_found_in():
+    assert {condition.name for condition in CONDITIONS if condition.wrong} == ILL
+
+
+def test_names_docstrings_and_columns_are_there():
+    assert len({condition.name for condition in CONDITIONS}) == len(CONDITIONS)
+    for condition in CONDITIONS:
+        assert condition.columns, condition.name
+        assert condition.threshold >= condition.healthy
+        assert len(condition.about) > 60, condition.name
+        assert re.search(r"\w\.$", condition.cure) or condition.cure.endswith(("}.", ").")), condition.cure
+
+
+@pytest.mark.parametrize("name", [name for name, entry in BASELINES.items() if entry.trainable])
+def test_baselines_that_look_across_prompts_are_those_that_learn_from_a_silent_one(name):
+    """A prompt whose completions all earn 1, among others that earn less."""
+    rewards_PG = torch.tensor([[1.0, 1, 1, 1], [0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+    inputs = random_inputs(4, 4, 3, torch.Generator().manual_seed(0))
+    advantages_PG = rewards_PG - baseline(
+        name, rewards_PG, **{key: inputs[key] for key in BASELINES[name].needs if key in inputs}
+    )
+    assert bool((advantages_PG[0].abs() > 1e-6).any()) == (name in LOOKS_ACROSS)
+
+
+def test_the_schedules_whose_rate_is_measured():
+    assert set(MEASURED) == {name for name, rule in RULES.items() if rule.measures_updates}
+
+
+def test_silent_groups_are_harmless_under_a_baseline_that_looks_across_prompts():
+    rows = ill("silent groups, 0.8", 3)
+    assert "silent groups" in {finding.name for finding in alarms(rows)}
+    assert "silent groups" not in {finding.name for finding in alarms(rows, looks_across=True)}
+
+
+def test_prompts_that_are_used_up_are_no_alarm():
+    """A run that has solved its task."""
+    rows = [{"step": n, "reward": min(0.97, 0.3 + n / 60), "reward_std": 0.4 if n < 30 else 0.05,
+             "frac_reward_zero_std": min(0.95, n / 40)} for n in range(1, 150)]  # fmt: skip
+    found = Watch().over(rows)
+    assert [finding.name for finding in found.findings] == ["prompts used up"]
+    assert "risen to 0.97" in found.findings[0].sentence
+
+
+@pytest.mark.parametrize("chance", [0.002, 0.005, 0.01, 0.02, 0.1, 0.5])
+def test_what_chance_does_is_no_fall(chance):
+    """64 prompts x 4 completions of a policy that does not change, 200 steps, 10 runs; rare successes leave steps of
+    zeros, whose standard error is 0."""
+    random = np.random.default_rng(0)
+    for _ in range(10):
+        rewards = random.binomial(4, chance, (200, 64)) / 4
+        stderr = rewards.std(1, ddof=1) / 8
+        rows = [{"reward": r, "reward_stderr": e} for r, e in zip(rewards.mean(1), stderr, strict=True)]
+        assert "reward fell" not in {finding.name for finding in alarms(rows)}
+
+
+def test_a_fall_is_measured_by_what_was_gained():
+    """Rewards may be negative, and cross 0, where a share of the best is nothing."""
+
+    def fell(*rewards):
+        return "reward fell" in {finding.name for finding in alarms([{"reward": reward} for reward in rewards])}
+
+    rise = [-0.6 + 0.02 * step for step in range(32)]
+    assert not fell(*rise, *[-0.05] * 15)
+    assert fell(*rise, *[-0.4] * 15)
+    assert not fell(*[-0.4] * 12, *[-0.45] * 12)
+    assert fell(*[-0.4] * 12, *[-0.9] * 12)
+
+
+def test_a_rate_that_a_scheduler_brings_down_is_not_lost():
+    for T in (60, 200, 1000):
+        linear = [{"learning_rate": 1e-3 * (1 - t / T)} for t in range(T)]
+        cosine = [{"learning_rate": 1e-3 * (1 + math.cos(math.pi * t / T))} for t in range(T)]
+        assert not alarms(linear)
+        assert not alarms(cosine)
+
+
+def test_a_measured_rate_follows_no_signal_that_could_be_lost():
+    rows = [{"lr_factor": 1e-9**step, "learning_rate": 1e-3 * 1e-9**step} for step in range(30)]
+    assert not alarms(rows, measured_rate=True)
+    assert [finding.name for finding in alarms(rows)] == ["rate lost"]
+
+
+def test_baselines_near_0_may_spread_ten_times_as_wide():
+    rows = [{"baseline/spread": 0.002, "reward_std": 0.4}] * 12
+    assert not alarms([*rows, {"baseline/spread": 0.03, "reward_std": 0.4}])
+    assert not alarms([{"baseline/spread": 0.0}] * 11 + [{"baseline/spread": 0.05}])  # the first success
+    assert not alarms([{"baseline/spread": 100.0**step} for step in range(10)])  # too early to say
+
+
+def test_completions_that_are_all_cut_from_the_start_are_meant_to_be():
+    rows = [{"step": n, "reward": 0.4, "completions/clipped_ratio": 1.0} for n in range(1, 100)]
+    assert "truncation" not in {finding.name for finding in alarms(rows)}
+    some = [row | {"completions/clipped_ratio": 0.4} for row in rows]
+    assert "truncation" in {finding.name for finding in alarms(some)}
+
+
+def test_a_gradient_that_jumps_once_by_thirty_is_told_and_by_five_is_not():
+    random = np.random.default_rng(0)
+    norms = np.exp(random.normal(0, 0.3, 60))
+    for times, told in ((100, True), (5, False)):
+        rows = [{"grad_norm": norm * (times if step == 50 else 1)} for step, norm in enumerate(norms)]
+        assert bool(alarms(rows)) is told
+
+
+def test_far_below_and_far_above_the_critical_batch_is_worth_knowing_and_not_wrong():
+    random = np.random.default_rng(0)
+    for signal, name in ((0.0, "batch far below"), (1.0, "batch far above")):
+        rows = [
+            {"step": n, "reward": 0.4 + 0.001 * n, "signal2": signal + random.normal(0, 0.0002), "trace_cov": 1.0}
+            for n in range(40)
+        ]
+        found = Watch(Facts(prompts=32)).over(rows).findings
+        assert [(finding.name, finding.wrong) for finding in found] == [(name, False)]
+
+
+def test_how_sure_and_since_when():
+    (finding,) = diagnose([{"step": n, "reward": 0.5 * (n < 30), "kl": None} for n in range(60)]).findings
+    assert finding.name == "reward fell"
+    assert 30 <= finding.found <= 36
+    assert finding.until == 59
+    assert finding.plain()["since"] == finding.since == finding.found - 9
+    assert "standard errors" in finding.sure
+    (skipped,) = diagnose([{"step": 1, "skipped": 1.0}]).findings
+    assert skipped.sure == "counted, not estimated"
+
+
+def test_what_a_log_lacks_is_said():
+    found = diagnose([{"step": n, "reward": 0.1 * n} for n in range(30)])
+    assert "entropy collapsed" in found.unchecked
+    assert "reward fell" not in found.unchecked
+    assert "-  entropy collapsed (entropy)" in str(found)
+    assert "Nothing is wrong." in str(found)
+    assert "in fewer than 20 steps" in str(diagnose([{"reward": 1.0}]))
