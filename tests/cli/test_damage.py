@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from oblrpo.checksums import SUMS, damage, write_sums
+from oblrpo.diagnosis import Facts
 from oblrpo.report.console import summary
 from oblrpo.runs.rows import sorted_out
 from oblrpo.trainer.monitors import Monitors
@@ -215,7 +216,7 @@ def test_whatever_is_kept_can_be_read_again(run, schedule):
         for row in (less, full | {key: None}, full | {key: 0}, full | {key: "x"}, full | {key: -(10**300)}):
             kept, damaged = sorted_out([json.dumps(each).encode() for each in [*rows[:4], row]], 4)
             assert len(kept) + len(damaged) == 5
-            monitors = Monitors(schedule=schedule)
+            monitors = Monitors(Facts(measured_rate=schedule != "debiased"))
             for each in [*kept, *[each | {"step": 5} for each in kept[4:] * 12]]:
                 monitors.observe(each)
             assert "everything is in" in summary(kept, "run", 4)

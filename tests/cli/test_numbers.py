@@ -38,12 +38,12 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_end_the_run(small
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("skipped") for row in rows] == [None, 1, 0, 1, 1]
     assert [row["learning_rate"] == 0 for row in rows[1:]] == [True, False, True, True]
-    assert "an update of step 1 was skipped" in rows[1]["warnings"][0]
+    assert "was NaN or infinite in step 1" in rows[1]["warnings"][0]
     assert not any("warnings" in row for row in rows[3:])
     assert weights_of(run, 0) == weights_of(run, 1) != weights_of(run, 2) == weights_of(run, 3) == weights_of(run, 4)
     code, out, err = oblrpo("train", "--resume", "--output", run, "--steps", 6)
     assert code == 0, err
-    assert "was skipped" not in out
+    assert "was NaN" not in out
     assert len(metrics_of(run)) == 7
     assert weights_of(run, 6) != weights_of(run, 4)
 
@@ -117,13 +117,13 @@ def test_a_collapse_ends_the_run_if_asked_to(small_run, oblrpo, tmp_path, monkey
     monkeypatch.setattr("oblrpo.tasks.PathTask.reward", reward)
     run = tmp_path / "run"
     complained(
-        small_run("--stop-on-collapse", steps=30, eval_steps=0, ledger_steps=0), "the policy has fallen: the mean"
+        small_run("--stop-on-collapse", steps=30, eval_steps=0, ledger_steps=0), "The reward has fallen: its mean"
     )
     done = metrics_of(run)[-1]["step"]
     assert 12 < done < 25
     assert f"step_{done}" in checkpoints(run)
-    assert "the policy has fallen" in (run / "failure.txt").read_text()
-    complained(oblrpo("train", "--resume", "--output", run), "the policy has fallen")
+    assert "The reward has fallen" in (run / "failure.txt").read_text()
+    complained(oblrpo("train", "--resume", "--output", run), "The reward has fallen")
     assert metrics_of(run)[-1]["step"] == done + 1
     assert oblrpo("train", "--resume", "--output", run, "--no-stop-on-collapse")[0] == 0
     assert metrics_of(run)[-1]["step"] == 30

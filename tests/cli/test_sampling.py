@@ -38,8 +38,8 @@ def test_missing_rewards_are_left_out_and_told(small_run, oblrpo, tmp_path, algo
     assert [row["learning_rate"] > 0 for row in rows[1:]] == [True, False, True, True]
     assert (rows[2]["reward"], rows[2]["grad_norm"], rows[2]["entropy"]) == (None, None, None)
     (warning,) = [text for row in rows for text in row.get("warnings", [])]
-    assert warning.startswith("100% of this step's completions have no reward")
-    assert "no update was made" in out
+    assert warning.startswith("100% of the completions of 1 steps have no reward. No update was made.")
+    assert "No update was made" in out
     lines = (tmp_path / "run" / "completions" / "step_3.jsonl").read_text().splitlines()
     assert [json.loads(line)["reward"] is None for line in lines] == [False, False, True] * 4
     for command in (("report", tmp_path / "run"), ("train", "--resume", "--output", tmp_path / "run")):
@@ -76,7 +76,7 @@ def test_a_run_without_correction_measures_too_and_warns(small_run, tmp_path, ot
     code, out, _ = small_run(sampler="vllm", sampler_correction="measured", eval_steps=0)
     assert code == 0
     assert other_engine
-    assert "sampler_correction measured takes them for equal: the gradient is biased" in out
+    assert "nothing corrects it: the gradient is biased" in " ".join(out.split())
     rows = metrics_of(tmp_path / "run")
     assert sum(len(row.get("warnings", [])) for row in rows) == 1
     assert all(row["sampling/sequence_logp_difference/mean"] > 0.1 for row in rows[1:])

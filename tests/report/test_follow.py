@@ -79,8 +79,8 @@ def test_a_failure_ends_it(write_run, monkeypatch):
     Story(monkeypatch, [lambda: (run / "failure.txt").write_text("training has diverged: a norm is NaN.\n")])
     assert follow(run, run / "page.html", 3, lambda _: None) == run / "page.html"
     page = (run / "page.html").read_text()
-    assert "<b>Step 1</b>: the last that was done. The run then failed: training has diverged: a norm is NaN." in page
-    assert "No warnings" not in page
+    assert "<b>Failed after step 1.</b> training has diverged: a norm is NaN." in page
+    assert "Nothing is wrong" not in page
     assert "http-equiv" not in page
 
 

@@ -27,7 +27,7 @@ LEDGER = {f"variance/{name}": 2.0 + place for place, name in enumerate(BASELINES
 def whole(write_run):
     rows = [BEFORE, *(row(step) for step in range(1, 11))]
     rows[1] |= LEDGER
-    rows[10] |= LEDGER | {"eval/accuracy": 0.5, "eval/accuracy_stderr": 0.03, "warnings": ["too < flat: do this."]}
+    rows[10] |= LEDGER | {"eval/accuracy": 0.5, "eval/accuracy_stderr": 0.03, "baseline/spread": 99.0, "skipped": 1.0}
     return write_run(rows, {1: completions(), 10: completions()})
 
 
@@ -44,7 +44,8 @@ def test_everything_is_on_the_page(whole):
     assert "0.250 &plusmn; 0.039 to 0.500 &plusmn; 0.059" in page
     assert "20 prompts" in page
     assert "batch used: 4" in page
-    assert "<b>Step 10</b>: too &lt; flat: do this." in page
+    assert "<b>Not finite, since step 10 (seen after step 10, last after step 10).</b>" in page
+    assert "Nothing is wrong" not in page
     assert "finished, 10 steps" in page
     for name in BASELINES:
         assert f">{name}</text>" in page
@@ -82,7 +83,7 @@ def test_a_run_of_little_has_a_page_of_little(write_run):
     for rows in ([BEFORE], [BEFORE, row(1)], [{"step": 0, "eval/accuracy": 0.1, "eval/accuracy_stderr": None}]):
         page = write_report(write_run(rows)).read_text()
         assert f"step {rows[-1]['step']} of 10" in page
-        assert "No warnings" in page
+        assert re.search("Nothing is wrong: \\d+ of \\d+ conditions were looked for", page)
         assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).lower().replace("finan", "")
 
 

@@ -9,6 +9,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oblrpo.algorithms import ALGORITHMS, Algorithm
+from oblrpo.diagnosis import Facts
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, baseline, baseline_inputs
 from oblrpo.policy import Policy, Sequences, byte_tokenizer
@@ -270,11 +271,12 @@ def test_a_large_mismatch_is_told_once():
         (False, 0.2, "the gradient is biased"),
         (True, 1.2, "20% of the importance"),
     ):
-        monitors = Monitors(corrects)
-        assert not monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart / 3})
-        (message,) = monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart})
+        monitors = Monitors(Facts(corrects_sampler=corrects))
+        rows = [fine | {"sampling/sequence_logp_difference/mean": apart / 3}] * 2
+        rows += [fine | {"sampling/sequence_logp_difference/mean": apart}] * 4
+        said = [monitors.observe(row | {"step": step}) for step, row in enumerate(rows, start=1)]
+        ((message,),) = [messages for messages in said if messages]
         assert word in message
-        assert not monitors.observe(fine | {"sampling/sequence_logp_difference/mean": apart})
 
 
 def test_rollouts_without_a_report_stay_without(tiny_policy):

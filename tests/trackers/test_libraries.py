@@ -6,16 +6,25 @@ import struct
 import pytest
 
 from oblrpo.runs import RunFolder
+from oblrpo.runs.rows import NUMBERS, THERE
 from oblrpo.trackers import Reporter
 
-SETTINGS = {"project": "tests", "steps": 9, "optimizer_args": {"momentum": 0.9}}
+SETTINGS = {"project": "tests", "steps": 9, "optimizer_args": {"momentum": 0.9}, "log_completions": True}
+COMPLETIONS = [
+    {"prompt": "1+1=", "completion": text, "reward": reward, "advantage": None}
+    for text, reward in (("2", 1.0), ("3", 0.0))
+]
 
 
 def leg(folder, name, steps):
     with Reporter([name], folder, SETTINGS, pytest.fail) as reporter:
         for step in steps:
             further = {"warnings": ["look at this"]} if step == 2 else {}
-            reporter.log(folder.write_metrics({"step": step, "reward": step / 8, "score_norm2/mean": 2.0} | further))
+            folder.completions.mkdir(exist_ok=True)
+            folder.write_completions(step, COMPLETIONS)
+            row = dict.fromkeys((*NUMBERS, *THERE)) | dict.fromkeys(NUMBERS, 0.5)  # what a row needs to be kept
+            row |= {"step": step, "reward": step / 8, "score_norm2/mean": 2.0}
+            reporter.log(folder.write_metrics(row | further))
 
 
 def set_back(folder, step):
@@ -38,7 +47,7 @@ def test_tensorboard(tmp_path):
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
     assert [(event.step, event.value) for event in read.Scalars("reward")] == [(step, step / 8) for step in range(8)]
-    assert set(read.Tags()["scalars"]) == {"reward", "score_norm2/mean"}
+    assert set(read.Tags()["scalars"]) == {*NUMBERS, "reward", "score_norm2/mean"}
     texts = {
         key: [bytes(e.tensor_proto.string_val[0]).decode() for e in read.Tensors(key)] for key in read.Tags()["tensors"]
     }
@@ -79,14 +88,20 @@ def test_wandb_offline(tmp_path, monkeypatch):
     identity = json.loads((tmp_path / "trackers.json").read_text())["wandb"]["id"]
     files = {path.resolve() for path in tmp_path.glob(f"wandb/offline-run-*-{identity}/*.wandb")}
     newest = max(files, key=lambda path: path.stat().st_mtime_ns)
-    history = []
+    history, tables = [], []
     for payload in wandb_records(newest):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(payload)
         if record.HasField("history"):
             items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            tables.append(items["completions/_type"] if "completions/_type" in items else items["completions"]["_type"])
             history.append((record.history.step.num, items["reward"], items["score_norm2/mean"]))
     assert history == [(step, step / 8, 2.0) for step in range(8)]
+    assert tables == ["table-file"] * 8
+    (file,) = newest.parent.glob("files/media/table/completions_2_*.table.json")
+    table = json.loads(file.read_text())
+    assert table["columns"] == ["step", "prompt", "completion", "reward", "advantage"]
+    assert table["data"][0] == [2, "1+1=", "2", 1.0, None]
 
 
 @pytest.mark.filterwarnings("default")
@@ -111,3 +126,5 @@ def test_trackio(tmp_path, monkeypatch):
     with sqlite3.connect(tmp_path / "db" / "tests.db") as database:
         rows = database.execute("select step, metrics from metrics order by step").fetchall()
     assert [(step, json.loads(metrics)["reward"]) for step, metrics in rows] == [(step, step / 8) for step in range(8)]
+    tables = [json.loads(metrics)["completions"] for _, metrics in rows]
+    assert all(table["_type"] == "trackio.table" for table in tables)

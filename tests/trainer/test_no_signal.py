@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
+from oblrpo.diagnosis import Facts
 from oblrpo.estimators import RULES, Prior
 from oblrpo.rollout import sample
 from oblrpo.settings import OptimConfig
@@ -76,8 +77,10 @@ def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first
     assert found["learning_rate"] == updates[0].learning_rate > 0
     assert found["lr_factor"] == updates[0].factor > 0
     assert found.get("step_kl") == updates[0].kl
-    monitors = Monitors(schedule=schedule)
-    assert not any(monitors.observe(found | {"step": step}) for step in range(1, 40))
+    monitors = Monitors(Facts(measured_rate=schedule == "auto"))
+    for step in range(1, 40):
+        monitors.observe(found | {"step": step})
+    assert set(monitors.watch.found) == {"clip share"}
     nothing = StepResult(rollouts, torch.zeros(P, G), valid_PG, learner.learn(sampled(rollouts, torch.zeros(P, G))))
     assert step_metrics(2, nothing, 0)["learning_rate"] == 0
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 WINDOW = 10  # how many values a mean is taken over
 POOLED = 5 * WINDOW  # how many of the last values say how noisy one is, so that no window is quiet by luck
+JUMPS = 2  # the number of changes from one level to another that are no noise
 STALLED = 2.0  # the number of standard errors below which a reward has not risen
 SOLVED = 0.9  # the mean of a reward between 0 and 1 from which on there is next to nothing left to learn
 
@@ -58,7 +59,7 @@ class Column:
         """The mean of the last values, so many of them or all that there are.
 
         With x_t the values, one of them has the variance mean (x_t - x_{t-1})^2 / 2, in which a slow course does not
-        count. The greater of that of the window and that of the last 50 values is taken.
+        count. The greater of that of the window and that of the last 50 values is taken, of these without two jumps.
         """
         if width not in self.means:
             self.means[width] = self._mean(width)
@@ -67,15 +68,16 @@ class Column:
     def _mean(self, width: int) -> Mean:
         taken = list(self.last)[-width:]
         values = [value for _, value, _ in taken]
-        spread = max(spread_of([value for _, value, _ in self.last]), spread_of(values))
+        spread = max(spread_of([value for _, value, _ in self.last], JUMPS), spread_of(values))
         measured = math.hypot(*(stderr for *_, stderr in taken)) / len(taken)
         stderr = max(spread / math.sqrt(len(taken)), measured)
         return Mean(math.fsum(values) / len(taken), stderr, taken[0][0], taken[-1][0])
 
 
-def spread_of(values: list[float]) -> float:
-    """The deviation of one of some values that follow one another, in which a slow course does not count."""
-    squares = [(after - before) ** 2 for before, after in pairwise(values)]
+def spread_of(values: list[float], jumps: int = 0) -> float:
+    """The deviation of one of some values in a row, in which a slow course and the greatest jumps do not count."""
+    squares = sorted((after - before) ** 2 for before, after in pairwise(values))
+    squares = squares[: max(1, len(squares) - jumps)]
     return math.sqrt(math.fsum(squares) / (2 * len(squares))) if squares else 0.0
 
 

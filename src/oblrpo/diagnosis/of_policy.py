@@ -180,14 +180,14 @@ def clip_share(run: Course) -> Reading | None:
 def sampler_apart(run: Course) -> Reading | None:
     """The sampler draws from another policy than the one that is trained.
 
-    It looks like a mean |log pi - log sampler| above 0.1 nats a completion where nothing corrects it, above 1 nat where
-    importance weights do, and above 0.05 nats a token where only that is logged.
+    It looks like a mean |log pi - log sampler| of two steps above 0.1 nats a completion where nothing corrects it,
+    above 1 nat where importance weights do, and above 0.05 nats a token where only that is logged.
     """
     whole, token = "sampling/sequence_logp_difference/mean", "sampling/sampling_logp_difference/mean"
     corrected = run.facts.corrects_sampler
     key = whole if whole in run.columns else token
     limit = (1.0 if corrected else 0.1) if key == whole else 0.05
-    now = run.now(key)
+    now = run.now(key, 2)
     if now is None:
         return None
     truncated = run.value("sampling/truncated_ratio")

@@ -43,9 +43,7 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
         "Samples": completions.samples(record),
         "More": html.charts(curves.further(record), large=True),
         "Settings": "" if record.absent else _settings(record),
-        "What is not here": html.table(
-            ("missing", "how to have it"), [[text(word) for word in pair] for pair in record.absent.items()]
-        ),
+        "What is not here": _absent(record),
     }
     shown = {name: body for name, body in sections.items() if "<svg" in body or "<table" in body}
     anchors = {name: name.lower().replace(" ", "-") for name in shown}
@@ -122,6 +120,12 @@ def _diagnosis(record: RunRecord) -> str:
         parts.insert(0, f"<p><small>Nothing is wrong: {looked} were looked for after every step.</small></p>")
         return "".join(parts)
     return f"<h2 id=diagnosis>Diagnosis</h2>{''.join(parts)}"
+
+
+def _absent(record: RunRecord) -> str:
+    """Show what the log of another trainer lacks."""
+    rows = [[text(word) for word in pair] for pair in record.absent.items()]
+    return html.table(("missing", "how to have it"), rows) if rows else ""
 
 
 def _settings(record: RunRecord) -> str:

@@ -18,6 +18,7 @@ class TrainKeywords(TypedDict, total=False):
     stop_on_collapse: bool
     threads: int
     report_to: str | Sequence[str]
+    log_completions: bool
     project: str
     chat: bool
     system_prompt: str

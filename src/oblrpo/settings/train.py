@@ -286,12 +286,14 @@ class RunConfig:
     save_total_limit: Annotated[int, Range(1), MAY_CHANGE] = 2
     """Number of newest checkpoints that are kept; the one of the highest held-out accuracy is kept beside them."""
     stop_on_collapse: Annotated[bool, MAY_CHANGE] = False
-    """Stop when rewards fall, or entropy or length shrink, as the warnings of a collapse say."""
+    """Stop when the reward falls, or entropy or length collapses, as `oblrpo diagnose` tells them."""
     threads: Annotated[int, Range(0, 1024), MAY_CHANGE] = 0
     """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
     report_to: Annotated[tuple[str, ...], MAY_CHANGE] = ()
     """Trackers that metrics are sent to, such as tensorboard; or wandb, trackio (an extra each). Nothing leaves the
     machine unless the environment says so: WANDB_MODE=online, TRACKIO_SPACE_ID."""
+    log_completions: Annotated[bool, MAY_CHANGE, NO_PROJECTS] = False
+    """Send every step's completions to wandb and trackio, as a table with rewards and advantages."""
     project: Annotated[str, MAY_CHANGE, NO_PROJECTS] = "oblrpo"
     """Project of wandb and trackio that the run is in, such as sums."""
 

@@ -14,7 +14,9 @@ from typing import Any
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings import yaml_text
 
-Values = dict[str, float | str]
+Rows = list[dict[str, Any]]
+Values = dict[str, float | str | Rows]
+"""A step's metrics; warnings are text, and completions, if they are sent, the rows of a table."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def tensorboard(opening: Opening) -> Tracker:
 
     def log(step: int, values: Values) -> None:
         for key, value in values.items():
-            (writer.add_text if isinstance(value, str) else writer.add_scalar)(key, value, step)
+            if not isinstance(value, list):  # it has no tables
+                (writer.add_text if isinstance(value, str) else writer.add_scalar)(key, value, step)
         writer.flush()
 
     return Tracker(lacks, log, lambda failed: writer.close())
@@ -75,7 +78,7 @@ def wandb(opening: Opening) -> Tracker:
     )  # fmt: skip
     return Tracker(
         run.starting_step if run.resumed else 0,
-        lambda step, values: run.log(values, step=step, commit=True),
+        lambda step, values: run.log(_with_tables(values, _table_of_wandb), step=step, commit=True),
         lambda failed: run.finish(exit_code=int(failed)),
     )
 
@@ -89,7 +92,28 @@ def trackio(opening: Opening) -> Tracker:
         project=opening.project, name=opening.name, config=opening.settings, resume="allow" if lacks else "never",
         embed=False, auto_log_cpu=False, auto_log_gpu=False,
     )  # fmt: skip
-    return Tracker(lacks, lambda step, values: run.log(values, step=step), lambda failed: run.finish())
+    return Tracker(
+        lacks,
+        lambda step, values: run.log(_with_tables(values, _table_of_trackio), step=step),
+        lambda failed: run.finish(),
+    )
+
+
+def _with_tables(values: Values, table: Callable[[Rows], Any]) -> dict[str, Any]:
+    return {key: table(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _table_of_wandb(rows: Rows) -> Any:
+    import wandb as library
+
+    return library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+
+
+def _table_of_trackio(rows: Rows) -> Any:
+    import pandas
+    import trackio as library
+
+    return library.Table(dataframe=pandas.DataFrame(rows))
 
 
 TRACKERS: dict[str, Callable[[Opening], Tracker]] = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}

@@ -74,7 +74,7 @@ class Reporter:
         if name not in self._open or step < self._open[name].lacks:
             return
         try:
-            self._open[name].log(step, values_of(row))
+            self._open[name].log(step, values_of(row) | self._completions(step))
         except Exception as error:
             self._warn(
                 f"{name} failed at step {step} and gets no more of this run ({_brief(error)}); --resume tries again."
@@ -84,6 +84,11 @@ class Reporter:
         self._open[name].lacks = step + 1
         self._note[name]["step"] = step
         self._write_note()
+
+    def _completions(self, step: int) -> Values:
+        """The table of a step's completions, under TRL's name, where it is asked for and there are any."""
+        rows = self._folder.read_completions(step) if self._settings.get("log_completions") else []
+        return {"completions": [{"step": step} | row for row in rows]} if rows else {}
 
     def _close(self, names: Sequence[str], failed: bool) -> None:
         for name in names:

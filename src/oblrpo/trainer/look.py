@@ -84,6 +84,10 @@ class Look:
             f"  assumption 1      {self._assumption()}",
             "  variance of the gradient, over rloo's on the same batches:",
         ]
+        if not self.variance:
+            return "\n".join(
+                [*lines[:-1], "  no baseline        all rewards agree, so that there is no gradient to compare"]
+            )
         for unbiased in (True, False):
             lines += [] if unbiased else ["  of biased baselines, whose gradients have other lengths, too:"]
             names = [name for name in self.variance if BASELINES[name].unbiased == unbiased]
