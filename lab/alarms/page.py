@@ -32,7 +32,7 @@ def conditions() -> str:
 
 def _section(condition: Condition) -> str:
     what, _, looks = (condition.statistic.__doc__ or "").strip().partition("\n")
-    lines = [f"### {condition.name.capitalize()}", "", f"{what} {' '.join(looks.split())}", ""]
+    lines = [f"### {condition.name[0].upper()}{condition.name[1:]}", "", f"{what} {' '.join(looks.split())}", ""]
     lines += [] if condition.wrong else ["It is printed as worth knowing, and leaves the exit code 0.", ""]
     cure = condition.cure.format_map({"shrink": ", or take the baseline oblr_shrunk"} | words_of(measured=False))
     needs = ", ".join(f"`{key}`" for key in condition.columns)

@@ -25,7 +25,7 @@ class World:
         self.random = random = np.random.default_rng(seed)
         self.P, self.G = int(random.choice([16, 32, 64, 128])), int(random.choice([4, 8, 16]))
         self.begin, self.end = random.uniform(0.1, 0.4), random.uniform(0.55, 0.98)
-        self.half, self.pace = random.uniform(15, 100), random.uniform(8, 30)
+        self.half, self.pace = random.uniform(10, 60), random.uniform(8, 30)
         self.spread = random.uniform(0.8, 4.0)  # of the Beta distribution; the smaller, the more prompts agree
         self.entropy, self.fall = random.uniform(0.3, 1.5), random.uniform(0.2, 0.7)
         self.length, self.drift = random.uniform(20, 600), random.uniform(-0.3, 0.4)
@@ -182,6 +182,7 @@ def _grown(world: World, row: Row, since: int) -> Row:
 
 def _agreed(world: World, row: Row, since: int) -> Row:
     stuck = _frozen(world, since)
+    del stuck["frac_reward_zero_std"]
     return stuck | {"reward_std": stuck["reward_std"] * max(0.02, math.exp(-since / 15))}
 
 
@@ -215,7 +216,7 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "entropy to 0.009": (ONSET, Illness("entropy collapsed", 60, _entropy_gone)),
     "entropy to 4 nats": (ONSET, Illness("entropy exploded", 50, _entropy_up)),
     "hacked": (ONSET, Illness("reward without accuracy", 70, _hacked)),
-    "KL runs away": (ONSET, Illness("kl runs away", 40, _kl)),
+    "KL runs away": (ONSET, Illness("KL runs away", 40, _kl)),
     "length times four": (ONSET, Illness("length runs away", 60, _longer)),
     "length to a tenth": (ONSET, Illness("length shrinks", 50, _shorter)),
     "half of it cut": (ONSET, Illness("truncation", 70, _cut)),

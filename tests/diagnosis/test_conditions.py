@@ -76,7 +76,9 @@ def test_the_schedules_whose_rate_is_measured():
 
 
 def test_silent_groups_are_harmless_under_a_baseline_that_looks_across_prompts():
-    rows = ill("silent groups, 0.8", 3)
+    random = np.random.default_rng(0)
+    shares, rewards = random.normal(0.76, 0.1, 100).clip(0, 1), random.normal(0.4, 0.03, 100)
+    rows = [{"reward": r, "frac_reward_zero_std": share} for r, share in zip(rewards, shares, strict=True)]
     assert "silent groups" in {finding.name for finding in alarms(rows)}
     assert "silent groups" not in {finding.name for finding in alarms(rows, looks_across=True)}
 

@@ -13,7 +13,18 @@ import oblrpo
 from oblrpo import api
 from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, flatten, keywords, write_keywords
 
-EXPORTS = {"train", "evaluate", "Run", "ScoreTape", "SNRSchedule", "baseline", "BASELINES", "ledger", "InputError"}
+EXPORTS = {
+    "train",
+    "evaluate",
+    "Run",
+    "ScoreTape",
+    "SNRSchedule",
+    "baseline",
+    "BASELINES",
+    "ledger",
+    "InputError",
+    "diagnose",
+}
 
 
 def test_the_import_loads_nothing_that_takes_time():

@@ -90,7 +90,7 @@ def test_what_is_only_worth_knowing_is_not_told():
     rows = [FINE | {"signal2": 0.0, "trace_cov": 1.0, "n_snr": 0.0, "snr": 0.0}] * 40
     monitors = Monitors(Facts(prompts=32))
     assert not any(monitors.observe(row | {"step": step}) for step, row in enumerate(rows))
-    assert monitors.watch.findings[0].name == "batch far below"
+    assert {finding.name for finding in monitors.watch.findings} == {"batch far below", "no progress yet"}
 
 
 def test_advice_on_the_batch():

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from oblrpo.diagnosis.course import Course, Mean
 
 SURE = 4.5
-"""How many standard errors a statistic must lie from what a healthy run shows. The highest of many windows is the
-luckiest of them, and a run is looked at after every step."""
+"""How many standard errors a statistic must lie from what a healthy run shows, where a condition does not say. The
+highest of many windows is the luckiest of them, and a run is looked at after every step."""
 
 
 class Reading(NamedTuple):
@@ -57,11 +57,13 @@ class Condition:
     cure: str
     wrong: bool
     """False: it is worth knowing, and nothing is wrong."""
+    sure: float
+    """How many standard errors a reading must lie above what a healthy run shows."""
 
     @property
     def name(self) -> str:
         """Its name, in words."""
-        return self.statistic.__name__.replace("_", " ")
+        return self.statistic.__name__.replace("_", " ").replace("kl ", "KL ")
 
     @property
     def about(self) -> str:
@@ -75,11 +77,17 @@ class Condition:
 
     def holds(self, reading: Reading) -> bool:
         """Whether a reading reaches the threshold, and not by chance."""
-        return reading.value >= self.threshold and self.sureness(reading) >= SURE
+        return reading.value >= self.threshold and self.sureness(reading) >= self.sure
 
 
 def condition(
-    *columns: str, threshold: float, sentence: str, cure: str, healthy: float = 0.0, wrong: bool = True
+    *columns: str,
+    threshold: float,
+    sentence: str,
+    cure: str,
+    healthy: float = 0.0,
+    wrong: bool = True,
+    sure: float = SURE,
 ) -> Callable[[Callable[[Course], Reading | None]], Condition]:
     """Make a condition of a statistic; its name and docstring are those of the function."""
-    return lambda statistic: Condition(statistic, columns, threshold, healthy, sentence, cure, wrong)
+    return lambda statistic: Condition(statistic, columns, threshold, healthy, sentence, cure, wrong, sure)

@@ -40,6 +40,8 @@ class Column:
     """Steps, values, and their standard errors where they are known, or 0."""
     windows: list[Mean] = field(default_factory=list)
     """Means of one window after the other, from the first step on."""
+    first: Mean | None = None
+    """The first value, if its standard error is known."""
     count: int = 0
     lowest: float = math.inf
     highest: float = -math.inf
@@ -48,6 +50,8 @@ class Column:
 
     def add(self, step: int, value: float, stderr: float) -> None:
         """Take one more value."""
+        if not self.count and stderr:
+            self.first = Mean(value, stderr, step, step)
         self.last.append((step, value, stderr))
         self.count += 1
         self.means.clear()

@@ -13,7 +13,7 @@ from oblrpo.diagnosis.table import CONDITIONS
 from oblrpo.diagnosis.watch import Finding, Watch
 from oblrpo.errors import InputError
 from oblrpo.runs import RunFolder
-from oblrpo.runs.logs import Log, read_log
+from oblrpo.runs.logs import read_log
 from oblrpo.settings import settings_in
 
 MEASURED = ("auto", "kl")  # the schedules whose rate follows how far updates move the policy
@@ -76,22 +76,24 @@ class Diagnosis:
 FEWEST = 20  # steps below which most conditions cannot hold yet
 
 
-def diagnose(run: str | Path | Iterable[Mapping[str, Any]]) -> Diagnosis:
+def diagnose(run: Any) -> Diagnosis:
     """Say what is wrong with a run, since which step, how sure that is, and what to do.
 
     Args:
-        run: the folder of a run of ours or of TRL's; a log of verl's, JSON Lines or CSV with TRL's names; or rows, one
-            dict of metrics a step.
+        run: what `oblrpo.train` returns; the folder of a run, ours or TRL's; a log of verl's, JSON Lines or CSV with
+            TRL's names; or rows, one dict of metrics a step.
 
     Raises:
         InputError: there is no such run, or it cannot be read.
 
     Examples:
         >>> print(diagnose([{"step": n, "reward": 0.5 * (n < 30)} for n in range(60)]).findings[0].sentence)
-        The reward has fallen: its mean over 10 steps is 0.250, and was 0.500 around step 9.
+        The reward has fallen: its mean over 10 steps is 0.300, and was 0.500 around step 19.
     """
+    run = getattr(run, "output", run)
     if not isinstance(run, (str, Path)):
-        return Diagnosis.of(Watch().over(run), "rows")
+        rows = list(run)
+        return Diagnosis.of(Watch(facts_of_log(rows)).over(rows), "rows")
     path = Path(run)
     if (path / "config.yaml").is_file():
         folder = RunFolder(path)
@@ -103,7 +105,7 @@ def diagnose(run: str | Path | Iterable[Mapping[str, Any]]) -> Diagnosis:
             f"{path} holds no config.yaml and metrics.jsonl, nor a trainer_state.json of TRL with a step in it; give "
             "the folder of a run, or a file: what verl prints or writes, JSON Lines or CSV."
         )
-    return Diagnosis.of(Watch(facts_of_log(log)).over(log.rows), f"{path}, {log.source}")
+    return Diagnosis.of(Watch(facts_of_log(log.rows)).over(log.rows), f"{path}, {log.source}")
 
 
 def facts_of(settings: Mapping[str, Any]) -> Facts:
@@ -121,7 +123,7 @@ def facts_of(settings: Mapping[str, Any]) -> Facts:
     )
 
 
-def facts_of_log(log: Log) -> Facts:
-    """What a log of another trainer says of it: our trainer inside TRL leaves how far an update went."""
-    ours = any("step_kl" in row for row in log.rows)
+def facts_of_log(rows: Iterable[Mapping[str, Any]]) -> Facts:
+    """What the log of another trainer says of it: ours inside TRL and verl tells how far an update went."""
+    ours = any(key.endswith("step_kl") for row in rows for key in row)
     return Facts(looks_across=ours, measured_rate=ours)

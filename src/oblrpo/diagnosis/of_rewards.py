@@ -33,6 +33,9 @@ def no_gradient(run: Course) -> Reading | None:
     return Reading(in_a_row, 0.0, run.step - in_a_row + 1, {"steps": in_a_row, "what": what})
 
 
+MANY = 8  # windows of which the best is not believed
+
+
 @condition(
     "reward",
     threshold=0.3,
@@ -42,16 +45,20 @@ def no_gradient(run: Course) -> Reading | None:
 def reward_fell(run: Course) -> Reading | None:
     """The policy has lost what it could do.
 
-    It looks like a mean reward of 10 steps that is below the best by three tenths of it, or by half of what was gained
-    until then. A step that was too long is the most common reason.
+    It looks like a mean reward of 10 steps that has lost three tenths of the best (of the second best of many), or half
+    of what was gained until then, where that was much. A first step whose noise is known counts for a mean. A step that
+    was too long is the most common reason.
     """
     now = run.now("reward")
     past = run.past("reward", now.first) if now else []
+    if now and (first := run.columns["reward"].first) and first.last < now.first:
+        past = [first, *past]
     if now is None or not past:
         return None
-    best = max(past)
+    best = sorted(past)[-2 if len(past) >= MANY else -1]  # the very best of many is the luckiest
     gained = best.value - min(mean.value for mean in past if mean.last <= best.last)
-    scale = min(abs(best.value), 0.6 * gained) if gained > 0 and best.value > 0 else max(abs(best.value), 0.6 * gained)
+    level = abs(best.value)
+    scale = max(level, gained) if not 0.3 * level <= gained <= level else min(level, gained / 0.6)
     if not scale:
         return None
     value, noise = (best.value - now.value) / scale, math.hypot(best.stderr, now.stderr) / scale
@@ -101,19 +108,19 @@ def _mean(points: list[tuple[int, float, float]], spread: float) -> Mean:
     return Mean(value, max(spread / math.sqrt(n), errors), points[0][0], points[-1][0])
 
 
-def used_up(run: Course, reward: Mean) -> bool:
-    """Whether the reward has risen to most of what prompts pay: three quarters, where it lies between 0 and 1.
+def used_up(run: Course) -> bool:
+    """Whether the reward has once risen to most of what prompts pay: three quarters, where it lies between 0 and 1.
 
     Where the most that they pay is not known, it is by more than rewards of a prompt ever spread.
     """
     column, spread = run.columns["reward"], run.columns.get("reward_std")
-    begun = column.windows[0]
-    if reward.above(begun) < SURE:
+    begun, best = column.windows[0], max(column.windows)
+    if best.above(begun) < SURE:
         return False
     if column.lowest >= 0 and column.highest <= 1:
-        return reward.value >= 0.75
+        return best.value >= 0.75
     most = max((mean.value for mean in spread.windows), default=0.0) if spread else abs(begun.value)
-    return reward.value - begun.value >= 1.25 * most
+    return best.value - begun.value >= 1.1 * most
 
 
 def silent(run: Course, after_rise: bool) -> Reading | None:
@@ -123,7 +130,7 @@ def silent(run: Course, after_rise: bool) -> Reading | None:
         return None
     if not run.stalled_since(share.first - 2 * LONG):
         return None
-    if after_rise != used_up(run, reward):
+    if after_rise != used_up(run):
         return None
     words = {"reward": reward.value, "which": "easy" if reward.value >= 0.5 else "hard"}
     return Reading(share.value, share.stderr, share.first, words)
@@ -166,27 +173,10 @@ def prompts_used_up(run: Course) -> Reading | None:
     return silent(run, after_rise=True)
 
 
-@condition(
-    "reward",
-    threshold=0.0,
-    sentence=(
-        "The reward has not risen in {steps} steps: {rise:+.3f} +- {margin:.3f} in all, where noise would "
-        "have let {needed:.2f} be seen.{patience}"
-    ),
-    cure=(
-        "Raise learning_rate (or let the schedule auto find it), choose prompts that are solved sometimes, or check "
-        "that the reward can be earned at all."
-    ),
-)
-def no_progress(run: Course) -> Reading | None:
-    """Nothing is learned, and noise does not explain that.
-
-    It looks like a line through the rewards of all steps that has not risen, in 100 steps or more, by a quarter of
-    what rewards of a prompt spread (of their size where that is not known), surely. A run whose noise hides such
-    a rise is too short to say, and is not told.
-    """
+def still(run: Course, fewest: int) -> Reading | None:
+    """By how much the reward has risen less than it should have, after so many windows at least."""
     now, windows = run.now("reward"), run.past("reward", run.step + 1)
-    if now is None or len(windows) < 10 or run.solved:
+    if now is None or len(windows) < fewest or run.solved:
         return None
     n = len(windows)
     noise = math.sqrt(math.fsum(mean.stderr**2 for mean in windows) / n)
@@ -196,7 +186,7 @@ def no_progress(run: Course) -> Reading | None:
     rise, stderr = slope * (n - 1), noise / math.sqrt(squares) * (n - 1)
     spread = run.now("reward_std")
     needed = NEEDED * (spread.value if spread else abs(windows[0].value))
-    if not needed or slope * (n - 1) >= STALLED * stderr:
+    if not needed or rise >= STALLED * stderr:
         return None
     patience = ""
     if slope > 0 and noise:
@@ -204,6 +194,46 @@ def no_progress(run: Course) -> Reading | None:
         patience = f" A rise at its present trend would take about {steps} steps in all to be seen."
     words = {"steps": run.columns["reward"].count, "rise": rise, "margin": 2 * stderr, "needed": needed}
     return Reading(needed - rise, stderr, windows[0].first, words | {"patience": patience})
+
+
+NOT_RISEN = (
+    "The reward has not risen in {steps} steps: {rise:+.3f} +- {margin:.3f} in all, where noise would have let "
+    "{needed:.2f} be seen.{patience}"
+)
+
+
+@condition(
+    "reward",
+    threshold=0.0, sure=3.0,
+    sentence=NOT_RISEN,
+    cure=(
+        "Raise learning_rate (or let the schedule auto find it), choose prompts that are solved sometimes, or check "
+        "that the reward can be earned at all."
+    ),
+)  # fmt: skip
+def no_progress(run: Course) -> Reading | None:
+    """Nothing is learned, and noise does not explain that.
+
+    It looks like a line through the rewards of all steps that has not risen, in 100 steps or more, by a quarter of
+    what rewards of a prompt spread (of their size where that is not known), surely. A run whose noise hides such a rise
+    is too short to say, and is not told.
+    """
+    return still(run, 10)
+
+
+@condition(
+    "reward",
+    threshold=0.0, sure=3.0, wrong=False,
+    sentence=NOT_RISEN,
+    cure="Go on to 100 steps before you judge, or try a higher learning_rate beside it.",
+)  # fmt: skip
+def no_progress_yet(run: Course) -> Reading | None:
+    """Nothing is learned so far, and noise does not explain that.
+
+    It looks like the condition before, in 40 steps or more, and fewer than 100. Many runs begin so.
+    """
+    column = run.columns.get("reward")
+    return still(run, 4) if column and column.count < 10 * WINDOW else None
 
 
 NEEDED = 0.25
@@ -218,12 +248,12 @@ NEEDED = 0.25
 def rewards_agree(run: Course) -> Reading | None:
     """Completions of a prompt earn more and more the same, before the task is solved.
 
-    It looks like a mean `reward_std` at a fifth of its highest or less, while the reward has stopped rising.
+    It looks like a mean `reward_std` at a fifth of its highest or less, while the reward has stopped rising, in a log
+    without `frac_reward_zero_std`, which tells it better.
     """
     now = run.now("reward_std")
-    past = run.past("reward_std", now.first) if now else []
-    reward = run.now("reward")
-    if now is None or reward is None or not past or run.facts.looks_across or run.solved or used_up(run, reward):
+    past = run.past("reward_std", now.first) if now and run.now("frac_reward_zero_std") is None else []
+    if now is None or not past or run.facts.looks_across or run.solved or used_up(run):
         return None
     high = max(past)
     return log_ratio(high, now, now) if run.stalled_since(high.last) else None

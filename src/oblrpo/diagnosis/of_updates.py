@@ -79,7 +79,7 @@ def gradient_grows(run: Course) -> Reading | None:
     """
     now = run.now("grad_norm")
     reference = run.last_beyond("grad_norm", now, 0.1) if now else None
-    if now is None or reference is None or run.reward_since(reference.last) >= STALLED:
+    if now is None or reference is None or not reference.value or run.reward_since(reference.last) >= STALLED:
         return None
     return log_ratio(now, reference, now)
 

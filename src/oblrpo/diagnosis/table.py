@@ -27,6 +27,7 @@ CONDITIONS: tuple[Condition, ...] = (
     of_rewards.rewards_agree,
     of_rewards.format_saturated,
     of_rewards.no_progress,
+    of_rewards.no_progress_yet,
     of_rewards.prompts_used_up,
     of_updates.batch_far_below,
     of_updates.batch_far_above,

@@ -3,7 +3,7 @@
 import statistics
 from pathlib import Path
 
-from oblrpo.diagnosis import CONDITIONS, Diagnosis, Facts, Watch, facts_of
+from oblrpo.diagnosis import CONDITIONS, Diagnosis, Watch, facts_of, facts_of_log
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.report import completions, curves, html, ledger
@@ -102,7 +102,7 @@ def _facts(record: RunRecord) -> str:
 
 def _diagnosis(record: RunRecord) -> str:
     """Show what is wrong with the run, worst first, and what is worth knowing."""
-    facts = Facts() if record.absent else facts_of(record.settings)
+    facts = facts_of_log(record.rows) if record.absent else facts_of(record.settings)
     found = Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name)
     parts = [
         f"<div class=alarm><b>{text(finding.name.capitalize())}, {text(finding.when)}.</b> {text(finding.sentence)} "
