@@ -215,7 +215,7 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "no reward at all": (ONSET, Illness("no gradient", 3, _nothing)),
     "entropy to 0.009": (ONSET, Illness("entropy collapsed", 60, _entropy_gone)),
     "entropy to 4 nats": (ONSET, Illness("entropy exploded", 50, _entropy_up)),
-    "hacked": (ONSET, Illness("reward without accuracy", 70, _hacked)),
+    "hacked": (ONSET, Illness("reward without accuracy", 100, _hacked)),
     "KL runs away": (ONSET, Illness("KL runs away", 40, _kl)),
     "length times four": (ONSET, Illness("length runs away", 60, _longer)),
     "length to a tenth": (ONSET, Illness("length shrinks", 50, _shorter)),
