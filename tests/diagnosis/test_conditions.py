@@ -182,3 +182,19 @@ def test_what_a_log_lacks_is_said():
     assert "-  entropy collapsed (entropy)" in str(found)
     assert "Nothing is wrong." in str(found)
     assert "in fewer than 20 steps" in str(diagnose([{"reward": 1.0}]))
+
+
+def test_nothing_in_a_row_ends_a_watch():
+    """Values of every size, of every kind and none, in all columns at once or in some: what trains must go on."""
+    random = np.random.default_rng(0)
+    keys = sorted({key for condition in CONDITIONS for key in condition.columns if "*" not in key})
+    keys += ["rewards/a/mean", "rewards/b/c/mean", "snr", "n_snr", "lr_factor", "reward_stderr", "learning_rate"]
+    values = [0.0, 1.0, -1.0, 1e-300, 1e149, -1e149, 1e200, math.nan, math.inf, None, "x", True, [1]]
+    for facts in (Facts(), Facts(True, True, True, 32), Facts(corrects_sampler=False)):
+        for _ in range(20):
+            watch, chosen = Watch(facts), [key for key in keys if random.random() < 0.7]
+            few = [values[place] for place in random.integers(len(values), size=3)]
+            for step in range(90):
+                row = {key: few[int(random.integers(3))] for key in chosen if random.random() < 0.95}
+                watch.observe(row | ({"step": step} if random.random() < 0.9 else {}))
+            assert str(watch.findings)

@@ -112,7 +112,8 @@ class Course:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take the next step."""
-        self.row, self.step = row, int(row.get("step") or self.step + 1)
+        step = finite(row.get("step"))
+        self.row, self.step = row, self.step + 1 if step is None else int(step)
         for key, value in row.items():
             if (number := finite(value)) is not None:
                 stderr = finite(row.get(f"{key}_stderr")) or 0.0

@@ -128,9 +128,7 @@ def silent(run: Course, after_rise: bool) -> Reading | None:
     share, reward = run.now("frac_reward_zero_std", LONG), run.now("reward")
     if run.facts.looks_across or share is None or reward is None or run.columns["reward"].count < 3 * LONG:
         return None
-    if not run.stalled_since(share.first - 2 * LONG):
-        return None
-    if after_rise != used_up(run):
+    if not run.stalled_since(share.first - 2 * LONG) or after_rise != used_up(run):
         return None
     words = {"reward": reward.value, "which": "easy" if reward.value >= 0.5 else "hard"}
     return Reading(share.value, share.stderr, share.first, words)
@@ -253,10 +251,9 @@ def rewards_agree(run: Course) -> Reading | None:
     """
     now = run.now("reward_std")
     past = run.past("reward_std", now.first) if now and run.now("frac_reward_zero_std") is None else []
-    if now is None or not past or run.facts.looks_across or run.solved or used_up(run):
+    if now is None or not past or run.facts.looks_across or not run.stalled_since(max(past).last):
         return None
-    high = max(past)
-    return log_ratio(high, now, now) if run.stalled_since(high.last) else None
+    return None if run.solved or used_up(run) else log_ratio(max(past), now, now)
 
 
 @condition(
@@ -275,7 +272,7 @@ def format_saturated(run: Course) -> Reading | None:
     low and has not risen at any time.
     """
     means = {
-        key.split("/")[1]: mean
+        key.removeprefix("rewards/").removesuffix("/mean"): mean
         for key in run.columns
         if key.startswith("rewards/") and key.endswith("/mean") and (mean := run.now(key))
     }
@@ -287,7 +284,7 @@ def format_saturated(run: Course) -> Reading | None:
             continue
         for open_, low in means.items():
             before = run.past(f"rewards/{open_}/mean", low.first)
-            if open_ == done or low.value > 0.5 * most or max(map(low.above, before)) >= STALLED:
+            if open_ == done or low.value > 0.5 * most or max(map(low.above, before), default=STALLED) >= STALLED:
                 continue
             if found is None or 1 - low.value / most > found.value:
                 words = {"done": done, "high": high.value, "open": open_, "low": low.value}

@@ -48,7 +48,7 @@ def gradient_spikes(run: Course) -> Reading | None:
     norm = run.value("grad_norm")
     memory = run.memory.setdefault("gradient_spikes", {"logs": deque(maxlen=50), "spikes": deque(maxlen=100)})
     logs: deque[float] = memory["logs"]
-    if not norm:
+    if norm is None or norm <= 0:
         return None
     log, reading = math.log(norm), None
     if len(logs) >= 2 * WINDOW:
@@ -58,7 +58,7 @@ def gradient_spikes(run: Course) -> Reading | None:
         spike = height > max(math.log(10), 6 * spread)
         memory["spikes"].append(0.0 if not spike else 3.0 if height > math.log(30) else 1.0)
         if spike:
-            words = {"norm": norm, "times": math.exp(height), "usual": math.exp(usual), "step": run.step}
+            words = {"norm": norm, "times": norm / math.exp(usual), "usual": math.exp(usual), "step": run.step}
             reading = Reading(sum(memory["spikes"]), 0.0, run.step, words)
     logs.append(log)
     return reading
@@ -133,7 +133,7 @@ def rate_oscillates(run: Course) -> Reading | None:
     """
     rate = run.value("learning_rate")
     logs: deque[float] = run.memory.setdefault("rate_oscillates", deque(maxlen=2 * WINDOW + 1))
-    if not rate:
+    if rate is None or rate <= 0:
         return None
     logs.append(math.log(rate))
     if len(logs) <= 2 * WINDOW:
@@ -143,7 +143,7 @@ def rate_oscillates(run: Course) -> Reading | None:
     if turns < 0.75 * (len(changes) - 1):
         return None
     size = statistics.median(map(abs, changes))
-    return Reading(size, 0.0, run.step - 2 * WINDOW, {"factor": math.exp(size)})
+    return Reading(size, 0.0, run.step - 2 * WINDOW, {"factor": math.exp(min(size, 99.0))})
 
 
 @condition(

@@ -98,9 +98,7 @@ class Watch:
                 continue
             words = self.words | {"value": reading.value} | reading.words
             sentence, cure = condition.sentence.format_map(words), condition.cure.format_map(words)
-            finding = Finding(
-                condition, reading, self.course.step, self.course.step, sentence, cure.format_map(words).strip()
-            )
+            finding = Finding(condition, reading, self.course.step, self.course.step, sentence, cure)
             self.found[condition.name] = finding
             new.append(finding)
         return new
