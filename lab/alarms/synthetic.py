@@ -127,6 +127,13 @@ def _hacked(world: World, row: Row, since: int) -> Row:
     return found
 
 
+def _traded(world: World, row: Row, since: int) -> Row:
+    level = world.level(ONSET)
+    found = world.row(row["step"], min(0.95, level + 0.01 * since))
+    correct = world.rewards(level * max(0.3, 1 - since / 60))[0]
+    return found | {"rewards/task/mean": correct}
+
+
 def _kl(world: World, row: Row, since: int) -> Row:
     return _frozen(world, since, kl=row["kl"] + 0.02 * since)
 
@@ -216,6 +223,7 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "entropy to 0.009": (ONSET, Illness("entropy collapsed", 60, _entropy_gone)),
     "entropy to 4 nats": (ONSET, Illness("entropy exploded", 50, _entropy_up)),
     "hacked": (ONSET, Illness("reward without accuracy", 100, _hacked)),
+    "task traded": (ONSET, Illness("task traded", 100, _traded)),
     "KL runs away": (ONSET, Illness("KL runs away", 40, _kl)),
     "length times four": (ONSET, Illness("length runs away", 60, _longer)),
     "length to a tenth": (ONSET, Illness("length shrinks", 50, _shorter)),

@@ -66,7 +66,8 @@ def test_json_lines_and_csv_with_the_names_of_trl_give_the_same(tmp_path):
 def test_entries_of_one_step_are_joined_and_rows_without_a_step_are_counted(tmp_path):
     file = tmp_path / "log.jsonl"
     file.write_text('{"step": 1, "reward": 0.2}\n{"step": 1, "eval_reward": 0.3}\n{"step": 2, "reward": 0.4}\n')
-    assert read_log(file).rows[0] == {"step": 1, "reward": 0.2, "eval_reward": 0.3, "eval/accuracy": 0.3}
+    joined = {"step": 1, "reward": 0.2, "skipped": 0.0, "eval_reward": 0.3, "eval/accuracy": 0.3}
+    assert read_log(file).rows[0] == joined
     file.write_text('{"reward": 0.2}\n{"reward": 0.4}\n')
     assert [row["step"] for row in read_log(file).rows] == [1, 2]
 

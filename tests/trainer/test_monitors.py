@@ -35,7 +35,7 @@ def told(rows, **facts):
     [
         ({"lr_factor": 1e-4}, "below 1 % of its highest.*about 40 prompts"),
         ({"lr_factor": 0.0, "critical_batch_size": math.inf}, "that is lost in noise: raise the number of prompts"),
-        ({"reward": 0.01}, "reward has fallen.*was 0.500.*take a third of learning_rate, or the schedule auto"),
+        ({"reward": 0.01}, "reward has fallen.*was 0.500.*take a third of learning_rate, or let oblrpo measure it"),
         ({"step_kl": 0.0, "learning_rate": 1e-30}, "at a learning rate of 1.0e-30, changed no log-probability"),
         ({"baseline/spread": 3.1}, "10 times as wide as usual.*or take the baseline oblr_shrunk"),
         ({"completions/masked_ratio": 0.5}, "50% of the completions .* have no reward"),

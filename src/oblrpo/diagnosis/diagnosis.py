@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oblrpo.algorithms import ALGORITHMS, LOOKS_ACROSS
-from oblrpo.diagnosis.course import Facts
+from oblrpo.diagnosis.course import WINDOW, Facts
 from oblrpo.diagnosis.table import CONDITIONS
 from oblrpo.diagnosis.watch import Finding, Watch
 from oblrpo.errors import InputError
@@ -30,7 +30,7 @@ class Diagnosis:
     findings: list[Finding]
     """What is wrong."""
     notes: list[Finding]
-    """What is worth knowing, and not wrong."""
+    """What is worth knowing at the end of it, and not wrong."""
     unchecked: dict[str, tuple[str, ...]]
     """The conditions that could not be looked for, and the metrics that the log lacks for that."""
 
@@ -40,7 +40,8 @@ class Diagnosis:
         found = watch.findings
         counts = {key: column.count for key, column in watch.course.columns.items() if key != "step"}
         steps = counts.get("reward", max(counts.values(), default=0))
-        return cls(source, steps, [f for f in found if f.wrong], [f for f in found if not f.wrong], watch.unchecked)
+        lasting = [f for f in found if not f.wrong and f.until >= watch.course.step - WINDOW]
+        return cls(source, steps, [f for f in found if f.wrong], lasting, watch.unchecked)
 
     def __str__(self) -> str:
         looked = len(CONDITIONS) - len(self.unchecked)

@@ -140,11 +140,11 @@ def truncation(run: Course) -> Reading | None:
 def kl_runs_away(run: Course) -> Reading | None:
     """The policy moves away from its reference and gets nothing for it.
 
-    It looks like a mean `kl` of three times what it was, above 0.1 nats a token, with no rise of the reward since;
+    It looks like a mean `kl` of three times what it was, above 0.3 nats a token, with no rise of the reward since;
     above 1 nat a token whatever the reward does.
     """
     now = run.now("kl")
-    reference = run.last_beyond("kl", now, 1 / 3) if now and now.value >= 0.1 else None
+    reference = run.last_beyond("kl", now, 1 / 3) if now and now.value >= 0.3 else None
     if now is None or reference is None or (run.reward_since(reference.last) >= STALLED and now.value < FAR):
         return None
     return log_ratio(now, reference, now)

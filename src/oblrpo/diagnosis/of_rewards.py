@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from oblrpo.diagnosis.condition import SURE, Reading, condition, log_ratio
 from oblrpo.diagnosis.course import STALLED, WINDOW, Course, Mean, spread_of
@@ -16,7 +17,8 @@ LONG = 2 * WINDOW
     sentence="For {steps} steps in a row there was no gradient: {what}. No update was made.",
     cure=(
         "Read some completions: if answers there are right, mend the reward; if none is, choose easier prompts, raise "
-        "num_generations, or begin with supervised learning. Where all earn the same, choose harder prompts."
+        "num_generations, or begin with supervised learning. Where all earn the same, choose harder prompts. Where "
+        "more was earned before, steps were too long: {shorten}."
     ),
 )  # fmt: skip
 def no_gradient(run: Course) -> Reading | None:
@@ -29,7 +31,10 @@ def no_gradient(run: Course) -> Reading | None:
     if norm is None or reward is None:
         return None
     in_a_row = run.memory["no_gradient"] = run.memory.get("no_gradient", 0) + 1 if norm == 0 else 0
-    what = "no completion earned a reward" if reward == 0 else f"completions of a prompt earned the same ({reward:.2f})"
+    best = run.columns["reward"].highest
+    what = f"completions of a prompt earned the same ({reward:.2f})"
+    if reward == 0:
+        what = "no completion earned a reward" + (f", where the best step earned {best:.2f}" if best > 0 else "")
     return Reading(in_a_row, 0.0, run.step - in_a_row + 1, {"steps": in_a_row, "what": what})
 
 
@@ -256,6 +261,41 @@ def rewards_agree(run: Course) -> Reading | None:
     return None if run.solved or used_up(run) else log_ratio(max(past), now, now)
 
 
+def parts(run: Course) -> dict[str, Mean]:
+    """The means of the single rewards that are summed, by name, where a log has several."""
+    means = {
+        key.removeprefix("rewards/").removesuffix("/mean"): mean
+        for key in run.columns
+        if key.startswith("rewards/") and key.endswith("/mean") and (mean := run.now(key))
+    }
+    return means if len(means) > 1 else {}
+
+
+TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math", re.IGNORECASE)
+
+
+@condition(
+    "rewards/*/mean", "reward",
+    threshold=0.25,
+    sentence="{part} has fallen from {best:.2f} to {now:.2f} since step {then}, while the whole reward has risen.",
+    cure="The rest of the reward is had at the task's cost: read completions, and mend or weigh down what pays for it.",
+)  # fmt: skip
+def task_traded(run: Course) -> Reading | None:
+    """The reward of the task falls, and that of something else makes up for it: reward hacking.
+
+    It looks like a column `rewards/NAME/mean`, with a name such as correct, accuracy or answer, that has lost a quarter
+    of its best while `reward` has risen since.
+    """
+    for part, now in parts(run).items():
+        past = run.past(f"rewards/{part}/mean", now.first) if TASK.search(part) else []
+        best = max(past, default=now)
+        if best.value > 0 and now.value < best.value and STEADY <= run.reward_since(best.last) < math.inf:
+            words = {"part": part, "best": best.value, "now": now.value, "then": best.last}
+            noise = math.hypot(best.stderr, now.stderr) / best.value
+            return Reading(1 - now.value / best.value, noise, best.last, words)
+    return None
+
+
 @condition(
     "rewards/*/mean", "reward",
     threshold=0.2,
@@ -271,11 +311,7 @@ def format_saturated(run: Course) -> Reading | None:
     It looks like a column `rewards/NAME/mean` at nine tenths of its highest or more for 80 steps, and another that is
     low and has not risen at any time.
     """
-    means = {
-        key.removeprefix("rewards/").removesuffix("/mean"): mean
-        for key in run.columns
-        if key.startswith("rewards/") and key.endswith("/mean") and (mean := run.now(key))
-    }
+    means = parts(run)
     found: Reading | None = None
     for done, high in means.items():
         most = run.columns[f"rewards/{done}/mean"].highest

@@ -68,20 +68,26 @@ def gradient_spikes(run: Course) -> Reading | None:
     "grad_norm", "reward",
     threshold=math.log(10),
     sentence=(
-        "The gradient grows: its norm is {now:.3g}, and was {then:.3g} around step {step}; the reward has not risen."
+        "The gradient grows: its norm is {now:.3g}, and was {then:.3g} around step {step}."
     ),
     cure="Set max_grad_norm near its usual norm. " + TOO_LONG,
 )  # fmt: skip
 def gradient_grows(run: Course) -> Reading | None:
     """The gradient becomes ever larger, and the policy no better.
 
-    It looks like a mean `grad_norm` of ten times what it was, with no rise of the reward since.
+    It looks like a mean `grad_norm` of ten times what it was, with no rise of the reward since; of fifty times,
+    whatever the reward does.
     """
     now = run.now("grad_norm")
     reference = run.last_beyond("grad_norm", now, 0.1) if now else None
-    if now is None or reference is None or not reference.value or run.reward_since(reference.last) >= STALLED:
+    if now is None or reference is None or not reference.value:
+        return None
+    if run.reward_since(reference.last) >= STALLED and now.value < FAR * reference.value:
         return None
     return log_ratio(now, reference, now)
+
+
+FAR = 50.0
 
 
 @condition(

@@ -10,6 +10,7 @@ CONDITIONS: tuple[Condition, ...] = (
     of_policy.entropy_collapsed,
     of_policy.entropy_exploded,
     of_rewards.reward_without_accuracy,
+    of_rewards.task_traded,
     of_policy.kl_runs_away,
     of_policy.length_runs_away,
     of_policy.length_shrinks,

@@ -15,7 +15,9 @@ from oblrpo.diagnosis.table import CONDITIONS
 
 def words_of(measured: bool) -> dict[str, Any]:
     """What sentences and cures say beside what was read; of a run whose rate is measured or not."""
-    shorten = "lower schedule_kl" if measured else "take a third of learning_rate, or the schedule auto"
+    shorten = (
+        "lower schedule_kl" if measured else "take a third of learning_rate, or let oblrpo measure it (schedule auto)"
+    )
     return {"window": WINDOW, "long": LONG, "shorten": shorten}
 
 

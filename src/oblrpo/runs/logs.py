@@ -129,7 +129,7 @@ def rows_of(entries: Iterable[Mapping[str, Any]]) -> list[Metrics]:
 
 
 def _named(numbers: Mapping[str, float]) -> Metrics:
-    """Numbers under our names beside their own; what is not finite is None, and `skipped` is 1 if it is vital."""
+    """Numbers under our names beside their own; what is not finite is None, and `skipped` is 1 where that is vital."""
     plain = {key.removeprefix("train/"): value for key, value in numbers.items()}
     for name, others in NAMES.items():
         if found := next((other for other in others if other in plain), None):
@@ -139,8 +139,8 @@ def _named(numbers: Mapping[str, float]) -> Metrics:
     low, high = plain.get("clip_ratio/low_mean"), plain.get("clip_ratio/high_mean")
     if "clip_ratio/region_mean" not in plain and low is not None and high is not None:
         plain["clip_ratio/region_mean"] = low + high
-    if any(not math.isfinite(plain.get(key, 0.0)) for key in VITAL):
-        plain["skipped"] = 1.0
+    if vital := [plain[key] for key in VITAL if key in plain]:
+        plain["skipped"] = float(not all(map(math.isfinite, vital)))
     return {key: value if math.isfinite(value) else None for key, value in plain.items()}
 
 
