@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from oblrpo.diagnosis.course import Course, Mean
+from oblrpo.diagnosis.course import STALLED, Course, Mean
 
 SURE = 4.5
 """How many standard errors a statistic must lie from what a healthy run shows, where a condition does not say. The
@@ -39,6 +39,21 @@ def log_ratio(above: Mean, below: Mean, now: Mean) -> Reading:
 
 
 TINY = 1e-12
+
+
+def changed(run: Course, key: str, factor: float, enough: float = math.inf) -> Reading | None:
+    """How far a metric has gone from where it was `factor` times as large, with no rise of the reward since.
+
+    A change by the ratio `enough` counts whatever the reward does.
+    """
+    now = run.now(key)
+    then = run.last_beyond(key, now, factor) if now else None
+    if now is None or then is None or not then.value > 0:
+        return None
+    above, below = (then, now) if factor > 1 else (now, then)
+    if above.value < enough * max(below.value, TINY) and run.reward_since(then.last) >= STALLED:
+        return None
+    return log_ratio(above, below, now)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oblrpo.diagnosis.condition import TOO_LONG, Reading, condition, log_ratio
+from oblrpo.diagnosis.condition import TOO_LONG, Reading, changed, condition, log_ratio
 from oblrpo.diagnosis.course import STALLED, Course
 
 
@@ -49,13 +49,8 @@ def entropy_exploded(run: Course) -> Reading | None:
 
     It looks like a mean entropy of twice its lowest or more, and half a nat above it, with no rise of the reward since.
     """
-    now = run.now("entropy")
-    reference = run.last_beyond("entropy", now, 0.5) if now else None
-    if now is None or reference is None or now.value - reference.value < 0.5:
-        return None
-    if run.reward_since(reference.last) >= STALLED:
-        return None
-    return log_ratio(now, reference, now)
+    reading = changed(run, "entropy", 0.5)
+    return reading if reading and reading.words["now"] - reading.words["then"] >= 0.5 else None
 
 
 GONE = 0.02  # nats a token
@@ -77,11 +72,7 @@ def length_runs_away(run: Course) -> Reading | None:
     It looks like a mean length of twice what it was, with no rise of the reward since. Length that brings reward is no
     illness.
     """
-    now = run.now("completions/mean_length")
-    reference = run.last_beyond("completions/mean_length", now, 0.5) if now else None
-    if now is None or reference is None or run.reward_since(reference.last) >= STALLED:
-        return None
-    return log_ratio(now, reference, now)
+    return changed(run, "completions/mean_length", 0.5)
 
 
 @condition(
@@ -96,25 +87,22 @@ def length_shrinks(run: Course) -> Reading | None:
 
     It looks like a mean length of half of what it was or less, with no rise of the reward since.
     """
-    now = run.now("completions/mean_length")
-    reference = run.last_beyond("completions/mean_length", now, 2.0) if now else None
-    if now is None or reference is None or run.reward_since(reference.last) >= STALLED:
-        return None
-    return log_ratio(reference, now, now)
+    return changed(run, "completions/mean_length", 2.0)
 
 
 @condition(
     "completions/clipped_ratio",
     "reward",
     threshold=0.25,
-    sentence="{value:.0%} of the completions are cut at the limit and judged as they stand; the reward does not rise.",
+    sentence="{value:.0%} of the completions are cut at the limit and judged as they stand.",
     cure="Raise max_completion_length, mask what is cut (TRL: mask_truncated_completions), or reward brevity.",
 )
 def truncation(run: Course) -> Reading | None:
     """Completions are cut before they end, and earn what half an answer earns.
 
-    It looks like a mean `completions/clipped_ratio` above a quarter while the reward does not rise. Where all of them
-    are cut from the first step on, the limit is meant (one line is asked for, say), and it is not told.
+    It looks like a mean `completions/clipped_ratio` above a quarter that was below a tenth before, or while the reward
+    does not rise. Where all of them are cut from the first step on, the limit is meant (one line is asked for, say),
+    and it is not told.
     """
     now = run.now("completions/clipped_ratio")
     if now is None:
@@ -122,8 +110,9 @@ def truncation(run: Course) -> Reading | None:
     past = run.past("completions/clipped_ratio", now.first)
     if not past or min(past[0].value, now.value) >= 0.9 or run.solved:
         return None
-    reference = run.last_beyond("completions/clipped_ratio", now, 0.5) or past[0]
-    if not run.stalled_since(reference.last):
+    grown = min(past).value <= 0.1
+    then = run.last_beyond("completions/clipped_ratio", now, 0.5) or past[0]
+    if not grown and not run.stalled_since(then.last):
         return None
     return Reading(now.value, now.stderr, now.first, {})
 
@@ -144,10 +133,9 @@ def kl_runs_away(run: Course) -> Reading | None:
     above 1 nat a token whatever the reward does.
     """
     now = run.now("kl")
-    reference = run.last_beyond("kl", now, 1 / 3) if now and now.value >= 0.3 else None
-    if now is None or reference is None or (run.reward_since(reference.last) >= STALLED and now.value < FAR):
+    if now is None or now.value < 0.3:
         return None
-    return log_ratio(now, reference, now)
+    return changed(run, "kl", 1 / 3, enough=3.0 if now.value >= FAR else math.inf)
 
 
 @condition(

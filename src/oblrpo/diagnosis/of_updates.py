@@ -8,8 +8,8 @@ import statistics
 from collections import deque
 from itertools import pairwise
 
-from oblrpo.diagnosis.condition import TOO_LONG, Reading, condition, log_ratio
-from oblrpo.diagnosis.course import STALLED, WINDOW, Course
+from oblrpo.diagnosis.condition import TOO_LONG, Reading, changed, condition
+from oblrpo.diagnosis.course import WINDOW, Course
 
 
 @condition(
@@ -78,16 +78,7 @@ def gradient_grows(run: Course) -> Reading | None:
     It looks like a mean `grad_norm` of ten times what it was, with no rise of the reward since; of fifty times,
     whatever the reward does.
     """
-    now = run.now("grad_norm")
-    reference = run.last_beyond("grad_norm", now, 0.1) if now else None
-    if now is None or reference is None or not reference.value:
-        return None
-    if run.reward_since(reference.last) >= STALLED and now.value < FAR * reference.value:
-        return None
-    return log_ratio(now, reference, now)
-
-
-FAR = 50.0
+    return changed(run, "grad_norm", 0.1, enough=50.0)
 
 
 @condition(
