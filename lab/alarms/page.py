@@ -55,11 +55,13 @@ def measured() -> str:
         if row["condition"]:
             times = f"{row['found']} of {row['seeds']} | {row['median']} | {row['latest']} | {row['within']}"
             lines.append(f"| {row['illness']} | {row['condition']} | {times} |")
-    (well,) = (row for row in found if not row["condition"])
+    (well,), ill = ([row for row in found if bool(row["condition"]) == sick] for sick in (False, True))
+    before = sum(int(row["before"]) for row in ill)
     alarms = sum(int(row["alarms"]) > 0 for row in runs)
     lines += [
         "",
-        f"No alarm came before an illness began. Of {well['seeds']} healthy synthetic runs {well['found']} had one.",
+        f"Before their illness began, {before} of {sum(int(row['seeds']) for row in ill)} ill runs had an alarm. Of "
+        f"{well['seeds']} healthy synthetic runs {well['found']} had one.",
         f"Of {len(runs)} real runs that learn {alarms} had one:",
         "",
         "| trainer | task | algorithm | runs | steps | alarms | notes |",
