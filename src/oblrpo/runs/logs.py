@@ -131,6 +131,7 @@ def rows_of(entries: Iterable[Mapping[str, Any]]) -> list[Metrics]:
 def _named(numbers: Mapping[str, float]) -> Metrics:
     """Numbers under our names beside their own; what is not finite is None, and `skipped` is 1 where that is vital."""
     plain = {key.removeprefix("train/"): value for key, value in numbers.items()}
+    plain = {key.removeprefix("actor/"): value for key, value in plain.items()} | plain  # ours, in verl
     for name, others in NAMES.items():
         if found := next((other for other in others if other in plain), None):
             plain[name] = plain[found]
