@@ -195,7 +195,7 @@ def test_a_fault_has_its_page_too(small_run, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="on fire"):
         small_run()
     assert (tmp_path / "run" / "failure.txt").read_text() == "the card is on fire\n"
-    assert "The run then failed: the card is on fire" in (tmp_path / "run" / "report.html").read_text()
+    assert ".</b> the card is on fire" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("dense_reward")
