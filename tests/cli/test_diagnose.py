@@ -69,3 +69,12 @@ def test_a_look_at_rewards_that_agree_says_so(small_run, oblrpo, tmp_path):
     assert code == 0, err
     assert "all rewards agree, so that there is no gradient to compare" in out
     assert "no signal is above the noise" in out
+
+
+def test_a_look_under_a_loss_that_weighs_lengths(small_run, dense_reward, oblrpo, tmp_path):
+    """GRPO's: which part of the noise comes from prompts is then not known."""
+    assert small_run(steps=1, eval_steps=0, ledger_steps=0, algorithm="grpo")[0] == 0
+    code, out, err = oblrpo("diagnose", tmp_path / "run", "--look", "--prompts", 8)
+    assert code == 0, err
+    assert "where it comes from is not known under this loss weighting" in out
+    assert "assumption 1      broken: grpo changes with the completion" in out

@@ -52,8 +52,9 @@ class Look:
     n_snr_high: float
     run_prompts: int
     """Prompts a step of the run."""
-    between: Mean
-    """The share of the variance under `rloo` that comes from which prompts are drawn; negative by chance."""
+    between: Mean | None
+    """The share of the variance under `rloo` that comes from which prompts are drawn; negative by chance. None where
+    the loss weighs completions by their lengths, which has another mean gradient."""
     variance: Mapping[str, GeometricMean]
     """The variance under each baseline over that under `rloo`, on the same batches."""
     length: Mean | None
@@ -78,8 +79,7 @@ class Look:
             f"  reward            {_figure(self.reward)}",
             f"  signal and noise  N SNR {self.n_snr:.2g} ({self.n_snr_low:.2g} to {self.n_snr_high:.2g}) with your "
             f"{self.run_prompts} prompts and {self.baseline}; {self._batch()}",
-            f"  noise             {_figure(self.between)} of it comes from which prompts are drawn, the rest from "
-            "their completions",
+            f"  noise             {self._noise()}",
             f"  length            {self._length()}",
             f"  assumption 1      {self._assumption()}",
             "  variance of the gradient, over rloo's on the same batches:",
@@ -99,11 +99,19 @@ class Look:
     def _batch(self) -> str:
         if not self.n_snr > 0:
             return "no signal is above the noise (a look at more prompts, --prompts, can tell more)"
-        return f"the critical batch is {self.critical:.0f} prompts"
+        most = f" to {self.run_prompts / self.n_snr_low:.0f}" if self.n_snr_low > 0 else " or more"
+        return f"the critical batch is {self.critical:.0f} prompts ({self.run_prompts / self.n_snr_high:.0f}{most})"
+
+    def _noise(self) -> str:
+        if self.between is None:
+            return "where it comes from is not known under this loss weighting"
+        return f"{_figure(self.between)} of it comes from which prompts are drawn, the rest from their completions"
 
     def _length(self) -> str:
         if self.length is None:
             return "completions of a prompt are equally long: nothing to weigh by"
+        if self.length.margin is None:
+            return "completions of a prompt differ in length in one batch only: nothing can be told"
         good = "a good" if self.length.low > GOOD else "a poor" if self.length.high < GOOD else "perhaps a good"
         return (
             f"{good} proxy of score norms here: correlation {_figure(self.length)} within prompts, of their logarithms"
@@ -187,7 +195,8 @@ def _summed_up(batches: Sequence[_Batch], step: int, size: int, config: TrainCon
     per_signal = P / size / noise if noise > 0 else math.nan  # `variance` is that of a batch of `size` prompts
     lengths = [batch.length for batch in batches if not math.isnan(batch.length)]
     rloo = [batch.ledger.entries["rloo"].variance for batch in batches]
-    shares = [batch.ledger.between / under for batch, under in zip(batches, rloo, strict=True) if under > 0]
+    pairs = [(batch.ledger.between, under) for batch, under in zip(batches, rloo, strict=True) if under > 0]
+    shares = [between / under for between, under in pairs if not math.isnan(between)]
     ratios = {
         name: [
             batch.ledger.entries[name].variance / under for batch, under in zip(batches, rloo, strict=True) if under > 0
@@ -204,7 +213,7 @@ def _summed_up(batches: Sequence[_Batch], step: int, size: int, config: TrainCon
         n_snr_low=max(signal.low, 0.0) * per_signal,
         n_snr_high=max(signal.high, 0.0) * per_signal,
         run_prompts=P,
-        between=mean(shares) if shares else mean([0.0]),
+        between=mean(shares) if shares else None,
         variance={name: geometric_mean(of) for name, of in ratios.items() if of and min(of) > 0},
         length=mean(lengths) if lengths else None,
         depends=depends_on_own_output(own),
