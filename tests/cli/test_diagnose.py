@@ -68,7 +68,9 @@ def test_a_look_at_rewards_that_agree_says_so(small_run, oblrpo, tmp_path):
     code, out, err = oblrpo("diagnose", tmp_path / "run", "--look")
     assert code == 0, err
     assert "all rewards agree, so that there is no gradient to compare" in out
-    assert "no signal is above the noise" in out
+    assert "N SNR 0 (0 to 0)" in out
+    found = json.loads(oblrpo("diagnose", tmp_path / "run", "--look", "--json")[1], parse_constant=pytest.fail)
+    assert found["look"]["critical_batch_size"] is None
 
 
 def test_a_look_under_a_loss_that_weighs_lengths(small_run, dense_reward, oblrpo, tmp_path):

@@ -192,7 +192,7 @@ def _summed_up(batches: Sequence[_Batch], step: int, size: int, config: TrainCon
     own = resolve(config.algorithm, config.optim).baseline
     entries, P = [batch.ledger.entries[own] for batch in batches], config.rollout.prompts_per_step
     signal, noise = mean([entry.signal2 for entry in entries]), mean([entry.variance for entry in entries]).value
-    per_signal = P / size / noise if noise > 0 else math.nan  # `variance` is that of a batch of `size` prompts
+    per_signal = P / size / noise if noise > 0 else 0.0  # `variance` is that of a batch of `size` prompts
     lengths = [batch.length for batch in batches if not math.isnan(batch.length)]
     rloo = [batch.ledger.entries["rloo"].variance for batch in batches]
     pairs = [(batch.ledger.between, under) for batch, under in zip(batches, rloo, strict=True) if under > 0]
