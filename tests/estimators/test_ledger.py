@@ -8,7 +8,7 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import BASELINES
-from oblrpo.estimators.ledger import _effective_dimension, _pairs_of_grams, _prompt_products
+from oblrpo.estimators.ledger import _effective_dimension, _entry, _pairs_of_grams, _prompt_products
 from tests.estimators.bandits import bandit
 
 PROMPT_PROBABILITY = (0.4, 0.6)
@@ -186,7 +186,7 @@ def test_every_account_is_unbiased_by_exact_enumeration(prompts, outputs, action
 def test_a_baseline_that_looks_at_other_prompts_is_off_by_order_one_over_the_batch():
     """Prompts' gradients then depend on each other, which no sample covariance sees. RLOO's do not."""
     off = []
-    for prompts in (2, 3, 4):
+    for prompts in (2, 3):
         totals, _, mean, second, _ = list_batches(prompts, 2, 2, ("oblr_shrunk", "rloo"))
         true = {name: second[name] - float(mean[name] @ mean[name]) for name in totals}
         assert float(totals["rloo"][0]) == pytest.approx(true["rloo"], rel=1e-10)
@@ -194,7 +194,7 @@ def test_a_baseline_that_looks_at_other_prompts_is_off_by_order_one_over_the_bat
         assert float(totals["oblr_shrunk"][:2].sum()) == pytest.approx(
             second["oblr_shrunk"], rel=1e-10
         )  # signal2 has it
-    assert 0.5 > off[0] > off[1] > off[2] > 0.01
+    assert 0.5 > off[0] > off[1] > 0.01
 
 
 def test_the_group_mean_has_rloos_variance_times_its_scale_squared():
@@ -266,17 +266,17 @@ def test_two_independent_estimates_leave_the_effective_dimension_unbiased():
     exact = take(rewards_PG, score_SD, ("rloo",)).entries["rloo"]
     generator, squares = torch.Generator().manual_seed(0), {"two": [], "one": []}
     valid_PG = torch.ones(6, 3, dtype=torch.bool)
-    for _ in range(4000):
+    for _ in range(1500):
         noise = torch.randn(2, 18, 18, generator=generator, dtype=torch.float64)
         noise = (noise + noise.mT).where(~torch.eye(18, dtype=torch.bool), 0)
         for kind, noisy in (("two", gram_SS + noise), ("one", (gram_SS + noise[0]).expand(2, -1, -1))):
             inner = _prompt_products(_pairs_of_grams("", noisy, valid_PG), coefs["rloo"], valid_PG)
-            trace = 6 * estimators.ledger(noisy, coefs, rewards_PG, {"rloo": True}).entries["rloo"].variance
+            trace = 6 * _entry(inner, math.nan).variance
             dimension = _effective_dimension(inner)
             squares[kind].append(trace**2 / dimension if dimension > 0 else 0.0)
     true = (6 * exact.variance) ** 2 / exact.effective_dimension
-    assert sum(squares["one"]) / 4000 > 1.2 * true
-    assert sum(squares["two"]) / 4000 == pytest.approx(true, rel=0.15)
+    assert sum(squares["one"]) / 1500 > 1.2 * true
+    assert sum(squares["two"]) / 1500 == pytest.approx(true, rel=0.15)
 
 
 def test_normalised_coefficients_are_accepted():
