@@ -17,6 +17,7 @@ from oblrpo.runs import RunFolder
 from oblrpo.runs.state_files import load_state
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig
+from oblrpo.tasks import Task
 from oblrpo.trainer import Learner
 from oblrpo.trainer.setup import load_checkpoint, make_learner, sampler_of, set_threads
 from oblrpo.trainer.task import drop_long_prompts, task_of
@@ -68,7 +69,7 @@ def standings(run: Path, device: str | None = None) -> Iterator[Standing]:
             set_threads(config.run.threads, policy)
             learner = make_learner(policy, rewards, config, sampler)
             learner.load_state_dict(load_state(checkpoint), str(run))
-            update = partial(_update, learner, config, step + 1)
+            update = partial(_update, learner, task, config, step + 1)
             yield Standing(step, policy, config, rewards, update)
     finally:
         rewards.close()
@@ -84,10 +85,10 @@ def _sampler(policy: Policy, config: TrainConfig, checkpoint: Path) -> Sampler:
         ) from None
 
 
-def _update(learner: Learner, config: TrainConfig, step: int) -> float:
+def _update(learner: Learner, task: Task, config: TrainConfig, step: int) -> float:
     """Do what `trainer.loop` does in this step."""
     torch.manual_seed(seed_of(config.run.seed, step))
     learner.sampler.sync(learner.policy)
-    problems = learner.rewards.task.train_batch(step, config.rollout.prompts_per_step)
+    problems = task.train_batch(step, config.rollout.prompts_per_step)
     updates = learner.step(problems, step).updates
     return updates[-1].learning_rate if updates else 0.0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -16,6 +17,8 @@ from oblrpo.cli import interrupts
 from oblrpo.tasks import PathTask
 
 CATCH = interrupts.catch
+TIMES = re.compile("step_time$|time/")
+"""Metrics in which a run need not repeat itself."""
 
 # A policy with random weights never finds a route; this reward has signal from the first step, as real tasks do.
 DENSE_REWARD = """
@@ -27,6 +30,7 @@ SMALL = {
     "--model-args": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, "--prompts-per-step": 4,
     "--num-generations": 3, "--max-completion-length": 6, "--steps": 4, "--eval-prompts": 5, "--eval-samples": 2,
     "--eval-steps": 2, "--threads": 1, "--device": "cpu", "--learning-rate": 1e-2, "--save-total-limit": 20,
+    "--save-steps": 1, "--ledger-steps": 50,
 }  # fmt: skip
 
 
@@ -149,7 +153,7 @@ def weights_of(run, step):
 def metrics_of(run):
     """Rows of metrics.jsonl without the time, which is all that two runs of one seed may differ in."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "step_time"} for row in rows]
+    return [{key: value for key, value in row.items() if not TIMES.match(key)} for row in rows]
 
 
 def complained(result, *words):

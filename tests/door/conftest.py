@@ -1,6 +1,7 @@
 """A small model, rows and a reward as a Python program has them, and a run of a few steps."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -37,7 +38,7 @@ def loaded(seed=0, **sizes):
 
 def metrics_of(run):
     """Rows of metrics without the time, which is all that two runs of one seed may differ in."""
-    return [{key: value for key, value in row.items() if key != "step_time"} for row in run.metrics]
+    return [{key: value for key, value in row.items() if not re.match("step_time$|time/", key)} for row in run.metrics]
 
 
 def config_of(folder):

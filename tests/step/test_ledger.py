@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
-from oblrpo.step.ledger import VarianceLedger, ledger_metrics
+from oblrpo.step.ledger import LOOK, SHARE, VarianceLedger, ledger_metrics
 from oblrpo.step.off_policy import OffPolicyBatch
+from oblrpo.step.selection import BACKWARD, SAMPLING
 
 P, G, LONGEST = 5, 4, 6
 
@@ -93,3 +95,27 @@ def test_the_ledger_leaves_no_gradient_and_names_every_baseline(tiny_policy, bat
     assert {f"variance/{name}" for name in BASELINES} <= set(metrics)
     assert {f"signal2/{name}" for name in BASELINES} <= set(metrics)
     assert metrics["variance/mean"] == pytest.approx(((G - 1) / G) ** 2 * metrics["variance/rloo"], rel=1e-5)
+
+
+def test_a_ledger_is_taken_when_its_share_of_the_work_has_been_saved(tiny_policy, batch, monkeypatch):
+    """Work is counted in tokens, less where less is trained on; a run that goes on takes it in the same step."""
+    whole = batch_of(*batch)
+    keep_PG = torch.tensor([1.0, 0.0, 0.0, 1.0]).expand(P, G)
+    tokens_S = whole.sequences.mask_ST.sum(1)
+    for each in (whole, replace(whole, keep_PG=keep_PG)):
+        taken = []
+        ledgers = [VarianceLedger(tiny_policy, 1.0, ALL, every=None) for _ in range(2)]
+        for step in range(1, 400):
+            if step == 50:
+                ledgers[1] = VarianceLedger(tiny_policy, 1.0, ALL, every=None)
+                ledgers[1].load_state_dict(ledgers[0].state_dict())
+            for ledger in ledgers:
+                monkeypatch.setattr(ledger, "take", lambda *_, step=step, taken=taken: taken.append(step))
+                ledger.metrics(each, Prior(), step)
+                ledger.save_up(each)
+        assert taken[::2] == taken[1::2]
+        trained = float((tokens_S * each.keep_PG.flatten()).sum() / tokens_S.sum())
+        a_step = SHARE * (SAMPLING + BACKWARD * trained) / LOOK
+        assert len(taken[::2]) == int(398 * a_step) > 1
+        for looks, step in enumerate(taken[::2], start=1):
+            assert looks - 1e-9 <= (step - 1) * a_step <= looks + a_step + 1e-9

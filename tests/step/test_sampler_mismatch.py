@@ -210,7 +210,11 @@ def test_the_schedule_is_told_the_effective_sample_size(tiny_policy, drawn):
 def test_the_ledger_is_that_of_weighted_scores(tiny_policy, drawn, name):
     """Its variance of the baseline in use is the gradient's own, tr H / P."""
     learner = learner_of(
-        tiny_policy, Algorithm(name), temperature=0.8, scores=ScoresConfig(calibration_steps=0), exact_ledger=True
+        tiny_policy,
+        Algorithm(name),
+        temperature=0.8,
+        scores=ScoresConfig(calibration_steps=0, ledger_steps=50),
+        exact_ledger=True,
     )
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)
@@ -219,7 +223,7 @@ def test_the_ledger_is_that_of_weighted_scores(tiny_policy, drawn, name):
 
 
 def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_policy, drawn):
-    scores = ScoresConfig(calibration_steps=0)
+    scores = ScoresConfig(calibration_steps=0, ledger_steps=50)
     learner = learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8, scores=scores, exact_ledger=True)
     rewards_PG = torch.randn(3, G, dtype=torch.float64)
     estimate = one_pass(learner, drawn.sequences, rewards_PG, None, 1, None, drawn.sampler_logps_SC)

@@ -109,7 +109,7 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | N
             f"reward            {mean['reward']:.3f}, mean of the last {len(tail)} steps",
             f"learning rate     {mean['learning_rate']:.1e}{_factor(tail, mean['lr_factor'])}, mean of the same steps",
             f"batch             {advice(prompts, steps[-1]['n_snr'])}",
-            f"time              {mean['step_time']:.2f} s a step",
+            f"time              {mean['step_time']:.2f} s a step{_shares(rows)}",
         ]
     return "\n".join([*lines, f"everything is in {output}: metrics.jsonl, completions/, checkpoints/, report.html"])
 
@@ -119,6 +119,15 @@ def _signal(n_snr: float | None) -> str:
     if not _is_number(n_snr):
         return "N SNR -"
     return f"N SNR {n_snr:.2f} ({max(n_snr, 0) / (1 + max(n_snr, 0)):.0%} signal)"
+
+
+def _shares(rows: list[dict[str, Any]]) -> str:
+    """Write what the time of all steps went for, the largest part first."""
+    names = {key for row in rows for key in row if key.startswith("time/")}
+    spent = {key.removeprefix("time/"): sum(row.get(key) or 0.0 for row in rows) for key in names}
+    whole = sum(spent.values())
+    largest_first = sorted(spent, key=lambda name: -spent[name])
+    return f": {', '.join(f'{name} {spent[name] / whole:.0%}' for name in largest_first)}" if whole else ""
 
 
 def _factor(steps: list[dict[str, Any]], factor: float) -> str:

@@ -13,7 +13,7 @@ class TrainKeywords(TypedDict, total=False):
     eval_steps: int
     eval_prompts: int
     eval_samples: int
-    save_steps: int
+    save_steps: int | None
     save_total_limit: int
     stop_on_collapse: bool
     threads: int
@@ -69,7 +69,7 @@ class TrainKeywords(TypedDict, total=False):
     score_method: str
     score_norms: str
     calibration_steps: int
-    ledger_steps: int
+    ledger_steps: int | None
     optimizer: str
     learning_rate: float
     optimizer_args: dict[str, Any]

@@ -232,9 +232,9 @@ class ScoresConfig:
     calibration_steps: Annotated[int, Range(0)] = 10
     """Steps between two in which exact norms and proxies are both taken: their agreement is logged, `calibrated`
     learns, and a baseline without weights shows its norms. 0: never."""
-    ledger_steps: Annotated[int, Range(0)] = 50
+    ledger_steps: Annotated[int | None, Range(0)] = None
     """Steps between two ledgers, beside that of step 1: the variance of the gradient under every baseline, at the
-    cost of about four gradients. 0: none."""
+    cost of about two steps. 0: none. None: whenever 2 % of the run's work pays for one."""
 
 
 @dataclass(frozen=True)
@@ -280,9 +280,9 @@ class RunConfig:
     """Number of held-out prompts; they are never trained on."""
     eval_samples: Annotated[int, Range(1)] = 4
     """Completions of each held-out prompt, sampled as in training."""
-    save_steps: Annotated[int, Range(0), MAY_CHANGE] = 1
+    save_steps: Annotated[int | None, Range(0), MAY_CHANGE] = None
     """Steps between two checkpoints. A killed run loses what came after the last one. 0: one before the first and one
-    after the last."""
+    after the last. None: these, one at each new best of held-out accuracy, and others for 2 % of the run's time."""
     save_total_limit: Annotated[int, Range(1), MAY_CHANGE] = 2
     """Number of newest checkpoints that are kept; the one of the highest held-out accuracy is kept beside them."""
     stop_on_collapse: Annotated[bool, MAY_CHANGE] = False

@@ -8,6 +8,7 @@ What the paper does not have (several updates a batch, a KL penalty, outputs lef
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,6 @@ from oblrpo.algorithms import Algorithm
 from oblrpo.errors import check_finite
 from oblrpo.policy import Policy
 from oblrpo.policy.micro_batches import MicroBatches
-from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler
 from oblrpo.scores import GroupTape, ScoreTape
 from oblrpo.settings import RolloutConfig
@@ -37,7 +37,7 @@ class Algorithm1:
 
     policy: Policy
     sampler: Sampler
-    rewards: Rewards
+    rewards: Callable[[list[Problem], list[str]], tuple[list[list[float]], list[list[bool]]]]  # F, and which are valid
     rollout: RolloutConfig  # settings: how many outputs a prompt, how long, at which temperature
     micro_batches: MicroBatches
     algorithm: Algorithm  # what F - b is divided and weighted by

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,12 @@ from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches, rows_of
 from oblrpo.scores import ScoreTape
 from oblrpo.step.off_policy import OffPolicyBatch, SamplerMismatch
+from oblrpo.step.selection import BACKWARD, SAMPLING
 
+SHARE = 0.02
+"""The share of a run's work that its ledgers take, where they are not asked for by number."""
+LOOK = 7.0
+"""What a ledger costs a token, in forwards: twice a forward and a backward, and inner products."""
 DIRECTIONS, DIMENSIONS = 8, 2048
 """The size of each of the two independent sketches that inner products come from; see `ScoreTape.sketch`."""
 
@@ -24,12 +30,14 @@ class VarianceLedger:
     """Takes the ledger: one forward and backward for activations, and as much again for the token-level baseline.
 
     Inner products come from sketches, unless they are to be `exact`, which needs all prompts in one micro-batch.
-    `metrics` takes the ledger in step 1 and in every so many steps; `every` 0: never.
+    `metrics` takes the ledger in step 1 and in every so many steps; `every` 0: never; None: whenever `SHARE` of the
+    run's work pays for one. Work is counted in tokens, and not in seconds, so that a run repeats itself.
     """
 
     def __init__(
-        self, policy: Policy, temperature: float, micro_batches: MicroBatches, exact: bool = False, every: int = 0
-    ) -> None:
+        self, policy: Policy, temperature: float, micro_batches: MicroBatches, exact: bool = False,
+        every: int | None = 0,
+    ) -> None:  # fmt: skip
         if exact and micro_batches.any:
             raise ValueError("an exact ledger needs all prompts in one micro-batch.")
         self.policy, self.temperature, self.every = policy, temperature, every
@@ -37,17 +45,41 @@ class VarianceLedger:
         self.taken: tuple[Tensor, Tensor] | None = None
         """The prompts (P',) of the ledger that was taken last, and their scores' inner products, until `of_draw`."""
         self._tape = ScoreTape(policy.model)
+        self._saved = 0.0  # of past work, for the next ledger; in forwards of a token
 
     def metrics(self, batch: OffPolicyBatch, prior: Prior, step: int) -> dict[str, float]:
         """The ledger of a step as metrics, in steps that take one; else nothing."""
         self.taken = None  # an earlier step's, where that step made no update
-        if not self.every or step < 1 or (step != 1 and step % self.every):
+        if not self._is_due(batch, step):
             return {}
         ledger = self.take(batch, prior, step)
         if ledger is None:
             return {}
         dimension = ledger.entries["rloo"].effective_dimension if "rloo" in ledger.entries else math.nan
         return ledger_metrics(ledger) | {"effective_dimension": dimension}
+
+    def _is_due(self, batch: OffPolicyBatch, step: int) -> bool:
+        if self.every is not None:
+            return self.every > 0 and (step == 1 or (step > 0 and step % self.every == 0))
+        tokens = float(batch.sequences.mask_ST.sum())
+        if step < 1 or self._saved < LOOK * tokens:
+            return False
+        self._saved -= LOOK * tokens
+        return True
+
+    def save_up(self, batch: OffPolicyBatch) -> None:
+        """Put the share of a step's work aside, after its gradient: what went through the model of this batch."""
+        tokens_S = batch.sequences.mask_ST.sum(1)
+        trained = float(tokens_S[batch.keep_PG.flatten() > 0].sum())
+        self._saved += SHARE * (SAMPLING * float(tokens_S.sum()) + BACKWARD * trained)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was put aside."""
+        return {"saved": self._saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        self._saved = state["saved"]
 
     def of_draw(self, batch: OffPolicyBatch) -> dict[str, float]:
         """What leaving outputs out added to the gradient's variance, as metrics; after `metrics` of the same batch.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from oblrpo.clock import Clock
 from oblrpo.errors import DivergedError, InputError, check_finite
 from oblrpo.estimators import Ratio
 from oblrpo.memory import give_back
@@ -63,6 +64,7 @@ class Learner(Algorithm1):
     clip_max: float | None
     """The C of the weights min(C, pi / sampler); None where the sampler is taken for the policy."""
     reference: Reference | None = None
+    clock: Clock = field(default_factory=Clock)
     skipped: str = ""
     """Why the last `learn` left an update out; empty if it left none out."""
 
@@ -70,14 +72,21 @@ class Learner(Algorithm1):
         """A run's step, in the place of Algorithm 1's: sample, reward, and make the updates of `learn`."""
         return self.learn_from(self.sample(problems), number)
 
+    def sample(self, problems: list[Problem]) -> Sampled:
+        """Algorithm 1's, on the clock."""
+        with self.clock.part("sampling"):
+            return super().sample(problems)
+
     def learn_from(self, sampled: Sampled, number: int) -> StepResult:
         """Learn from what was sampled, and let the sampler take over the new weights; arguments as in `step`."""
         rollouts, learned, kl_PG = sampled.rollouts, sampled, None
         if self.reference is not None:
             learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, sampled.rewards_PG)
             learned = replace(sampled, rewards_PG=learned_PG)
-        updates = self.learn(learned, number)
-        self.sampler.sync(self.policy)
+        with self.clock.part("training"):
+            updates = self.learn(learned, number)
+        with self.clock.part("sampling"):
+            self.sampler.sync(self.policy)
         return StepResult(rollouts, sampled.rewards_PG, sampled.valid_PG, updates, self.skipped, kl_PG)
 
     def learn(self, sampled: Sampled, step: int = 0) -> list[Update]:
@@ -114,7 +123,8 @@ class Learner(Algorithm1):
         for _ in range(self.num_iterations):
             try:
                 if not updates:
-                    metrics |= self.ledger.metrics(batch, self.baseline.prior, step)
+                    with self.clock.part("ledger"):
+                        metrics |= self.ledger.metrics(batch, self.baseline.prior, step)
                 gradient = self.gradient(batch, None if updates else step)
             except DivergedError as error:
                 if error.what == "log-probability":  # the policy itself is broken, not this batch's gradient
@@ -138,6 +148,7 @@ class Learner(Algorithm1):
         batch = taken_of(gradient)
         metrics = self.baseline.compare(gradient, batch.features if batch.draw is not None else None)
         metrics |= mismatch_metrics(gradient) | self.ledger.of_draw(batch)
+        self.ledger.save_up(batch)
         return metrics if batch.draw is None else metrics | {"added_variance": batch.draw.added}
 
     def batch(self, sampled: Sampled) -> OffPolicyBatch:
@@ -220,7 +231,7 @@ class Learner(Algorithm1):
         if other:
             self.sampler.sync(self.policy)
 
-    _PARTS = ("optimizer", "schedule", "scheduler", "baseline", "reference")
+    _PARTS = ("optimizer", "schedule", "scheduler", "baseline", "reference", "ledger")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that the next step depends on."""

@@ -6,6 +6,7 @@ position of a resumed run are functions of the step it resumes at, and evaluatio
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -42,6 +43,9 @@ from oblrpo.trainer.sources import sources_of
 from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
 from oblrpo.trainer.warm_start import warm_start
 
+SHARE = 0.02
+"""The share of a run's time that checkpoints take, where they are not asked for by number."""
+
 
 class Trainer:
     """One run, new or resumed, described by its config, and by the objects that words of the config stand for."""
@@ -64,6 +68,7 @@ class Trainer:
         self.identity = self._identity(sources_of(config, self.task, rows, self.rewards), accept_changed)
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
         self.saved: int | None = None  # the step of the newest checkpoint
+        self.next_save = 0.0  # when the clock says that the last one has been paid for
         self.accuracy: dict[int, float] = {}  # held out, by step
         self.tokens = 0
         self.monitors = Monitors(
@@ -246,16 +251,17 @@ class Trainer:
         problems, done = self.prompts.step(self.learner, step)
         self.tokens += done.rollouts.sequences.tokens
         # Before the metrics: warnings about rewards name this file, and a step counts once its metrics are there.
-        self.folder.write_completions(step, completion_rows(problems, done))
+        with self.learner.clock.part("files"):
+            self.folder.write_completions(step, completion_rows(problems, done))
         metrics = step_metrics(step, done, self.tokens)
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
-        return metrics | {"step_time": time.perf_counter() - started}
+        return metrics | {"step_time": time.perf_counter() - started} | self.learner.clock.lap()
 
     def _accuracy(self, step: int) -> dict[str, float]:
         run, rollout = self.config.run, self.config.rollout
         seed = seed_of(run.seed, step) ^ 1  # another than that of the step's own draws
-        with self.learner.handing_out():
+        with self.learner.clock.part("evaluation"), self.learner.handing_out():
             accuracy = heldout_accuracy(
                 self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, self.learner.sampler
             )
@@ -263,29 +269,41 @@ class Trainer:
 
     def _finish_step(self, step: int, metrics: dict[str, Any], progress: Progress) -> None:
         warnings = self.monitors.observe(metrics, self.learner.skipped)
-        self.reporter.log(self.folder.write_metrics(metrics | ({"warnings": warnings} if warnings else {})))
+        with self.learner.clock.part("files"):  # of the next step's metrics
+            self.reporter.log(self.folder.write_metrics(metrics | ({"warnings": warnings} if warnings else {})))
         for warning in warnings:
             progress.warn(warning)
-        self.done, run = step, self.config.run
-        self.accuracy |= heldout_accuracy_of([metrics])
+        self.done, before = step, self.accuracy
+        self.accuracy = before | (now := heldout_accuracy_of([metrics]))
+        is_best = bool(now) and max(now.values()) > max(before.values(), default=-math.inf)
         # Step 0 too: a warm start is not to be made again.
-        if step == run.steps or step == 0 or (run.save_steps and step % run.save_steps == 0):
+        if step in {0, self.config.run.steps} or self._is_to_save(step, is_best):
             self._save()
         progress.step(step, metrics)
         if self.monitors.stop:
             self._save()
             raise DivergedError(self.monitors.stop)
 
+    def _is_to_save(self, step: int, is_best: bool) -> bool:
+        """Whether a checkpoint is asked for by number; else whether it is the best, or its time has been earned."""
+        every = self.config.run.save_steps
+        if every is not None:
+            return every > 0 and step % every == 0
+        return is_best or time.perf_counter() >= self.next_save
+
     def _save(self) -> None:
         if self.saved == self.done or self.done is None:
             return
+        begun = time.perf_counter()
         with averaged(self.learner.optimizer):  # state and weights alike: `load_state_dict` turns both back
             state = {"run": self.identity.run, "step": self.done, "tokens": self.tokens}
             state |= {"prompts": self.prompts.state_dict()}
             state |= self.learner.state_dict()
             keep = self.config.run.save_total_limit
-            self.folder.save_checkpoint(self.done, self.policy.save, state, keep, self.accuracy)
-        self.saved = self.done
+            with self.learner.clock.part("files"):
+                self.folder.save_checkpoint(self.done, self.policy.save, state, keep, self.accuracy)
+        self.saved, ended = self.done, time.perf_counter()
+        self.next_save = ended + (ended - begun) * (1 / SHARE - 1)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, ratio_of, resolve
+from oblrpo.clock import Clock
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
 from oblrpo.memory import keep_freed
@@ -181,11 +182,12 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
-    beta = config.algorithm.beta
+    beta, clock = config.algorithm.beta, Clock()
     return Learner(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
-        rewards=rewards,
+        rewards=clock.counting("rewards", rewards),
+        clock=clock,
         algorithm=algorithm,
         ratio=ratio_of(config.algorithm, algorithm),
         baseline=baseline,

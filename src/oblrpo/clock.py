@@ -1,0 +1,47 @@
+"""What a run's time goes for."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Clock:
+    """Seconds by what they went for: those of a part within another are not the other's."""
+
+    def __init__(self) -> None:
+        self._spent = defaultdict[str, float](float)
+        self._inside: list[float] = []  # what went for parts within each part that has not ended
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the seconds until the `with` is left."""
+        begun = time.perf_counter()
+        self._inside.append(0.0)
+        try:
+            yield
+        finally:
+            whole = time.perf_counter() - begun
+            self._spent[name] += whole - self._inside.pop()
+            if self._inside:
+                self._inside[-1] += whole
+
+    def counting(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, with its seconds counted."""
+
+        def counted(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self.part(name):
+                return function(*args, **kwargs)
+
+        return counted
+
+    def lap(self) -> dict[str, float]:
+        """The seconds of every part since the last lap, as metrics `time/NAME`."""
+        spent, self._spent = self._spent, defaultdict[str, float](float)
+        return {f"time/{name}": seconds for name, seconds in spent.items()}
