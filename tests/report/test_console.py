@@ -41,3 +41,10 @@ def test_the_summary_of_accuracies_that_may_be_missing(before, after, words):
         {"step": 1} | STEP | dict(zip(keys, after, strict=True)),
     ]
     assert words in summary(rows, "runs/mine", 64)
+
+
+def test_the_summary_says_what_the_time_went_for():
+    rows = [{"step": 0, "time/warm_start": 2.0}, STEP | {"step": 1, "time/training": 5.0, "time/files": 0.5}]
+    rows.append(STEP | {"step": 2, "time/training": 2.5})
+    assert "1.00 s a step: training 75%, warm start 20%, files 5%\n" in summary(rows, "runs/x", 4)
+    assert "1.00 s a step\n" in summary([STEP | {"step": 1}], "runs/x", 4)

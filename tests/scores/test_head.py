@@ -35,11 +35,10 @@ def test_statistics_and_derivatives(width, temperature, chunk, monkeypatch):
     assert torch.autograd.gradgradcheck(of, (hidden,)), "the probe differentiates twice"
 
 
-def test_probabilities_are_kept_only_while_there_are_fewer_than_weights():
-    for width, kept in ((14, False), (15, True)):
-        head = torch.nn.Linear(width, V)
-        hidden = torch.randn(3, 5, width, requires_grad=True)
-        function = token_logps(head, hidden, torch.zeros(3, 5, dtype=torch.long)).logp_ST.grad_fn
-        assert (
-            any(each is not None and each.shape[-1] == V and each.ndim == 3 for each in function.saved_tensors) == kept
-        )
+@pytest.mark.parametrize(("width", "temporary", "kept"), [(14, 15 * V - 1, False), (15, 1, True), (14, 15 * V, True)])
+def test_probabilities_are_kept_while_weights_or_a_temporary_are_as_many(monkeypatch, width, temporary, kept):
+    monkeypatch.setattr("oblrpo.scores.contributions.CHUNK_ELEMENTS", temporary)
+    head = torch.nn.Linear(width, V)
+    hidden = torch.randn(3, 5, width, requires_grad=True)
+    saved = token_logps(head, hidden, torch.zeros(3, 5, dtype=torch.long)).logp_ST.grad_fn.saved_tensors
+    assert any(each is not None and each.shape[-1] == V and each.ndim == 3 for each in saved) == kept

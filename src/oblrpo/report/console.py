@@ -127,7 +127,8 @@ def _shares(rows: list[dict[str, Any]]) -> str:
     spent = {key.removeprefix("time/"): sum(row.get(key) or 0.0 for row in rows) for key in names}
     whole = sum(spent.values())
     largest_first = sorted(spent, key=lambda name: -spent[name])
-    return f": {', '.join(f'{name} {spent[name] / whole:.0%}' for name in largest_first)}" if whole else ""
+    shares = ", ".join(f"{name.replace('_', ' ')} {spent[name] / whole:.0%}" for name in largest_first)
+    return f": {shares}" if whole else ""
 
 
 def _factor(steps: list[dict[str, Any]], factor: float) -> str:

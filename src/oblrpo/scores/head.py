@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from oblrpo.scores import contributions
 from oblrpo.scores.contributions import Contribution, Recomputed, Vector, chunks, wide
 from oblrpo.scores.recorder import ACTIVE
 from oblrpo.scores.rules import linear
@@ -37,9 +38,9 @@ def token_logps(head: nn.Linear, hidden_STC: Tensor, target_ST: Tensor, temperat
     It is log softmax(head(hidden_t) / temperature)[target_t], and the entropy of that softmax.
 
     Of S T V numbers, the backward needs the probabilities. They are kept, once, while there are no more of them than
-    of the head's own weights, S T <= C. Otherwise the backward makes them again, and so do a tape's norms and gradient,
-    at the cost of about one more head product each. Inside a `ScoreTape` of the model the head counts as called. What
-    the model does to logits after the head (soft-capping, scaling) is not done here.
+    of the head's own weights, S T <= C, or than of one temporary. Otherwise the backward makes them again, and so do a
+    tape's norms and gradient, at the cost of about one more head product each. Inside a `ScoreTape` of the model the
+    head counts as called. What the model does to logits after the head (soft-capping, scaling) is not done here.
 
     Args:
         head: the output layer, (V, C).
@@ -123,7 +124,7 @@ class _HeadLogps(torch.autograd.Function):
         call: TappedCall | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         S, T, V = *target_ST.shape, len(weight)
-        keeps = any(ctx.needs_input_grad) and weight.shape[1] >= S * T
+        keeps = any(ctx.needs_input_grad) and (weight.shape[1] >= S * T or S * T * V <= contributions.CHUNK_ELEMENTS)
         results = []
         kept: Tensor | None = None
         for rows in chunks(S, T * V):

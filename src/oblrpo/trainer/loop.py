@@ -166,7 +166,7 @@ class Trainer:
         # A signal in a step lets it end first: what is on disk is then always a whole step.
         with _stop_between_steps() as stopped:
             if not begun:
-                self._finish_step(0, {"step": 0} | learned | self._accuracy(0), progress)
+                self._finish_step(0, {"step": 0} | learned | self._accuracy(0) | self.learner.clock.lap(), progress)
             assert self.done is not None
             while self.done < self.config.run.steps and not stopped():
                 self._finish_step(self.done + 1, self._step(self.done + 1), progress)
@@ -241,8 +241,9 @@ class Trainer:
             progress.warm_start(step, loss)
 
         rate, rows = peak_rate(self.config, self.policy), row_batches(self.config.rollout)
-        warm_start(self.policy, self.demonstrations.batch, self.demonstrations.steps, rate, observe, rows)
-        self.learner.sampler.sync(self.policy)
+        with self.learner.clock.part("warm_start"):
+            warm_start(self.policy, self.demonstrations.batch, self.demonstrations.steps, rate, observe, rows)
+            self.learner.sampler.sync(self.policy)
         return metrics
 
     def _step(self, step: int) -> dict[str, Any]:
