@@ -20,6 +20,7 @@ KEYS = {
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
     "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",
     "snr_low", "snr_high", "step_time", "step_kl", "step_kl_target", "skipped",
+    "time/sampling", "time/rewards", "time/training", "time/ledger", "time/files",
 }  # fmt: skip
 LEDGER = {f"{kind}/{name}" for kind in ("variance", "signal2") for name in BASELINES}
 LEDGER |= {"variance_between_prompts", "effective_dimension"}
@@ -43,7 +44,10 @@ def test_what_a_run_leaves_behind(small_run, tmp_path):
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["step"] for row in rows if "eval/accuracy" in row] == [0, 2, 4]
     assert set(rows[1]) == KEYS | LEDGER
-    assert all(set(row) - {"eval/accuracy", "eval/accuracy_stderr"} == KEYS for row in rows[2:])
+    evaluated = {"eval/accuracy", "eval/accuracy_stderr", "time/evaluation"}
+    assert [set(row) - KEYS for row in rows[2:]] == [evaluated, set(), evaluated]
+    assert all(set(row) >= KEYS for row in rows[2:])
+    assert 0 < rows[3]["time/training"] < rows[3]["step_time"]
     assert rows[-1]["num_tokens"] > rows[1]["num_tokens"] > 0
     best = max(rows[::2], key=lambda row: row["eval/accuracy"])["step"]
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_3", "step_4", f"step_{best}"}
