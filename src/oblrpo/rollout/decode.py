@@ -31,12 +31,13 @@ OWN_STEPS = (
 """What `generate` does for every model alike, and this loop does, too; a model with its own goes by `generate`."""
 
 
-def applies(model: Any, columns: int) -> bool:
-    """Return whether the loop gives what `generate` gives on sequences of up to so many tokens.
+def applies(model: Any) -> bool:
+    """Return whether the loop gives what `generate` gives.
 
-    It does for decoders whose layers all keep the keys and values of all tokens and nothing else (no state, and no
-    window shorter than the sequences), and which read a next token as transformers does. Code from a hub, encoders,
-    learned prompts (PEFT's prompt tuning and its kin) and adapters that act from a token on (aLoRA) go by `generate`.
+    It does for decoders whose layers attend to tokens and keep nothing else (no state), and which read a next token as
+    transformers does. Of a sliding window all keys are kept, and the mask leaves out what it has passed. Code from a
+    hub, encoders, learned prompts (PEFT's prompt tuning and its kin) and adapters that act from a token on (aLoRA) go
+    by `generate`.
     """
     for config in getattr(model, "peft_config", {}).values():
         if config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None):
@@ -44,16 +45,9 @@ def applies(model: Any, columns: int) -> bool:
     inner = without_adapters(model)
     unchanged = all(getattr(type(inner), name, None) is getattr(GenerationMixin, name, None) for name in OWN_STEPS)
     foreign = inner.config.is_encoder_decoder or inner.is_remote_code()
-    return unchanged and not foreign and keeps_all(inner.config, columns)
-
-
-def keeps_all(config: Any, columns: int) -> bool:
-    """Return whether every layer of such a model keeps keys and values of all of so many tokens, and nothing else."""
-    layers = DynamicCache(config=config).layers
-    return bool(layers) and all(
-        type(layer) is DynamicLayer or (type(layer) is DynamicSlidingWindowLayer and layer.sliding_window >= columns)
-        for layer in layers
-    )
+    layers = DynamicCache(config=inner.config).layers
+    attend = bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    return unchanged and not foreign and attend
 
 
 def is_plain(cache: Any) -> bool:

@@ -1,6 +1,6 @@
 """Completions sampled from the policy itself: by our loop, or by transformers' `generate` where that does not apply."""
 
-import sys
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import DynamicCache, GenerationConfig, GenerationMixin, Logits
 from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
-from oblrpo.rollout.decode import applies, cache_name, decode, is_plain, keeps_all
+from oblrpo.rollout.decode import applies, cache_name, decode
 from oblrpo.rollout.draw import Draw
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
 from oblrpo.scores import Features
@@ -62,7 +62,7 @@ def sample(
     """
     prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, room=max_completion_length))
     drawn = of_draws = None
-    if applies(policy.model, prompt_PQ.shape[1] + max_completion_length):
+    if applies(policy.model):
         pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p, features)
         with policy.arithmetic():
             drawn = decode(
@@ -118,21 +118,30 @@ def _by_generate(
 
 
 def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: int, pad: int) -> DynamicCache | None:
-    """Return the keys and values of every prompt but its last token, read once and repeated for its G outputs.
+    """Return what a model keeps of every prompt but its last token, read once and repeated for its G outputs.
 
-    Where a layer keeps anything else (a window, a state) this is None, and `generate` reads the prompts itself.
+    Keys and values, of a window or of all tokens, and states. Where some prompt has one token, and where a model keeps
+    anything in its own way, this is None, and `generate` reads the prompts itself.
     """
-    if prompt_PQ.shape[1] == 1 or not keeps_all(model.config, sys.maxsize):
+    if CACHE not in inspect.signature(without_adapters(model).forward).parameters or not mask_PQ[:, :-1].any(1).all():
         return None
     settings = GenerationConfig(
         max_new_tokens=1, eos_token_id=None, pad_token_id=pad, return_dict_in_generate=True
     )  # it knows best what the model wants beside the tokens; the token it adds is thrown away
-    cache = getattr(model.generate(input_ids=prompt_PQ, attention_mask=mask_PQ, generation_config=settings), CACHE)
-    if not is_plain(cache):
+    but_last = {"input_ids": prompt_PQ[:, :-1], "attention_mask": mask_PQ[:, :-1]}
+    cache = getattr(model.generate(**but_last, generation_config=settings), CACHE)
+    if type(cache) is not DynamicCache or not all(map(_is_kept, cache.layers)):
         return None
-    cache.crop(-1)  # the last token is read with the first draw
-    cache.batch_repeat_interleave(num_generations)
+    cache.reorder_cache(torch.arange(len(prompt_PQ), device=prompt_PQ.device).repeat_interleave(num_generations))
     return cache
+
+
+def _is_kept(layer: Any) -> bool:
+    """Return whether a layer of a cache holds what its model has read, in a way of transformers' own."""
+    held = [getattr(layer, name, None) for name in ("keys", "conv_states", "recurrent_states")]
+    tensors = [tensor for each in held for tensor in (each.values() if isinstance(each, dict) else [each])]
+    is_own, needs_none = type(layer).__module__ == DynamicCache.__module__, type(layer).__name__ == "DummyLayer"
+    return is_own and (needs_none or any(tensor is not None and tensor.numel() for tensor in tensors))
 
 
 class _Record(LogitsProcessor):  # type: ignore[misc]
