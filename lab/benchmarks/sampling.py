@@ -1,13 +1,18 @@
-"""Tokens a second of sampling: our loop, `generate` with prompts read once, and `generate` as TRL calls it.
+"""Tokens a second of sampling: our loop, `generate` with prompts read once, as TRL calls it, and with a static cache.
 
     python -m lab.benchmarks.sampling --model models/smollm2-135m-instruct [--rounds 3] [--max-completion-length 128]
+    python -m lab.benchmarks.sampling --family qwen3_next --lengths even --subject 400
 
 16 chat prompts x 4 completions at temperature 1, on one thread. A third of the prompts ask for one word, a third for
 one sentence, a third for five bullets: uneven lengths. For even lengths the end token is one that is never drawn. TRL's
 GRPOTrainer without vLLM hands every prompt to `generate` as often as it has completions and runs until the longest of
 the batch has ended. The contenders take turns in every round, which has a seed of its own; their draws differ, so
 tokens are those up to the end of each completion, and seconds are the process's own CPU time. Memory is the highest
-resident size during a call over that before it, of all rounds (Linux; elsewhere it is left out).
+resident size during a call over that before it, of all rounds (Linux; elsewhere it is left out). With even lengths the
+limit is printed, too: a token of every row takes a product with every weight matrix, and nothing is faster than these.
+
+--family takes random weights of one of `lab.benchmarks.hybrids`' sizes in the place of a model, and --subject repeats
+what a prompt is about, to make prompts long.
 """
 
 from __future__ import annotations
@@ -18,13 +23,14 @@ import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from oblrpo.policy import Policy, load_policy
+from lab.benchmarks import hybrids, tiny
+from oblrpo.policy import Policy, adopt_policy, byte_tokenizer, load_policy
 from oblrpo.rollout import sample
 from oblrpo.rollout.transformers import _by_generate
 from oblrpo.settings import PolicyConfig
@@ -49,17 +55,23 @@ def contenders(policy: Policy) -> dict[str, Contender]:
         prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, longest))
         return _lengths(policy, _by_generate(policy, prompt_PQ, mask_PQ, copies, longest, 1.0, 1.0, False)[0])
 
-    def repeated(prompts: list, copies: int, longest: int) -> Tensor:
+    def repeated(prompts: list, copies: int, longest: int, **further: str) -> Tensor:
         prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, longest))
         settings = GenerationConfig(
             do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest, eos_token_id=policy.end_tokens,
-            pad_token_id=policy.tokenizer.pad_token_id,
+            pad_token_id=policy.tokenizer.pad_token_id, **further,
         )  # fmt: skip
         prompt_SQ, mask_SQ = (each.repeat_interleave(copies, 0) for each in (prompt_PQ, mask_PQ))
         ids_ST = policy.model.generate(input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings)
         return _lengths(policy, ids_ST[:, prompt_SQ.shape[1] :])
 
-    return {"oblrpo": ours, "`generate`, prompts read once": read_once, "`generate` as TRL calls it": repeated}
+    def static(prompts: list, copies: int, longest: int) -> Tensor:
+        return repeated(prompts, copies, longest, cache_implementation="static")
+
+    return {
+        "oblrpo": ours, "`generate`, prompts read once": read_once, "`generate` as TRL calls it": repeated,
+        "the same with a static cache": static,
+    }  # fmt: skip
 
 
 def _lengths(policy: Policy, completion_SC: Tensor) -> Tensor:
@@ -87,9 +99,28 @@ def _resident(which: str = "VmRSS") -> float:
     return next(float(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith(which))
 
 
+def limit(policy: Policy, rows: int) -> float:
+    """Tokens a CPU second of the products with all weight matrices alone, for so many rows."""
+    head, embedding = policy.model.get_output_embeddings().weight, policy.model.get_input_embeddings().weight
+    matrices = [
+        each for each in policy.model.parameters() if each.ndim == 2 and (each is head or each is not embedding)
+    ]
+    inputs = {width: torch.randn(rows, width) for width in {matrix.shape[1] for matrix in matrices}}
+    taken = []
+    for _ in range(5):
+        begun = time.process_time()
+        for matrix in matrices:
+            torch.nn.functional.linear(inputs[matrix.shape[1]], matrix)
+        taken.append(time.process_time() - begun)
+    return rows / median(taken)
+
+
 def compare(policy: Policy, arguments: argparse.Namespace) -> None:
     """Print a table of all contenders on the same prompts."""
-    wishes = [WISHES[index % len(WISHES)].format(SUBJECTS[index % len(SUBJECTS)]) for index in range(arguments.prompts)]
+    wishes = [
+        WISHES[index % len(WISHES)].format(" ".join([SUBJECTS[index % len(SUBJECTS)]] * arguments.subject))
+        for index in range(arguments.prompts)
+    ]
     chats = policy.tokenizer.chat_template is not None
     prompts = [[{"role": "user", "content": wish}] if chats else wish for wish in wishes]
     found: dict[str, list[tuple[float, float, float]]] = {}
@@ -122,7 +153,10 @@ def compare(policy: Policy, arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--model", default="")
+    which.add_argument("--family", default="")
+    parser.add_argument("--subject", type=int, default=1, help="how often a prompt says what it is about")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--generations", type=int, default=4)
@@ -130,13 +164,21 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", choices=["uneven", "even"], default=["uneven", "even"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    policy = load_policy(arguments.model, PolicyConfig(model=arguments.model, device="cpu"))
+    if arguments.family:
+        tiny.SIZES.update(hybrids.WIDER | {"max_position_embeddings": 4096})
+        model = hybrids.build(arguments.family, 4, 8).model
+        model.generation_config.use_cache = model.config.use_cache = True
+        policy = adopt_policy(model, byte_tokenizer(), PolicyConfig(device="cpu"))
+    else:
+        policy = load_policy(arguments.model, PolicyConfig(model=arguments.model, device="cpu"))
     with torch.no_grad():
         if "uneven" in arguments.lengths:
             compare(policy, arguments)
         if "even" in arguments.lengths:
             policy.model.generation_config.eos_token_id = policy.model.config.vocab_size - 1
             compare(policy, arguments)
+            rows = arguments.prompts * arguments.generations
+            print(f"| the products with all weight matrices alone | {limit(policy, rows):.0f} | | | |", flush=True)
 
 
 if __name__ == "__main__":
