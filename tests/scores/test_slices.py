@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from oblrpo.scores import ScoreTape, oracle
+from oblrpo.scores.slices import Run, Slice, in_slices
+from oblrpo.step.scoring import by_count
 from tests.scores.models import batch, build, gradients, logps
 from tests.scores.test_peft import adapt
 from tests.scores.zoo import POSITIONS_BY_DEFAULT, build_family
@@ -110,3 +112,16 @@ def test_what_slices_cannot_give_is_refused():
         logps_S = logps(model, *data)
         with pytest.raises(ValueError, match="give rows_S each time"):
             tape.record(logps_S)
+
+
+def test_groups_of_as_many_rows_are_one_run():
+    owner_N = torch.tensor([0, 1, 1, 1, 2, 3, 3, 3, 4])
+    order_N = by_count(owner_N)
+    assert owner_N[order_N].tolist() == [0, 2, 4, 1, 1, 1, 3, 3, 3]
+    slices = [Slice({}, torch.tensor([0, 4, 8, 1, 2, 3, 5, 6, 7])), Slice({}, torch.tensor([9, 10]))]
+    mine, rest = in_slices(slices, [1, 3, 1, 3, 3], 11)
+    assert mine.runs == [Run(0, 1, [0, 2, 4]), Run(3, 3, [1, 3])]
+    assert rest.runs == [Run(0, 2, [4])]
+    assert mine.runs[1].of(slice(1, 4)) == (slice(3, 9), [0, 2])
+    assert mine.runs[0].of(slice(1, 4)) == (slice(1, 2), [1])
+    assert mine.runs[0].of(slice(3, 4))[1] == []

@@ -6,6 +6,7 @@ slices. The group's gradient is then the sum of its shares of every slice, multi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -43,11 +44,27 @@ def order_of(slices: Sequence[Slice]) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Neighbouring rows of a slice in which each of some groups has as many rows."""
+
+    start: int
+    size: int
+    groups: list[int]
+    """The groups, ascending; there may be others between them."""
+
+    def of(self, groups: slice) -> tuple[slice, list[int]]:
+        """The rows of those of the groups that are in a range, and which these are, counted from its start."""
+        first, last = (bisect_left(self.groups, end) for end in (groups.start, groups.stop))
+        rows = slice(self.start + first * self.size, self.start + last * self.size)
+        return rows, [group - groups.start for group in self.groups[first:last]]
+
+
+@dataclass(frozen=True)
 class GroupsOfSlice:
-    """The groups of a slice's rows, of which it need not have all: of each row, and the rows of each."""
+    """The groups of a slice's rows, of which it need not have all: of each row, and in runs."""
 
     owner_N: Tensor
-    rows_of: dict[int, slice]
+    runs: list[Run]
 
 
 def in_slices(slices: Sequence[Slice], groups: Groups, sequences: int) -> list[GroupsOfSlice]:
@@ -57,19 +74,26 @@ def in_slices(slices: Sequence[Slice], groups: Groups, sequences: int) -> list[G
     order_of(slices)  # refuses what is no batch
     found = []
     for each in slices:
-        owner_N, rows_of, start = owner_S[each.rows_S.cpu()], dict[int, slice](), 0
+        owner_N, of_slice, start = owner_S[each.rows_S.cpu()], list[Run](), 0
         for group, same in groupby(owner_N.tolist()):
-            rows_of[group] = slice(start, start + len(list(same)))
-            start = rows_of[group].stop
-        found.append(GroupsOfSlice(owner_N.to(each.rows_S.device), rows_of))
+            size = len(list(same))
+            if of_slice and of_slice[-1].size == size and of_slice[-1].groups[-1] < group:
+                of_slice[-1].groups.append(group)
+            else:
+                of_slice.append(Run(start, size, [group]))
+            start += size
+        found.append(GroupsOfSlice(owner_N.to(each.rows_S.device), of_slice))
     return found
 
 
 def group_sums(
     piece: ParameterPiece, slices: Sequence[Slice], places: Sequence[GroupsOfSlice], coef_S: Tensor, grad: Tensor
 ) -> Tensor:
-    """Add sum_s coef_s G_s of one parameter to `grad`; return the squared norm of each group's sum, (P,)."""
-    groups = 1 + max(group for place in places for group in place.rows_of)
+    """Add sum_s coef_s G_s of one parameter to `grad`; return the squared norm of each group's sum, (P,).
+
+    As many groups at a time as there is room for are multiplied out, in as few products as there are runs.
+    """
+    groups = 1 + max(run.groups[-1] for place in places for run in place.runs)
     held = [  # an expert may have no token of a slice
         (store, place, coef_S[each.rows_S])
         for each, place in zip(slices, places, strict=True)
@@ -77,27 +101,25 @@ def group_sums(
     ]
     if all(isinstance(store, Factors) and _are_lookups(store.parts) for store, _, _ in held):
         return _sums_of_lookups(held, groups, grad)
+    room = max(run.size * store.room for store, place, _ in held for run in place.runs)
     norm2_P = grad.new_zeros(groups)
-    for group in range(groups):
+    for chunk in contributions.chunks(groups, grad.numel() + room):
         total: Tensor | None = None
         for store, place, coef_N in held:
-            if group in place.rows_of:
-                share = _sum(store, place.rows_of[group], coef_N).view_as(grad)
-                total = share if total is None else total.add_(share)
+            for run in place.runs:
+                rows, inside = run.of(chunk)
+                if not inside:
+                    continue
+                share = store.sums(rows, coef_N, run.size).view(-1, *grad.shape)
+                if total is None and len(inside) == chunk.stop - chunk.start:
+                    total = share
+                    continue
+                total = share.new_zeros(chunk.stop - chunk.start, *grad.shape) if total is None else total
+                total.index_add_(0, torch.tensor(inside, device=grad.device), share)
         if total is not None:
-            grad += total
-            norm2_P[group] = contributions.row_norm2(total[None])[0]
+            grad += total.sum(0) if len(total) > 1 else total[0]
+            norm2_P[chunk] = contributions.row_norm2(total)
     return norm2_P
-
-
-def _sum(store: Factors | PerSequence, rows: slice, coef_N: Tensor) -> Tensor:
-    """The sum of coef_s G_s over neighbouring rows."""
-    if isinstance(store, PerSequence):
-        return store.sum(rows, coef_N[rows])
-    outers = contributions.matrices(store.parts)
-    if not outers:
-        return coef_N[rows] @ contributions.vector_total(store.parts)[rows]
-    return contributions.group_gradients(outers, coef_N, rows, rows.stop - rows.start)[0]
 
 
 def _are_lookups(parts: Sequence[Contribution]) -> bool:

@@ -47,9 +47,22 @@ class Factors:
         """Squared norm of each sequence's gradient, (S,)."""
         return norms.norm2(self.parts, self.multiply)
 
+    @property
+    def room(self) -> int:
+        """How many elements must be made for each sequence before its gradient can be taken."""
+        return max(0 if isinstance(part, contributions.Vector) else part.room for part in self.parts)
+
     def group_sums(self, coef_S: Tensor, groups: Groups, grad: Tensor) -> Tensor:
         """Add sum_s coef_s G_s to `grad`; return each group's squared norm, (P,)."""
         return contributions.group_sums(self.parts, coef_S, groups, grad)
+
+    def sums(self, rows: slice, coef_N: Tensor, size: int) -> Tensor:
+        """The sums of coef_s G_s over groups of so many neighbouring rows, (groups, ...)."""
+        outers = contributions.matrices(self.parts)
+        if outers:
+            return contributions.group_gradients(outers, coef_N, rows, size)
+        value_NC = contributions.vector_total(self.parts)[rows] * coef_N[rows, None]
+        return value_NC.view(-1, size, value_NC.shape[1]).sum(1)
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of sequences' gradients, (S, S)."""
@@ -68,6 +81,8 @@ class Factors:
 
 class PerSequence(_Norms):
     """Multiplies out once and keeps the product: norms and any weighted sum need no second product."""
+
+    room = 0
 
     def take(self, parts: list[Contribution]) -> None:
         """Take in the parameter's shares."""
@@ -90,9 +105,10 @@ class PerSequence(_Norms):
         norms = [_combine(flat_SN[rows], coef_S[rows], size, grad) for rows, size in runs(groups, len(flat_SN))]
         return norms[0] if len(norms) == 1 else torch.cat(norms)
 
-    def sum(self, rows: slice, coef_N: Tensor) -> Tensor:
-        """The sum of coef_s G_s over neighbouring rows."""
-        return coef_N @ self._gradient_S[rows].flatten(1)
+    def sums(self, rows: slice, coef_N: Tensor, size: int) -> Tensor:
+        """The sums of coef_s G_s over groups of so many neighbouring rows, (groups, N)."""
+        gradient_PGN = self._gradient_S[rows].flatten(1).unflatten(0, (-1, size))
+        return torch.bmm(coef_N[rows].to(gradient_PGN.dtype).view(-1, 1, size), gradient_PGN)[:, 0]
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of sequences' gradients, (S, S)."""

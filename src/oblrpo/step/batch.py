@@ -140,6 +140,13 @@ class Batch:
         """What the score of each output is the gradient of, (S,): log pi(o|q), the sum over the policy's own tokens."""
         return (logp_SC * self.sequences.own_SC).sum(1)
 
+    @property
+    def owner_S(self) -> Tensor:
+        """Which of the prompts here each output answers."""
+        P = len(self.index_P)
+        counts = torch.tensor([self.groups] * P if isinstance(self.groups, int) else self.groups, device="cpu")
+        return torch.arange(P, device="cpu").repeat_interleave(counts).to(self.index_S.device)
+
     def parts(self, micro_batches: MicroBatches, chosen_PG: Tensor | None = None) -> Iterator[Self]:
         """The outputs that are kept, or that a mask chooses, in micro-batches; of a prompt all of them in one.
 
@@ -158,12 +165,8 @@ class Batch:
             yield self._of(rows_S, counts, part_P, rows_S)
 
     def at(self, rows_S: Tensor) -> Self:
-        """Some of the outputs, ascending; of a prompt it need not be all."""
-        P = len(self.index_P)
-        owner_S = torch.arange(P, device=rows_S.device).repeat_interleave(
-            torch.tensor([self.groups] * P if isinstance(self.groups, int) else self.groups, device=rows_S.device)
-        )
-        place_P, count_P = owner_S[rows_S].unique(return_counts=True)
+        """Some of the outputs, in any order in which those of a prompt are neighbours; it need not be all of them."""
+        place_P, count_P = self.owner_S[rows_S].unique_consecutive(return_counts=True)
         return self._of(rows_S, count_P.tolist(), self.index_P[place_P], self.index_S[rows_S])
 
     def _of(self, rows_S: Tensor, counts: list[int], index_P: Tensor, index_S: Tensor) -> Self:

@@ -25,6 +25,8 @@ def score(part: SomeBatch, policy: Policy, temperature: float, tape: ScoreTape |
     if isinstance(tape, ScoreTape) and tape.takes_slices:
         slices = of_like_length(part.sequences.mask_ST.sum(1), policy.tokens_of_a_forward)
         if len(slices) > 1:
+            # Groups of which a slice has as many outputs are neighbours in it, and multiplied out together.
+            slices = [rows_S[by_count(part.owner_S[rows_S])] for rows_S in slices]
             logps = _in_slices(part, slices, policy, temperature, tape)
             return part.under(logps), logps
     with tape:
@@ -50,3 +52,10 @@ def _in_slices(part: Batch, slices: list[Tensor], policy: Policy, temperature: f
         for name in ("logp_SC", "entropy_SC", "logit_norm2_SC")
     )
     return Logps(logp_SC.sum(1), logp_SC, entropy_SC, logit_norm2_SC, part.sequences.own_SC)
+
+
+def by_count(owner_N: Tensor) -> Tensor:
+    """The order of these rows by how many of them have the same owner."""
+    place_N, count_P = owner_N.unique(return_inverse=True, return_counts=True)[1:]
+    order_N: Tensor = count_P[place_N].argsort(stable=True)
+    return order_N
