@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import oblrpo as oblrpo_package
-from lab.benchmarks import data_rows, prior_coupling
+from lab.benchmarks import growth, prior_coupling
 from lab.benchmarks.crowd import Crowd, Job, Place, optimizer_of, together
 from lab.benchmarks.real_scores import Drawn, Source, exponent, proxies
 from oblrpo.estimators import Prior, SNRSchedule, baseline, moments
 from oblrpo.estimators.rules import mean_kl
 from oblrpo.policy import make_policy
 from oblrpo.scores import Features
-from oblrpo.settings import PolicyConfig, TaskConfig, TrainConfig, load_recipe
+from oblrpo.settings import PolicyConfig, TrainConfig, load_recipe
 from oblrpo.tasks.addition import AdditionTask
 from oblrpo.trainer.task import task_of
 
@@ -375,7 +375,6 @@ def trl_config(model, tmp_path, settings, *words):
 
 def test_trl_is_given_the_recipes_prompts_and_rewards(model, tmp_path):
     from lab.benchmarks import trl_run
-    from oblrpo.trainer.task import task_of
 
     text = "task: addition\nprompts_per_step: 3\nnum_generations: 2\nmax_completion_length: 5\n"
     config = trl_config(model, tmp_path, text, "--rate", "2e-6", "--seed", "4")
@@ -703,18 +702,41 @@ def test_the_movement_of_one_of_a_crowd_is_its_kl():
     assert mean_kl(change_ST()) == pytest.approx(exact, rel=0.05)
 
 
-def test_rows_of_data_are_the_same_of_both_kinds(tmp_path):
-    problems = []
-    for file in (tmp_path / "rows.jsonl", tmp_path / "rows.csv"):
-        data_rows.write(file, 9)
-        problems.append(task_of(TrainConfig(task=TaskConfig(data=(str(file),)))).problems)
-    assert problems[0] == problems[1]
-    assert len(problems[0]) == 9
+def test_a_power_law_has_its_exponent():
+    line = {float(size): 3 * size**1.5 for size in (10, 20, 40, 80)}
+    assert growth.exponent(line) == pytest.approx(1.5)
+    line[10.0] = 1e6  # what is fixed rules the smallest sizes, which have no say
+    assert growth.exponent(line) == pytest.approx(1.5)
 
 
-def test_rows_of_data(monkeypatch, capsys):
-    printed = printed_by("data_rows", ["--rows", 4000, "--stages", "trainer"], monkeypatch, capsys)
-    assert re.search(r"\| trainer \| 4,000 \| \d+\.\d \| \d\.\d\d \| \d\.\d\d \|", printed)
+def test_growth_is_measured_in_whole_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(growth, "keep_freed", lambda: None)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in growth.rows(300)))
+    found = growth.measure("oblrpo", "rows", 300, str(file), str(tmp_path / "run"))
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == list(range(growth.STEPS + 1))
+    assert steps[1]["completions/max_length"] <= growth.SMALL.tokens
+    assert found["seconds"] > 0
+    assert found["parameters"] == sum(p.numel() for p in growth.model_of(growth.SMALL).parameters())
+
+
+def test_growth_reports_what_is_in_its_file(tmp_path, capsys):
+    line = "completions,{size},{who},0,9,{seconds},{peak}"
+    rows = [
+        line.format(size=size, who=who, seconds=times * size, peak=times * size**2)
+        for size in (8, 16, 32) for who, times in (("oblrpo", 1), ("TRL", 3))
+    ]  # fmt: skip
+    file = tmp_path / "growth.csv"
+    file.write_text("\n".join([",".join(growth.COLUMNS), *rows]))
+    found = growth.read(file)
+    growth.report(found)
+    printed = capsys.readouterr().out
+    assert "| oblrpo, CPU seconds | 8 | 16 | 32 | 1.00 |" in printed
+    assert "| TRL, peak, GB | 192 | 768 | 3.07e+03 | 2.00 |" in printed
+    assert "| TRL's CPU seconds over ours | 3.00 | 3.00 | 3.00 | |" in printed
+    growth.draw(found, tmp_path / "growth.svg")
+    assert "completions" in (tmp_path / "growth.svg").read_text()
 
 
 def test_a_cosine_shortens_the_steps_of_the_measured_rate():
