@@ -212,10 +212,11 @@ class Learner(Algorithm1):
         """The update of Algorithm 1, with the gradient clipped and the scheduler of the rate."""
         if self.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.max_grad_norm)
-        give_back()  # the tape's room, before room is taken for the optimizer and a copy of the weights
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in self.policy.parameters)
+        give_back(weights)  # the tape's room, before room is taken for the optimizer and a copy of the weights
         update = super().update(gradient)
         check_finite("weight", torch.stack([parameter.detach().sum() for parameter in self.policy.parameters]))
-        give_back()  # the gradient's room, which would lie between what the next forward keeps
+        give_back(weights)  # the gradient's room, which would lie between what the next forward keeps
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
             self.scheduler.step()

@@ -210,7 +210,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
 def set_threads(threads: int, policy: Policy) -> None:
     """Choose torch's CPU threads: one for a small model, whose threads would only wait for each other.
 
-    On a CPU freed memory is kept from here on; `Learner.update` gives it back once a step.
+    On a CPU freed memory is kept from here on; where weights are large, `Learner.update` gives it back.
     """
     if policy.device.type == "cpu":
         keep_freed()
