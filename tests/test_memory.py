@@ -1,9 +1,11 @@
 """The memory meter against sums done by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from oblrpo.memory import peak_bytes
+from oblrpo.memory import WORTH_IT, give_back, peak_bytes
 
 KIB = 1024
 
@@ -126,3 +128,14 @@ def test_cuda_counts_the_same_way():
     before = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
     assert peak_bytes(function, "cuda") == 6 << 20
     del before
+
+
+def test_freed_memory_goes_back_only_where_much_is_wanted(monkeypatch):
+    asked = []
+    library = SimpleNamespace(malloc_trim=asked.append)
+    monkeypatch.setattr("oblrpo.memory.ctypes.CDLL", lambda name: library)
+    give_back(WORTH_IT - 1)
+    assert asked == []
+    give_back(WORTH_IT)
+    give_back()
+    assert asked == [0, 0]

@@ -125,3 +125,11 @@ def test_groups_of_as_many_rows_are_one_run():
     assert mine.runs[1].of(slice(1, 4)) == (slice(3, 9), [0, 2])
     assert mine.runs[0].of(slice(1, 4)) == (slice(1, 2), [1])
     assert mine.runs[0].of(slice(3, 4))[1] == []
+
+
+@pytest.mark.usefixtures("stay_double")
+def test_large_parameters_are_summed_group_by_group(monkeypatch):
+    torch.manual_seed(3)
+    monkeypatch.setattr("oblrpo.scores.slices.ALONE", 1)
+    for method in ("gram", "instantiate"):
+        agrees_with_loop_autograd(build("qwen2-tied"), batch(), method)

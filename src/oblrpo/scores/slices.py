@@ -21,6 +21,9 @@ from oblrpo.scores.groups import Groups, runs
 from oblrpo.scores.stores import Factors, PerSequence, Store
 from oblrpo.scores.trainable_layers import ParameterPiece
 
+ALONE = 1 << 18
+"""From so many elements on a parameter's groups are summed one by one: a call costs less than a pass over its sums."""
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -91,7 +94,8 @@ def group_sums(
 ) -> Tensor:
     """Add sum_s coef_s G_s of one parameter to `grad`; return the squared norm of each group's sum, (P,).
 
-    As many groups at a time as there is room for are multiplied out, in as few products as there are runs.
+    As many groups of a small parameter as there is room for are multiplied out at a time, in as few products as there
+    are runs.
     """
     groups = 1 + max(run.groups[-1] for place in places for run in place.runs)
     held = [  # an expert may have no token of a slice
@@ -103,7 +107,8 @@ def group_sums(
         return _sums_of_lookups(held, groups, grad)
     room = max(run.size * store.room for store, place, _ in held for run in place.runs)
     norm2_P = grad.new_zeros(groups)
-    for chunk in contributions.chunks(groups, grad.numel() + room):
+    together = max(grad.numel() + room, 1 if grad.numel() < ALONE else contributions.CHUNK_ELEMENTS)
+    for chunk in contributions.chunks(groups, together):
         total: Tensor | None = None
         for store, place, coef_N in held:
             for run in place.runs:
@@ -111,8 +116,8 @@ def group_sums(
                 if not inside:
                     continue
                 share = store.sums(rows, coef_N, run.size).view(-1, *grad.shape)
-                if total is None and len(inside) == chunk.stop - chunk.start:
-                    total = share
+                if len(inside) == chunk.stop - chunk.start:
+                    total = share if total is None else total.add_(share)
                     continue
                 total = share.new_zeros(chunk.stop - chunk.start, *grad.shape) if total is None else total
                 total.index_add_(0, torch.tensor(inside, device=grad.device), share)
