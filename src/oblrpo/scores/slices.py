@@ -31,7 +31,7 @@ class Slice:
 
     Args:
         stores: what holds each parameter's gradients.
-        rows_S: which rows of the batch they are, ascending.
+        rows_S: which rows of the batch they are.
     """
 
     stores: dict[ParameterPiece, Store]

@@ -112,7 +112,8 @@ class ScoreTape(RecordingTape):
             sequence_ids: (B, L), for packed rows: which sequence each input token belongs to, negative for none.
             gram: for "streamed" only: whether `gram` will be asked for.
             sketches: for "streamed" only: the arguments with which `sketch` will be.
-            rows_S: which of a larger batch's rows these are, ascending. Its other rows are then recorded in the same
+            rows_S: which of a larger batch's rows these are, in any order; groups of which as many are here are summed in
+                one product where they are neighbours. Its other rows are then recorded in the same
                 `with`, each once, by further forwards. `norm2` and `accumulate` are of the whole batch; `gram` and
                 `sketch` cannot be had.
 
