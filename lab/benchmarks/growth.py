@@ -222,14 +222,17 @@ def report(found: list[dict[str, Any]]) -> None:
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """All curves in one picture, seconds above and memory below."""
+    """All curves in one picture, seconds above and memory below, with the exponents at their ends."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    from lab.benchmarks.pictures import FAINT, INK, RIGHT, STYLE
+    from lab.benchmarks.pictures import FAINT, RIGHT, STYLE
+    from oblrpo.report.charts import short
 
+    colours = {"oblrpo": RIGHT, "TRL": FAINT}
     with mpl.rc_context(STYLE):
         axes = [axis for axis in SIZES if any(row["axis"] == axis for row in found)]
         page = Figure(figsize=(2.6 * len(axes), 4.6), layout="constrained")
@@ -237,15 +240,19 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
             for column, axis in enumerate(axes):
                 panel = page.add_subplot(2, len(axes), 1 + column + place * len(axes))
                 panel.spines[["top", "right"]].set_visible(False)
-                for who, colour in (("oblrpo", RIGHT), ("TRL", FAINT)):
-                    if line := curve(found, axis, who, figure):
-                        panel.loglog(list(line), list(line.values()), "o-", color=colour, ms=3.5, lw=1.6, label=who)
-                        end, value = list(line.items())[-1]
-                        panel.annotate(
-                            f"{exponent(line):.2f}", (end, value), (3, 0), textcoords="offset points", va="center",
-                            fontsize=8, color=INK,
-                        )  # fmt: skip
-                panel.margins(x=0.18)
+                lines = {who: line for who in WHO if (line := curve(found, axis, who, figure))}
+                for above, (who, line) in enumerate(sorted(lines.items(), key=lambda each: list(each[1].values())[-1])):
+                    panel.loglog(list(line), list(line.values()), "o-", color=colours[who], ms=3.5, lw=1.6, label=who)
+                    panel.annotate(
+                        f"{exponent(line):.2f}", list(line.items())[-1], (4, 6 * (2 * above - 1)), fontsize=8,
+                        textcoords="offset points", va="center", color=colours[who],
+                    )  # fmt: skip
+                panel.margins(x=0.2, y=0.1)
+                for side, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
+                    wide = math.log10(high / low) > 2
+                    side.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=9))
+                    side.set_minor_locator(NullLocator())
+                    side.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
                 if place:
                     panel.set_xlabel("rows of data" if axis == "rows" else axis)
                 if not column:

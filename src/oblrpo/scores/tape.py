@@ -112,10 +112,10 @@ class ScoreTape(RecordingTape):
             sequence_ids: (B, L), for packed rows: which sequence each input token belongs to, negative for none.
             gram: for "streamed" only: whether `gram` will be asked for.
             sketches: for "streamed" only: the arguments with which `sketch` will be.
-            rows_S: which of a larger batch's rows these are, in any order; groups of which as many are here are summed in
-                one product where they are neighbours. Its other rows are then recorded in the same
-                `with`, each once, by further forwards. `norm2` and `accumulate` are of the whole batch; `gram` and
-                `sketch` cannot be had.
+            rows_S: which of a larger batch's rows these are, in any order; where groups with as many rows here are
+                neighbours, one product sums all of them. Its other rows are then recorded in the same `with`, each
+                once, by further forwards. `norm2` and `accumulate` are of the whole batch; `gram` and `sketch` cannot
+                be had.
 
         Raises:
             UnsupportedModelError: as the class says, or rows mix.
