@@ -10,7 +10,7 @@ is a process of its own, and the two take turns. A step is counted in CPU second
 to the next, the median of three, so that it holds a gradient, an update and the next batch's sampling. Of `rows` it is
 instead what comes before the first reward: reading, checking and splitting a JSON Lines file of short sums, and one
 small batch. Memory is the peak of the process over what its imports took. The exponent is the slope of a straight line
-through the logarithms.
+through the logarithms, without the smallest size, where what is fixed weighs most.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ def measure(who: str, axis: str, size: int, file: str, folder: str) -> dict[str,
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Every case that is not in the CSV, each in a process of its own."""
+    arguments.csv.parent.mkdir(parents=True, exist_ok=True)
     found = read(arguments.csv)
     known = {(row["axis"], int(row["size"]), row["who"], int(row["round"])) for row in found}
     names = ["oblrpo"] + ["TRL"] * bool(importlib.util.find_spec("trl"))
@@ -197,8 +198,8 @@ def curve(found: list[dict[str, Any]], axis: str, who: str, figure: str) -> Curv
 
 
 def exponent(line: Curve) -> float:
-    """The slope of log figure against log size, over the upper half of the sizes, where what is fixed weighs less."""
-    points = [(math.log(size), math.log(value)) for size, value in line.items()][len(line) // 2 - 1 :]
+    """The slope of log figure against log size, without the smallest size."""
+    points = [(math.log(size), math.log(value)) for size, value in line.items()][1:]
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 

@@ -705,7 +705,7 @@ def test_the_movement_of_one_of_a_crowd_is_its_kl():
 def test_a_power_law_has_its_exponent():
     line = {float(size): 3 * size**1.5 for size in (10, 20, 40, 80)}
     assert growth.exponent(line) == pytest.approx(1.5)
-    line[10.0] = 1e6  # what is fixed rules the smallest sizes, which have no say
+    line[10.0] = 1e6  # the smallest size has no say
     assert growth.exponent(line) == pytest.approx(1.5)
 
 

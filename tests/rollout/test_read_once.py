@@ -38,6 +38,7 @@ def test_greedy_outputs_of_padded_prompts(family):
                                 output_logits=True, return_dict_in_generate=True)  # fmt: skip
     inputs = {"input_ids": prompt_PQ.repeat_interleave(G, 0), "attention_mask": mask_PQ.repeat_interleave(G, 0)}
     cache = _read_once(model, prompt_PQ, mask_PQ, G, 0)
+    assert cache is not None
     plain = model.generate(**inputs, generation_config=settings)
     shared = model.generate(**inputs, generation_config=settings, **{CACHE: cache})
     assert torch.equal(plain.sequences, shared.sequences)

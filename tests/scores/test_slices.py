@@ -31,21 +31,21 @@ def record(tape, model, data, slices=SLICES):
     return tape
 
 
-def agrees_with_loop_autograd(model, data, method="auto"):
-    coef_S = torch.randn(6, dtype=torch.float64)
+def agrees_with_loop_autograd(model, data, method="auto", slices=SLICES, sizes=SIZES):
+    coef_S = torch.randn(sum(sizes), dtype=torch.float64)
     for parameter in model.parameters():  # what is there is added to
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 0.5)
-    tape = record(ScoreTape(model, method), model, data)
+    tape = record(ScoreTape(model, method), model, data, slices)
     torch.testing.assert_close(tape.norm2(), oracle.norm2(model, logps(model, *data)), rtol=1e-9, atol=1e-12)
-    group_norm2_P = tape.accumulate(coef_S, SIZES)
+    group_norm2_P = tape.accumulate(coef_S, sizes)
     ours = gradients(model)
     model.zero_grad()
     expected, start = [], 0
-    for size in SIZES:
+    for size in sizes:
         alone_S = torch.zeros_like(coef_S)
         alone_S[start : start + size] = coef_S[start : start + size]
-        expected.append(oracle.accumulate(model, logps(model, *data), alone_S, 6)[0])
+        expected.append(oracle.accumulate(model, logps(model, *data), alone_S, len(coef_S))[0])
         start += size
     torch.testing.assert_close(group_norm2_P, torch.stack(expected), rtol=1e-9, atol=1e-12)
     for name, gradient in gradients(model).items():
@@ -125,6 +125,21 @@ def test_groups_of_as_many_rows_are_one_run():
     assert mine.runs[1].of(slice(1, 4)) == (slice(3, 9), [0, 2])
     assert mine.runs[0].of(slice(1, 4)) == (slice(1, 2), [1])
     assert mine.runs[0].of(slice(3, 4))[1] == []
+
+
+@pytest.mark.parametrize("elements", [1 << 22, 600, 1])  # all groups at a time, some, and one
+@pytest.mark.parametrize(
+    ("name", "method"), [("qwen2-tied", "gram"), ("qwen2-tied", "instantiate"), ("qwen3-untied-bias", "gram")]
+)
+@pytest.mark.usefixtures("stay_double")
+def test_runs_of_several_groups_agree_with_loop_autograd(name, method, elements, monkeypatch):
+    torch.manual_seed(4)
+    monkeypatch.setattr("oblrpo.scores.contributions.CHUNK_ELEMENTS", elements)
+    owner_S = torch.arange(4).repeat_interleave(3)
+    parts = torch.tensor([0, 4, 5, 6, 9, 11]), torch.tensor([1, 2, 3, 7, 8, 10])
+    slices = [rows[by_count(owner_S[rows])].tolist() for rows in parts]
+    assert slices == [[0, 6, 4, 5, 9, 11], [3, 10, 1, 2, 7, 8]]
+    agrees_with_loop_autograd(build(name), batch(12), method, slices, [3] * 4)
 
 
 @pytest.mark.usefixtures("stay_double")
