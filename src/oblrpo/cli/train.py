@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from oblrpo.cli.flags import parse
+from oblrpo.cli.loading import loading
 from oblrpo.cli.train_help import print_help
 from oblrpo.commands import carry_out, check_settings
 from oblrpo.errors import InputError
@@ -48,15 +49,15 @@ def run(argv: list[str]) -> None:
         command = _parse(argv, with_settings(saved, {"output": output}, "--output"))
     elif command.accept_changed:
         raise InputError("--accept-changed would change nothing without --resume; leave it out.")
-    from transformers.utils import logging as transformers_logging
+    with loading():  # torch and transformers load only now: --help is instant
+        from transformers.utils import logging as transformers_logging
+
+        from oblrpo.memory import resident_bytes
+        from oblrpo.report.console import Progress, summary
+        from oblrpo.trainer.loop import Trainer
+        from oblrpo.trainer.peak_memory import peak_memory
 
     check_settings(command.config, flags_in(argv), recipe)
-
-    from oblrpo.memory import resident_bytes
-    from oblrpo.report.console import Progress, summary
-    from oblrpo.trainer.loop import Trainer  # torch and transformers load only now: --help is instant
-    from oblrpo.trainer.peak_memory import peak_memory
-
     transformers_logging.disable_progress_bar()
     libraries = resident_bytes()
     trainer = Trainer(command.config, command.resume, accept_changed=command.accept_changed)

@@ -1,4 +1,4 @@
-"""The optimizer of a run by name, from torch or from packages that need no learning rate or no decay of one."""
+"""The optimizer of a run by name, from torch or from packages that need no rate or no decay of one; its scheduler."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from oblrpo.errors import InputError
 from oblrpo.settings import OptimConfig
@@ -45,6 +46,16 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
         return training(kind(parameters, **settings))
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} refuses its settings: {error}.") from None
+
+
+def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LRScheduler:
+    """Return what takes the learning rate through its course of that name, over so many updates."""
+    if kind == "constant":  # made here as transformers makes it, whose module of courses first loads PEFT
+        return LambdaLR(optimizer, lambda _: 1.0)
+    from transformers import get_scheduler
+
+    scheduler: LRScheduler = get_scheduler(kind, optimizer, 0, updates)
+    return scheduler
 
 
 def training(optimizer: Optimizer) -> Optimizer:

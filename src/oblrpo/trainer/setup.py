@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import get_scheduler
 
 from oblrpo.algorithms import Algorithm, ratio_of, resolve
 from oblrpo.clock import Clock
@@ -27,7 +26,7 @@ from oblrpo.step.selection import SELECTIONS
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.learner import Learner
-from oblrpo.trainer.optimizers import make_optimizer
+from oblrpo.trainer.optimizers import make_optimizer, make_scheduler
 
 SMALL_MODEL = 5_000_000
 """Parameters up to which one CPU thread is fastest."""
@@ -196,7 +195,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         movement=Movement(policy, rollout.temperature, row_batches(rollout)),
         schedule=schedule,
         optimizer=optimizer,
-        scheduler=get_scheduler(optim.lr_scheduler_type, optimizer, 0, config.run.steps * iterations),
+        scheduler=make_scheduler(optim.lr_scheduler_type, optimizer, config.run.steps * iterations),
         rollout=rollout,
         micro_batches=micro_batches,
         num_iterations=iterations,
