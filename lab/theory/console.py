@@ -12,8 +12,8 @@ from lab.theory.claims import Claim, Measurement
 
 SUBJECTS = {
     "A1": "a baseline leaves its own output out",
-    "A2": "||grad log pi|| has one bound L",
-    "A3": "||grad^2 log pi|| has one bound M",
+    "A2": "||grad^2 log pi|| has one bound L",
+    "A3": "||grad log pi||^2 has one bound M",
     "A4": "the baseline is bounded",
     "T1": "the gradient is unbiased",
     "T2": "its covariance is H / N",
@@ -29,9 +29,9 @@ SUBJECTS = {
 REASONS = {
     "A1: the other baselines do too": "Baselines from the whole group know the output they are subtracted from, so the "
     "gradient is biased. The rivals are mean, grpo, dr_grpo, reinforce_pp, opo, length16, otb, eob and vcpo.",
-    "A2: one L for all parameters of a network": "The bound of a network grows without end as its parameters grow. "
-    "The theorems hold along a path, with the constants of that path.",
-    "A3: one M for all parameters of a network": "The same is true of its second derivative.",
+    "A2: one L for all parameters of a network": "A network's second derivatives grow without end as its parameters "
+    "grow. The theorems hold along a path, with the constants of that path.",
+    "A3: one M for all parameters of a network": "The same is true of its squared score norms.",
     "without signal the plug-in factor is 1/2, to 0.01": "In one dimension it is 0.356. In 64 dimensions it is 0.496.",
     "c <= B L + B^2 M, small rewards": "The paper's smoothness constant is not homogeneous in the reward: B^2 M "
     "vanishes before B L does. osc(F) L holds everywhere.",

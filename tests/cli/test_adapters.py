@@ -29,9 +29,9 @@ def logits_of(model):
 
 
 @pytest.mark.usefixtures("dense_reward")
-def test_a_run_saves_adapters_and_merges_them(base, small_run, tmp_path):
+def test_a_run_saves_adapters_and_they_are_exported_as_they_are_or_merged(base, small_run, oblrpo, tmp_path):
     GenerationConfig(eos_token_id=[1, 7], pad_token_id=0).save_pretrained(base)
-    code, out, err = small_run("--merge", model=base, lora={"r": 2}, steps=3, eval_steps=0)
+    code, out, err = small_run(model=base, lora={"r": 2}, steps=3, eval_steps=0)
     assert code == 0, err
     checkpoint = tmp_path / "run" / "checkpoints" / "step_3"
     assert (checkpoint / "adapter_model.safetensors").is_file()
@@ -39,7 +39,12 @@ def test_a_run_saves_adapters_and_merges_them(base, small_run, tmp_path):
     total, trained = [int(word.replace(",", "")) for word in out.split() if word.replace(",", "").isdigit()][:2]
     assert 0 < trained < total / 3
     adapted = AutoModelForCausalLM.from_pretrained(checkpoint).eval()  # transformers finds the model beneath
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged").eval()
+    assert oblrpo("export", tmp_path / "run")[0] == 0
+    shared = tmp_path / "run" / "export"
+    assert "library_name: peft" in (shared / "README.md").read_text()
+    torch.testing.assert_close(logits_of(AutoModelForCausalLM.from_pretrained(shared).eval()), logits_of(adapted))
+    assert oblrpo("export", tmp_path / "run", "--merge", "--output", tmp_path / "merged")[0] == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert not hasattr(merged, "peft_config")
     assert merged.generation_config.eos_token_id == [1, 7]  # or it would never end
     torch.testing.assert_close(logits_of(adapted), logits_of(merged), rtol=1e-4, atol=1e-4)
@@ -95,7 +100,6 @@ def test_four_bits_under_adapters(base, small_run, tmp_path):
         ({"lora": {"r": -1}}, "rank r, at least 1"),
         ({"load_in_4bit": True, "model": "x"}, "load_in_4bit leaves no weight"),
         ({"dtype": "bfloat16", "model": "x"}, "lose updates smaller than 1/256"),
-        ({"merge": True, "model": "x"}, "merge needs adapters"),
         ({"lora": {"r": 2, "target_modules": ["nowhere"]}}, "PEFT refuses the adapter: .*nowhere"),
     ],
 )
@@ -133,10 +137,10 @@ def test_adapters_of_the_hub_are_refused_and_new_ones_on_top_of_old_ones(base, t
 
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys")  # where transformers loads what was saved
 @pytest.mark.usefixtures("dense_reward")
-def test_adapters_of_all_that_is_linear_train_experts_and_routers(small_run, tmp_path):
+def test_adapters_of_all_that_is_linear_train_experts_and_routers(small_run, oblrpo, tmp_path):
     """PEFT adapts both as bare parameters (`target_parameters`)."""
     base = folder_of("qwen3-moe-normalised", tmp_path / "model")
-    code, _, err = small_run("--merge", model=base, lora={"r": 2}, steps=2, eval_steps=0)
+    code, _, err = small_run(model=base, lora={"r": 2}, steps=2, eval_steps=0)
     assert code == 0, err
     before, after = (
         load_file(tmp_path / "run" / "checkpoints" / f"step_{step}" / "adapter_model.safetensors") for step in (0, 2)
@@ -144,7 +148,8 @@ def test_adapters_of_all_that_is_linear_train_experts_and_routers(small_run, tmp
     moved = {name.split(".mlp.")[1] for name in after if "mlp" in name and not torch.equal(after[name], before[name])}
     assert {"experts.lora_B.weight", "experts.base_layer.lora_B.weight", "gate.lora_B.weight"} <= moved
     adapted = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_2").eval()
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged").eval()
+    assert oblrpo("export", tmp_path / "run", "--merge")[0] == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export").eval()
     torch.testing.assert_close(logits_of(adapted), logits_of(merged), rtol=1e-4, atol=1e-4)
 
 

@@ -280,7 +280,6 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"model": (loaded()[0], "words")}, "the tokenizer is a str"),
         ({"model": (loaded()[0].bfloat16(), loaded()[1])}, "weights in bfloat16 lose small updates"),
         ({"model": (loaded()[0].requires_grad_(False), loaded()[1])}, "no parameter of the model is to be trained"),
-        ({"merge": True}, "merge needs adapters"),
         ({"model": loaded(eos_token_id=50256)}, "ends completions with token 50256, but knows 258 tokens; give its"),
     ],
 )

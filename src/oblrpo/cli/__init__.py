@@ -10,7 +10,7 @@ from oblrpo.cli import interrupts
 from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.streams import steady
 
-COMMANDS = ("train", "compare", "evaluate", "diagnose", "report")
+COMMANDS = ("train", "compare", "evaluate", "diagnose", "report", "export")
 LABORATORY = ("bench", "theory", "probe")  # what lies in `lab/` of a checkout, beside the package
 
 USAGE = """\
@@ -21,6 +21,7 @@ oblrpo: RL of language models with the exact variance-optimal baseline and a lea
   oblrpo evaluate [MODEL] [--benchmark NAME ...]         avg@k, pass@k of a model: benchmarks, or --data by --rewards
   oblrpo diagnose RUN|LOG [--look]                       what is wrong with a run of oblrpo, TRL or verl, and what to do
   oblrpo report RUN [--follow]                           one page of a run from what it left; again as it goes
+  oblrpo export RUN [--merge]                            the model of a run and its card, in a folder to share
   oblrpo --version
 
 Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""

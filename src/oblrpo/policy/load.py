@@ -153,8 +153,6 @@ def adopt_policy(
         raise InputError("the model has adapters inside it; give the PEFT model around it, which is trained as it is.")
     if model is not inner and config.lora:
         raise InputError("the model has adapters already, which are trained as they are; leave out lora.")
-    if config.merge and not (config.lora or model is not inner):
-        raise InputError("merge needs adapters; set lora.")
     _set_padding(tokenizer, "the model")
     if config.lora:
         model = add_adapter(model, config)
@@ -198,9 +196,10 @@ def check_policy(config: PolicyConfig) -> None:
     if adapters and not config.model:
         raise InputError("lora needs a model to adapt; name one with model.")
     if config.lora and config.model and base_of(config.model):
-        raise InputError(f"{config.model!r} holds adapters, which are trained on; leave out lora or merge them.")
-    if config.merge and not adapters:
-        raise InputError("merge needs adapters; set lora.")
+        raise InputError(
+            f"{config.model!r} holds adapters, which are trained on; leave out lora, or merge "
+            "them first (oblrpo export --merge)."
+        )
     if config.load_in_4bit and not adapters:
         raise InputError("load_in_4bit leaves no weight that could be trained; add adapters with lora.")
     if config.load_in_4bit and is_gguf(base_of(config.model) or config.model):

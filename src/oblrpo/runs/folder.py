@@ -191,13 +191,6 @@ class RunFolder:
         measured = [step for step in self.checkpoint_steps() if step in accuracy]
         return max(measured, key=lambda step: accuracy[step], default=None)
 
-    def write_merged(self, save_policy: Callable[[Path], None]) -> None:
-        """Write `merged`, a model without adapters, whole or not at all."""
-        partial = self.path / ".merged.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        save_policy(partial)
-        _replace(partial, self.path / "merged")
-
     def newest_whole(self) -> tuple[Path | None, dict[int, str]]:
         """The newest checkpoint that is what the run wrote, if any, and what is wrong with newer ones, by step."""
         damaged: dict[int, str] = {}
@@ -278,7 +271,7 @@ def _replace(partial: Path, target: Path) -> None:
 
 
 def run_of(model: str) -> TrainConfig | None:
-    """Return the settings of the run that a checkpoint or a merged model lies in; None if it lies in none.
+    """Return the settings of the run that a checkpoint or its export lies in; None if it lies in none.
 
     Raises:
         InputError: the settings cannot be read, or it is the folder of a run itself.
@@ -287,5 +280,5 @@ def run_of(model: str) -> TrainConfig | None:
     if (itself := RunFolder(path)).config_file.is_file() and itself.checkpoints.is_dir():
         raise InputError(f"{model} is the folder of a run; give one of its checkpoints, those in {itself.checkpoints}.")
     folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
-    inside = path.parent == folder.checkpoints or path == folder.path / "merged"
+    inside = path.parent == folder.checkpoints or path == folder.path / "export"
     return folder.saved_config() if inside and folder.config_file.is_file() else None

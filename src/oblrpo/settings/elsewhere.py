@@ -59,6 +59,7 @@ GONE = {
     "lora_target_modules": "write `lora` {r: 16, target_modules: [q_proj, v_proj]}",
     "max_position_embeddings": "write `model_args` {max_position_embeddings: 2048}",
     "max_skipped_steps": "a run ends after 5 steps in a row without a finite gradient, or after half of its steps",
+    "merge": "oblrpo export RUN --merge writes the model with its adapters added",
     "num_attention_heads": "write `model_args` {num_attention_heads: 4}",
     "num_hidden_layers": "write `model_args` {num_hidden_layers: 4}",
     "prior_memory": "an earlier step counts 0.8 in the next one",

@@ -31,7 +31,6 @@ class TrainKeywords(TypedDict, total=False):
     gradient_checkpointing: bool
     lora: dict[str, Any]
     load_in_4bit: bool
-    merge: bool
     model_args: dict[str, Any]
     warm_start_steps: int
     warm_start_args: dict[str, Any]

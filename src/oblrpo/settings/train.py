@@ -44,8 +44,6 @@ class PolicyConfig(ModelConfig):
     v_proj]}', with their rank r. None: the whole model is trained."""
     load_in_4bit: bool = False
     """Keep the model under the adapters in 4 bits (NF4), through bitsandbytes: QLoRA."""
-    merge: bool = False
-    """After the last step write the model with its adapters merged to `OUTPUT/merged`."""
     model_args: Annotated[Mapping, Holds(Sizes), LOADED] = field(default_factory=dict)
     """Sizes of a policy that is built, such as '{hidden_size: 128, num_hidden_layers: 4}'."""
 

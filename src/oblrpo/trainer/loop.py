@@ -157,8 +157,6 @@ class Trainer:
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
             self._steps(progress)
         hand_out(self.learner.optimizer)
-        if self.config.policy.merge:
-            self.folder.write_merged(self.policy.save_merged)
 
     def _steps(self, progress: Progress) -> None:
         begun = self.done is not None

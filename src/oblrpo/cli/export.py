@@ -1,0 +1,35 @@
+"""`oblrpo export`: the model of a run, to share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class ExportCommand:
+    """Write the model of a run into a folder to share, with a model card.
+
+    The folder loads in transformers and vLLM, and llama.cpp's converter reads it; `hf upload NAME FOLDER` publishes it.
+
+    Examples: `oblrpo export runs/demo`; `oblrpo export runs/lora --merge --output models/mine`.
+    """
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Folder of a run."""
+    output: str = ""
+    """Folder to write. Empty: RUN/export."""
+    step: int | None = None
+    """Step of the checkpoint, such as that of the highest held-out accuracy. None: the newest."""
+    merge: bool = False
+    """Add adapters to the weights of their model, so that the folder holds a whole model."""
+
+
+def run(argv: list[str]) -> None:
+    """Run `oblrpo export`."""
+    command = tyro.cli(ExportCommand, args=argv, prog="oblrpo export")
+    from oblrpo.report.export import export
+
+    folder = export(Path(command.run), Path(command.output) if command.output else None, command.step, command.merge)
+    print(f"{folder}\nREADME.md is its card. It names no licence: add the one that the model you began with allows.")

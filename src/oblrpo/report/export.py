@@ -1,0 +1,88 @@
+"""A folder to share: the model of a run with its card, and nothing that only training needs."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from oblrpo.checksums import SUMS
+from oblrpo.errors import InputError
+from oblrpo.report.model_card import model_card
+from oblrpo.report.record import RunRecord, read_run
+from oblrpo.runs import write_atomically
+
+ADAPTERS = "adapter_config.json"
+
+
+def export(run: Path, output: Path | None = None, step: int | None = None, merge: bool = False) -> Path:
+    """Write the model of a run into a folder that transformers, vLLM, llama.cpp's converter and the hub take as it is.
+
+    Args:
+        run: folder of the run.
+        output: folder to write, which must not be there yet; None for RUN/export.
+        step: the step of the checkpoint; None for the newest.
+        merge: add adapters to the weights of their model.
+
+    Returns:
+        The folder: safetensors, config, tokenizer, and README.md, the model card.
+
+    Raises:
+        InputError: the run has no such checkpoint, or it is damaged; the output is there; `merge` without adapters.
+    """
+    record = read_run(run)
+    if record is None:
+        raise InputError(
+            f"{run} holds no config.yaml and metrics.jsonl with a finished step; give the folder of a run."
+        )
+    checkpoint, reached = _checkpoint(record, step)
+    output = output or run / "export"
+    if os.path.lexists(output):
+        raise InputError(f"{output} already exists; give another --output, or remove it.")
+    adapters = (checkpoint / ADAPTERS).is_file()
+    if merge and not adapters:
+        raise InputError(f"{checkpoint} holds a whole model, and no adapters to merge; leave out --merge.")
+    partial = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        if merge:
+            _merge(record, checkpoint, partial)
+        else:
+            shutil.copytree(checkpoint, partial, ignore=shutil.ignore_patterns("oblrpo_state.*", SUMS, "README.md"))
+        base = _base(str(record.settings.get("model") or ""), checkpoint)
+        name = record.folder.path.resolve().name
+        write_atomically(partial / "README.md", model_card(record, reached, name, base, adapters and not merge))
+        partial.rename(output)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise InputError(f"cannot write {output}: {error.strerror}.") from None
+    return output
+
+
+def _checkpoint(record: RunRecord, step: int | None) -> tuple[Path, int]:
+    """The checkpoint of a step, whole, and the step."""
+    steps = record.folder.checkpoint_steps()
+    if not steps:
+        raise InputError(f"{record.folder.path} holds no checkpoint; train with --save-steps.")
+    reached = steps[-1] if step is None else step
+    if reached not in steps:
+        raise InputError(
+            f"{record.folder.path} has no checkpoint of step {reached}; choose one of: {', '.join(map(str, steps))}."
+        )
+    if wrong := record.folder.wrong_with(reached):
+        raise InputError(f"{record.folder.checkpoint(reached)} is damaged ({wrong}); give another --step.")
+    return record.folder.checkpoint(reached), reached
+
+
+def _merge(record: RunRecord, checkpoint: Path, folder: Path) -> None:
+    """Write the model of a checkpoint of adapters with these added to its weights."""
+    from oblrpo.policy import load_policy  # torch and transformers load only now
+
+    load_policy(str(checkpoint), record.folder.saved_config().policy).save_merged(folder)
+
+
+def _base(model: str, checkpoint: Path) -> str:
+    """The name on the hub of the model that was trained; empty if it was a folder, a file or an object."""
+    adapters = checkpoint / ADAPTERS
+    name = json.loads(adapters.read_text("utf-8")).get("base_model_name_or_path") if adapters.is_file() else model
+    local = str(name).startswith((".", "/", "~", "models/", "runs/")) or str(name).count("/") != 1
+    return "" if local or Path(str(name)).exists() else str(name)

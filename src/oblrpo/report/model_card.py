@@ -1,0 +1,190 @@
+"""The card of a trained model, as the hub shows it: what it learned from, how well it does, how to make it again."""
+
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from oblrpo.errors import InputError
+from oblrpo.intervals import Z95
+from oblrpo.objects import PREFIX
+from oblrpo.report.record import RunRecord
+from oblrpo.settings import RECIPES, TrainConfig, flatten, load_recipe, yaml_line, yaml_text
+from oblrpo.tasks import BENCHMARKS
+
+PLACES = {"recipe", "output", "threads", "report_to", "project", "log_completions"}
+"""Settings that say where a run was made, and nothing of the model."""
+
+
+def model_card(record: RunRecord, step: int, name: str, base: str, adapters: bool) -> str:
+    """Return the README.md of the model that a run had after a step, in Markdown.
+
+    Args:
+        record: the run.
+        step: the step of the checkpoint.
+        name: what the model is called.
+        base: the model that was trained, if the hub has it; else empty.
+        adapters: whether the folder holds adapters of the base, and no whole model.
+    """
+    said = _said(record.settings)
+    P, G = record.prompts, record.whole("num_generations")
+    whole = f"{record.whole('steps'):,}"
+    parts = [
+        f"---\n{yaml_text(_front(record.settings, base, adapters))}---\n\n# {name}\n",
+        f"{_began_with(record.settings, base)}, trained by reinforcement learning with oblrpo {version('oblrpo')} "
+        f"(algorithm `{record.settings.get('algorithm')}`, [OBLR-PO](https://arxiv.org/abs/2511.23310)). "
+        f"These are {'adapters' if adapters else 'the weights'} after step {step:,} of {whole}. A step had {P} prompts and {G} completions of each.\n",
+        "## What it learned from\n",
+        *(f"- **{what}**: {words}" for what, words in _learned_from(record.settings).items()),
+        "\n## Before and after\n",
+        _accuracies(record, step),
+        "\n## Use\n",
+        f"```python\n{_use(name, adapters)}```\n",
+        "## How it was made\n",
+        _made_by(record.settings, said),
+        "\nThe settings that are not oblrpo's defaults, and those of the machine left out:\n",
+        f"```yaml\n{yaml_text(said)}```",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that differ from the defaults, places left out."""
+    usual = flatten(TrainConfig())
+    return {key: value for key, value in settings.items() if key in usual and value != usual[key] and key not in PLACES}
+
+
+def _front(settings: Mapping[str, Any], base: str, adapters: bool) -> dict[str, Any]:
+    """What the hub reads of a card. A licence is not among it: nobody but its owner can name it."""
+    data = [source.split(":")[0].split("[")[0] for source in settings.get("data") or [] if _is_of_hub(source)]
+    front = {
+        "base_model": base,
+        "library_name": "peft" if adapters else "transformers",
+        "pipeline_tag": "text-generation",
+        "datasets": data,
+        "tags": ["reinforcement-learning", "oblrpo", str(settings.get("algorithm"))],
+    }
+    return {key: value for key, value in front.items() if value}
+
+
+def _is_of_hub(source: str) -> bool:
+    """Whether a source of rows is named as the hub names one, and no file."""
+    return source.count("/") == 1 and not source.startswith((".", "/", "~", PREFIX)) and "." not in source.split("/")[1]
+
+
+def _began_with(settings: Mapping[str, Any], base: str) -> str:
+    """The model that was trained, by a link if the hub has it."""
+    if base:
+        return f"[{base}](https://huggingface.co/{base})"
+    model = str(settings.get("model") or "")
+    if not model:
+        return "A small Qwen3 model with random weights"
+    return f"The loaded model `{model.removeprefix(PREFIX)}`" if model.startswith(PREFIX) else f"The model `{model}`"
+
+
+def _learned_from(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Prompts, reward and what was put around prompts, in words."""
+
+    def listed(names: Any) -> str:
+        return ", ".join(f"`{str(name).removeprefix(PREFIX)}`" for name in names)
+
+    data, task = settings.get("data") or [], settings.get("task")
+    told = {"Prompts": listed(data) if data else f"the task `{task}`" + _with(settings.get("task_args"))}
+    if settings.get("sft_data"):
+        told["Supervised learning, before"] = listed(settings["sft_data"])
+    elif settings.get("warm_start_steps"):
+        told["Supervised learning, before"] = f"{settings['warm_start_steps']} steps of the task's own demonstrations"
+    rewards = settings.get("rewards") or []
+    of_task = "the benchmark's own comparison" if task in BENCHMARKS else "the task's own"
+    told["Reward"] = listed(rewards) if rewards else of_task
+    if settings.get("prompt_template"):
+        told["Prompt"] = f"`{yaml_line(settings['prompt_template'])}`"
+    if settings.get("chat"):
+        told["Chat"] = "prompts were shown as a user's message, by the chat template"
+    if settings.get("system_prompt"):
+        told["System prompt"] = f"`{yaml_line(settings['system_prompt'])}`"
+    told["Completions"] = (
+        f"at most {settings.get('max_completion_length')} tokens, temperature {settings.get('temperature')}"
+    )
+    return told
+
+
+def _with(arguments: Any) -> str:
+    return f" with `{yaml_line(arguments)}`" if arguments else ""
+
+
+def _accuracies(record: RunRecord, step: int) -> str:
+    """The table of held-out accuracy before and after, with intervals."""
+    measured = [row for row in record.measured if row["step"] <= step]
+    if not measured:
+        return "Held-out accuracy was not measured (`eval_prompts: 0`)."
+    before = record.rows[0].get("eval/accuracy_before_warm_start")
+    lines = [] if before is None else [f"| as it was loaded | {before:.3f} | |"]
+    for row, what in zip([measured[0], measured[-1]][: len(measured)], ("before RL", "after"), strict=False):
+        error = row.get("eval/accuracy_stderr")
+        margin = "" if error is None else f"± {Z95 * error:.3f}"
+        lines.append(f"| {what} (step {row['step']}) | {row['eval/accuracy']:.3f} | {margin} |")
+    return "\n".join(
+        [
+            "| | held-out accuracy | 95 % interval |",
+            "|---|---|---|",
+            *lines,
+            "",
+            f"Measured on {record.whole('eval_prompts')} held-out prompts at most, {record.whole('eval_samples')} "
+            f"completions each, drawn as in training. The interval is over prompts. It is one run, of seed "
+            f"{record.whole('seed')}: another seed ends elsewhere.",
+        ]
+    )
+
+
+def _use(name: str, adapters: bool) -> str:
+    kind, library = ("AutoPeftModelForCausalLM", "peft") if adapters else ("AutoModelForCausalLM", "transformers")
+    imports = f"from {library} import {kind}\n" + ("from transformers import AutoTokenizer\n" if adapters else "")
+    if not adapters:
+        imports = f"from {library} import {kind}, AutoTokenizer\n"
+    return (
+        f'{imports}\nfolder = "{name}"  # this folder, or its name on the hub\n'
+        f"model, tokenizer = {kind}.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)\n"
+    )
+
+
+def _made_by(settings: Mapping[str, Any], said: Mapping[str, Any]) -> str:
+    """The command, from the recipe if it is one that everybody has; or that a program of Python made it."""
+    objects = [key for key, value in said.items() for word in _words(value) if word.startswith(PREFIX)]
+    if objects:
+        return (
+            f"By `oblrpo.train(...)` in a Python program, which gave {' and '.join(dict.fromkeys(objects))} itself. "
+            "They stand below by their names and digests."
+        )
+    recipe, changed = str(settings.get("recipe") or ""), dict(said)
+    if recipe and (RECIPES / f"{recipe}.yaml").is_file():
+        try:
+            of_recipe = flatten(load_recipe(recipe, TrainConfig()))
+        except InputError:  # a recipe of another version
+            of_recipe = {}
+        changed = {
+            key: value
+            for key, value in settings.items()
+            if key in of_recipe and value != of_recipe[key] and key not in PLACES
+        }
+    else:
+        recipe = ""
+    return f"```\n{shlex.join(['oblrpo', 'train', *([recipe] if recipe else []), *flags_of(changed)])}\n```"
+
+
+def _words(value: Any) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else [str(value)]
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the flags of `oblrpo train`."""
+    flags = []
+    for key, value in settings.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        else:
+            flags += [f"--{name}", yaml_line(value) if isinstance(value, dict) else str(value)]
+    return flags

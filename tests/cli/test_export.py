@@ -1,0 +1,111 @@
+"""A folder to share: what it holds loads, and its card says what the run did."""
+
+import json
+import re
+import shlex
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import oblrpo as package
+from oblrpo.cli.train import _parse
+from oblrpo.intervals import Z95
+from oblrpo.report.export import export
+from oblrpo.settings import TrainConfig, flatten, load_recipe, settings_in
+from tests.cli.conftest import SMALL
+
+
+@pytest.fixture
+def run(small_run, tmp_path, dense_reward):
+    assert small_run("demo", steps=4)[0] == 0
+    return tmp_path / "run"
+
+
+def rows_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_folder_loads_and_holds_nothing_that_only_training_needs(run, oblrpo):
+    code, out, err = oblrpo("export", run)
+    assert code == 0, err
+    folder = run / "export"
+    assert out.splitlines()[0] == str(folder)
+    expected = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    assert {file.name for file in folder.iterdir()} == expected | {"tokenizer_config.json"}
+    ids = AutoTokenizer.from_pretrained(folder)("ab", return_tensors="pt").input_ids
+    models = [AutoModelForCausalLM.from_pretrained(place) for place in (folder, run / "checkpoints" / "step_4")]
+    with torch.no_grad():
+        torch.testing.assert_close(models[0](ids).logits, models[1](ids).logits, rtol=0, atol=0)
+
+
+def test_the_card_has_the_accuracies_of_its_step_and_the_command_that_makes_the_run(run, oblrpo, tmp_path):
+    for step in (2, 4):
+        assert oblrpo("export", run, "--step", step, "--output", tmp_path / f"{step}")[0] == 0
+        card = (tmp_path / f"{step}" / "README.md").read_text()
+        for row in (rows_of(run)[0], rows_of(run)[step]):
+            figure, margin = row["eval/accuracy"], Z95 * row["eval/accuracy_stderr"]
+            assert f"(step {row['step']}) | {figure:.3f} | ± {margin:.3f} |" in card
+        assert f"after step {step} of 4" in card
+    words = shlex.split(re.search("```\noblrpo train (.*)\n```", card)[1])
+    assert words[0] == "demo"
+    again = flatten(_parse(words, load_recipe("demo", TrainConfig())).config)
+    saved = settings_in(run / "config.yaml")
+    assert {key for key in saved if again[key] != saved[key]} <= {"output", "threads"}
+    assert "\nmodel_args:\n  hidden_size: 16\n" in card
+
+
+def test_a_run_from_python_says_what_the_program_gave(tmp_path, dense_reward):
+    def vowels(completions, **columns):
+        return [sum(letter in "aeiou" for letter in text) / 8 for text in completions]
+
+    settings = {key.strip("-").replace("-", "_"): value for key, value in SMALL.items()}
+    rows = [{"prompt": f"{number}:"} for number in range(100)]
+    run = package.train(data=rows, reward=vowels, output=tmp_path / "mine", progress=False, **settings)
+    card = (run.export(tmp_path / "shared") / "README.md").read_text()
+    assert re.search(r"\*\*Prompts\*\*: `100 rows, sha256 [0-9a-f]{8}`", card)
+    assert "**Reward**: `vowels`" in card
+    assert re.search(r"By `oblrpo.train\(...\)` in a Python program, which gave rewards and data itself", card)
+    assert "oblrpo train " not in card
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "front"),
+    [
+        ("Qwen/Qwen3-0.6B", ["openai/gsm8k:main[train]"], "base_model: Qwen/Qwen3-0.6B\n.*datasets:\n- openai/gsm8k\n"),
+        ("models/mine", ["rows.jsonl", "./some/rows"], "^(?!.*(base_model|datasets):)"),
+    ],
+)
+def test_only_what_the_hub_has_is_named_to_it(run, tmp_path, model, data, front):
+    config = run / "config.yaml"
+    text = config.read_text().replace("model: ''\n", f"model: {model}\n")
+    config.write_text(text.replace("data: []\neval_data", f"data: {json.dumps(data)}\neval_data"))
+    card = (export(run, tmp_path / "shared") / "README.md").read_text()
+    assert re.search(front, card.split("---")[1], re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--step", "9"], "has no checkpoint of step 9; choose one of: 0, 1, 2, 3, 4"),
+        (["--merge"], "holds a whole model, and no adapters to merge"),
+        (["--output", "there"], "there already exists"),
+    ],
+)
+def test_what_cannot_be_written_is_one_sentence(run, oblrpo, tmp_path, monkeypatch, flags, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    code, _, err = oblrpo("export", run, *flags)
+    assert code == 2
+    assert words in " ".join(err.split())
+    assert not (run / "export").exists()
+
+
+def test_a_damaged_checkpoint_and_a_folder_without_a_run_are_refused(run, oblrpo, tmp_path):
+    weights = run / "checkpoints" / "step_4" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    code, _, err = oblrpo("export", run)
+    assert code == 2
+    assert "is damaged" in err
+    assert oblrpo("export", run, "--step", 3)[0] == 0
+    assert "holds no config.yaml" in oblrpo("export", tmp_path / "nowhere")[2]
