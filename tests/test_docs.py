@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import pytest
 import torch
 
 from oblrpo.algorithms import ALGORITHMS
+from oblrpo.cli.train import _parse
+from oblrpo.commands import check_settings
 from oblrpo.estimators import BASELINES, RATIOS
-from oblrpo.settings import AlgorithmConfig
+from oblrpo.settings import AlgorithmConfig, TrainConfig, flags_in
 from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +55,8 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_examples_of_docstrings(file):
+def test_examples_of_docstrings(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     name = ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
     failed, attempted = doctest.testmod(importlib.import_module(name))
     assert attempted
@@ -134,3 +138,25 @@ def test_the_help_names_every_baseline_to_train_with_algorithm_and_ratio():
     for name in (*trainable, *ALGORITHMS, *RATIOS):
         assert re.search(rf"\b{name}\b", text), name
     assert not re.search(rf"\b({'|'.join(set(BASELINES) - set(trainable))})\b", text)
+
+
+PAPERS = re.findall(r"^\| ([^|]+) \|[^|]+\| ([^|]+) \|", (ROOT / "docs" / "papers.md").read_text(), re.MULTILINE)[2:]
+
+
+@pytest.mark.parametrize(("method", "flags"), PAPERS, ids=[method for method, _ in PAPERS])
+def test_the_flags_of_a_paper_are_settings_that_a_run_takes(method, flags):
+    words = shlex.split(re.match(r"`(--.+?)`", flags)[1]) if flags.startswith("`") else []
+    assert words or flags.startswith("none") or "2511.23310" in flags
+    if "--load-in-4bit" in words:
+        pytest.importorskip("bitsandbytes")
+    more = ["--model", "owner/name"] if "--lora" in words else ["--prompts-per-step", "8"]
+    config = _parse([*words, *more], TrainConfig()).config
+    check_settings(config, flags_in(words), TrainConfig())
+
+
+def test_the_papers_name_every_algorithm_and_ratio():
+    page = (ROOT / "docs" / "papers.md").read_text()
+    for name in ALGORITHMS:
+        assert f"--algorithm {name}" in page, name
+    for name in set(RATIOS) - {"sequence", "none"}:
+        assert f"--ratio {name}" in page, name

@@ -174,7 +174,7 @@ SMOLLM2 = Part(
         Arm("kl 0.005", RATES.arms[1].settings, (1e-6,), seeds=(23, 24)),
         Arm("in-steps", {**DEFAULT, "rule": "in-steps"}, (1e-6,), seeds=(23,)),
     ),
-    seeds=(23, 24, 25),
+    seeds=(23, 24, 25, 26, 27),
     search=(21, 22),
     settings={**NO_EXTRAS, "steps": 20, "eval_prompts": 128, "eval_steps": 5, "save_steps": 5},
 )
@@ -189,7 +189,7 @@ WINDOW = Part(
         Arm("default", DEFAULT, (1e-4, 1e-3), seeds=(23,)),  # the run from 1e-5: one first step, shortened
         Arm("grpo", {"algorithm": "grpo"}, (1e-6, 1e-5, 1e-4, 3e-4, 1e-3)),
     ),
-    seeds=(23, 24, 25),
+    seeds=(23, 24, 25, 26, 27),
     settings=SMOLLM2.settings,
     shares="smollm2",
 )

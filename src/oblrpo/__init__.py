@@ -1,11 +1,34 @@
-"""RL of language models with the exact variance-optimal baseline (OBLR-PO) and a measured learning rate."""
+"""Reinforcement learning of language models that finds its learning rate and tells how noisy its gradient is.
+
+    import oblrpo
+
+    run = oblrpo.train("demo", output="runs/demo")          # a recipe, or model=, data=, reward= of your own
+    run.metrics[-1]["reward"], run.metrics[-1]["n_snr"]     # a list of dicts, one a step
+    run.evaluate(), run.export()                            # held-out accuracy; a folder to share
+    print(oblrpo.diagnose("runs/demo"))                     # what is wrong with a run, ours, TRL's or verl's
+
+To train
+    train       train a policy, with the settings of `oblrpo train`; returns a Run
+    Run         a finished run: metrics, policy, report, evaluate(), export()
+    evaluate    avg@k and pass@k of any model, with intervals
+    diagnose    what is wrong with a run, since when, and what to do
+    InputError  what the user can mend, in one sentence
+
+In a training loop of your own (torch alone is needed)
+    ScoreTape   exact squared score norms of a batch, and its gradient, from one backward
+    baseline    a baseline by name, of rewards and score norms; BASELINES is their table
+    SNRSchedule the learning rate, measured or by the signal-to-noise ratio
+    ledger      the variance of the gradient under every baseline
+
+`help(oblrpo.train)` lists every setting. On the command line: `oblrpo --help`.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from oblrpo.api import Run, evaluate, train
@@ -13,6 +36,21 @@ if TYPE_CHECKING:
     from oblrpo.errors import InputError
     from oblrpo.estimators import BASELINES, SNRSchedule, baseline, ledger
     from oblrpo.scores import ScoreTape
+
+    # For type checkers only: where it is there in a running program, `help(oblrpo)` prints every class in full.
+    __all__ = [
+        "BASELINES",
+        "InputError",
+        "Run",
+        "SNRSchedule",
+        "ScoreTape",
+        "__version__",
+        "baseline",
+        "diagnose",
+        "evaluate",
+        "ledger",
+        "train",
+    ]
 
 _PLACES = {
     "Run": "oblrpo.api",
@@ -28,20 +66,6 @@ _PLACES = {
 }
 """Where each name comes from; it is imported when it is used, for torch takes seconds to load."""
 
-__all__ = [
-    "BASELINES",
-    "InputError",
-    "Run",
-    "SNRSchedule",
-    "ScoreTape",
-    "__version__",
-    "baseline",
-    "diagnose",
-    "evaluate",
-    "ledger",
-    "train",
-]
-
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
@@ -51,4 +75,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_PLACES})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import typing
@@ -13,8 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.control import Control
 from rich.text import Text
 
 from oblrpo.commands import carry_out, check_asked, check_settings, evaluate_rows
@@ -42,7 +39,10 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run that `oblrpo.train` has finished: its metrics, its policy, its page, and what it left on the disk."""
+    """A run that `oblrpo.train` has finished: its metrics, its policy, its page, and what it left on the disk.
+
+    Example: `pandas.DataFrame(run.metrics).plot(x="step", y=["reward", "n_snr"])`.
+    """
 
     def __init__(self, trainer: Trainer, report: Path) -> None:
         self._trainer = trainer
@@ -149,6 +149,15 @@ def train(
     Raises:
         InputError: what the user can mend, in one sentence, as on the command line.
         KeyboardInterrupt: stopped, after the step in progress and its checkpoint; `resume` goes on.
+
+    Example:
+        >>> rows = [{"prompt": f"Word {number}: "} for number in range(100)]
+        >>> def vowels(completions, **columns):
+        ...     return [float("a" in text) for text in completions]
+        >>> small = {"prompts_per_step": 8, "max_completion_length": 4, "eval_prompts": 4, "progress": False}
+        >>> run = train(data=rows, reward=vowels, steps=1, output="runs/mine", **small)
+        >>> [row["step"] for row in run.metrics], run.report.name
+        ([0, 1], 'report.html')
     """
     check_current_folder()
     words, objects = take(model, tokenizer, data, eval_data, _one(reward, settings), sft_data)
@@ -165,10 +174,10 @@ def train(
 
     import torch
 
-    from oblrpo.report.console import Progress, summary
+    from oblrpo.report.console import Progress, console_of_program, summary
     from oblrpo.trainer.loop import Trainer
 
-    console, threads = _console(progress), torch.get_num_threads()
+    console, threads = console_of_program(progress), torch.get_num_threads()
     with _quiet_transformers():
         try:
             trainer = Trainer(config, resume, objects, accept_changed)
@@ -215,6 +224,14 @@ def evaluate(
 
     Raises:
         InputError: what the user can mend, in one sentence.
+
+    Example:
+        >>> from oblrpo.policy import make_policy
+        >>> from oblrpo.settings import PolicyConfig
+        >>> policy, rows = make_policy(PolicyConfig(device="cpu")), [{"prompt": "2 + 2 =", "answer": "4"}]
+        >>> few = {"samples": 2, "max_completion_length": 4, "progress": False}
+        >>> evaluate(policy.model, rows, "numeric", tokenizer=policy.tokenizer, **few)["avg@k"]["k"]
+        2
     """
     words, objects = take(model, tokenizer, data, rewards=_one(reward, settings))
     if "model" not in words:
@@ -244,8 +261,9 @@ def _evaluate(
     check_sampling(asked, ks)
 
     from oblrpo.policy import adopt_policy, load_policy
+    from oblrpo.report.console import console_of_program
 
-    console, config = _console(progress), asked.policy(words["model"])
+    console, config = console_of_program(progress), asked.policy(words["model"])
     with _quiet_transformers(), TemporaryDirectory() as nowhere:
         if objects.model is not None:
             policy = adopt_policy(objects.model, objects.tokenizer, config, train=False)
@@ -285,33 +303,6 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in settings.items()
         if name != "rewards"
     }
-
-
-class _LastingConsole(Console):
-    """A console whose reader may leave (`| head`): rich would end the program."""
-
-    def on_broken_pipe(self) -> None:
-        """Say nothing more."""
-        self.quiet = True
-
-
-class _NotebookConsole(Console):
-    """A console of a notebook, which has no cursor to move."""
-
-    def control(self, *control: Control) -> None:
-        """Leave it out; it would come as an empty line."""
-
-
-def _console(progress: bool) -> Console:
-    """Return where progress is told: a bar in a terminal, and in a notebook that has ipywidgets; else plain lines."""
-    if not progress:
-        return Console(quiet=True, force_terminal=False)
-    console = _LastingConsole(soft_wrap=True, markup=False)
-    if not console.is_jupyter:
-        return console
-    if importlib.util.find_spec("ipywidgets"):
-        return _NotebookConsole(soft_wrap=True, markup=False, force_terminal=True)
-    return Console(soft_wrap=True, markup=False, force_jupyter=False, force_terminal=False)  # plain lines
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,8 +42,9 @@ def test_the_door_itself_needs_no_torch_before_it_trains():
 
 
 def test_every_export_is_there_and_listed():
-    assert EXPORTS <= set(dir(oblrpo)) == set(dir(oblrpo)) | set(oblrpo.__all__)
-    assert set(oblrpo.__all__) == EXPORTS | {"__version__"}
+    lists = [each for each in ast.walk(ast.parse(Path(oblrpo.__file__).read_text())) if isinstance(each, ast.List)]
+    assert {each.value for each in lists[0].elts} == EXPORTS | {"__version__"}
+    assert set(dir(oblrpo)) >= EXPORTS
     for name in EXPORTS:
         assert getattr(oblrpo, name) is not None
     assert oblrpo.train is api.train
@@ -54,6 +56,15 @@ def test_functions_are_no_modules_even_after_everything_is_loaded():
     """A subpackage of an export's name would take its place."""
     folder = Path(oblrpo.__file__).parent
     assert not {path.stem for path in folder.iterdir()} & EXPORTS
+
+
+def test_help_is_one_screen_that_names_every_export():
+    text = pydoc.plain(pydoc.render_doc(oblrpo))
+    described = text[: text.index("PACKAGE CONTENTS")]
+    assert len(described.splitlines()) <= 30
+    for name in EXPORTS:
+        assert re.search(rf"\b{name}\b", described.split("To train")[1]), name
+    assert len(text.splitlines()) < 100
 
 
 def test_the_keywords_are_those_of_the_config():

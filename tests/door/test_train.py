@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import oblrpo
 from oblrpo import api
+from oblrpo.report import console
 from oblrpo.errors import InputError
 from oblrpo.policy import make_policy
 from oblrpo.settings import PolicyConfig
@@ -369,15 +370,15 @@ def test_the_console_of_a_notebook_has_a_bar_only_with_ipywidgets(monkeypatch):
             super().__init__(**{"force_jupyter": True, "file": io.StringIO()} | more)
 
     monkeypatch.setattr(api, "Console", Notebook)
-    monkeypatch.setattr(api, "_LastingConsole", Notebook)
-    monkeypatch.setattr(api, "_NotebookConsole", Notebook)
+    monkeypatch.setattr(console, "_LastingConsole", Notebook)
+    monkeypatch.setattr(console, "_NotebookConsole", Notebook)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels set it
     monkeypatch.setattr(api.importlib.util, "find_spec", lambda name: None)
-    assert not api._console(True).is_jupyter
-    assert not api._console(True).is_terminal
+    assert not console.console_of_program(True).is_jupyter
+    assert not console.console_of_program(True).is_terminal
     monkeypatch.setattr(api.importlib.util, "find_spec", lambda name: name == "ipywidgets")
-    assert api._console(True).is_jupyter
-    assert api._console(True).is_terminal
+    assert console.console_of_program(True).is_jupyter
+    assert console.console_of_program(True).is_terminal
 
 
 def test_nothing_that_works_by_name_says_otherwise():

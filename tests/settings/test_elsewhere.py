@@ -5,14 +5,14 @@ import pytest
 from oblrpo.errors import InputError
 from oblrpo.runs import RunFolder
 from oblrpo.settings import TrainConfig, every_value, flatten, hint, lost, may_change_on_resume, with_settings
-from oblrpo.settings.elsewhere import GONE, GONE_VALUES, NAMED_HERE, NOT_HERE
+from oblrpo.settings.elsewhere import GONE, GONE_VALUES, NAMED_BY_OTHERS, NAMED_HERE, NOT_HERE
 
 OURS = set(flatten(TrainConfig()))
 
 
 def test_every_name_that_is_pointed_to_is_there_and_no_name_of_ours_is_shadowed():
-    assert set(NAMED_HERE.values()) <= OURS | {"resume"}
-    assert not (set(NAMED_HERE) | set(NOT_HERE)) & OURS
+    assert {*NAMED_HERE.values(), *NAMED_BY_OTHERS.values()} <= OURS | {"resume"}
+    assert not (set(NAMED_HERE) | set(NAMED_BY_OTHERS) | set(NOT_HERE)) & OURS
 
 
 def test_a_flag_is_written_as_a_flag():

@@ -11,7 +11,8 @@ import tyro
 class ExportCommand:
     """Write the model of a run into a folder to share, with a model card.
 
-    The folder loads in transformers and vLLM, and llama.cpp's converter reads it; `hf upload NAME FOLDER` publishes it.
+    transformers loads the folder as it is, as does what reads such folders (vLLM, the converter of llama.cpp), and
+    `hf upload NAME FOLDER` publishes it.
 
     Examples: `oblrpo export runs/demo`; `oblrpo export runs/lora --merge --output models/mine`.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import sys
 from types import TracebackType
@@ -9,6 +10,7 @@ from typing import Any, TypeGuard
 
 import plotille
 from rich.console import Console
+from rich.control import Control
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -166,3 +168,30 @@ def _curve(steps: list[dict[str, Any]]) -> str:
     figure.set_y_limits(min_=low, max_=max(reward) if max(reward) > low else low + 1)
     figure.plot(step, reward)
     return str(figure.show())
+
+
+class _LastingConsole(Console):
+    """A console whose reader may leave (`| head`): rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more."""
+        self.quiet = True
+
+
+class _NotebookConsole(Console):
+    """A console of a notebook, which has no cursor to move."""
+
+    def control(self, *control: Control) -> None:
+        """Leave it out; it would come as an empty line."""
+
+
+def console_of_program(progress: bool) -> Console:
+    """Return where a Python program is told how far it is: a bar in a terminal, and in a notebook with ipywidgets."""
+    if not progress:
+        return Console(quiet=True, force_terminal=False)
+    console = _LastingConsole(soft_wrap=True, markup=False)
+    if not console.is_jupyter:
+        return console
+    if importlib.util.find_spec("ipywidgets"):
+        return _NotebookConsole(soft_wrap=True, markup=False, force_terminal=True)
+    return Console(soft_wrap=True, markup=False, force_jupyter=False, force_terminal=False)  # plain lines

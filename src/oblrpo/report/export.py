@@ -15,7 +15,7 @@ ADAPTERS = "adapter_config.json"
 
 
 def export(run: Path, output: Path | None = None, step: int | None = None, merge: bool = False) -> Path:
-    """Write the model of a run into a folder that transformers, vLLM, llama.cpp's converter and the hub take as it is.
+    """Write the model of a run into a folder that transformers and the hub take as it is, with a model card.
 
     Args:
         run: folder of the run.

@@ -33,7 +33,8 @@ def model_card(record: RunRecord, step: int, name: str, base: str, adapters: boo
         f"---\n{yaml_text(_front(record.settings, base, adapters))}---\n\n# {name}\n",
         f"{_began_with(record.settings, base)}, trained by reinforcement learning with oblrpo {version('oblrpo')} "
         f"(algorithm `{record.settings.get('algorithm')}`, [OBLR-PO](https://arxiv.org/abs/2511.23310)). "
-        f"These are {'adapters' if adapters else 'the weights'} after step {step:,} of {whole}. A step had {P} prompts and {G} completions of each.\n",
+        f"These are {'adapters' if adapters else 'the weights'} after step {step:,} of {whole}. "
+        f"A step had {P} prompts and {G} completions of each.\n",
         "## What it learned from\n",
         *(f"- **{what}**: {words}" for what, words in _learned_from(record.settings).items()),
         "\n## Before and after\n",

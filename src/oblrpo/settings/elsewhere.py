@@ -38,6 +38,23 @@ NAMED_HERE = {
 }
 """TRL's or transformers' name of a setting -> ours."""
 
+NAMED_BY_OTHERS = {
+    "batch_size": "prompts_per_step",
+    "clip_ratio": "epsilon",
+    "clip_ratio_high": "epsilon_high",
+    "epochs": "steps",
+    "group_size": "num_generations",
+    "kl_coef": "beta",
+    "kl_loss_coef": "beta",
+    "max_response_length": "max_completion_length",
+    "num_prompts": "prompts_per_step",
+    "num_samples": "num_generations",
+    "ppo_epochs": "num_iterations",
+    "rollout_n": "num_generations",
+    "train_batch_size": "prompts_per_step",
+}
+"""What verl, OpenRLHF and others call a setting -> ours."""
+
 NOT_HERE = {
     "logging_steps": "every step is logged",
     "min_p": "the policy is sampled as it is, which the gradient relies on",
@@ -121,6 +138,8 @@ def hint(name: str, known: Iterable[str], sign: str = "") -> str:
         return f" {written(name)} is gone: {GONE[name]}."
     if name in NAMED_HERE:
         return f" TRL's {written(name)} is {written(NAMED_HERE[name])} here."
+    if name in NAMED_BY_OTHERS:
+        return f" It is {written(NAMED_BY_OTHERS[name])} here."
     if name in NOT_HERE:
         return f" TRL's {written(name)} is not there: {NOT_HERE[name]}."
     close = difflib.get_close_matches(name[:100], list(known), n=1)

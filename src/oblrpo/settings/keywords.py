@@ -1,13 +1,14 @@
 """Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m oblrpo.settings.write_keywords`."""
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any, Literal, TypedDict
 
 
 class TrainKeywords(TypedDict, total=False):
     """Every setting of `oblrpo train`."""
 
-    output: str
+    output: str | PathLike[str]
     steps: int
     seed: int
     eval_steps: int
@@ -98,7 +99,7 @@ class EvaluateKeywords(TypedDict, total=False):
     problems_per_batch: int
     seed: int
     limit: int
-    output: str
+    output: str | PathLike[str]
     where: dict[str, Any]
     prompt_column: str
     answer_column: str

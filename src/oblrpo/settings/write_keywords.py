@@ -13,11 +13,14 @@ from oblrpo.settings.train import TrainConfig
 HEAD = '''"""Keywords of `oblrpo.train` and `oblrpo.evaluate`, written by `python -m oblrpo.settings.write_keywords`."""
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any, Literal, TypedDict
 '''
 FILE = Path(__file__).with_name("keywords.py")
 ARGUMENTS = {"model", "data", "eval_data", "sft_data"}
 """Settings that are arguments of their own, which take objects, too."""
+PATHS = {"output"}
+"""Settings that may be a path of `pathlib`."""
 
 
 def written() -> str:
@@ -31,12 +34,13 @@ def written() -> str:
         ),
     }
     text = HEAD
-    for name, (told, parts) in classes.items():
-        text += f'\n\nclass {name}(TypedDict, total=False):\n    """{told}"""\n\n'
+    for kind, (told, parts) in classes.items():
+        text += f'\n\nclass {kind}(TypedDict, total=False):\n    """{told}"""\n\n'
         for part in parts:
             hints = typing.get_type_hints(part)
             names = [each.name for each in fields(part) if each.name not in ARGUMENTS]
-            text += "".join(f"    {name}: {_word(hints[name])}\n" for name in names)
+            for name in names:
+                text += f"    {name}: {_word(hints[name])}{' | PathLike[str]' if name in PATHS else ''}\n"
     return text
 
 
