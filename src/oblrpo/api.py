@@ -150,7 +150,7 @@ def train(
         InputError: what the user can mend, in one sentence, as on the command line.
         KeyboardInterrupt: stopped, after the step in progress and its checkpoint; `resume` goes on.
 
-    Example:
+    Examples:
         >>> rows = [{"prompt": f"Word {number}: "} for number in range(100)]
         >>> def vowels(completions, **columns):
         ...     return [float("a" in text) for text in completions]
@@ -225,7 +225,7 @@ def evaluate(
     Raises:
         InputError: what the user can mend, in one sentence.
 
-    Example:
+    Examples:
         >>> from oblrpo.policy import make_policy
         >>> from oblrpo.settings import PolicyConfig
         >>> policy, rows = make_policy(PolicyConfig(device="cpu")), [{"prompt": "2 + 2 =", "answer": "4"}]

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 import oblrpo
 from oblrpo import api
-from oblrpo.report import console
 from oblrpo.errors import InputError
 from oblrpo.policy import make_policy
+from oblrpo.report import console
 from oblrpo.settings import PolicyConfig
 from tests.door.conftest import ROWS, SMALL, config_of, letters, loaded, metrics_of, write_rows
 

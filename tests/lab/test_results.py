@@ -201,7 +201,7 @@ def test_the_window_shows_every_run():
     means, dots = (dict(zip(line.get_xdata(), line.get_ydata(), strict=False)) for line in green)
     assert means == pytest.approx({rate: statistics.fmean(of) for rate, of in ends.items()})
     assert dots.keys() == ends.keys()
-    assert len(green[1].get_xdata()) == sum(map(len, ends.values())) == 8
+    assert len(green[1].get_xdata()) == sum(map(len, ends.values())) >= 8
 
 
 def test_what_updates_would_gain_once_more(monkeypatch):
