@@ -1,5 +1,6 @@
-"""The wheel alone is enough for README's commands, and the source archive holds what builds it."""
+"""Wheel and source archive are each enough for what README shows, and hold what they should."""
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -21,25 +22,35 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_run_from_the_wheel(built, tmp_path):
-    (wheel,) = built.glob("*.whl")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel]
-    subprocess.run(install, check=True, capture_output=True)
-    code = "import oblrpo, sys; print(oblrpo.__file__); from oblrpo.cli import main; main()"
+def test_each_archive_alone_runs_the_readme_in_a_fresh_environment(built, tmp_path):
+    """The source archive brings what it depends on, at the versions of the tests; the wheel then takes its place."""
+    bin = tmp_path / "venv" / "bin"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    for archive, how in {source: ["-c", ROOT / "constraints.txt"], wheel: ["--force-reinstall", "--no-deps"]}.items():
+        there = tmp_path / archive.name.removesuffix(".gz")
+        there.mkdir()
 
-    def command(*words):
-        environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-        ran = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert ran.stdout.startswith(str(tmp_path / "site")), "the package of this tree was taken"
-        return ran.stdout
+        def command(program, *words, there=there):
+            ran = subprocess.run([bin / program, *words], cwd=there, env=environment, capture_output=True, text=True)
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+            return ran.stdout
 
-    command("train", "demo", "--steps", "2", "--warm-start-steps", "2", "--eval-prompts", "8", "--output", "runs/demo")
-    assert (tmp_path / "runs" / "demo" / "report.html").is_file()
-    assert "smollm2-arithmetic" in command("train", "--help")
-    assert command("--version")
+        pip = [bin / "pip", "install", "--quiet", "--disable-pip-version-check", *how, archive]
+        installed = subprocess.run(pip, cwd=there, capture_output=True, text=True)  # where an index is, pip knows
+        assert installed.returncode == 0, installed.stderr
+        command("pip", "check")
+        assert command("python", "-c", "import oblrpo; print(oblrpo.__file__)").startswith(str(tmp_path))
+        assert "smollm2-arithmetic" in command("oblrpo", "train", "--help")
+        (there / "readme.py").write_text(block)
+        _, n_snr, report = command("python", "readme.py").splitlines()[-1].split()
+        assert float(n_snr) > 0.1
+        assert Path(report) == there / "runs" / "mine" / "report.html"
+    small = ["--steps", "2", "--warm-start-steps", "2", "--eval-prompts", "8"]
+    command("oblrpo", "train", "demo", *small, "--output", "runs/demo")
+    assert (there / "runs" / "demo" / "report.html").is_file()
 
 
 def test_the_wheel_holds_what_trains_and_no_laboratory(built):

@@ -34,7 +34,7 @@ def test_the_whole_page_in_small(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == page.strip()
     assert "Wrong" not in page
     found = json.loads((tmp_path / "gpu.json").read_text())
-    assert found["head"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(found["head"]["torch"])  # without +cu130
     exact, trainer, cost, real = found["parts"]
     rows = exact["tables"][0]["rows"]
     assert {(row[0], row[1]) for row in rows} == {
