@@ -54,6 +54,18 @@ def test_links_lead_somewhere(page):
             assert anchor in {slug(head) for head in heads}, f"{target}#{anchor}"
 
 
+REFERENCES = {"lab_book.md", "theory.md", "failures.md"}
+"""Pages whose entries are looked up one by one."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in REFERENCES], ids=lambda page: page.name)
+def test_a_page_is_read_in_one_sitting(page):
+    """Prose: without code and tables. README is what a stranger reads first."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    words = sum(len(line.split()) for line in text.splitlines() if not line.startswith("|"))
+    assert page.name == "CHANGELOG.md" or words <= (500 if page.name == "README.md" else 1200)
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_examples_of_docstrings(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
