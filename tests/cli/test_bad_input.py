@@ -50,10 +50,13 @@ from tests.cli.conftest import complained
         (["--steps", "many"], ["--steps"]),
         (
             ["--algorithm", "oblrpo", "--num-generations", "1"],
-            ["'oblr' compares outputs of a prompt", "at least 2, not 1"],
+            ["'oblr' compares a prompt's completions", "at least 2, not 1"],
         ),
-        (["--baseline", "rloo", "--num-generations", "1"], ["'rloo' compares outputs of a prompt"]),
-        (["--algorithm", "grpo", "--num-generations", "1"], ["'grpo' compares outputs", "at least 2, not 1"]),
+        (["--baseline", "rloo", "--num-generations", "1"], ["'rloo' compares a prompt's completions"]),
+        (
+            ["--algorithm", "grpo", "--num-generations", "1"],
+            ["'grpo' compares a prompt's completions", "at least 2, not 1"],
+        ),
         (
             ["--normalisation", "group_std", "--baseline", "js", "--num-generations", "1"],
             ["group_std", "at least 2, not 1"],

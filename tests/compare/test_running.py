@@ -119,7 +119,7 @@ def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
     [
         ({"optimizer_args": {"momentumm": 1}}, "AdamW refuses its settings"),
         ({"model": "/no/such/model"}, "cannot load the model '/no/such/model'"),
-        ({"algorithm": "oblrpo", "num_generations": 1}, "the baseline 'oblr' compares outputs"),
+        ({"algorithm": "oblrpo", "num_generations": 1}, "the baseline 'oblr' compares a prompt"),
         ({"data": "/no/such.jsonl", "warm_start_steps": 0}, "/no/such.jsonl"),
         ({"max_completion_length": 2047}, "does not fit the model's 2048"),
         ({}, ""),

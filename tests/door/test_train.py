@@ -16,7 +16,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import oblrpo
-from oblrpo import api
 from oblrpo.errors import InputError
 from oblrpo.policy import make_policy
 from oblrpo.report import console
@@ -369,14 +368,14 @@ def test_the_console_of_a_notebook_has_a_bar_only_with_ipywidgets(monkeypatch):
         def __init__(self, **more):
             super().__init__(**{"force_jupyter": True, "file": io.StringIO()} | more)
 
-    monkeypatch.setattr(api, "Console", Notebook)
+    monkeypatch.setattr(console, "Console", Notebook)
     monkeypatch.setattr(console, "_LastingConsole", Notebook)
     monkeypatch.setattr(console, "_NotebookConsole", Notebook)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels set it
-    monkeypatch.setattr(api.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(console.importlib.util, "find_spec", lambda name: None)
     assert not console.console_of_program(True).is_jupyter
     assert not console.console_of_program(True).is_terminal
-    monkeypatch.setattr(api.importlib.util, "find_spec", lambda name: name == "ipywidgets")
+    monkeypatch.setattr(console.importlib.util, "find_spec", lambda name: name == "ipywidgets")
     assert console.console_of_program(True).is_jupyter
     assert console.console_of_program(True).is_terminal
 

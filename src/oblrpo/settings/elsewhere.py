@@ -103,7 +103,7 @@ GONE = {
 
 GONE_VALUES = {
     ("algorithm", "otb"): "the variance ledger goes on measuring its baseline",
-    ("baseline", "oblr_crossfit"): "oblr leaves the output out, and varied less",
+    ("baseline", "oblr_crossfit"): "oblr leaves the completion out, and varied less",
     ("score_method", "projected"): "auto is exact, and no slower",
     ("sampler_correction", "none"): "measured takes the sampler for the policy, and tells how far it is from it",
     ("schedule", "length"): "auto measures how far a step moves the policy, and takes the length of completions in",

@@ -151,8 +151,8 @@ class Trainer:
             )
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(
-                f"the baseline {self.algorithm.baseline!r} claims to be unbiased but changes with the output it is "
-                "subtracted from; the gradient's mean is not that of the reward. Leave that output out of it."
+                f"the baseline {self.algorithm.baseline!r} claims to be unbiased but changes with the completion it is "
+                "subtracted from; the gradient's mean is not that of the reward. Leave that completion out of it."
             )
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
             self._steps(progress)

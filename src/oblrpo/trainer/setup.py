@@ -41,7 +41,7 @@ def check(config: TrainConfig) -> None:
     G, smallest = config.rollout.num_generations, BASELINES[algorithm.baseline].smallest_group
     if smallest > G:
         raise InputError(
-            f"the baseline {algorithm.baseline!r} compares outputs of a prompt, so num_generations must be at least "
+            f"the baseline {algorithm.baseline!r} compares a prompt's completions, so num_generations must be at least "
             f"{smallest}, not {G}."
         )
     check_ranges(config, every_value(config))
@@ -115,7 +115,7 @@ def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
     if "norm2_PG" in BASELINES[algorithm.baseline].needs and config.scores.score_norms == "exact":
         raise InputError(
             f"train_on {config.algorithm.train_on!r} needs weights for the baseline {algorithm.baseline!r} before any "
-            "output goes through the model: set score_norms to calibrated or logit."
+            "completion goes through the model: set score_norms to calibrated or logit."
         )
 
 

@@ -26,13 +26,13 @@ RULES = (
     Rule(
         "scale_rewards",
         is_one_of("none"),
-        "rewards would be divided by a deviation that depends on the output itself",
+        "rewards would be divided by a deviation that depends on the completion itself",
         "scale_rewards='none'",
     ),
     Rule(
         "multi_objective_aggregation",
         is_one_of("sum_then_normalize"),
-        "each reward would be divided by a deviation that depends on the output itself",
+        "each reward would be divided by a deviation that depends on the completion itself",
         "multi_objective_aggregation='sum_then_normalize'",
     ),
     Rule("num_iterations", is_one_of(1), "after the first update the batch is off-policy", "num_iterations=1"),
@@ -43,11 +43,11 @@ RULES = (
     Rule("use_adaptive_entropy", off, ADDED, "use_adaptive_entropy=False"),
     Rule("router_aux_loss_coef", is_one_of(0), ADDED, "router_aux_loss_coef=0.0"),
     Rule("top_entropy_quantile", is_one_of(1), "it leaves out tokens", "top_entropy_quantile=1.0"),
-    Rule("off_policy_mask_threshold", is_one_of(None), "it leaves out outputs", "off_policy_mask_threshold=None"),
+    Rule("off_policy_mask_threshold", is_one_of(None), "it leaves out completions", "off_policy_mask_threshold=None"),
     Rule(
         "mask_truncated_completions",
         off,
-        "leaving out outputs for what they are makes another objective",
+        "leaving out completions for what they are makes another objective",
         "mask_truncated_completions=False and let the reward say what a truncated completion is worth",
     ),
     Rule("disable_dropout", bool, "with dropout a score is not that of the policy which sampled",
@@ -55,7 +55,7 @@ RULES = (
     Rule("vllm_importance_sampling_correction", off, "truncated ratios make every baseline biased",
          "vllm_importance_sampling_correction=False"),
     *sampling.RULES,
-    Rule("temperature", lambda value: value > 0, "greedy outputs have no score", "temperature=1.0"),
+    Rule("temperature", lambda value: value > 0, "greedy completions have no score", "temperature=1.0"),
     Rule("cast_lm_head_to_fp32", off, "the head's weight is then used around its module",
          "cast_lm_head_to_fp32=False; log-probabilities are taken in float32 anyway"),
     Rule(

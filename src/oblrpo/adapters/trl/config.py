@@ -40,7 +40,8 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
         default="sequence", metadata={"help": "Of no effect: an update is on-policy. It is what TRL wants with luspo."}
     )
     scale_rewards: str = field(
-        default="none", metadata={"help": "Rewards are not scaled: their deviation would depend on the output itself."}
+        default="none",
+        metadata={"help": "Rewards are not scaled: their deviation would depend on the completion itself."},
     )
     disable_dropout: bool = field(
         default=True, metadata={"help": "With dropout the score is not that of the policy which sampled."}
@@ -64,7 +65,7 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
         metadata={
             "help": "What is subtracted from each reward: `oblr` (the variance-optimal baseline, leave-one-out), "
             "`oblr_shrunk` (the same, shrunk towards other prompts and earlier steps), `rloo`, `js` "
-            "or `none`. Baselines that look at the output's own reward are refused, because they are biased."
+            "or `none`. Baselines that look at the completion's own reward are refused, because they are biased."
         },
     )
     score_norms: str = field(
@@ -96,7 +97,7 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     schedule_kl: float | None = field(
         default=None,
         metadata={
-            "help": "Nats an output that a step of `auto` may take at most (None: 0.5); the target of `kl` (0.02)."
+            "help": "Nats a completion that a step of `auto` may take at most (None: 0.5); the target of `kl` (0.02)."
         },
     )
 

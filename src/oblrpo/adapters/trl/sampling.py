@@ -8,14 +8,14 @@ from transformers import GenerationConfig
 
 from oblrpo.adapters.conditions import Rule, is_one_of, off
 
-SAMPLES = "outputs are then not samples of the policy whose score is taken"
+SAMPLES = "completions are then not samples of the policy whose score is taken"
 
 RULES = (
     Rule("top_p", is_one_of(1), SAMPLES, "top_p=1.0"),
     Rule("top_k", is_one_of(0), f"{SAMPLES} (None is filled with the model's own, or 50)", "top_k=0"),
     Rule("min_p", off, SAMPLES, "min_p=None"),
     Rule("repetition_penalty", is_one_of(1), SAMPLES, "repetition_penalty=1.0"),
-    Rule("generation_kwargs", off, "they may change how outputs are sampled", "generation_kwargs=None"),
+    Rule("generation_kwargs", off, "they may change how completions are sampled", "generation_kwargs=None"),
     Rule("vllm_structured_outputs_regex", off, SAMPLES, "vllm_structured_outputs_regex=None"),
 )
 """Conditions on TRL's own parameters."""

@@ -24,7 +24,7 @@ RULES = (
     Rule(
         f"{ACTOR}.loss_agg_mode",
         is_one_of("seq-mean-token-sum", "seq-mean-token-sum-norm"),
-        "it weighs outputs by their length, which is not the gradient of the expected reward",
+        "it weighs completions by their length, which is not the gradient of the expected reward",
         f"{ACTOR}.loss_agg_mode=seq-mean-token-sum",
     ),
     Rule(
@@ -67,10 +67,13 @@ RULES = (
         "it drops tokens for what was sampled",
         "algorithm.rollout_correction.rollout_rs=null",
     ),
-    Rule(f"{ROLLOUT}.top_p", is_one_of(1), "outputs are then not samples of the policy", f"{ROLLOUT}.top_p=1"),
-    Rule(f"{ROLLOUT}.top_k", is_one_of(-1, 0), "outputs are then not samples of the policy", f"{ROLLOUT}.top_k=-1"),
+    Rule(f"{ROLLOUT}.top_p", is_one_of(1), "completions are then not samples of the policy", f"{ROLLOUT}.top_p=1"),
+    Rule(f"{ROLLOUT}.top_k", is_one_of(-1, 0), "completions are then not samples of the policy", f"{ROLLOUT}.top_k=-1"),
     Rule(
-        f"{ROLLOUT}.temperature", lambda value: value > 0, "greedy outputs have no score", f"{ROLLOUT}.temperature=1.0"
+        f"{ROLLOUT}.temperature",
+        lambda value: value > 0,
+        "greedy completions have no score",
+        f"{ROLLOUT}.temperature=1.0",
     ),
     Rule(
         f"{ACTOR}.ulysses_sequence_parallel_size",
@@ -90,7 +93,9 @@ RULES = (
         "its layers write over the gradients that scores are made of",
         f"{MODEL}.use_liger=False",
     ),
-    Rule(f"{ACTOR}.use_prefix_grouper", off, "it mixes the outputs of a prompt", f"{ACTOR}.use_prefix_grouper=False"),
+    Rule(
+        f"{ACTOR}.use_prefix_grouper", off, "it mixes the completions of a prompt", f"{ACTOR}.use_prefix_grouper=False"
+    ),
     Rule(f"{MODEL}.mtp.enable", off, "its loss adds another gradient", f"{MODEL}.mtp.enable=False"),
     Rule(
         f"{ACTOR}.fsdp_config.qat.enable",
@@ -130,7 +135,7 @@ def check_config(config: Any) -> None:
     _check_batch(config)
     if config.algorithm.adv_estimator == "gae":
         choice = " or ".join(ESTIMATORS)
-        raise InputError(f"oblr_po needs one advantage an output, and gae gives tokens theirs; set {choice}.")
+        raise InputError(f"oblr_po needs one advantage a completion, and gae gives tokens theirs; set {choice}.")
 
 
 def _check_batch(config: Any) -> None:
@@ -143,7 +148,7 @@ def _check_batch(config: Any) -> None:
     if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
         raise InputError(
             f"oblr_po does not work with {ACTOR}.loss_scale_factor=null: the divisor would be each micro-batch's "
-            f"longest output; set it to data.max_response_length={config.data.max_response_length}."
+            f"longest completion; set it to data.max_response_length={config.data.max_response_length}."
         )
 
 
@@ -157,7 +162,7 @@ def check_choice(config: Any, settings: Settings) -> None:
         raise InputError("data.train_batch_size must be at least 2: one prompt's gradient has no measurable noise.")
     if settings.calibrated and config.actor_rollout_ref.rollout.n < 2:
         raise InputError(
-            f"+oblrpo.score_norms=calibrated compares a prompt's outputs; set {ROLLOUT}.n to at least 2, or "
+            f"+oblrpo.score_norms=calibrated compares a prompt's completions; set {ROLLOUT}.n to at least 2, or "
             "+oblrpo.score_norms=exact."
         )
     optim = config.actor_rollout_ref.actor.optim

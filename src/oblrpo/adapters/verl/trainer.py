@@ -75,7 +75,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         order = place_on_ranks([_uid(key) for key in batch.keys], loads, ranks)
         if order is None:
             raise InputError(
-                f"all outputs of a prompt must fit on one of {ranks} ranks with {len(batch) // ranks} rows each; make "
+                f"a prompt's completions must fit on one of {ranks} ranks with {len(batch) // ranks} rows each; make "
                 "data.train_batch_size a multiple of the ranks, or set +oblrpo.inner_products=sketched."
             )
         batch.reorder(order)
