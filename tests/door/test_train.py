@@ -382,7 +382,7 @@ def test_the_console_of_a_notebook_has_a_bar_only_with_ipywidgets(monkeypatch):
 
 def test_nothing_that_works_by_name_says_otherwise():
     """Defaults of the small run are settings that there are."""
-    assert set(SMALL) - {"progress"} <= set(api.train.__signature__.parameters)
+    assert set(SMALL) - {"progress"} <= set(oblrpo.train.__signature__.parameters)
 
 
 def test_the_word_of_rows_is_the_same_in_every_process():
