@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder of both archives, built from a copy, so that the tree stays as it is."""
+    """The folder of both archives."""
     folder = tmp_path_factory.mktemp("built")
     command = [sys.executable, "-m", "hatchling", "build", "-d", folder]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

@@ -84,19 +84,22 @@ class Run:
         objects = replace(objects, rows={**own.rows, **objects.rows}, functions={**own.functions, **objects.functions})
         return _evaluate(words, settings, objects, self._trainer.config, k, progress)
 
-    def export(self, output: str | os.PathLike[str] | None = None, *, merge: bool = False) -> Path:
-        """Write the newest checkpoint's model and its card into a folder to share, and return that, as `oblrpo export`.
+    def export(
+        self, output: str | os.PathLike[str] | None = None, *, step: int | None = None, merge: bool = False
+    ) -> Path:
+        """Write the model and its card into a folder to share, and return that, as `oblrpo export` does.
 
         Args:
             output: the folder, which must not be there yet; None for `export` in the run's own.
+            step: the step of the checkpoint; None for the newest.
             merge: add adapters to the weights of their model.
 
         Raises:
-            InputError: the output is there; `merge` without adapters.
+            InputError: as `oblrpo export` refuses.
         """
         from oblrpo.report.export import export
 
-        return export(self.output, None if output is None else Path(output), merge=merge)
+        return export(self.output, None if output is None else Path(output), step, merge)
 
     def __repr__(self) -> str:
         rows = self.metrics

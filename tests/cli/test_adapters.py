@@ -42,6 +42,7 @@ def test_a_run_saves_adapters_and_they_are_exported_as_they_are_or_merged(base, 
     assert oblrpo("export", tmp_path / "run")[0] == 0
     shared = tmp_path / "run" / "export"
     assert "library_name: peft" in (shared / "README.md").read_text()
+    assert "belong to a model in a folder" in (shared / "README.md").read_text()
     torch.testing.assert_close(logits_of(AutoModelForCausalLM.from_pretrained(shared).eval()), logits_of(adapted))
     assert oblrpo("export", tmp_path / "run", "--merge", "--output", tmp_path / "merged")[0] == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
@@ -148,6 +149,8 @@ def test_adapters_of_all_that_is_linear_train_experts_and_routers(small_run, obl
     moved = {name.split(".mlp.")[1] for name in after if "mlp" in name and not torch.equal(after[name], before[name])}
     assert {"experts.lora_B.weight", "experts.base_layer.lora_B.weight", "gate.lora_B.weight"} <= moved
     adapted = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_2").eval()
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("lora:", "merge: false\nlora:"))  # of a version that had it
     assert oblrpo("export", tmp_path / "run", "--merge")[0] == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export").eval()
     torch.testing.assert_close(logits_of(adapted), logits_of(merged), rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oblrpo as package
 from oblrpo.cli.train import _parse
+from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.report.export import export
 from oblrpo.settings import TrainConfig, flatten, load_recipe, settings_in
@@ -73,7 +75,9 @@ def test_a_run_from_python_says_what_the_program_gave(tmp_path, dense_reward):
     ("model", "data", "front"),
     [
         ("Qwen/Qwen3-0.6B", ["openai/gsm8k:main[train]"], "base_model: Qwen/Qwen3-0.6B\n.*datasets:\n- openai/gsm8k\n"),
+        ("gpt2", ["owner/name.v1"], "base_model: gpt2\n.*datasets:\n- owner/name.v1\n"),
         ("models/mine", ["rows.jsonl", "./some/rows"], "^(?!.*(base_model|datasets):)"),
+        ("folder/model.gguf", ["some/rows.jsonl"], "^(?!.*(base_model|datasets):)"),
     ],
 )
 def test_only_what_the_hub_has_is_named_to_it(run, tmp_path, model, data, front):
@@ -82,6 +86,31 @@ def test_only_what_the_hub_has_is_named_to_it(run, tmp_path, model, data, front)
     config.write_text(text.replace("data: []\neval_data", f"data: {json.dumps(data)}\neval_data"))
     card = (export(run, tmp_path / "shared") / "README.md").read_text()
     assert re.search(front, card.split("---")[1], re.DOTALL)
+    assert "**Reward**: `numeric`" in card
+
+
+def test_what_was_put_around_prompts_cannot_break_the_card(run, tmp_path):
+    """Line breaks, headings and fences of somebody's system prompt stand in a block of the settings."""
+    config = run / "config.yaml"
+    said = json.dumps("Be brief.\n\n# No heading\n```\nnor a fence")
+    config.write_text(config.read_text().replace("system_prompt: ''\n", f"system_prompt: {said}\n"))
+    card = (export(run, tmp_path / "shared") / "README.md").read_text()
+    outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", card, flags=re.DOTALL | re.MULTILINE)
+    assert "**Around prompts**: a system prompt, as in the settings below" in outside
+    assert "No heading" in card
+    assert "No heading" not in outside
+    assert "``" not in outside
+
+
+def test_a_checkpoint_that_cannot_be_read_leaves_nothing(run, tmp_path, monkeypatch):
+    def full(source, target, **more):
+        (target / "half").mkdir(parents=True)
+        raise shutil.Error([("model.safetensors", str(target), "no room")])
+
+    monkeypatch.setattr("oblrpo.report.export.shutil.copytree", full)
+    with pytest.raises(InputError, match=r"cannot write .*no room"):
+        export(run, tmp_path / "shared")
+    assert not [path for path in tmp_path.iterdir() if "shared" in path.name]
 
 
 @pytest.mark.parametrize(

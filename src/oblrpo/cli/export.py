@@ -11,8 +11,7 @@ import tyro
 class ExportCommand:
     """Write the model of a run into a folder to share, with a model card.
 
-    transformers loads the folder as it is, as does what reads such folders (vLLM, the converter of llama.cpp), and
-    `hf upload NAME FOLDER` publishes it.
+    transformers loads the folder as it is, and `hf upload NAME FOLDER` publishes it.
 
     Examples: `oblrpo export runs/demo`; `oblrpo export runs/lora --merge --output models/mine`.
     """

@@ -7,11 +7,15 @@ from pathlib import Path
 
 from oblrpo.checksums import SUMS
 from oblrpo.errors import InputError
+from oblrpo.objects import PREFIX
 from oblrpo.report.model_card import model_card
 from oblrpo.report.record import RunRecord, read_run
 from oblrpo.runs import write_atomically
+from oblrpo.settings import PolicyConfig
 
 ADAPTERS = "adapter_config.json"
+OF_LOADING = ("dtype", "load_in_4bit", "trust_remote_code")
+"""The settings of a run under which the model beneath its adapters is loaded again."""
 
 
 def export(run: Path, output: Path | None = None, step: int | None = None, merge: bool = False) -> Path:
@@ -41,6 +45,7 @@ def export(run: Path, output: Path | None = None, step: int | None = None, merge
     adapters = (checkpoint / ADAPTERS).is_file()
     if merge and not adapters:
         raise InputError(f"{checkpoint} holds a whole model, and no adapters to merge; leave out --merge.")
+    base = _base(str(record.settings.get("model") or ""), checkpoint)
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -48,13 +53,13 @@ def export(run: Path, output: Path | None = None, step: int | None = None, merge
             _merge(record, checkpoint, partial)
         else:
             shutil.copytree(checkpoint, partial, ignore=shutil.ignore_patterns("oblrpo_state.*", SUMS, "README.md"))
-        base = _base(str(record.settings.get("model") or ""), checkpoint)
         name = record.folder.path.resolve().name
         write_atomically(partial / "README.md", model_card(record, reached, name, base, adapters and not merge))
         partial.rename(output)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise InputError(f"cannot write {output}: {error.strerror}.") from None
+        raise InputError(f"cannot write {output}: {error.strerror or error}.") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # nothing is there once it has its name
     return output
 
 
@@ -77,12 +82,16 @@ def _merge(record: RunRecord, checkpoint: Path, folder: Path) -> None:
     """Write the model of a checkpoint of adapters with these added to its weights."""
     from oblrpo.policy import load_policy  # torch and transformers load only now
 
-    load_policy(str(checkpoint), record.folder.saved_config().policy).save_merged(folder)
+    of_loading = {name: record.settings[name] for name in OF_LOADING if name in record.settings}
+    load_policy(str(checkpoint), PolicyConfig(**of_loading), train=False).save_merged(folder)
 
 
 def _base(model: str, checkpoint: Path) -> str:
     """The name on the hub of the model that was trained; empty if it was a folder, a file or an object."""
+    from oblrpo.policy.files import LOCAL, is_gguf
+
     adapters = checkpoint / ADAPTERS
-    name = json.loads(adapters.read_text("utf-8")).get("base_model_name_or_path") if adapters.is_file() else model
-    local = str(name).startswith((".", "/", "~", "models/", "runs/")) or str(name).count("/") != 1
-    return "" if local or Path(str(name)).exists() else str(name)
+    known = json.loads(adapters.read_text("utf-8")).get("base_model_name_or_path") if adapters.is_file() else model
+    name = str(known or "")
+    here = name.startswith((*LOCAL, PREFIX, ".")) or is_gguf(name) or name.count("/") > 1 or Path(name).exists()
+    return "" if here else name

@@ -1,5 +1,6 @@
 """The card of a trained model, as the hub shows it: what it learned from, how well it does, how to make it again."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -11,7 +12,12 @@ from oblrpo.objects import PREFIX
 from oblrpo.report.record import RunRecord
 from oblrpo.settings import RECIPES, TrainConfig, flatten, load_recipe, yaml_line, yaml_text
 from oblrpo.tasks import BENCHMARKS
+from oblrpo.tasks.sources import is_hub_name
 
+OF_A_FOLDER = (
+    "The adapters belong to a model in a folder of the machine that trained them, which `adapter_config.json` names. "
+    "`oblrpo export RUN --merge` writes a whole model instead.\n"
+)
 PLACES = {"recipe", "output", "threads", "report_to", "project", "log_completions"}
 """Settings that say where a run was made, and nothing of the model."""
 
@@ -31,8 +37,8 @@ def model_card(record: RunRecord, step: int, name: str, base: str, adapters: boo
     whole = f"{record.whole('steps'):,}"
     parts = [
         f"---\n{yaml_text(_front(record.settings, base, adapters))}---\n\n# {name}\n",
-        f"{_began_with(record.settings, base)}, trained by reinforcement learning with oblrpo {version('oblrpo')} "
-        f"(algorithm `{record.settings.get('algorithm')}`, [OBLR-PO](https://arxiv.org/abs/2511.23310)). "
+        f"{_began_with(record.settings, base)}, trained by reinforcement learning with oblrpo (algorithm "
+        f"`{record.settings.get('algorithm')}`, [OBLR-PO](https://arxiv.org/abs/2511.23310)). "
         f"These are {'adapters' if adapters else 'the weights'} after step {step:,} of {whole}. "
         f"A step had {P} prompts and {G} completions of each.\n",
         "## What it learned from\n",
@@ -40,11 +46,13 @@ def model_card(record: RunRecord, step: int, name: str, base: str, adapters: boo
         "\n## Before and after\n",
         _accuracies(record, step),
         "\n## Use\n",
-        f"```python\n{_use(name, adapters)}```\n",
+        _fenced(_use(record.settings, adapters), "python"),
+        "" if base or not adapters else OF_A_FOLDER,
         "## How it was made\n",
         _made_by(record.settings, said),
         "\nThe settings that are not oblrpo's defaults, and those of the machine left out:\n",
-        f"```yaml\n{yaml_text(said)}```",
+        _fenced(yaml_text(said), "yaml"),
+        f"\nThis card was written by oblrpo {version('oblrpo')}.",
     ]
     return "\n".join(parts) + "\n"
 
@@ -57,7 +65,11 @@ def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _front(settings: Mapping[str, Any], base: str, adapters: bool) -> dict[str, Any]:
     """What the hub reads of a card. A licence is not among it: nobody but its owner can name it."""
-    data = [source.split(":")[0].split("[")[0] for source in settings.get("data") or [] if _is_of_hub(source)]
+    data = [
+        source.split(":")[0].split("[")[0]
+        for source in settings.get("data") or []
+        if is_hub_name(source) and not source.startswith(PREFIX)
+    ]
     front = {
         "base_model": base,
         "library_name": "peft" if adapters else "transformers",
@@ -66,11 +78,6 @@ def _front(settings: Mapping[str, Any], base: str, adapters: bool) -> dict[str, 
         "tags": ["reinforcement-learning", "oblrpo", str(settings.get("algorithm"))],
     }
     return {key: value for key, value in front.items() if value}
-
-
-def _is_of_hub(source: str) -> bool:
-    """Whether a source of rows is named as the hub names one, and no file."""
-    return source.count("/") == 1 and not source.startswith((".", "/", "~", PREFIX)) and "." not in source.split("/")[1]
 
 
 def _began_with(settings: Mapping[str, Any], base: str) -> str:
@@ -96,14 +103,11 @@ def _learned_from(settings: Mapping[str, Any]) -> dict[str, str]:
     elif settings.get("warm_start_steps"):
         told["Supervised learning, before"] = f"{settings['warm_start_steps']} steps of the task's own demonstrations"
     rewards = settings.get("rewards") or []
-    of_task = "the benchmark's own comparison" if task in BENCHMARKS else "the task's own"
-    told["Reward"] = listed(rewards) if rewards else of_task
-    if settings.get("prompt_template"):
-        told["Prompt"] = f"`{yaml_line(settings['prompt_template'])}`"
-    if settings.get("chat"):
-        told["Chat"] = "prompts were shown as a user's message, by the chat template"
-    if settings.get("system_prompt"):
-        told["System prompt"] = f"`{yaml_line(settings['system_prompt'])}`"
+    unsaid = "`numeric`" if data else "`math`" if task in BENCHMARKS else "the task's own"
+    told["Reward"] = listed(rewards) if rewards else unsaid
+    around = {"prompt_template": "a template", "chat": "the chat template", "system_prompt": "a system prompt"}
+    if put := [words for key, words in around.items() if settings.get(key)]:
+        told["Around prompts"] = f"{' and '.join(put)}, as in the settings below"
     told["Completions"] = (
         f"at most {settings.get('max_completion_length')} tokens, temperature {settings.get('temperature')}"
     )
@@ -118,10 +122,10 @@ def _accuracies(record: RunRecord, step: int) -> str:
     """The table of held-out accuracy before and after, with intervals."""
     measured = [row for row in record.measured if row["step"] <= step]
     if not measured:
-        return "Held-out accuracy was not measured (`eval_prompts: 0`)."
+        return "The run's metrics hold no held-out accuracy."
     before = record.rows[0].get("eval/accuracy_before_warm_start")
     lines = [] if before is None else [f"| as it was loaded | {before:.3f} | |"]
-    for row, what in zip([measured[0], measured[-1]][: len(measured)], ("before RL", "after"), strict=False):
+    for row, what in zip([measured[0], measured[-1]][: len(measured)], ("before RL", "last measured"), strict=False):
         error = row.get("eval/accuracy_stderr")
         margin = "" if error is None else f"± {Z95 * error:.3f}"
         lines.append(f"| {what} (step {row['step']}) | {row['eval/accuracy']:.3f} | {margin} |")
@@ -138,15 +142,22 @@ def _accuracies(record: RunRecord, step: int) -> str:
     )
 
 
-def _use(name: str, adapters: bool) -> str:
-    kind, library = ("AutoPeftModelForCausalLM", "peft") if adapters else ("AutoModelForCausalLM", "transformers")
-    imports = f"from {library} import {kind}\n" + ("from transformers import AutoTokenizer\n" if adapters else "")
-    if not adapters:
-        imports = f"from {library} import {kind}, AutoTokenizer\n"
+def _use(settings: Mapping[str, Any], adapters: bool) -> str:
+    kind = "AutoPeftModelForCausalLM" if adapters else "AutoModelForCausalLM"
+    imports = f"from transformers import {kind}, AutoTokenizer"
+    if adapters:
+        imports = f"from peft import {kind}\nfrom transformers import AutoTokenizer"
+    foreign = ", trust_remote_code=True" if settings.get("trust_remote_code") else ""
     return (
-        f'{imports}\nfolder = "{name}"  # this folder, or its name on the hub\n'
-        f"model, tokenizer = {kind}.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)\n"
+        f'{imports}\n\nfolder = "."  # this, or its name on the hub\n'
+        f"model = {kind}.from_pretrained(folder{foreign})\ntokenizer = AutoTokenizer.from_pretrained(folder{foreign})\n"
     )
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """A block of code, fenced by more backticks than stand in a row in the text."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}\n"
 
 
 def _made_by(settings: Mapping[str, Any], said: Mapping[str, Any]) -> str:
@@ -170,7 +181,7 @@ def _made_by(settings: Mapping[str, Any], said: Mapping[str, Any]) -> str:
         }
     else:
         recipe = ""
-    return f"```\n{shlex.join(['oblrpo', 'train', *([recipe] if recipe else []), *flags_of(changed)])}\n```"
+    return _fenced(shlex.join(["oblrpo", "train", *([recipe] if recipe else []), *flags_of(changed)]))
 
 
 def _words(value: Any) -> list[str]:

@@ -132,6 +132,8 @@ def _read_once(model: Any, prompt_PQ: Tensor, mask_PQ: Tensor, num_generations: 
     cache = getattr(model.generate(**but_last, generation_config=settings), CACHE)
     if type(cache) is not DynamicCache or not all(map(_is_kept, cache.layers)):
         return None
+    if all(getattr(layer, "keys", None) is None for layer in cache.layers):
+        return None  # states count no tokens, and `generate` would read all of them again
     cache.reorder_cache(torch.arange(len(prompt_PQ), device=prompt_PQ.device).repeat_interleave(num_generations))
     return cache
 
