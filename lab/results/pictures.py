@@ -81,7 +81,7 @@ def learning() -> Figure:
     runs = claimed("smollm2")
     trl = [row | {"completions": row["samples"]} for row in rows_of("smollm2_trl")]
     for axis, clock in zip(panes, ("completions", "cpu_seconds"), strict=True):
-        curve(axis, points(runs["default", "1e-06"]), "OBLR-PO, no learning rate set", OURS, clock)
+        curve(axis, points(runs["default", "1e-06"]), "oblrpo, no learning rate set", OURS, clock)
         for name, colour in zip(("grpo", "rloo", "reinforce"), OTHERS[1:], strict=True):
             curve(axis, points(runs[name, ""]), f"{name.upper()}, best of 3 rates", colour, clock)
     curve(panes[0], _of(trl, contender="trl-default", rate="1e-05"), "GRPO of TRL, best of 3 rates", OTHERS[0])
@@ -97,7 +97,7 @@ def window() -> Figure:
     page, (axis,) = axes_of(height=3.2)
     runs = claimed("window")
     for name, label, colour in (
-        ("default", "OBLR-PO, which begins with it", OURS),
+        ("default", "oblrpo, which begins with it", OURS),
         ("grpo", "GRPO, which holds it", OTHERS[1]),
     ):
         ends = {float(rate): [lines[-1].accuracy for _, lines in of] for (arm, rate), of in runs.items() if arm == name}
@@ -115,11 +115,11 @@ def window() -> Figure:
 
 
 def instructions() -> Figure:
-    """Instructions on the same model, where OBLR-PO is not ahead."""
+    """Instructions on the same model, where oblrpo is not ahead."""
     page, (axis,) = axes_of()
     rows = rows_of("smollm2-format")
     lines = (
-        ("OBLR-PO, no learning rate set", OURS, _of(rows, variant="oblrpo-shrunk")),
+        ("oblrpo, no learning rate set", OURS, _of(rows, variant="oblrpo-shrunk")),
         ("RLOO, best of 2 rates", OTHERS[2], _of(rows, variant="rloo", rate="3e-05")),
         ("GRPO, best of 2 rates", OTHERS[1], _of(rows, variant="grpo", rate="3e-05")),
     )
@@ -140,7 +140,7 @@ def rates() -> Figure:
         (("fixed", "0.0002"), "2e-4, held", OTHERS[2]),
         (("fixed", "0.0001"), "1e-4, held", OTHERS[1]),
         (("kl 0.005", "1e-05"), "0.005 nats a step", OTHERS[3]),
-        (("default", "1e-05"), "OBLR-PO, nothing set", OURS),
+        (("default", "1e-05"), "oblrpo, nothing set", OURS),
     )
     for axis, policy in zip(panes, ("addition-high", "countdown", "path"), strict=True):
         for label, said, colour in lines:
