@@ -47,7 +47,7 @@ class SNRSchedule:
     - `off` takes the factor 1; the moments are still averaged for `smoothed`.
 
     S and T are averaged over steps separately (exponentially, bias-corrected) and divided last. Off-policy, where
-    `step` is told the effective sample size, all modes but `off` are multiplied by sqrt(ESS / B), too.
+    `step` is told the effective sample size, all modes but `off` and `kl` are multiplied by sqrt(ESS / B), too.
 
     No signal, no step: a batch without any gradient gets the factor 0 in every mode, and no rate grows by it.
 

@@ -29,7 +29,7 @@ class Settings:
     """Factor on actor.optim.lr: auto (measured from the updates themselves; actor.optim.lr is only where it begins),
     debiased or plugin (N SNR / (1 + N SNR)), or off."""
     kl: float = 1.0
-    """Nats an output with which all steps of auto scale."""
+    """Nats a completion that a step of the measured rate is meant to move the policy by at most."""
     score_norms: str = "calibrated"
     """Weights of rewards in the baseline: calibrated, a proxy from the forward alone that learns from exact norms of
     some prompts every calibration_steps steps; or exact squared score norms in every step."""
