@@ -55,13 +55,14 @@ def measured() -> str:
         if row["condition"]:
             times = f"{row['found']} of {row['seeds']} | {row['median']} | {row['latest']} | {row['within']}"
             lines.append(f"| {row['illness']} | {row['condition']} | {times} |")
-    (well,), ill = ([row for row in found if bool(row["condition"]) == sick] for sick in (False, True))
+    (well, solved), ill = ([row for row in found if bool(row["condition"]) == sick] for sick in (False, True))
     before = sum(int(row["before"]) for row in ill)
     alarms = sum(int(row["alarms"]) > 0 for row in runs)
     lines += [
         "",
         f"Before their illness began, {before} of {sum(int(row['seeds']) for row in ill)} ill runs had an alarm. Of "
-        f"{well['seeds']} healthy synthetic runs {well['found']} had one.",
+        f"{well['seeds']} healthy synthetic runs {well['found']} had one, of {solved['seeds']} that solve their task "
+        f"{solved['found']}.",
         f"Of {len(runs)} real runs that learn {alarms} had one:",
         "",
         "| trainer | task | algorithm | runs | steps | alarms | notes |",

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from oblrpo.runs.logs import rows_of
+
 Row = dict[str, Any]
 STEPS, ONSET = 200, 80
 
@@ -82,12 +84,54 @@ def healthy(seed: int, steps: int = STEPS) -> list[Row]:
     return [world.row(step) for step in range(1, steps + 1)]
 
 
+def as_ours(row: Row) -> Row:
+    """A step as `oblrpo train` logs it, which makes no update where all completions earn the same."""
+    if "reward_stderr" not in row:
+        return row | {"lr_factor": 1.0, "skipped": 0.0}
+    return row | dict.fromkeys(("grad_norm", "learning_rate", "lr_factor"), 0.0) | {"skipped": 1.0}
+
+
+def as_trl(row: Row) -> Row:
+    """A step as TRL logs it, which says nothing of the spread between prompts."""
+    return {key: value for key, value in row.items() if key != "reward_stderr"}
+
+
+VERL = {
+    "step": "step", "reward": "critic/score/mean", "entropy": "actor/entropy", "grad_norm": "actor/grad_norm",
+    "kl": "actor/kl_loss", "learning_rate": "actor/lr", "completions/mean_length": "response_length/mean",
+    "completions/clipped_ratio": "response_length/clip_ratio", "eval/accuracy": "val-core/x/reward/mean@4",
+}  # fmt: skip
+
+
+def as_verl(row: Row) -> Row:
+    """A step as verl logs it, in which only the least and the highest score tell that all are the same."""
+    beyond = 2 * row["reward_std"]
+    ends = {"critic/score/max": row["reward"] + beyond, "critic/score/min": row["reward"] - beyond}
+    return rows_of([{VERL[key]: value for key, value in row.items() if key in VERL} | ends])[0]
+
+
+def as_mean(row: Row) -> Row:
+    """A step of which the mean reward is all that is logged."""
+    return {"step": row["step"], "reward": row["reward"]}
+
+
+def solved(seed: int, steps: int = STEPS) -> list[Row]:
+    """A run of ours that is well and has solved its task after two thirds of its steps, held out too."""
+    world, rows = World(seed), []
+    world.end, world.pace = 1.0, min(world.pace, 12.0)  # .998 by then
+    for step in range(1, steps + 1):
+        row = world.row(step, 1.0 if step > 2 * steps / 3 else None)
+        rows.append(as_ours(row | ({"reward_stderr": 0.0} if step > 2 * steps / 3 else {})))
+    return rows
+
+
 class Illness(NamedTuple):
     """What goes wrong, from the onset on."""
 
     finds: str  # the condition that is to be found
     within: int  # steps after the onset
     change: Callable[[World, Row, int], Row]  # given a healthy row and the number of steps since the onset
+    logged: Callable[[Row], Row] = dict  # how the whole run is logged
 
 
 def _frozen(world: World, since: int, **columns: Any) -> Row:
@@ -99,14 +143,22 @@ def _fall(world: World, row: Row, since: int) -> Row:
     return world.row(row["step"], world.level(ONSET) * max(0.3, 1 - since / 30))
 
 
+def outage(earned: float, steps: int = STEPS) -> Callable[[World, Row, int], Row]:
+    """All completions of so many steps earn the same: what scores them is down."""
+
+    def change(world: World, row: Row, since: int) -> Row:
+        spreads = {"reward_std": 0.0, "reward_stderr": 0.0, "frac_reward_zero_std": 1.0}
+        return row | spreads | {"reward": earned, "rewards/task/mean": earned} if since <= steps else row
+
+    return change
+
+
 def _nothing(world: World, row: Row, since: int) -> Row:
-    return row | {
-        "reward": 0.0,
-        "reward_std": 0.0,
-        "frac_reward_zero_std": 1.0,
-        "grad_norm": 0.0,
-        "rewards/task/mean": 0.0,
-    }
+    return outage(0.0)(world, row, since) | {"grad_norm": 0.0}
+
+
+def _cut_off(world: World, row: Row, since: int) -> Row:
+    return row | {"grad_norm": 0.0}
 
 
 def _entropy_gone(world: World, row: Row, since: int) -> Row:
@@ -219,7 +271,8 @@ def _unfelt(world: World, row: Row, since: int) -> Row:
 ILLNESSES: dict[str, tuple[int, Illness]] = {
     # its onset, and the illness
     "reward falls": (ONSET, Illness("reward fell", 40, _fall)),
-    "no reward at all": (ONSET, Illness("no gradient", 3, _nothing)),
+    "no reward at all": (ONSET, Illness("same reward", 5, _nothing)),
+    "gradient of 0": (ONSET, Illness("no gradient", 3, _cut_off)),
     "entropy to 0.009": (ONSET, Illness("entropy collapsed", 60, _entropy_gone)),
     "entropy to 4 nats": (ONSET, Illness("entropy exploded", 50, _entropy_up)),
     "hacked": (ONSET, Illness("reward without accuracy", 100, _hacked)),
@@ -243,6 +296,14 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "rewards missing": (ONSET, Illness("rewards missing", 20, _missing)),
     "updates lost": (ONSET, Illness("updates lost", 10, _unfelt)),
 }
+LOGGED = {"ours": (as_ours, 5), "TRL": (as_trl, 5), "verl": (as_verl, 5), "mean only": (as_mean, 20)}
+for _trainer, (_logged, _within) in LOGGED.items():
+    for _earned in (0.0, 0.37, 1.0):
+        _down = Illness("same reward", _within, outage(_earned, 30), _logged)
+        ILLNESSES[f"{_earned:g} for 30 steps, {_trainer}"] = (ONSET, _down)
+    for _earned in (0.0, -1.0, 0.5):
+        _broken = Illness("same reward", _within, outage(_earned), _logged)
+        ILLNESSES[f"{_earned:g} from the start, {_trainer}"] = (0, _broken)
 
 
 def ill(name: str, seed: int, steps: int = STEPS) -> list[Row]:
@@ -252,5 +313,5 @@ def ill(name: str, seed: int, steps: int = STEPS) -> list[Row]:
     world.end = min(world.end, 0.6)  # much is left to learn
     for step in range(1, steps + 1):
         row = world.row(step)
-        rows.append(row if step <= onset else illness.change(world, row, step - onset))
+        rows.append(illness.logged(row if step <= onset else illness.change(world, row, step - onset)))
     return rows

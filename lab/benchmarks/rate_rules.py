@@ -33,6 +33,7 @@ from lab.results.tried import TRIED
 from oblrpo.estimators import Moments, SNRSchedule, moments
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import MeasuredRate
+from oblrpo.estimators.rules import BatchFacts
 from oblrpo.estimators.schedule import RULES
 
 FEATURES, JUDGED, CHOICES, PROMPTS, GENERATIONS = 24, 4, 8, 512, 4
@@ -46,10 +47,8 @@ FIXED = [f"off:rate={rate:g}" for rate in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 class Blind(MeasuredRate):
     """The control: outputs count as one token, however long they are."""
 
-    def factor(
-        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
-    ) -> float:
-        return super().factor(average, ess_ratio, None, fresh)
+    def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
+        return super().factor(average, batch._replace(mean_length=None))
 
 
 class Point(NamedTuple):

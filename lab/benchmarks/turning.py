@@ -25,7 +25,7 @@ from lab.results.tried import TRIED
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measured_rate import UPDATE, MeasuredRate
 from oblrpo.estimators.moments import inner
-from oblrpo.estimators.rules import Step
+from oblrpo.estimators.rules import BatchFacts, Step
 from oblrpo.estimators.schedule import RULES
 from oblrpo.report.console import Progress
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
@@ -38,14 +38,12 @@ def watching(rule: type[MeasuredRate], seen: Seen) -> type[MeasuredRate]:
     """The same rule, which notes what every update promised and would gain."""
 
     class Watching(rule):  # type: ignore[misc,valid-type]
-        def factor(
-            self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
-        ) -> float:
+        def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
             state = self.settings.optimizer.state
             self.gradients = [(p, p.grad.clone()) for p in self._parameters if p.grad is not None]
             if seen:
                 seen[-1]["gain"] = -inner((g, state[p][UPDATE]) for p, g in self.gradients)
-            factor: float = super().factor(average, ess_ratio, mean_length, fresh)
+            factor: float = super().factor(average, batch)
             return factor
 
         def confine(self, change: Callable[[], Tensor]) -> Step:

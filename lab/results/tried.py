@@ -44,11 +44,11 @@ class InSteps(MeasuredRate):
         super().__init__(settings)
         self.slope: _ByAge = _ByAge()
 
-    def factor(self, average, ess_ratio, mean_length=None, fresh=True):  # type: ignore[no-untyped-def]
+    def factor(self, average, batch):  # type: ignore[no-untyped-def]
         """The next rate divided by the first."""
         self.slope.steps += 1
-        self.slope.tokens = mean_length or 1.0
-        return super().factor(average, ess_ratio, mean_length, fresh)
+        self.slope.tokens = batch.mean_length or 1.0
+        return super().factor(average, batch)
 
 
 class AnyMomentum(MeasuredRate):

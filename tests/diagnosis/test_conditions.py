@@ -139,7 +139,7 @@ def test_baselines_near_0_may_spread_ten_times_as_wide():
 
 
 def test_completions_that_are_all_cut_from_the_start_are_meant_to_be():
-    rows = [{"step": n, "reward": 0.4, "completions/clipped_ratio": 1.0} for n in range(1, 100)]
+    rows = [{"step": n, "reward": 0.4 + n % 2 / 1000, "completions/clipped_ratio": 1.0} for n in range(1, 100)]
     assert "truncation" not in {finding.name for finding in alarms(rows)}
     some = [row | {"completions/clipped_ratio": 0.4} for row in rows]
     assert "truncation" in {finding.name for finding in alarms(some)}
@@ -165,7 +165,8 @@ def test_far_below_and_far_above_the_critical_batch_is_worth_knowing_and_not_wro
 
 
 def test_how_sure_and_since_when():
-    (finding,) = diagnose([{"step": n, "reward": 0.5 * (n < 30), "kl": None} for n in range(60)]).findings
+    rewards = [0.5 * (n < 30) + n % 2 / 1000 for n in range(60)]
+    (finding,) = diagnose([{"step": n, "reward": reward, "kl": None} for n, reward in enumerate(rewards)]).findings
     assert finding.name == "reward fell"
     assert 30 <= finding.found <= 36
     assert finding.until == 59

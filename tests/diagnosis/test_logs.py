@@ -32,10 +32,11 @@ def test_a_folder_of_trl_and_its_state():
 def test_what_verl_prints(tmp_path):
     noise = "INFO 10-03 step: nothing\nTraining Progress:  10%|#  | 3/30\n"
     file = tmp_path / "verl.log"
-    file.write_text(noise + "".join(CONSOLE.format(step=n, reward=0.5 if n < 40 else 0.1) for n in range(1, 80)))
+    rewards = [(0.5 if n < 40 else 0.1) + n % 2 / 1000 for n in range(80)]
+    file.write_text(noise + "".join(CONSOLE.format(step=n, reward=rewards[n]) for n in range(1, 80)))
     log = read_log(file)
     assert log.rows[0] | {
-        "step": 1, "reward": 0.5, "entropy": 0.4, "kl": 0.02, "grad_norm": 0.5, "learning_rate": 1e-6,
+        "step": 1, "reward": 0.501, "entropy": 0.4, "kl": 0.02, "grad_norm": 0.5, "learning_rate": 1e-6,
         "clip_ratio/region_mean": 0.01, "completions/mean_length": 210.0, "completions/clipped_ratio": 0.02,
         "eval/accuracy": 0.4,
     } == log.rows[0]  # fmt: skip

@@ -19,7 +19,8 @@ BATCH = Moments(signal2=2.0, trace_cov=8.0, n=4)
 SLOPE = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
 SIGNS_SD = torch.tensor([[1, 1, 1], [1, 1, -1], [1, -1, 1], [1, -1, -1]], dtype=torch.float64)
 MEANT = 0.005
-"""The most nats of a step; less than `Slope` begins with, and without noise it only wants more."""
+"""The nats of a step, as its limit (`kl`) or as the headroom of its rewards (`meant`), beside which the limit is far off;
+less than `Slope` begins with, and without noise it only wants more."""
 
 
 def adamw(lr):
@@ -36,7 +37,8 @@ class Straight:
     The scores average to Fisher's information 1, so that KL = ||change of theta||^2 / 2.
     """
 
-    def __init__(self, make_optimizer, scores_SD=SIGNS_SD, **settings):
+    def __init__(self, make_optimizer, scores_SD=SIGNS_SD, meant=math.inf, **settings):
+        self.meant = meant
         self.parameters = [torch.nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (2, 1)]
         self.optimizer, self.scores_SD = make_optimizer(self.parameters), scores_SD
         self.schedule = SNRSchedule(self.optimizer, "auto", **settings)
@@ -53,7 +55,7 @@ class Straight:
     def step(self, slope=SLOPE, batch=BATCH, skip=False, **more):
         for p, g in zip(self.parameters, (-slope).split([2, 1]), strict=True):
             p.grad = g.clone()
-        self.schedule.step(batch, **more)
+        self.schedule.step(batch, headroom=self.meant, **more)
         self.rates.append(self.schedule.learning_rates[0])
         if skip:
             self.schedule.restore()
@@ -88,46 +90,69 @@ def test_the_length_of_outputs_counts(length):
     "make", [sgd(0.01), adamw(0.01), sgd(0.01, momentum=0.9), sgd(0.01, nesterov=True, momentum=0.5)]
 )
 def test_kl_and_kappa_are_those_of_the_update_that_was_made(make):
-    run, roots = Straight(make, growth=1.5), []
+    run = Straight(make, growth=1.5)
     for t in range(4):
         run.step(SLOPE * (1 + 0.3 * t))
         assert run.taken[-1] == pytest.approx((run.kls[-1], 1.0), rel=1e-9)
-        roots.append(math.sqrt(run.kls[-1]) / run.rates[-1])
-    weights = [0.7**age for age in (3, 2, 1, 0)]
-    assert run.rule.kappa == pytest.approx((sum(map(float.__mul__, weights, roots)) / sum(weights)) ** 2, rel=1e-9)
+        assert run.rule.kappa == pytest.approx(run.kls[-1] / run.rates[-1] ** 2, rel=1e-9)
     assert run.measured_times == 4
+
+
+@pytest.mark.parametrize("make", [sgd(0.01), adamw(0.01)])
+def test_kappa_is_by_token(make):
+    """Outputs of 25 tokens, and of 100 in the next step: the rate is for as many as the batch at hand has."""
+    run = Straight(make, meant=MEANT)
+    run.step(mean_length=25.0)
+    assert run.rule.kappa == pytest.approx(run.kls[0] / 25 / run.rates[0] ** 2)
+    run.step(mean_length=100.0)
+    per_token = run.kls[0] / 25 / run.rates[0] ** 2
+    assert run.rates[1] == pytest.approx(math.sqrt(MEANT / 100 / per_token))
+
+
+def test_the_trend_of_kappa_is_followed_ahead():
+    """Its root shrinks 1.25 times an update; half of what each update shows of that is believed, then more."""
+    run, trend, shrinking = Straight(sgd(0.3), meant=MEANT), 0.0, 1 / 1.25
+    for t in range(12):
+        run.step(shrinking**t * SLOPE)
+        if t >= 2:  # the second update is the first whose rate comes from kappa; its trend is not known yet
+            trend = 0.5 * trend + 0.5 * math.log(shrinking)
+            assert run.kls[t] == pytest.approx(MEANT * (shrinking / math.exp(trend)) ** 2 if t > 2 else run.kls[t])
+    assert run.kls[-1] == pytest.approx(MEANT, rel=1e-3)
 
 
 @pytest.mark.parametrize("batch", [Moments(-1.0, 8.0, 4), BATCH, Moments(1.0, 0.0, 4)])
 @pytest.mark.parametrize("start", [1e-9, 0.04, 1e4])
 @pytest.mark.parametrize("make", [sgd, adamw])
 def test_it_settles_where_the_policy_moves_by_what_is_meant(make, start, batch):
-    """Whatever the signal."""
-    run = Straight(make(start), kl=MEANT)
+    """Whatever the signal, and whether the limit or the rewards' headroom says so."""
+    run, limited = Straight(make(start), meant=MEANT), Straight(make(start), kl=MEANT)
     for _ in range(40):
         run.step(batch=batch)
+        limited.step(batch=batch)
     assert run.kls[-3:] == pytest.approx([MEANT] * 3, rel=1e-5)
     assert all(kl <= TOO_FAR * MEANT * (1 + 2e-6) for kl in run.kls)
+    assert limited.kls[-3:] == pytest.approx([MEANT] * 3, rel=0.11)
+    assert all(kl <= MEANT * (1 + 2e-6) for kl in limited.kls)
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad"])
 @pytest.mark.parametrize("start", [1e-7, 1e3])
 def test_other_optimizers_settle_there_too(name, start):
-    """Adagrad's update shrinks all the while, RAdam's grows: kappa is an average and lags behind."""
-    run = Straight(lambda parameters: getattr(torch.optim, name)(parameters, lr=start), kl=MEANT)
+    """Adagrad's update shrinks all the while, RAdam's grows: the trend foretells it."""
+    run = Straight(lambda parameters: getattr(torch.optim, name)(parameters, lr=start), meant=MEANT)
     for _ in range(100):
         run.step()
-    assert run.kls[-1] == pytest.approx(MEANT, rel=0.1)
+    assert run.kls[-1] == pytest.approx(MEANT, rel=0.02)
     assert all(kl <= TOO_FAR * MEANT * (1 + 2e-6) for kl in run.kls)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch < 2.9 has no Muon")
 def test_muon_settles_there_too():
     parameter = torch.nn.Parameter(torch.zeros(3, 1, dtype=torch.float64))
-    schedule = SNRSchedule(torch.optim.Muon([parameter], lr=1e-6, weight_decay=0.0), "auto", kl=MEANT)
+    schedule = SNRSchedule(torch.optim.Muon([parameter], lr=1e-6, weight_decay=0.0), "auto")
     for _ in range(40):
         parameter.grad = -SLOPE[:, None].clone()
-        schedule.step(BATCH)
+        schedule.step(BATCH, headroom=MEANT)
         before = parameter.detach().clone()
         schedule.optimizer.step()
         taken = schedule.confine(lambda before=before: quadratic(SIGNS_SD @ (parameter.detach() - before))[:, 0])
@@ -135,12 +160,12 @@ def test_muon_settles_there_too():
 
 
 def test_signal_and_noise_are_averaged_beside_it():
-    run = Straight(sgd(0.1), kl=MEANT, ema=0.5)
-    run.step(batch=Moments(1.0, 4.0, 4))
-    run.step(batch=Moments(4.0, 7.0, 4))
-    assert run.schedule.smoothed == Moments(pytest.approx(3.0), pytest.approx(6.0), 4)
-    assert Straight(sgd(0.5)).schedule.average.decay == 0.97
-    assert SNRSchedule(Straight(sgd(0.5)).optimizer).average.decay == 0.9
+    run, apart = Straight(sgd(0.1), kl=MEANT, ema=0.5), SNRSchedule(Straight(sgd(0.5)).optimizer, ema=0.5)
+    for batch in (Moments(1.0, 4.0, 4), Moments(4.0, 7.0, 4)):
+        run.step(batch=batch)
+        apart.step(batch)
+    assert run.schedule.smoothed == apart.smoothed
+    assert run.schedule.smoothed.snr == pytest.approx((0.5 * 1 / 5 + 4 / 11) / (0.5 * 4 / 5 + 7 / 11))
 
 
 def test_growth_and_shrinkage_are_bounded_step_by_step():

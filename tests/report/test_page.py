@@ -44,6 +44,7 @@ def test_everything_is_on_the_page(whole):
     assert "0.250 &plusmn; 0.039 to 0.500 &plusmn; 0.059" in page
     assert "20 prompts" in page
     assert "batch used: 4" in page
+    assert "a mean over the policies of the last steps (of one: oblrpo diagnose RUN --look)" in page
     assert "<b>Not finite, since step 10 (seen after step 10, last after step 10).</b>" in page
     assert "Nothing is wrong" not in page
     assert "finished, 10 steps" in page

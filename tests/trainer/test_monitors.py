@@ -56,12 +56,51 @@ def test_words_are_those_of_the_run():
     assert "take the baseline" not in str(told(wild, looks_across=True))
 
 
-def test_steps_without_any_reward_are_told_after_three():
-    said = told([NOTHING] * 20)
-    assert [bool(messages) for messages in said[:4]] == [False, False, True, False]
-    assert re.search("3 steps in a row there was no gradient: no completion earned a reward", said[2][0])
-    assert "earned the same (1.00)" in str(told([NOTHING | {"reward": 1.0}] * 3))
-    assert not any(told([NOTHING, NOTHING, FINE] * 10))
+def test_an_outage_is_told_once_and_again_when_it_ends():
+    harmed = FINE | {"reward": 0.2, "grad_norm": 90.0, "baseline/spread": 9.0}
+    said = told([FINE] * 9 + [NOTHING] * 30 + [harmed] * 15 + [NOTHING] * 7 + [FINE] * 15)
+    first, end, again, last = (step for step, messages in enumerate(said, start=1) if messages)
+    assert (first, end, again, last) == (14, 40, 59, 62)
+    assert said[13] == said[58] == ["every completion of the last 5 steps earned 0: look at the reward"]
+    assert said[39:40] + said[61:62] == [
+        [f"completions earn different rewards again since step {step}; every completion of steps {span} earned 0"]
+        for step, span in ((40, "10 to 39"), (62, "55 to 61"))
+    ]
+    assert not any(told([*[NOTHING] * 4, FINE] * 10))
+
+
+@pytest.mark.parametrize("earned", [0.0, 1.0, -1.0, 0.5, 0.37])
+def test_an_outage_of_any_reward_stops_a_run_that_asks_for_it(earned):
+    for asked in (False, True):
+        monitors, stops = Monitors(stop_on_collapse=asked), []
+        for step, row in enumerate([FINE] * 9 + [NOTHING | {"reward": earned}] * 6, start=1):
+            monitors.observe(row | {"step": step})
+            stops.append(monitors.stop)
+        assert not any(stops[:13])
+        words = [f"every completion of the last {n} steps earned {earned:g}: look at the reward" for n in (5, 6)]
+        assert stops[13:] == (words if asked else ["", ""])
+
+
+def test_a_task_that_is_solved_is_neither_told_nor_stopped():
+    monitors = Monitors(stop_on_collapse=True)
+    rise = [FINE | {"reward": 1 - 0.5 * 0.9**n, "reward_std": 0.4 * 0.9**n} for n in range(40)]
+    for step, row in enumerate([*rise, *[NOTHING | {"reward": 1.0, "entropy": 1e-3}] * 40], start=1):
+        assert monitors.observe(row | {"step": step}) == []
+        assert not monitors.stop
+    assert [finding.name for finding in monitors.watch.findings] == ["solved"]
+
+
+def test_steps_that_are_skipped_because_rewards_agree_are_no_overflow():
+    monitors = Monitors(most_skipped=3)
+    agreed = NOTHING | {"skipped": 1.0, "learning_rate": 0.0, "lr_factor": 0.0, "entropy": None}
+    for step in range(1, 12):
+        told_now = monitors.observe(agreed | {"step": step}, "")
+        assert [message for message in told_now if "NaN" in message] == []
+        assert not monitors.stop
+    for step in (12, 13, 14):
+        monitors.observe(SKIPPED | {"step": step, "reward": 0.0, "reward_std": 0.0, "reward_stderr": 0.0}, "gradient")
+    assert "the last 3 steps were skipped (a gradient was NaN" in monitors.stop
+    assert "not finite" in monitors.watch.found
 
 
 def test_a_step_without_rewards_is_told_at_once():
@@ -95,10 +134,12 @@ def test_what_is_only_worth_knowing_is_not_told():
 
 def test_advice_on_the_batch():
     assert advice(128, 0.6) == (
-        "your 128 prompts are 0.6x the critical batch of 213: doubling them would buy about 1.45x the progress of a "
-        "step, and less over many; halving them leaves 0.62x, and more"
+        "your 128 prompts are 0.6x the critical batch of 213, a mean over the policies of the last steps (of one: "
+        "oblrpo diagnose RUN --look): doubling them would buy about 1.45x the progress of a step, and less over many; "
+        "halving them leaves 0.62x, and more"
     )
-    assert "no signal above the noise" in advice(32, 0.0)
+    for ours, pointed in ((True, " (of one: oblrpo diagnose RUN --look)"), (False, "")):
+        assert f"the noise, a mean over the policies of the last steps{pointed}: only" in advice(32, 0.0, ours)
     for nothing in (math.nan, None):
         assert "gave no gradient" in advice(32, nothing)
 

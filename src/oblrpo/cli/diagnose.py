@@ -23,9 +23,12 @@ class DiagnoseCommand:
     run: Annotated[str, tyro.conf.Positional]
     """Folder of a run, ours or TRL's, or a file: what verl prints or writes, JSON Lines or CSV with TRL's names."""
     look: bool = False
-    """Also measure once what logs cannot say, with the newest checkpoint of a run of ours: noise, batch, baselines."""
+    """Also measure once what logs cannot say, of one policy, the newest checkpoint's: noise, batch, baselines."""
     prompts: int = 0
     """Prompts of the batch that --look draws. 0: as many as a step of the run has, 32 at least."""
+    checkpoints: int = 1
+    """Newest checkpoints that --look measures, each a policy of its own; of several also their mean N SNR. There are as
+    many as `oblrpo train --save-total-limit` keeps, 2 and the best unless it is set."""
     json: bool = False
     """Print one JSON object instead of text."""
 
@@ -37,6 +40,8 @@ def run(argv: list[str]) -> None:
 
     if command.prompts and not command.look:
         raise InputError("--prompts is the batch of --look; give both, or leave it out.")
+    if command.checkpoints != 1 and not command.look:
+        raise InputError("--checkpoints are those of --look; give both, or leave it out.")
     diagnosis = diagnose(command.run)
     found = diagnosis.plain()
     if not command.json:
@@ -47,7 +52,7 @@ def run(argv: list[str]) -> None:
         from oblrpo.trainer.look import look
 
         logging.disable_progress_bar()
-        seen = look(Path(command.run), command.prompts)
+        seen = look(Path(command.run), command.prompts, command.checkpoints)
         found["look"] = seen.plain()
         if not command.json:
             print(f"\n{seen}")

@@ -74,6 +74,8 @@ class Condition:
     """False: it is worth knowing, and nothing is wrong."""
     sure: float
     """How many standard errors a reading must lie above what a healthy run shows."""
+    anew: bool
+    """It is told anew after every step, from what is known then; its words say when it was `found`, and held last."""
 
     @property
     def name(self) -> str:
@@ -103,6 +105,7 @@ def condition(
     healthy: float = 0.0,
     wrong: bool = True,
     sure: float = SURE,
+    anew: bool = False,
 ) -> Callable[[Callable[[Course], Reading | None]], Condition]:
     """Make a condition of a statistic; its name and docstring are those of the function."""
-    return lambda statistic: Condition(statistic, columns, threshold, healthy, sentence, cure, wrong, sure)
+    return lambda statistic: Condition(statistic, columns, threshold, healthy, sentence, cure, wrong, sure, anew)

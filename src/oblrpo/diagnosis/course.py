@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from oblrpo.diagnosis.outages import Outages
+
 WINDOW = 10  # how many values a mean is taken over
 POOLED = 5 * WINDOW  # how many of the last values say how noisy one is, so that no window is quiet by luck
 JUMPS = 2  # the number of changes from one level to another that are no noise
 STALLED = 2.0  # the number of standard errors below which a reward has not risen
 SOLVED = 0.9  # the mean of a reward between 0 and 1 from which on there is next to nothing left to learn
+OVERFLOW = "reward, loss or gradient"  # what was not finite, where nobody says it
 
 
 class Mean(NamedTuple):
@@ -58,6 +61,17 @@ class Column:
         self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
         if self.count % WINDOW == 0:
             self.windows.append(self.mean())
+
+    def forget(self, since: int) -> None:
+        """Leave out the values from a step on."""
+        while self.last and self.last[-1][0] >= since:
+            self.last.pop()
+            self.count -= 1
+        while self.windows and self.windows[-1].last >= since:
+            self.windows.pop()
+        levels = [*(mean.value for mean in self.windows), *(value for _, value, _ in self.last)]
+        self.lowest, self.highest = min(levels, default=math.inf), max(levels, default=-math.inf)
+        self.means.clear()
 
     def mean(self, width: int = WINDOW) -> Mean:
         """The mean of the last values, so many of them or all that there are.
@@ -105,30 +119,33 @@ class Course:
     def __init__(self, facts: Facts | None = None) -> None:
         self.facts = facts or Facts()
         self.columns: dict[str, Column] = {}
-        self.row: Mapping[str, Any] = {}  # the newest
-        self.step = 0
+        self.row: Mapping[str, float] = {}  # the newest, without what comes of rewards where all of them agree
+        self.overflow = OVERFLOW
+        self.step = self.rewarded = 0  # the newest, and how many have a reward
+        self.outages = Outages()
         self.memory: dict[str, Any] = {}
         """What conditions remember between steps, by their names."""
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take the next step."""
-        step = finite(row.get("step"))
-        self.row, self.step = row, self.step + 1 if step is None else int(step)
-        for key, value in row.items():
-            if (number := finite(value)) is not None:
-                stderr = finite(row.get(f"{key}_stderr")) or 0.0
-                self.columns.setdefault(key, Column()).add(self.step, number, stderr)
+        numbers = {key: number for key, value in row.items() if (number := finite(value)) is not None}
+        self.step = int(numbers.get("step", self.step + 1))
+        self.rewarded += "reward" in numbers
+        for key in numbers:
+            self.columns.setdefault(key, Column())
+        self.row, self.overflow = self.outages.add(self.step, numbers, self.columns), str(row.get("overflow", OVERFLOW))
+        alike = self.outages.now
+        for key, number in (self.row if alike and alike.long else numbers).items():
+            self.columns[key].add(self.step, number, numbers.get(f"{key}_stderr", 0.0))
 
     def value(self, key: str) -> float | None:
         """A metric of the newest step; None where it has no finite value."""
-        return finite(self.row.get(key))
+        return self.row.get(key)
 
     def now(self, key: str, width: int = WINDOW) -> Mean | None:
         """The mean of a metric over its last values; None where there are not enough, or the newest step has none."""
-        column = self.columns.get(key)
-        if column is None or column.count < width or column.last[-1][0] != self.step:
-            return None
-        return column.mean(width)
+        column = self.columns[key] if key in self.row else None
+        return column.mean(width) if column and column.count >= width else None
 
     def past(self, key: str, before: int) -> list[Mean]:
         """The means of the windows of a metric that ended before a step, the oldest first."""
@@ -142,6 +159,8 @@ class Course:
 
     def reward_since(self, step: int) -> float:
         """By how many standard errors the reward is above that of the last window up to a step; infinite if unknown."""
+        if self.outages.lasts:
+            return 0.0
         now, then = self.now("reward"), self.past("reward", step + 1)
         return now.above(then[-1]) if now and then and then[-1].last < now.first else math.inf
 
@@ -154,8 +173,9 @@ class Course:
     @property
     def solved(self) -> bool:
         """Whether rewards lie between 0 and 1, and nearly all of them are earned."""
-        column, now = self.columns.get("reward"), self.now("reward")
-        return bool(column and now and column.lowest >= 0 and column.highest <= 1 and now.value >= SOLVED)
+        column, now, alike = self.columns.get("reward"), self.now("reward"), self.outages.now
+        reward = now.value if now else alike.earned if alike else 0.0
+        return bool(column and column.lowest >= 0 and max(reward, column.highest) <= 1 and reward >= SOLVED)
 
 
 def finite(value: object) -> float | None:

@@ -39,7 +39,7 @@ class Diagnosis:
         """What a watch has found."""
         found = watch.findings
         counts = {key: column.count for key, column in watch.course.columns.items() if key != "step"}
-        steps = counts.get("reward", max(counts.values(), default=0))
+        steps = watch.course.rewarded or max(counts.values(), default=0)
         lasting = [f for f in found if not f.wrong and f.until >= watch.course.step - WINDOW]
         return cls(source, steps, [f for f in found if f.wrong], lasting, watch.unchecked)
 
@@ -54,7 +54,9 @@ class Diagnosis:
             ]
         for number, finding in enumerate(self.findings, start=1):
             lines += [f"{number}. {finding.name}, {finding.when}: {finding.sure}", f"   {finding.sentence}"]
-            lines += [f"   What to do: {finding.cure}", ""]
+            lines += [f"   What to do: {finding.cure}"]
+            lines += ["   What follows from it, and needs no cure of its own:"] if finding.follows else []
+            lines += [*(f"   -  {each.name}, {each.when}. {each.sentence}" for each in finding.follows), ""]
         if self.notes:
             lines += ["", "Worth knowing, and not wrong:"]
             lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}" for note in self.notes]
@@ -88,8 +90,9 @@ def diagnose(run: Any) -> Diagnosis:
         InputError: there is no such run, or it cannot be read.
 
     Examples:
-        >>> print(diagnose([{"step": n, "reward": 0.5 * (n < 30)} for n in range(60)]).findings[0].sentence)
-        The reward has fallen: its mean over 10 steps is 0.300, and was 0.500 around step 19.
+        >>> rows = [{"step": n, "reward": 0.5 * (n < 30) + n % 2 / 50} for n in range(60)]
+        >>> print(diagnose(rows).findings[0].sentence)
+        The reward has fallen: its mean over 10 steps is 0.310, and was 0.510 around step 19.
     """
     run = getattr(run, "output", run)
     if not isinstance(run, (str, Path)):

@@ -12,30 +12,43 @@ LONG = 2 * WINDOW
 
 
 @condition(
-    "grad_norm", "reward",
-    threshold=3,
-    sentence="For {steps} steps in a row there was no gradient: {what}. No update was made.",
+    "reward",
+    threshold=1, anew=True,
+    sentence="Nothing to learn from: every completion earned {earned}.",
     cure=(
-        "Read some completions: if answers there are right, mend the reward; if none is, choose easier prompts, raise "
-        "num_generations, or begin with supervised learning. Where all earn the same, choose harder prompts. Where "
-        "more was earned before, steps were too long: {shorten}."
+        "Look at the reward: score some of these completions by hand. If it is right, and others were earned before, "
+        "steps were too long: {shorten}. If none ever was, choose other prompts, raise num_generations, or begin with "
+        "supervised learning."
     ),
 )  # fmt: skip
-def no_gradient(run: Course) -> Reading | None:
-    """Every completion of a step earned the same, so that no advantage is left.
+def same_reward(run: Course) -> Reading | None:
+    """Every completion earns the same, whatever it says: what scores them is down or broken, or prompts are too hard.
 
-    It looks like `grad_norm` 0 for three steps in a row. Where no completion earns anything, prompts are too hard or
-    the reward is wrong; where all earn the same, prompts are too easy.
+    It looks like one reward, of any height, of all completions of five steps in a row (more where steps of one reward
+    are usual; 20 where a log has only the mean). `reward_std` and `reward_stderr`, or verl's least and highest score,
+    show it. Such steps enter no other mean that comes of rewards. What is found in them, and within twenty steps
+    after, is named as what follows, and needs no cure of its own.
     """
-    norm, reward = run.value("grad_norm"), run.value("reward")
-    if norm is None or reward is None:
-        return None
-    in_a_row = run.memory["no_gradient"] = run.memory.get("no_gradient", 0) + 1 if norm == 0 else 0
-    best = run.columns["reward"].highest
-    what = f"completions of a prompt earned the same ({reward:.2f})"
-    if reward == 0:
-        what = "no completion earned a reward" + (f", where the best step earned {best:.2f}" if best > 0 else "")
-    return Reading(in_a_row, 0.0, run.step - in_a_row + 1, {"steps": in_a_row, "what": what})
+    told = run.outages.told
+    words = {"earned": str(run.outages), "found": told[0].found, "until": told[-1].last} if told else {}
+    return Reading(len(told), 0.0, told[0].first, words) if told else None
+
+
+@condition(
+    "reward",
+    threshold=1, anew=True, wrong=False,
+    sentence="Solved: every completion has earned {earned} since step {since}.",
+    cure="Stop here, or go on with harder prompts.",
+)  # fmt: skip
+def solved(run: Course) -> Reading | None:
+    """The task is learned: all completions earn the most.
+
+    It looks like the condition before, where that one reward is the highest of the run, and rewards came to it step by
+    step or held-out accuracy, where it was measured then, is above 0.9 or has risen too. A jump is not believed.
+    """
+    now = run.outages.solved
+    words = {"earned": now.figure, "since": now.first, "found": now.last, "until": now.last} if now else {}
+    return Reading(1, 0.0, now.first, words) if now else None
 
 
 MANY = 8  # windows of which the best is not believed

@@ -24,11 +24,33 @@ from oblrpo.diagnosis.course import WINDOW, Course
 def not_finite(run: Course) -> Reading | None:
     """Numbers have overflowed.
 
-    It looks like NaN or infinity in the log, or a step that `oblrpo train` has skipped (`skipped` 1), which changes
-    nothing.
+    It looks like NaN or infinity in the log, or a step that `oblrpo train` has skipped for that (`skipped` 1), which
+    changes nothing.
     """
-    skipped, what = run.value("skipped"), run.row.get("overflow", "reward, loss or gradient")
-    return None if skipped is None else Reading(skipped, 0.0, run.step, {"step": run.step, "what": what})
+    skipped = run.value("skipped")
+    return None if skipped is None else Reading(skipped, 0.0, run.step, {"step": run.step, "what": run.overflow})
+
+
+@condition(
+    "grad_norm", "reward",
+    threshold=3,
+    sentence="For {steps} steps in a row there was no gradient, though {what}.",
+    cure=(
+        "Where completions of a prompt earn the same, choose prompts that are solved sometimes, or raise "
+        "num_generations. Else see what keeps the loss from the weights: they are frozen, or all tokens are masked."
+    ),
+)  # fmt: skip
+def no_gradient(run: Course) -> Reading | None:
+    """Nothing reaches the weights, though not all completions earn the same.
+
+    It looks like `grad_norm` 0 for three steps in a row: each prompt's completions agree, or the loss is cut off.
+    """
+    norm = run.value("grad_norm")
+    if norm is None or run.value("reward") is None:
+        return None
+    in_a_row = run.memory["no_gradient"] = run.memory.get("no_gradient", 0) + 1 if norm == 0 else 0
+    what = "rewards of a prompt differ" if run.value("reward_std") else "prompts earn different rewards"
+    return Reading(in_a_row, 0.0, run.step - in_a_row + 1, {"steps": in_a_row, "what": what})
 
 
 @condition(

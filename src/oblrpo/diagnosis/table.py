@@ -4,9 +4,10 @@ from oblrpo.diagnosis import of_policy, of_rewards, of_updates
 from oblrpo.diagnosis.condition import Condition
 
 CONDITIONS: tuple[Condition, ...] = (
+    of_rewards.same_reward,
     of_updates.not_finite,
     of_rewards.reward_fell,
-    of_rewards.no_gradient,
+    of_updates.no_gradient,
     of_policy.entropy_collapsed,
     of_policy.entropy_exploded,
     of_rewards.reward_without_accuracy,
@@ -29,6 +30,7 @@ CONDITIONS: tuple[Condition, ...] = (
     of_rewards.format_saturated,
     of_rewards.no_progress,
     of_rewards.no_progress_yet,
+    of_rewards.solved,
     of_rewards.prompts_used_up,
     of_updates.batch_far_below,
     of_updates.batch_far_above,

@@ -9,8 +9,13 @@ from typing import Any
 
 from oblrpo.diagnosis.condition import Condition, Reading
 from oblrpo.diagnosis.course import WINDOW, Course, Facts
-from oblrpo.diagnosis.of_rewards import LONG
+from oblrpo.diagnosis.of_policy import sampler_apart
+from oblrpo.diagnosis.of_rewards import LONG, rewards_missing, same_reward
+from oblrpo.diagnosis.of_updates import not_finite
 from oblrpo.diagnosis.table import CONDITIONS
+
+APART = (not_finite, rewards_missing, sampler_apart)
+"""The conditions that no outage explains."""
 
 
 def words_of(measured: bool) -> dict[str, Any]:
@@ -34,6 +39,8 @@ class Finding:
     """The last step at which it held."""
     sentence: str
     cure: str
+    follows: list[Finding] = field(default_factory=list)
+    """What is wrong because of it, and needs no cure of its own."""
 
     @property
     def name(self) -> str:
@@ -67,6 +74,7 @@ class Finding:
         return {
             "name": self.name, "since": self.since, "found": self.found, "until": self.until,
             "standard_errors": None if math.isinf(many) else many, "sentence": self.sentence, "cure": self.cure,
+            "follows": [{key: each for key, each in f.plain().items() if key != "cure"} for f in self.follows],
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -88,22 +96,31 @@ class Watch:
         self.words = words_of(self.facts.measured_rate)
 
     def observe(self, row: Mapping[str, Any]) -> list[Finding]:
-        """Take the next step, and return what is found in it for the first time."""
+        """Take the next step, and return what is found in it for the first time, and follows from nothing else."""
+        before = self.course.step
         self.course.add(row)
-        new = []
+        new, step = [], self.course.step
         for condition in CONDITIONS:
-            reading = condition.statistic(self.course)
+            reading, known = condition.statistic(self.course), self.found.get(condition.name)
             if reading is None or not condition.holds(reading):
+                if known and condition.anew:
+                    del self.found[condition.name]
                 continue
-            if condition.name in self.found:
-                self.found[condition.name].until = self.course.step
+            again = known and self._follows(known) and known.until != before and not self.course.outages.explain(step)
+            if known and not condition.anew and not again:
+                known.until = step
                 continue
-            words = self.words | {"value": reading.value} | reading.words
+            words = self.words | {"value": reading.value, "found": step, "until": step} | reading.words
             sentence, cure = condition.sentence.format_map(words), condition.cure.format_map(words)
-            finding = Finding(condition, reading, self.course.step, self.course.step, sentence, cure)
+            finding = Finding(condition, reading, words["found"], words["until"], sentence, cure)
             self.found[condition.name] = finding
-            new.append(finding)
+            new += [] if self._follows(finding) or (known and condition.anew) else [finding]
         return new
+
+    def _follows(self, finding: Finding) -> bool:
+        """Whether it is laid to an outage, which needs no cure of its own."""
+        condition = finding.condition
+        return not condition.anew and condition not in APART and self.course.outages.explain(finding.found)
 
     def over(self, rows: Iterable[Mapping[str, Any]]) -> Watch:
         """Take all these steps."""
@@ -113,8 +130,12 @@ class Watch:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found, worst first."""
-        return [self.found[condition.name] for condition in CONDITIONS if condition.name in self.found]
+        """What was found, worst first; what follows from an outage is named in that, and not for itself."""
+        found = [self.found[condition.name] for condition in CONDITIONS if condition.name in self.found]
+        follow = [each for each in found if self._follows(each)]
+        if outage := self.found.get(same_reward.name):
+            outage.follows = [each for each in follow if each.wrong]
+        return [each for each in found if each not in follow]
 
     @property
     def unchecked(self) -> dict[str, tuple[str, ...]]:

@@ -6,9 +6,10 @@ from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, kl_in_rew
 from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.measuring import ONE_IN
-from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, squared_norm
+from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, own_norm2, squared_norm
 from oblrpo.estimators.prior import Prior
 from oblrpo.estimators.ratios import RATIOS, Bounds, Ratio
+from oblrpo.estimators.rules import differ, headroom
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
 from oblrpo.estimators.selection import Chances, added_variance, chances_of_least_work, draw_outputs, systematic
 
@@ -35,12 +36,15 @@ __all__ = [
     "baseline_inputs",
     "chances_of_least_work",
     "depends_on_own_output",
+    "differ",
     "draw_outputs",
     "group_norm2",
+    "headroom",
     "kappa",
     "kl_in_reward",
     "ledger",
     "moments",
+    "own_norm2",
     "squared_norm",
     "systematic",
     "under_every_baseline",

@@ -1,4 +1,4 @@
-"""Signal and noise averaged over steps: one batch alone says little about either."""
+"""The signal-to-noise ratio over steps: one batch alone says little, and the policy that it was measured on moves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ import math
 from typing import Any, NamedTuple
 
 from oblrpo.estimators.moments import Moments
+
+SHORTER = (0.5, 0.75, 0.9)
+"""Decays of the averages beside the longest one, which take its place while the ratio moves."""
+APART = 2.0
+"""How many standard errors a shorter average must lie from a longer one for the ratio to have moved in between."""
+STABLE = 3.0
+"""How many times a batch's scale may differ from what earlier batches foretold; beyond it, it is the batch's own."""
+SCALE_MEMORY = 0.7
+"""Decay of the scale that earlier batches foretell."""
+CHOSEN = 1.1
+"""How many times an interval is wider because the average under it was chosen among several; by simulation."""
 
 
 class Interval(NamedTuple):
@@ -15,37 +26,104 @@ class Interval(NamedTuple):
     high: float
 
 
-class MomentAverage:
-    """Exponential averages of the signal S and the noise T, apart and bias-corrected; their ratio is taken last.
-
-    Args:
-        decay: how much of an average is kept from one batch to the next, in [0, 1); 0 uses each batch alone.
-    """
+class _Average:
+    """One exponential average of S / c, T / c and F / c, with the squares from which its error comes."""
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
-        self._count = self._n = 0
-        self._signal2 = self._signal4 = self._trace_cov = self._weight2 = 0.0
+        self.sums = [0.0] * 7  # of 1, S, T, F; and by squared weights of S^2, S T, T^2
 
-    _STATE = ("count", "signal2", "signal4", "trace_cov", "weight2", "n")
+    def add(self, signal2: float, trace_cov: float, spared: float) -> None:
+        once = (1.0, signal2, trace_cov, spared)
+        twice = (signal2**2, signal2 * trace_cov, trace_cov**2)
+        decays = [self.decay] * 4 + [self.decay**2] * 3
+        self.sums = [keep * old + new for keep, old, new in zip(decays, self.sums, once + twice, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        _, signal2, trace_cov, *_ = self.sums
+        return signal2 / trace_cov
+
+    @property
+    def batches(self) -> float:
+        """How many equal batches would be as sure: (sum a T)^2 / sum a^2 T^2 of the weights a."""
+        return self.sums[2] ** 2 / self.sums[6]
+
+    @property
+    def error(self) -> float:
+        """Standard error of the ratio R: the root of sum a^2 (S - R T)^2, over sum a T; infinite for one batch."""
+        ratio, (_, _, trace_cov, _, squares, products, others) = self.ratio, self.sums
+        spread = max(squares - 2 * ratio * products + ratio**2 * others, 0.0)
+        n = self.batches
+        return math.sqrt(spread * n / (n - 1)) / trace_cov if n > 1 + 1e-9 else math.inf
+
+    @property
+    def age(self) -> float:
+        """How many steps ago its batches were made, in the mean of an endless run."""
+        return self.decay / (1 - self.decay)
+
+
+class MomentAverage:
+    """SNR = sum a S / c over sum a T / c, with exponential weights a and c the scale of each batch's squared gradient.
+
+    Divided by their scale, batches weigh alike whether gradients shrink or grow, and no outlier outweighs the others.
+    c is what the batches before foretold, so that a batch is weighed without a look at itself, unless its own size
+    |S| + T is more than `STABLE` times off: then it is that size over or times `STABLE`. A ratio of means is biased by
+    the order of one batch's noise over their number, a mean of ratios by that noise itself.
+
+    The longest average whose ratio lies within `APART` errors of all shorter ones is taken (Lepski's rule): all of
+    memory while the ratio stands, the last two or three batches after it has moved. A batch without a gradient says
+    nothing, and changes nothing.
+
+    Args:
+        decay: how much of the longest average is kept from one batch to the next, in [0, 1); 0 uses each batch alone.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self._averages = [_Average(each) for each in (*(each for each in SHORTER if each < decay), decay)]
+        self._count = self._n = 0
+        self._foretold = 0.0
+        self.scale = 0.0
+        """The scale c of the last batch's squared gradient."""
+
+    _STATE = ("_count", "_n", "_foretold", "scale")
 
     def add(self, batch: Moments) -> None:
         """Take in one batch."""
-        keep, new = self.decay, 1 - self.decay
+        if not batch.has_gradient:
+            return
+        own = abs(batch.signal2) + abs(batch.trace_cov)
+        self.scale = min(max(self._foretold, own / STABLE), own * STABLE) if self._count else own
+        self._foretold = SCALE_MEMORY * self.scale + (1 - SCALE_MEMORY) * own
         self._count += 1
-        self._signal2 = keep * self._signal2 + new * batch.signal2
-        self._signal4 = keep * self._signal4 + new * batch.signal2**2
-        self._trace_cov = keep * self._trace_cov + new * batch.trace_cov
-        self._weight2 = keep**2 * self._weight2 + new**2
         self._n = batch.n
+        for average in self._averages:
+            average.add(*(each / self.scale for each in (batch.signal2, batch.trace_cov, batch.spared)))
+
+    @property
+    def _taken(self) -> int:
+        """The place of the average that is taken."""
+        if not self._count:
+            raise ValueError("no step has been taken yet.")
+        last = len(self._averages) - 1
+        if self._count < 3 or not all(average.sums[2] > 0 for average in self._averages):
+            return last
+        ratios, errors = zip(*((average.ratio, average.error) for average in self._averages), strict=True)
+        for longer in range(last, 0, -1):
+            # The error of the difference: the longer average is that of all batches, the shorter of some of them.
+            if all(
+                abs(ratios[longer] - ratios[k]) <= APART * math.sqrt(max(errors[k] ** 2 - errors[longer] ** 2, 0.0))
+                for k in range(longer)
+            ):
+                return longer
+        return 0
 
     @property
     def moments(self) -> Moments:
-        """The averages, with the N of the latest batch; an error before the first."""
-        if not self._count:
-            raise ValueError("no step has been taken yet.")
-        correction = 1 - self.decay**self._count
-        return Moments(self._signal2 / correction, self._trace_cov / correction, self._n)
+        """Signal and noise in the scale of the latest batches, with the N of the last; an error before the first."""
+        weight, signal2, trace_cov, spared, *_ = self._averages[self._taken].sums
+        unit = self.scale / weight
+        return Moments(signal2 * unit, trace_cov * unit, self._n, spared * unit)
 
     def signal_share(self, debiased: bool = True) -> float:
         """The part S / (S + T/N) of the batch gradient's squared norm that is signal: the factor of theorem 4.
@@ -53,34 +131,44 @@ class MomentAverage:
         Args:
             debiased: take the unbiased S, cut at 0; else S + T/N, the expectation of ||g||^2, in its place.
         """
-        moments = self.moments
+        moments = self.moments if self._count else Moments(0.0, 0.0, 1)
         noise = moments.trace_cov / moments.n
         signal2 = max(moments.signal2 if debiased else moments.signal2 + noise, 0.0)
         return signal2 / (signal2 + max(noise, 0.0)) if signal2 > 0 else 0.0  # 1 where noise is negative by chance
 
-    @property
-    def signal2_error(self) -> float:
-        """Standard error of the averaged signal, from its spread over steps; NaN before the third, and for decay 0."""
-        if self._count < 3 or not self.decay:
-            return math.nan
-        correction = 1 - self.decay**self._count
-        weight2 = self._weight2 / correction**2
-        spread = max(self._signal4 / correction - self.moments.signal2**2, 0.0)
-        return math.sqrt(spread * weight2 / (1 - weight2))
-
     def snr_interval(self, z: float) -> Interval:
         """The interval that `SNRSchedule.snr_interval` describes."""
-        if not self._count:
+        if self._count < 3 or not self._averages[-1].decay:
             return Interval(math.nan, math.nan)
-        moments = self.moments
-        bounds = (moments.signal2 + sign * z * self.signal2_error for sign in (-1, 1))
-        return Interval(*(Moments(bound, moments.trace_cov, moments.n).snr for bound in bounds))
+        taken = self._taken
+        average, n = self._averages[taken], self._averages[taken].batches
+        if not all(each.sums[2] > 0 for each in self._averages):
+            return Interval(math.nan, math.nan)
+        margin = CHOSEN * _student(z, n - 1) * average.error
+        drift = 0.0
+        if len(self._averages) > 1:
+            other = self._averages[taken - 1 if taken else 1]
+            drift = (other.ratio - average.ratio) / (average.age - other.age) * average.age * z / 1.96
+        low, high = average.ratio - margin + min(drift, 0.0), average.ratio + margin + max(drift, 0.0)
+        return Interval(max(low, 0.0), max(high, 0.0))
 
     def state_dict(self) -> dict[str, Any]:
         """The averages as plain numbers."""
-        return {key: getattr(self, f"_{key}") for key in self._STATE}
+        return {key: getattr(self, key) for key in self._STATE} | {"sums": [a.sums for a in self._averages]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
+        for average, sums in zip(self._averages, state["sums"], strict=True):
+            average.sums = list(sums)
         for key in self._STATE:
-            setattr(self, f"_{key}", state[key])
+            setattr(self, key, state[key])
+
+
+def _student(z: float, df: float) -> float:
+    """Student's t that is as rare as z standard errors of a normal variable; expanded in 1 / df (A & S 26.7.5)."""
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / df**power for power, term in enumerate(terms, start=1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oblrpo.estimators.averages import MomentAverage
 from oblrpo.estimators.measuring import MeasuringRule
-from oblrpo.estimators.rules import RateSettings, Step
+from oblrpo.estimators.rules import BatchFacts, RateSettings, Step
 
 LEAST_RATE, MOST_RATE = 1e-9, 1.0
 """Bounds on the rate, wide enough for a language model and for a toy; rsl_rl's are 1e-5 and 1e-2."""
@@ -39,9 +39,7 @@ class KLAdaptive(MeasuringRule):
         self.rate = self._start = 0.0
         self.target_kl = settings.kl
 
-    def factor(
-        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
-    ) -> float:
+    def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
         """The rate of this update divided by the first."""
         if not self._start:
             self._start = self.rate = self._first_rate()

@@ -15,24 +15,27 @@ from torch import Tensor
 class Moments:
     """What one batch of N prompts says about the true gradient and about the noise of one prompt's.
 
-    Units: squared gradient norm for `signal2` and `trace_cov`, prompts for `critical_batch_size`.
+    Units: squared gradient norm for `signal2`, `trace_cov` and `spared`, prompts for `critical_batch_size`.
     """
 
     signal2: float
     """An unbiased estimate of || grad J ||^2; negative by chance where noise drowns the signal."""
     trace_cov: float
-    """An unbiased estimate of tr H, the total variance of one prompt's gradient; negative by chance at the most where
-    outputs are drawn so seldom that a draw may keep none."""
+    """An unbiased estimate of N times the variance of the batch gradient: tr H, the total variance of one prompt's,
+    where prompts are independent. It is negative by chance at the most where outputs are drawn so seldom that a draw
+    may keep none, or where the batch holds a good part of all prompts (`of_rows`)."""
     n: int
     """The number N of prompts in the batch."""
+    spared: float = 0.0
+    """The variance that a batch lacks because no prompt is in it twice; 0 where prompts are without number."""
 
     @property
     def snr(self) -> float:
-        """The ratio || grad J ||^2 / tr H, never below 0; infinite without noise, NaN where there is no gradient."""
+        """The ratio || grad J ||^2 / tr H, never below 0; infinite without noise, 0 where there is no gradient."""
         signal2 = max(self.signal2, 0.0)
         if self.trace_cov > 0:
             return signal2 / self.trace_cov
-        return math.inf if signal2 > 0 else math.nan
+        return math.inf if signal2 > 0 else 0.0
 
     @property
     def n_snr(self) -> float:
@@ -46,8 +49,27 @@ class Moments:
 
     @property
     def critical_batch_size(self) -> float:
-        """The number of prompts at which noise equals signal: 1 / SNR (McCandlish et al. 2018, B_noise)."""
-        return math.inf if self.snr == 0 else 1 / self.snr
+        """The number of prompts at which noise equals signal: 1 / SNR (McCandlish et al. 2018, B_noise).
+
+        Of a batch of n prompts the noise is trace_cov / N + spared times N / n, less spared.
+        """
+        if self.snr == 0:
+            return math.inf
+        return (self.trace_cov + self.n * self.spared) / (self.signal2 + self.spared) if self.trace_cov > 0 else 0.0
+
+    def of_rows(self, own2: float, rows: int) -> Moments:
+        """The moments of a batch that was drawn from so many prompts, none of them twice.
+
+        What differs between prompts is not noise in a batch that holds them all. With B = own2 - S, S as it was, the
+        variance of the prompts' own mean gradients mu_q over all M of them, such a batch lacks F = B / M of variance,
+        and its pairs of prompts F of signal: S + F and T - N F are unbiased (finite population correction).
+
+        Args:
+            own2: an unbiased estimate of mean_q ||mu_q||^2 (`own_norm2`).
+            rows: the number M of prompts that there are, at least N.
+        """
+        spared = (own2 - self.signal2) / rows
+        return Moments(self.signal2 + spared, self.trace_cov - self.n * spared, self.n, spared)
 
     def of_draw(self, nothing: float) -> Moments:
         """The moments of all outputs, from those of outputs that `draw_outputs` has kept.
@@ -59,7 +81,7 @@ class Moments:
             nothing: the chance that one draw of outputs keeps nothing (`Chances.nothing`).
         """
         signal2 = self.signal2 / (1 - nothing)
-        return Moments(signal2, self.trace_cov - self.n * (signal2 - self.signal2), self.n)
+        return Moments(signal2, self.trace_cov - self.n * (signal2 - self.signal2), self.n, self.spared)
 
 
 def moments(
@@ -110,6 +132,26 @@ def moments(
     signal2 = signal2 if abs(signal2) > 1e-6 * mean_of_norms else 0.0
     trace_cov = max(0.0, n / (blocks - 1) * (mean_of_norms - norm_of_mean))  # rounding can put 0 below 0
     return Moments(signal2=signal2, trace_cov=trace_cov, n=n)
+
+
+def own_norm2(group_norm2_P: Tensor, part2_PG: Tensor, valid_PG: Tensor) -> float | None:
+    """The mean over prompts of ||mu_q||^2, mu_q being the mean of prompt q's gradient; None without pairs of outputs.
+
+    A prompt's gradient is g = sum_j x_j with x_j the part of output j of G. Two outputs are independent, so that
+    G / (G - 1) (||g||^2 - sum_j ||x_j||^2) has the mean ||mu_q||^2. With a baseline taken from the other outputs that
+    is (1 + v^2) times too high, v being the share of one other output in it: 1 / (G - 1) at the most.
+
+    Args:
+        group_norm2_P: ||g||^2 of every prompt.
+        part2_PG: ||x_j||^2 of every output.
+        valid_PG: which outputs count.
+    """
+    count_P = valid_PG.sum(1)
+    has_P = count_P > 1
+    if not bool(has_P.any()):
+        return None
+    pairs_P = group_norm2_P.double() - torch.where(valid_PG, part2_PG, 0).double().sum(1)
+    return float((pairs_P * count_P / (count_P - 1))[has_P].mean())
 
 
 def group_norm2(gram_PGG: Tensor, coef_PG: Tensor) -> Tensor:

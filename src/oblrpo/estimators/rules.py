@@ -33,6 +33,7 @@ class RateSettings:
     kl: float = 0.5
     growth: float = 3.0
     shrinkage: float = 2.0
+    updates: int = 1
     rounds: bool = False
 
     def __post_init__(self) -> None:
@@ -41,6 +42,19 @@ class RateSettings:
         if not 0 < self.kl < math.inf or not self.growth > 1 or not self.shrinkage > 1:
             given = f"{self.kl}, {self.growth} and {self.shrinkage}"
             raise ValueError(f"need kl > 0, growth > 1 and shrinkage > 1, got {given}.")
+
+
+class BatchFacts(NamedTuple):
+    """What a rule may know of the batch whose update comes next, beside its signal and noise."""
+
+    ess_ratio: float = 1.0
+    """The effective sample size of its importance weights over its size; 1 on-policy."""
+    mean_length: float | None = None
+    """The mean length of its outputs in tokens, if the caller has it."""
+    fresh: bool = True
+    """Whether no update was made on it before."""
+    headroom: float = math.inf
+    """The least nats an output that could earn all that is left to earn (`headroom`)."""
 
 
 class Step(NamedTuple):
@@ -70,16 +84,12 @@ class Rule(ABC):
         self.settings = settings
 
     @abstractmethod
-    def factor(
-        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
-    ) -> float:
+    def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
         """The factor on eta_0 for the next update.
 
         Args:
             average: signal and noise, averaged up to and with this batch.
-            ess_ratio: ESS / B of this batch's importance weights; 1 on-policy.
-            mean_length: the mean length of this batch's outputs in tokens, if the caller has it.
-            fresh: whether no update was made on this batch before.
+            batch: what else is known of it.
         """
 
     @classmethod
@@ -110,9 +120,7 @@ class Rule(ABC):
 class Off(Rule):
     """The factor is 1: the rate is the optimizer's own."""
 
-    def factor(
-        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
-    ) -> float:
+    def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
         """The factor 1."""
         return 1.0
 
@@ -120,11 +128,9 @@ class Off(Rule):
 class EffectiveSampleSize(Rule):
     """The factor is sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616)."""
 
-    def factor(
-        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
-    ) -> float:
+    def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
         """The root of the effective sample size over the batch size."""
-        return math.sqrt(ess_ratio)
+        return math.sqrt(batch.ess_ratio)
 
 
 class Debiased(Rule):
@@ -132,11 +138,9 @@ class Debiased(Rule):
 
     unbiased: ClassVar[bool] = True
 
-    def factor(
-        self, average: MomentAverage, ess_ratio: float, mean_length: float | None = None, fresh: bool = True
-    ) -> float:
+    def factor(self, average: MomentAverage, batch: BatchFacts) -> float:
         """The signal's share of the gradient, within the bounds."""
-        factor = average.signal_share(self.unbiased) * math.sqrt(ess_ratio)
+        factor = average.signal_share(self.unbiased) * math.sqrt(batch.ess_ratio)
         return min(max(factor, self.settings.floor), self.settings.ceiling)
 
 
@@ -147,6 +151,37 @@ class PlugIn(Debiased):
     """
 
     unbiased: ClassVar[bool] = False
+
+
+def differ(rewards_PG: Tensor, valid_PG: Tensor) -> bool:
+    """Whether any reward that counts differs from another by more than float32 rounds; if none does, no step is made.
+
+    Scores have the mean 0, so that what a batch of equal rewards says is noise: what a baseline remembers of other
+    batches times the mean score. Leaving such batches out takes the share P(all equal) |F - b| off their part of the
+    gradient's mean, at the most, and nothing where no policy earns another reward.
+
+    Args:
+        rewards_PG: the rewards F.
+        valid_PG: which outputs count.
+    """
+    rewards_N = rewards_PG[valid_PG].double()
+    return bool(rewards_N.max() - rewards_N.min() > 1e-6 * rewards_N.abs().max()) if len(rewards_N) else False
+
+
+def headroom(rewards_PG: Tensor, valid_PG: Tensor) -> float:
+    """The least nats an output by which a policy must move to earn all that is left: (max F - mean F)^2 / (2 Var F).
+
+    J(pi') - J(pi) = E[F (pi'/pi - 1)] is at most sd(F) sqrt(E[(pi'/pi - 1)^2]), about sd(F) sqrt(2 KL), and there is
+    no more to gain than the best reward of the batch less its mean. Where one output of n fails and the others earn
+    all there is, it is 1 / (2 n); where one succeeds, n / 2. It is infinite where all rewards are equal.
+
+    Args:
+        rewards_PG: the rewards F.
+        valid_PG: which outputs count.
+    """
+    rewards_N = rewards_PG[valid_PG].double()
+    left, variance = float(rewards_N.max() - rewards_N.mean()), float(rewards_N.var(correction=0))
+    return left**2 / (2 * variance) if variance else math.inf
 
 
 def mean_kl(change: Tensor) -> float:

@@ -13,7 +13,17 @@ from oblrpo.estimators.averages import Interval, MomentAverage
 from oblrpo.estimators.kl_adaptive import KLAdaptive
 from oblrpo.estimators.measured_rate import MeasuredRate
 from oblrpo.estimators.moments import Moments
-from oblrpo.estimators.rules import Debiased, EffectiveSampleSize, Off, PlugIn, RateSettings, Rule, Step, set_rate
+from oblrpo.estimators.rules import (
+    BatchFacts,
+    Debiased,
+    EffectiveSampleSize,
+    Off,
+    PlugIn,
+    RateSettings,
+    Rule,
+    Step,
+    set_rate,
+)
 
 Mode = Literal["debiased", "plugin", "auto", "kl", "ess", "off"]
 SCHEDULE_MODES: tuple[Mode, ...] = get_args(Mode)
@@ -67,6 +77,7 @@ class SNRSchedule:
             with `auto`, 0.02 with `kl`.
         growth: how many times the rate of `auto` grows in a step at the most, once steps are large enough to be felt.
         shrinkage: how many times it shrinks at the most.
+        updates: how many updates are made on a batch, which `auto` counts as one step.
         rounds: whether log-probabilities are computed with fewer digits than float32, as in bfloat16. Then `auto` and
             `kl` lengthen an update while they measure it, and hold a second copy of the parameters meanwhile.
 
@@ -94,6 +105,7 @@ class SNRSchedule:
         kl: float | None = None,
         growth: float = 3.0,
         shrinkage: float = 2.0,
+        updates: int = 1,
         rounds: bool = False,
     ) -> None:
         if mode not in RULES:
@@ -104,7 +116,7 @@ class SNRSchedule:
         if warmup < 0:
             raise ValueError(f"warmup is a number of steps, got {warmup}.")
         kl = RULES[mode].nats if kl is None else kl
-        self.rule = RULES[mode](RateSettings(optimizer, floor, ceiling, kl, growth, shrinkage, rounds))
+        self.rule = RULES[mode](RateSettings(optimizer, floor, ceiling, kl, growth, shrinkage, updates, rounds))
         self.mode, self.warmup, self.optimizer = mode, warmup, optimizer
         self.average = MomentAverage(ema)
         self.factor = 1.0
@@ -134,7 +146,12 @@ class SNRSchedule:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(
-        self, batch: Moments | None, ess_ratio: float = 1.0, mean_length: float | None = None, fresh: bool = True
+        self,
+        batch: Moments | None,
+        ess_ratio: float = 1.0,
+        mean_length: float | None = None,
+        fresh: bool = True,
+        headroom: float = math.inf,
     ) -> float:
         """Take in a batch's moments, set every group's rate to eta_0 * factor, and return the factor.
 
@@ -145,6 +162,8 @@ class SNRSchedule:
             mean_length: the mean length of the outputs in tokens; `auto` takes them for single tokens without it.
             fresh: whether no update was made on this batch before. The gradient of such a batch tells `auto` how long
                 the last update should have been; it has to be in `.grad`.
+
+            headroom: the most nats an output that a step of `auto` may be meant to take (`headroom` of the rewards).
 
         Raises:
             ValueError: `auto` or `kl` has no rate to start from, or its last update was not confined; nothing was ever
@@ -157,7 +176,7 @@ class SNRSchedule:
         if batch is None or batch.has_gradient:
             self._steps += 1
             warm = min(1.0, self._steps / self.warmup if self.warmup else 1.0)
-            self.factor = self.rule.factor(self.average, ess_ratio, mean_length, fresh) * warm
+            self.factor = self.rule.factor(self.average, BatchFacts(ess_ratio, mean_length, fresh, headroom)) * warm
         for group in self.optimizer.param_groups:
             eta_0 = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             set_rate(group, eta_0 * self.factor)

@@ -33,6 +33,8 @@ BELIEF = 48.0
 """How many prompts that counts for."""
 UNSEEN = 1.0
 """After how many batches half of the mean slope's square is taken off when noise is estimated."""
+OUTLIER = 4.0
+"""How many standard deviations a slope counts for at the most: one batch must not make noise of all that follow."""
 LEAST = 0.01
 """The shortest step; noise would wander below it."""
 
@@ -52,6 +54,9 @@ class Slope:
     def observe(self, slope: float, length: float, P: float) -> None:
         """Take in the slope r at the end of a step of this length, by the gradient of the P prompts after it."""
         keep = math.exp(-1 / max(MEMORY / P, FEWEST))
+        if self._batches > 2:  # else two alike would bound all that follow
+            bound = OUTLIER * max(self.noise, abs(self._gain / self._prompts) * math.sqrt(P)) / math.sqrt(P)
+            slope = min(max(slope, -bound), bound) if bound else slope
         self._seen += 1
         self._batches = keep * self._batches + 1
         self._prompts = keep * self._prompts + P

@@ -14,6 +14,7 @@ from rich.control import Control
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from oblrpo.diagnosis import Course
 from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
 
@@ -95,7 +96,7 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | N
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
     if steps:
-        lines.append(_curve(steps))
+        lines += [_curve(steps), *_agreed(steps)]
     if measured:
         ends = f"{_accuracy(measured[0])} -> {_accuracy(measured[-1])}"
         lines.append(f"held-out accuracy {ends}, 95 % intervals over prompts")
@@ -107,13 +108,26 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | N
     if steps:
         tail = steps[-20:]
         mean = {key: sum(row[key] for row in tail) / len(tail) for key in MEANS}
+        learned = next((row for row in reversed(steps) if row.get("grad_norm") != 0), {"n_snr": None})
         lines += [
             f"reward            {mean['reward']:.3f}, mean of the last {len(tail)} steps",
             f"learning rate     {mean['learning_rate']:.1e}{_factor(tail, mean['lr_factor'])}, mean of the same steps",
-            f"batch             {advice(prompts, steps[-1]['n_snr'])}",
+            f"batch             {advice(prompts, learned['n_snr'])}",
             f"time              {mean['step_time']:.2f} s a step{_shares(rows)}",
         ]
     return "\n".join([*lines, f"everything is in {output}: metrics.jsonl, completions/, checkpoints/, report.html"])
+
+
+def _agreed(rows: list[dict[str, Any]]) -> list[str]:
+    """Write in which steps every completion earned the same, or since when the task is solved."""
+    course = Course()
+    for row in rows:
+        course.add(row)
+    outages, now = course.outages, course.outages.now
+    lines = [f"every completion earned {outages}: look at the reward"] if outages.told else []
+    if now and now is outages.solved:
+        lines.append(f"solved: every completion has earned {now.figure} since step {now.first}")
+    return lines
 
 
 def _signal(n_snr: float | None) -> str:

@@ -76,8 +76,8 @@ def _critical(steps: Sequence[Metrics], prompts: int) -> str:
         low = [1 / row["snr_high"] if row.get("snr_high") else None for row in rows]
         high = [None if row.get("snr_low") is None else 1 / max(row["snr_low"], 1 / top) for row in rows]
     note = (
-        "Prompts at which noise equals signal (1 / SNR), with its 95 % interval. A batch far below it wanders; far "
-        "above it, prompts are spent for little."
+        "Prompts at which noise equals signal (1 / SNR), a mean over the policies of the steps before, with its 95 % "
+        "interval. A batch far below it wanders; far above it, prompts are spent for little."
     )
     return chart(
         "Critical batch size, and the batch used", [replace(line, low=low, high=high)], logarithmic=True,

@@ -3,7 +3,7 @@
 import statistics
 from pathlib import Path
 
-from oblrpo.diagnosis import CONDITIONS, Diagnosis, Watch, facts_of, facts_of_log
+from oblrpo.diagnosis import CONDITIONS, Diagnosis, Finding, Watch, facts_of, facts_of_log
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.report import completions, curves, html, ledger
@@ -89,7 +89,8 @@ def _facts(record: RunRecord) -> str:
     if tail:
         last = {key: value for row in tail for key, value in row.items()}  # of each metric, where it was taken last
         if last.get("n_snr") is not None and record.prompts:
-            sentence, critical = text(advice(record.prompts, last["n_snr"])), last.get("critical_batch_size")
+            sentence = text(advice(record.prompts, last["n_snr"], ours=not record.absent))
+            critical = last.get("critical_batch_size")
             size = f"{critical:.0f} prompts" if critical else "none found"
             facts["Critical batch size"] = (size, sentence[0].upper() + sentence[1:])
         if last.get("learning_rate") is not None:
@@ -106,7 +107,7 @@ def _diagnosis(record: RunRecord) -> str:
     found = Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name)
     parts = [
         f"<div class=alarm><b>{text(finding.name.capitalize())}, {text(finding.when)}.</b> {text(finding.sentence)} "
-        f"{text(finding.cure)} <small>{text(finding.sure.capitalize())}.</small></div>"
+        f"{text(finding.cure)} <small>{text(finding.sure.capitalize())}.</small>{_follows(finding)}</div>"
         for finding in found.findings
     ]
     if record.failure:
@@ -120,6 +121,14 @@ def _diagnosis(record: RunRecord) -> str:
         parts.insert(0, f"<p><small>Nothing is wrong: {looked} were looked for after every step.</small></p>")
         return "".join(parts)
     return f"<h2 id=diagnosis>Diagnosis</h2>{''.join(parts)}"
+
+
+def _follows(finding: Finding) -> str:
+    """Show what follows from what is wrong, which needs no cure of its own."""
+    points = "".join(
+        f"<li>{text(each.name.capitalize())}, {text(each.when)}. {text(each.sentence)}</li>" for each in finding.follows
+    )
+    return f"<br>What follows from it:<ul>{points}</ul>" if points else ""
 
 
 def _absent(record: RunRecord) -> str:

@@ -22,6 +22,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "objective/scores", "reward/mean", "reward_mean",
                "mean_reward"),
     "reward_std": ("reward_std", "reward/std"),
+    "reward_min": ("reward_min", "critic/score/min", "critic/rewards/min", "reward/min"),
+    "reward_max": ("reward_max", "critic/score/max", "critic/rewards/max", "reward/max"),
     "frac_reward_zero_std": ("frac_reward_zero_std", "zero_std_ratio", "frac_zero_std"),
     "entropy": ("entropy", "actor/entropy", "actor/entropy_loss", "policy/entropy_avg", "objective/entropy",
                 "policy/entropy"),

@@ -8,6 +8,7 @@ What the paper does not have (several updates a batch, a KL penalty, outputs lef
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -106,19 +107,18 @@ class Algorithm1:
     def update(self, gradient: Gradient) -> Update:
         """Set the rate eta_0 N SNR / (1 + N SNR) (theorem 4, the schedule `debiased`), or the schedule's own, and step.
 
-        No signal, no step: where the gradient is exactly 0, weights and optimizer stay as they are.
+        No signal, no step: where the gradient is exactly 0, weights, optimizer and schedule stay as they are.
         """
         schedule, change, kl = self.schedule, None, None
-        batch = gradient.batch
-        factor = schedule.step(gradient.moments, gradient.ess_ratio, batch.mean_length, batch.is_fresh)
-        rate = schedule.learning_rates[0]
         if gradient.norm2 == 0:
-            schedule.restore()
-            factor = rate = 0.0
-        else:
-            if schedule.rule.measures_updates:
-                change = self.movement.watch(gradient)
-            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            return Update(gradient, 0.0, 0.0, gradient.moments, (math.nan, math.nan), None)
+        batch = gradient.batch
+        factor = schedule.step(gradient.moments, gradient.ess_ratio, batch.mean_length, batch.is_fresh, batch.headroom)
+        rate = schedule.learning_rates[0]
+        if schedule.rule.measures_updates:
+            change = self.movement.watch(gradient)
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)  # its room is needed by what measures the update
         if change is not None:  # how far the policy moved; an update that went too far is shortened
             kl, left = schedule.confine(change)

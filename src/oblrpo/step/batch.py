@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from oblrpo import estimators
 from oblrpo.algorithms import Algorithm
 from oblrpo.estimators import NORMALISATIONS, WEIGHTINGS
 from oblrpo.policy import Logps, Sequences
@@ -109,6 +110,16 @@ class Batch:
     def part_P(self) -> Tensor:
         """Which prompts take part."""
         return self.valid_PG.any(1)
+
+    @property
+    def differs(self) -> bool:
+        """Whether any reward that counts differs from another."""
+        return estimators.differ(self.rewards_PG, self.valid_PG)
+
+    @property
+    def headroom(self) -> float:
+        """The least nats an output that could earn all that is left to earn."""
+        return estimators.headroom(self.rewards_PG, self.valid_PG)
 
     @property
     def own_PGT(self) -> Tensor:

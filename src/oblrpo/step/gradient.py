@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from oblrpo import estimators
 from oblrpo.policy import Logps, Sequences
 from oblrpo.step.batch import Batch
+
+NO_SIGNAL = dict.fromkeys(("lr_factor", "snr", "n_snr", "signal2", "trace_cov"), 0.0)
+"""The metrics of a step that has no signal, and so makes no update."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,17 @@ def by_prompt(parts: list[Part], batch: Batch) -> Tensor:
     norm2_P = torch.zeros_like(batch.part_P, dtype=parts[0].group_norm2_P.dtype)
     norm2_P[torch.cat([part.batch.index_P for part in parts])] = torch.cat([part.group_norm2_P for part in parts])
     return norm2_P[batch.part_P]
+
+
+def own_norm2_of(gradient: Gradient) -> float | None:
+    """The mean over prompts of the squared norm of a prompt's own mean gradient; None where norms were not taken."""
+    if gradient.norm2_PG is None:
+        return None
+    batch, part_P = gradient.batch, gradient.batch.part_P
+    share_PG = batch.prompts_in_mean * replace(batch, rho_PG=gradient.rho_PG).share_of_mean
+    coef_PG = torch.where(share_PG == 0, 0, share_PG * (batch.rewards_PG - gradient.baseline_PG))
+    part2_PG = torch.where(coef_PG == 0, 0, coef_PG.square() * gradient.norm2_PG)[part_P]
+    return estimators.own_norm2(gradient.group_norm2_P, part2_PG, batch.valid_PG[part_P])
 
 
 def by_output(parts: Sequence[Part], values: list[Tensor], rest_PG: Tensor) -> Tensor:

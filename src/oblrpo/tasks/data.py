@@ -65,6 +65,11 @@ class DataTask:
             self.notes.append(f"{dropped} training problems of {name} are held out too; they are not trained on.")
 
     @property
+    def rows(self) -> int:
+        """The number of problems that are trained on, of which no batch holds one twice."""
+        return len(self.training)
+
+    @property
     def problems(self) -> list[Problem]:
         """All problems."""
         return [*self.training, *self._heldout]

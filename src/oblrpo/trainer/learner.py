@@ -18,6 +18,7 @@ from oblrpo.memory import give_back
 from oblrpo.rollout import Rollouts
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.step import Algorithm1, Gradient, Sampled, Update
+from oblrpo.step.gradient import own_norm2_of
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.off_policy import OffPolicyBatch, clip_metrics, mismatch_metrics
 from oblrpo.step.reference import Reference
@@ -43,6 +44,8 @@ class StepResult:
     """The log-ratio log(pi / pi_ref) of every output that its reward was charged for; None without a reference."""
     sampled: Sampled | None = None
     """All that was sampled, where some of it was dropped before anything was learned of it."""
+    entropy: float | None = None
+    """The entropy of the completions' tokens in nats, where no reward differed from another: no update was made."""
     rounds: int | None = None
     """How many times prompts were sampled for it, where that is not once by itself."""
 
@@ -65,8 +68,12 @@ class Learner(Algorithm1):
     """The C of the weights min(C, pi / sampler); None where the sampler is taken for the policy."""
     reference: Reference | None = None
     clock: Clock = field(default_factory=Clock)
+    rows: int | None = None
+    """How many prompts there are to train on; None where they are without number, or chosen by what they earn."""
     skipped: str = ""
     """Why the last `learn` left an update out; empty if it left none out."""
+    entropy: float | None = None
+    """The entropy of the last `learn`'s tokens, if none of its rewards differed from another."""
 
     def step(self, problems: list[Problem], number: int) -> StepResult:  # type: ignore[override]
         """A run's step, in the place of Algorithm 1's: sample, reward, and make the updates of `learn`."""
@@ -87,22 +94,30 @@ class Learner(Algorithm1):
             updates = self.learn(learned, number)
         with self.clock.part("sampling"):
             self.sampler.sync(self.policy)
-        return StepResult(rollouts, sampled.rewards_PG, sampled.valid_PG, updates, self.skipped, kl_PG)
+        told = rollouts, sampled.rewards_PG, sampled.valid_PG, updates, self.skipped, kl_PG
+        return StepResult(*told, entropy=self.entropy)
 
     def learn(self, sampled: Sampled, step: int = 0) -> list[Update]:
         """Make `num_iterations` updates on one batch of completions; the policy before the first is the old one.
 
         No update is made, and nothing changes, where fewer than two prompts have as many valid outputs as the baseline
-        needs. An update whose gradient is not finite is left out with those that would follow it, and changes nothing
+        needs, or where no reward differs from another: `entropy` is then that of the outputs. An update whose gradient
+        is not finite is left out with those that would follow it, and changes nothing
         either; `skipped` says why. Step 0 takes no ledger.
 
         Raises:
             InputError: the model cannot be recorded, or the gradient cannot be used.
             DivergedError: the updated weights, or log-probabilities, are NaN or infinite.
         """
-        self.skipped = ""
+        self.skipped, self.entropy = "", None
         batch = self.batch(sampled)
         if batch.prompts_in_mean < 2:
+            return []
+        if not batch.differs:
+            left_out = replace(batch, keep_PG=torch.zeros_like(batch.keep_PG))
+            self.entropy = self._entropy(left_out) / float(batch.sequences.own_ST.sum())
+            for _ in range(self.num_iterations):
+                self._end_update()
             return []
         try:
             updates, metrics = self._updates(batch, step)
@@ -171,6 +186,8 @@ class Learner(Algorithm1):
         gradient = super().gradient(batch, step)
         if batch.draw is not None:
             gradient = replace(gradient, moments=gradient.moments.of_draw(batch.draw.nothing))
+        if self.rows is not None and (own2 := own_norm2_of(gradient)) is not None:
+            gradient = replace(gradient, moments=gradient.moments.of_rows(own2, self.rows))
         return replace(gradient, entropy_sum=self._entropy(batch) + gradient.entropy_sum)
 
     def _chosen(self, batch: OffPolicyBatch, step: int | None) -> OffPolicyBatch:
@@ -217,10 +234,14 @@ class Learner(Algorithm1):
         update = super().update(gradient)
         check_finite("weight", torch.stack([parameter.detach().sum() for parameter in self.policy.parameters]))
         give_back(weights)  # the gradient's room, which would lie between what the next forward keeps
+        self._end_update()
+        return update
+
+    def _end_update(self) -> None:
+        """Let the scheduler of the rate go on, which counts updates, also those that were left out."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
             self.scheduler.step()
-        return update
 
     @contextmanager
     def handing_out(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
-"""What logs cannot say of a run, measured once with its newest checkpoint: noise, batch, baselines, length, assumption.
+"""What logs cannot say of a run, measured once with its checkpoints: noise, batch, baselines, length, assumption.
 
-Some batches of fresh prompts are sampled and scored; nothing is learned, and the run's folder stays as it is.
+Some batches of fresh prompts are sampled and scored; nothing is learned, and the run's folder stays as it is. A look is
+at one policy, a checkpoint's. The run's own N SNR is a mean over the policies of its last steps, which differ.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from oblrpo.runs.state_files import load_state
 from oblrpo.scores.proxies import agreement
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig
+from oblrpo.tasks import Task
 from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.setup import load_checkpoint, make_learner, set_threads
 from oblrpo.trainer.task import drop_long_prompts, task_of
@@ -50,6 +53,10 @@ class Look:
     n_snr_low: float
     """The lower end of its interval, by that of the signal; the noise is taken as known."""
     n_snr_high: float
+    n_snr_signed: float
+    """N SNR before 0 takes the place of what is negative by chance: what a mean over policies is taken of."""
+    run_n_snr: float | None
+    """The run's own N SNR at this step, a mean over the policies of the last steps; None where it had none."""
     run_prompts: int
     """Prompts a step of the run."""
     between: Mean | None
@@ -65,7 +72,15 @@ class Look:
     @property
     def critical(self) -> float:
         """The number of prompts at which noise equals signal; infinite where no signal is found."""
-        return self.run_prompts / self.n_snr if self.n_snr > 0 else math.inf
+        return _prompts(self.run_prompts, self.n_snr)
+
+    def figures(self, under: str = "") -> str:
+        """N SNR `under` something and the critical batch, with their intervals, in words."""
+        return _figures(self.run_prompts, self.n_snr, self.n_snr_low, self.n_snr_high, under)
+
+    def of_run(self) -> str:
+        """The run's own N SNR at this step, in words."""
+        return "none" if self.run_n_snr is None else f"{self.run_n_snr:.2g}"
 
     def plain(self) -> dict[str, Any]:
         """It as a JSON object."""
@@ -77,8 +92,9 @@ class Look:
             f"A look at step {self.step}: {BATCHES} batches of {self.prompts} fresh prompts x {self.outputs} "
             "completions; 95 % intervals over batches",
             f"  reward            {_figure(self.reward)}",
-            f"  signal and noise  N SNR {self.n_snr:.2g} ({self.n_snr_low:.2g} to {self.n_snr_high:.2g}) with your "
-            f"{self.run_prompts} prompts and {self.baseline}; {self._batch()}",
+            f"  signal and noise  {self.figures(f' with your {self.run_prompts} prompts and {self.baseline}')}",
+            f"                    of this one policy (step {self.step}); the run's own N SNR there, a mean over the "
+            f"policies of the last steps, is {self.of_run()}",
             f"  noise             {self._noise()}",
             f"  length            {self._length()}",
             f"  assumption 1      {self._assumption()}",
@@ -95,12 +111,6 @@ class Look:
                 ratio, yours = self.variance[name], "  <- yours" if name == self.baseline else ""
                 lines.append(f"    {name:14} {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f}){yours}")
         return "\n".join(lines)
-
-    def _batch(self) -> str:
-        if not self.n_snr > 0:
-            return "no signal is above the noise (a look at more prompts, --prompts, can tell more)"
-        most = f" to {self.run_prompts / self.n_snr_low:.0f}" if self.n_snr_low > 0 else " or more"
-        return f"the critical batch is {self.critical:.0f} prompts ({self.run_prompts / self.n_snr_high:.0f}{most})"
 
     def _noise(self) -> str:
         if self.between is None:
@@ -123,15 +133,57 @@ class Look:
         return f"holds: {self.baseline} does not look at the completion it is subtracted from"
 
 
+@dataclass(frozen=True)
+class Looks:
+    """Looks at several policies of one run, the newest first, and the mean of their N SNR."""
+
+    policies: tuple[Look, ...]
+    asked: int
+    """Policies that were asked for; there may be fewer."""
+
+    @property
+    def n_snr(self) -> Mean:
+        """Mean N SNR, with a 95 % interval over policies; none of one policy. May be negative by chance."""
+        return mean([each.n_snr_signed for each in self.policies])
+
+    def plain(self) -> dict[str, Any]:
+        """It as a JSON object: the newest look, all of them, and their mean."""
+        critical = _prompts(self.policies[0].run_prompts, self.n_snr.value)
+        return self.policies[0].plain() | {
+            "checkpoints": [each.plain() for each in self.policies],
+            "mean_n_snr": asdict(self.n_snr),
+            "mean_critical_batch_size": critical if math.isfinite(critical) else None,
+        }
+
+    def __str__(self) -> str:
+        newest, found, lines = self.policies[0], self.n_snr, []
+        if len(self.policies) < self.asked:
+            lines.append(
+                f"Of the {self.asked} checkpoints asked for {len(self.policies)} are kept whole "
+                "(oblrpo train --save-total-limit): the looks are at these."
+            )
+        if found.n > 1:
+            low, value, high = (max(end, 0.0) for end in (found.low, found.value, found.high))
+            under = f"with your {newest.run_prompts} prompts and {newest.baseline}"
+            lines += [
+                f"Looks at {found.n} policies of the run, each on fresh prompts of its own, {under}:",
+                *(f"  step {each.step:<6} {each.figures()}; the run's own: {each.of_run()}" for each in self.policies),
+                f"  mean        {_figures(newest.run_prompts, value, low, high)}; 95 % interval over policies",
+                "  The run's own N SNR is a mean over the policies of the last steps.",
+            ]
+        return "\n".join([*lines, *([""] if lines else []), str(newest)])
+
+
 GOOD = 0.9  # the correlation from which on a proxy is called good: four fifths of the spread
 
 
-def look(run: Path, prompts: int = 0) -> Look:
-    """Measure the newest whole checkpoint of a run of ours.
+def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> Looks:
+    """Measure the newest whole checkpoints of a run of ours.
 
     Args:
         run: the run's folder.
         prompts: prompts of each batch, 2 at least; 0: as many as a step of the run has, 32 at least.
+        checkpoints: how many checkpoints, 1 at least; where fewer are kept, all of them.
 
     Raises:
         InputError: there is no such run, or no checkpoint, or too few prompts, or no reward on any of them.
@@ -142,27 +194,57 @@ def look(run: Path, prompts: int = 0) -> Look:
             f"--look needs a run of oblrpo train, whose prompts and rewards are known; {run} is none. In a trainer of "
             "TRL's add a VarianceLedgerCallback (docs/trl.md)."
         )
-    config, (checkpoint, _) = folder.saved_config(), folder.newest_whole()
-    if checkpoint is None:
-        raise InputError(f"{run} holds no checkpoint yet; look when one is there (save_steps).")
+    if checkpoints < 1:
+        raise InputError(f"--checkpoints is {checkpoints}; a look needs 1 at least.")
+    config, steps = folder.saved_config(), _whole_steps(folder, checkpoints)
     size = prompts or max(config.rollout.prompts_per_step, LEAST)
     if size < 2 or config.rollout.num_generations < 2:
         raise InputError("a look needs at least 2 prompts, and a run with num_generations of at least 2.")
-    policy, state, task = load_checkpoint(checkpoint, config), load_state(checkpoint), task_of(config)
-    drop_long_prompts(task, policy, config.task.max_prompt_length)
-    set_threads(config.run.threads, policy)
+    task, logged = task_of(config), {row["step"]: row.get("n_snr") for row in folder.read_metrics()}
     rewards = Rewards(task, config.task.rewards, config.task.on_reward_error, config.task.reward_seconds)
     try:
-        learner = make_learner(policy, rewards, config)
-        learner.load_state_dict(state, str(run))
-        learner.sampler.sync(policy)
-        batches = [_batch(learner, task.train_batch(FAR + number, size), config, number) for number in range(BATCHES)]
+        # Each policy has prompts of its own: shared ones would make the looks err together, and the interval of their
+        # mean too narrow.
+        taken = [
+            _batches(folder, step, task, rewards, config, size, place * BATCHES) for place, step in enumerate(steps)
+        ]
     finally:
         rewards.close()
-    taken = [batch for batch in batches if batch is not None]
-    if len(taken) < 2:
-        raise InputError(f"{run}: too few completions have a reward to look at; look at the reward's errors.")
-    return _summed_up(taken, state["step"], size, config)
+    looks = (
+        _summed_up(batches, step, size, config, logged.get(step)) for step, batches in zip(steps, taken, strict=True)
+    )
+    return Looks(tuple(looks), checkpoints)
+
+
+def _whole_steps(folder: RunFolder, most: int) -> list[int]:
+    """Steps of the newest checkpoints that are what the run wrote, the newest first; damaged ones are passed over."""
+    newest, _ = folder.newest_whole()
+    if newest is None:
+        raise InputError(f"{folder.path} holds no checkpoint yet; look when one is there (save_steps).")
+    steps = folder.checkpoint_steps()[::-1]
+    place = [folder.checkpoint(step) for step in steps].index(newest)
+    older = (step for step in steps[place + 1 :] if not folder.wrong_with(step))
+    return [steps[place], *islice(older, most - 1)]
+
+
+def _batches(
+    folder: RunFolder, step: int, task: Task, rewards: Rewards, config: TrainConfig, size: int, first: int
+) -> list[_Batch]:
+    """Measure one policy on the prompts of the steps from FAR + `first` on."""
+    policy = load_checkpoint(folder.checkpoint(step), config)
+    drop_long_prompts(task, policy, config.task.max_prompt_length)
+    set_threads(config.run.threads, policy)
+    learner = make_learner(policy, rewards, config)
+    learner.load_state_dict(load_state(folder.checkpoint(step)), str(folder.path))
+    learner.sampler.sync(policy)
+    numbers = range(first, first + BATCHES)
+    found = [_batch(learner, task.train_batch(FAR + number, size), config, number) for number in numbers]
+    batches = [batch for batch in found if batch is not None]
+    if len(batches) < 2:
+        raise InputError(
+            f"{folder.path}, step {step}: too few completions have a reward to look at; look at the reward's errors."
+        )
+    return batches
 
 
 @dataclass(frozen=True)
@@ -188,7 +270,9 @@ def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: i
     return _Batch(reward, ledger, agreement(lengths_S, norm2_S, G, valid_S))
 
 
-def _summed_up(batches: Sequence[_Batch], step: int, size: int, config: TrainConfig) -> Look:
+def _summed_up(
+    batches: Sequence[_Batch], step: int, size: int, config: TrainConfig, run_n_snr: float | None = None
+) -> Look:
     own = resolve(config.algorithm, config.optim).baseline
     entries, P = [batch.ledger.entries[own] for batch in batches], config.rollout.prompts_per_step
     signal, noise = mean([entry.signal2 for entry in entries]), mean([entry.variance for entry in entries]).value
@@ -212,6 +296,8 @@ def _summed_up(batches: Sequence[_Batch], step: int, size: int, config: TrainCon
         n_snr=max(signal.value, 0.0) * per_signal,
         n_snr_low=max(signal.low, 0.0) * per_signal,
         n_snr_high=max(signal.high, 0.0) * per_signal,
+        n_snr_signed=signal.value * per_signal,
+        run_n_snr=run_n_snr,
         run_prompts=P,
         between=mean(shares) if shares else None,
         variance={name: geometric_mean(of) for name, of in ratios.items() if of and min(of) > 0},
@@ -222,3 +308,16 @@ def _summed_up(batches: Sequence[_Batch], step: int, size: int, config: TrainCon
 
 def _figure(found: Mean) -> str:
     return f"{found.value:.2f}" + ("" if found.margin is None else f" +- {found.margin:.2f}")
+
+
+def _prompts(prompts: int, n_snr: float) -> float:
+    """The critical batch of an N SNR that `prompts` prompts have; infinite where there is no signal."""
+    return prompts / n_snr if n_snr > 0 else math.inf
+
+
+def _figures(prompts: int, n_snr: float, low: float, high: float, under: str = "") -> str:
+    found = f"N SNR {n_snr:.2g} ({low:.2g} to {high:.2g}){under}; "
+    if not n_snr > 0:
+        return found + "no signal is above the noise (a look at more prompts, --prompts, can tell more)"
+    most = f" to {prompts / low:.0f}" if low > 0 else " or more"
+    return f"{found}the critical batch is {prompts / n_snr:.0f} prompts ({prompts / high:.0f}{most})"

@@ -88,7 +88,7 @@ class Trainer:
         check_room(self.longest_prompt, config.rollout)
         self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, rows)
         set_threads(config.run.threads, self.policy)
-        self.learner = make_learner(self.policy, self.rewards, config)
+        self.learner = make_learner(self.policy, self.rewards, config, rows=getattr(self.task, "rows", None))
         self.prompts = Prompts(self.task, config)
         if checkpoint:
             state = load_state(checkpoint)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from oblrpo.estimators import kappa
 from oblrpo.step import Update
+from oblrpo.step.gradient import NO_SIGNAL
 from oblrpo.tasks import Problem
 from oblrpo.trainer.learner import StepResult
 
@@ -38,7 +39,8 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
         **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
         **(_update_metrics(step.updates) if step.updates else NO_UPDATE),
         **({"frac_prompts_masked": math.nan} if step.skipped and not step.updates else {}),
-        "skipped": float(bool(step.skipped)),
+        **({} if step.entropy is None else _without_signal(step.entropy)),
+        "skipped": float(bool(step.skipped) or step.entropy is not None),
         "num_tokens": tokens,
     }
 
@@ -48,6 +50,11 @@ NO_UPDATE = dict.fromkeys(
      "baseline/mean", "baseline/spread"), math.nan
 ) | {"learning_rate": 0.0, "lr_factor": 0.0, "frac_prompts_masked": 1.0,
      "completions/trained_ratio": 0.0}  # fmt: skip
+
+
+def _without_signal(entropy: float) -> dict[str, float]:
+    """What a step says in which no reward differed from another."""
+    return NO_SIGNAL | {"grad_norm": 0.0, "frac_prompts_masked": 0.0, "entropy": entropy}
 
 
 def _update_metrics(updates: list[Update]) -> dict[str, Any]:

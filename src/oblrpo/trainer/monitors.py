@@ -9,7 +9,7 @@ from oblrpo.diagnosis import Facts, Watch
 MOST_SKIPPED = 5  # steps in a row without a finite gradient after which a run ends, or after half of its steps
 
 COLLAPSES = ("reward fell", "entropy collapsed", "length shrinks")
-"""The conditions that a run stops at with `stop_on_collapse`."""
+"""The conditions that a run stops at with `stop_on_collapse`, beside an outage of the reward."""
 
 
 class Monitors:
@@ -26,11 +26,13 @@ class Monitors:
     def observe(self, metrics: dict[str, Any], skipped: str = "") -> list[str]:
         """Return the new warnings after a step; `skipped` says what was not finite in it, if it was skipped.
 
-        A resumed run shows its earlier steps again, to stay quiet on them.
+        A step without an update because all rewards agree is no such step. An outage is told when it has begun and
+        when it has ended. A resumed run shows its earlier steps again, to stay quiet on them.
         """
         self.stop, what = "", skipped or "gradient"
-        new = self.watch.observe(metrics | {"overflow": what})
-        no_update = metrics.get("skipped") and metrics.get("learning_rate") == 0
+        new, outages = self.watch.observe(metrics | {"overflow": what}), self.watch.course.outages
+        agreed = metrics.get("grad_norm") == 0
+        no_update = metrics.get("skipped") and metrics.get("learning_rate") == 0 and not agreed
         self.skipped = self.skipped + 1 if no_update else 0
         if self.skipped >= self.most_skipped:
             self.stop = (
@@ -39,6 +41,8 @@ class Monitors:
                 "on with --resume --accept-changed. Else lower learning_rate, and start anew or from an older one."
             )
         elif self.stop_on_collapse:
-            holding = [self.watch.found[name] for name in COLLAPSES if name in self.watch.found]
-            self.stop = next((str(each) for each in holding if each.until == self.watch.course.step), "")
-        return [str(finding) for finding in new if finding.wrong]
+            holding = [each for each in self.watch.findings if each.until == self.watch.course.step]
+            collapsed = next((str(each) for each in holding if each.name in COLLAPSES), "")
+            self.stop = str(outages.now) if outages.lasts else collapsed
+        told = [str(each) for each in new if each.wrong and not each.condition.anew]
+        return [outages.news, *told] if outages.news else told

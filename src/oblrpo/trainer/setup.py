@@ -157,8 +157,13 @@ def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
     return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features)
 
 
-def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler: Sampler | None = None) -> Learner:
-    """Return the learner of a config and a policy, with all its parts; a sampler that is given is not made again."""
+def make_learner(
+    policy: Policy, rewards: Rewards, config: TrainConfig, sampler: Sampler | None = None, rows: int | None = None
+) -> Learner:
+    """Return the learner of a config and a policy, with all its parts; a sampler that is given is not made again.
+
+    `rows` is the number of prompts of the task; None: without number.
+    """
     rehearse(policy, "set target_modules of lora to q_proj, k_proj, v_proj, o_proj")
     optim, rollout, scores = config.optim, config.rollout, config.scores
     algorithm = resolve(config.algorithm, optim)
@@ -172,6 +177,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
             algorithm.schedule,  # type: ignore[arg-type]
             warmup=optim.warmup_steps * iterations,  # the schedule counts updates
             kl=optim.schedule_kl,
+            updates=iterations,
             rounds=policy.rounds,
         )
         # Where lengths decide which prompts go together, this batch's part of the prior would depend on own outputs.
@@ -202,6 +208,7 @@ def make_learner(policy: Policy, rewards: Rewards, config: TrainConfig, sampler:
         max_grad_norm=optim.max_grad_norm,
         train_on=config.algorithm.train_on,
         clip_max=rollout.clip_max,
+        rows=None if rollout.dynamic_sampling else rows,
         reference=Reference(policy, beta, rollout.temperature, row_batches(rollout)) if beta else None,
     )
 

@@ -57,6 +57,10 @@ class WholeBatch:
     moments: estimators.Moments
     norm2: float
     """The squared norm of the gradient, averaged over processes and not clipped."""
+    differs: bool
+    """Whether any reward differs from another; if not, nothing was learned of the batch."""
+    headroom: float
+    """The least nats an output that could earn all that is left to earn."""
     agreement: float
     """How well the calibrated proxy agreed with exact norms, where it was compared; else NaN."""
 
@@ -68,13 +72,14 @@ class BatchGradient:
         policy: the policy, in either mode; dropout is off while scores are taken.
         args: an `OBLRPOConfig`.
         accelerator: of the trainer.
+        rows: how many prompts there are to train on; None where they cannot be counted.
 
     Raises:
         UnsupportedModelError: a trainable layer has no rule.
     """
 
-    def __init__(self, policy: Policy, args: Any, accelerator: Any) -> None:
-        self.policy, self.args, self.accelerator = policy, args, accelerator
+    def __init__(self, policy: Policy, args: Any, accelerator: Any, rows: int | None = None) -> None:
+        self.policy, self.args, self.accelerator, self.rows = policy, args, accelerator, rows
         self.weighted = "norm2_PG" in BASELINES[args.baseline].needs
         compared = self.weighted and args.score_norms == "calibrated"
         weights = RewardWeights(args.score_norms, args.calibration_steps if compared else 0)
@@ -242,8 +247,22 @@ class BatchGradient:
         norm2 = estimators.squared_norm(self.policy.parameters)
         columns = dict(zip(COLUMNS, table_SK.unbind(1), strict=True))
         rows = len(self.parts[0].table_SK) * (len(self.parts) if self.measures_ahead else 1)
-        agreement = self._learn(columns, rows, G)
-        return WholeBatch(columns, G, estimators.moments(group_norm2_P, norm2), float(norm2), agreement)
+        rewards_PG, valid_PG = columns["reward"].view(-1, G), columns["valid"].bool().view(-1, G)
+        differs = estimators.differ(rewards_PG, valid_PG)
+        agreement = self._learn(columns, rows, G) if differs else math.nan
+        room = estimators.headroom(rewards_PG, valid_PG) if differs else math.inf
+        moments = self._moments(columns, group_norm2_P, norm2)
+        return WholeBatch(columns, G, moments, float(norm2), differs, room, agreement)
+
+    def _moments(self, columns: dict[str, Tensor], group_norm2_P: Tensor, norm2: float) -> estimators.Moments:
+        """Signal and noise, of prompts that are drawn without replacement where the trainer's rows can be counted."""
+        moments = estimators.moments(group_norm2_P, norm2)
+        valid_PG = columns["valid"].bool().view(len(group_norm2_P), -1)
+        part2_PG = (columns["advantage"].square() * columns["norm2"]).view_as(valid_PG) / valid_PG.shape[1] ** 2
+        if self.rows is None or bool(part2_PG[valid_PG].isnan().any()):
+            return moments
+        own2 = estimators.own_norm2(group_norm2_P, part2_PG, valid_PG)
+        return moments if own2 is None else moments.of_rows(own2, self.rows)
 
     def _learn(self, columns: dict[str, Tensor], rows: int, group_size: int) -> float:
         """Make the whole batch, seen by every process, part of the past; return the calibrated proxy's agreement."""

@@ -23,6 +23,7 @@ from oblrpo.estimators.schedule import Mode
 from oblrpo.policy.rehearsal import rehearse
 from oblrpo.runs import write_atomically
 from oblrpo.scores import UnsupportedModelError
+from oblrpo.step.gradient import NO_SIGNAL
 
 STATE = "oblrpo_state.json"
 """The file beside TRL's optimizer state in a checkpoint."""
@@ -55,7 +56,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         with in_eval_mode(self.model):
             rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
         try:
-            self._gradient = BatchGradient(self._policy, args, self.accelerator)
+            rows = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
+            self._gradient = BatchGradient(self._policy, args, self.accelerator, rows)
         except (UnsupportedModelError, ValueError) as error:
             raise InputError(f"OBLRPOTrainer cannot train this model: {error}") from None
         self._schedule: SNRSchedule
@@ -161,19 +163,24 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._step = 0
 
     def _set_rate(self, batch: WholeBatch) -> None:
-        """Log the batch, set the rate of the update that comes next, and get ready to measure it."""
+        """Log the batch, set the rate of the update that comes next, and get ready to measure it.
+
+        No signal, no step: where no reward differs from another, or the gradient is 0, it is taken away, and without
+        one the optimizer does nothing.
+        """
         self._log_outputs(batch)
-        schedule = self._schedule
-        mean_length = float(batch.columns["length"].mean())
-        factor = schedule.step(batch.moments, mean_length=mean_length)
-        self._rate = schedule.learning_rates[0]
-        if batch.norm2 == 0:  # no signal, no step: without gradients the optimizer does nothing
-            schedule.restore()
+        schedule, metrics = self._schedule, batch_metrics(batch)
+        if not batch.differs or batch.norm2 == 0:
             self.model.zero_grad(set_to_none=True)
-            factor = self._rate = 0.0
-        elif schedule.rule.measures_updates:
+            self._rate = 0.0
+            self._add_metrics(metrics | NO_SIGNAL | {"skipped": float(not batch.differs)})
+            return
+        mean_length = float(batch.columns["length"].mean())
+        factor = schedule.step(batch.moments, mean_length=mean_length, headroom=batch.headroom)
+        self._rate = schedule.learning_rates[0]
+        if schedule.rule.measures_updates:
             self._watched = self._gradient.watch()
-        self._add_metrics(batch_metrics(batch) | signal_metrics(schedule, batch.moments, factor))
+        self._add_metrics(metrics | signal_metrics(schedule, batch.moments, factor) | {"skipped": 0.0})
 
     def _after_update(self) -> None:
         """Measure how far the update moved the policy, and shorten it where it went too far.

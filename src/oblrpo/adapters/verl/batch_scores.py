@@ -101,25 +101,36 @@ class BatchScores:
         table_SK[~valid_S, 0] = 1
         return Features(*table_SK.unbind(1))
 
-    def group_norm2(self, data: Any, scale: float) -> list[float] | None:
-        """The squared norm of every prompt's gradient g_i; the mean of the g_i is the gradient of verl's loss.
+    def group_norm2(self, data: Any, scale: float, rows: int | None = None) -> dict[str, Any]:
+        """What the workers need for signal and noise: the squared norm of every prompt's gradient g_i, and `own2`.
 
-        Where scores of some prompts alone were taken, their mean stands for each of the others, which is what
-        `estimators.moments` needs of them. None where no scores were taken, unless all gradients are known to be 0.
+        The mean of the g_i is the gradient of verl's loss; `own2` is the mean of the squared norms of prompts' own mean
+        gradients (`estimators.own_norm2`), where prompts can be counted, and `rows` their number. Where scores of some
+        prompts alone were taken, their mean stands for each of the others, which is what `estimators.moments` needs
+        of them. Nothing where no scores were taken, unless all gradients are known to be 0.
 
         Args:
             data: `advantages` and `response_mask` in the batch's order.
             scale: the factor of an output's advantage in the loss.
+            rows: the number of prompts to train on.
         """
         groups = self.groups
         coef_PG = groups.take(_one_an_output(data)) * groups.valid_PG * scale * len(groups.rows_of)
         if not coef_PG.any():
-            return [0.0] * len(coef_PG)
+            return {"group_norm2": [0.0] * len(coef_PG)}
         if not self.exact:
-            return None
-        norm2_P = estimators.group_norm2(self._gram_PGG(), coef_PG)
-        norm2_P[~self._known_P] = norm2_P[self._known_P].mean()
-        return [float(norm2) for norm2 in norm2_P]
+            return {}
+        gram_PGG, known_P = self._gram_PGG(), self._known_P
+        norm2_P = estimators.group_norm2(gram_PGG, coef_PG)
+        part2_PG = coef_PG.double().square() * gram_PGG.diagonal(dim1=1, dim2=2)
+        own2 = estimators.own_norm2(norm2_P[known_P], part2_PG[known_P], groups.valid_PG[known_P])
+        norm2_P[~known_P] = norm2_P[known_P].mean()
+        found = {"group_norm2": [float(norm2) for norm2 in norm2_P]}
+        return found if rows is None or own2 is None else found | {"own2": own2, "rows": rows}
+
+    def rewards(self, data: Any, column: str) -> Tensor:
+        """The reward of every output, (P, G), from the column that holds rewards token by token."""
+        return self.groups.take(data[column].to_padded_tensor(0).double().sum(1))
 
     def _gram_PGG(self) -> Tensor:
         groups, size = self.groups, self.groups.size
@@ -140,7 +151,7 @@ class BatchScores:
         """
         groups, valid_PG = self.groups, self.groups.valid_PG
         assert self._sketch is not None
-        rewards_PG = groups.take(data[rewards].to_padded_tensor(0).double().sum(1))
+        rewards_PG = self.rewards(data, rewards)
         own_PGT, norm2_PG = groups.take(data["response_mask"].to_padded_tensor(0).double()), groups.take(self.norm2_S)
         sketches = groups.take(self._sketch.double()).flatten(0, 1).unbind(1)
         known_P = valid_PG.any(1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, sc
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
 from oblrpo.scores import ScoreTape
+from oblrpo.step.gradient import NO_SIGNAL
 
 VENDOR = "oblrpo"
 """The vendor name that the engine is registered under; verl chooses an engine by its hardware vendor."""
@@ -36,6 +39,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     _scoring = False
     _group_norm2_P: torch.Tensor | None = None
+    _batch: Mapping[str, Any] = MappingProxyType({})
 
     def configure(self, settings: Settings) -> None:
         """Prepare tape and schedule, and try the tape; to be called once the optimizer is there, on every rank.
@@ -103,11 +107,12 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         Raises:
             ValueError: the trainer did not say how long the prompts' gradients are.
         """
-        group_norm2 = tu.get_non_tensor_data(data, "oblrpo_group_norm2", None)
-        if self._settings.needs_moments and group_norm2 is None and not self._settings.calibrated:
+        self._batch = batch = json.loads(tu.get_non_tensor_data(data, "oblrpo_batch", None) or "{}")
+        group_norm2 = batch.get("group_norm2")
+        measured = self._settings.needs_moments and batch.get("differs", True)
+        if measured and group_norm2 is None and not self._settings.calibrated:
             raise ValueError("oblrpo: an update without its prompts' squared gradient norms; was another trainer used?")
-        self._mean_length = tu.get_non_tensor_data(data, "oblrpo_mean_length", None)
-        if self._schedule.rule.measures_updates:
+        if measured and self._schedule.rule.measures_updates:
             self._movement = EngineMovement(self, data)
         self._group_norm2_P = None if group_norm2 is None else torch.tensor(group_norm2, dtype=torch.float64)
         self._metrics: dict[str, float] = {}
@@ -118,13 +123,19 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def optimizer_step(self) -> Any:
         """Set the rate, clip and step as verl does, and measure the update where the schedule wants it.
 
+        Where no reward differs from another, or the gradient is 0, no step is made: weights and optimizer stay.
+
         Raises:
             InputError: the update cannot be measured.
         """
+        if not self._batch.get("differs", True):
+            return self._leave_out(skipped=1.0)
         if not self._settings.needs_moments:
             self._metrics["lr_used"] = self._schedule.learning_rates[0]
             return super().optimizer_step()
         norm2 = estimators.squared_norm(list(self.module.parameters()))
+        if norm2 == 0:
+            return self._leave_out(skipped=0.0)
         usable = math.isfinite(norm2)
         if usable:
             self._set_rate(norm2)
@@ -135,6 +146,12 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         if usable and self._schedule.rule.measures_updates:
             self._confine()
         return grad_norm
+
+    def _leave_out(self, skipped: float) -> float:
+        """Make no update, and return the norm of the gradient, which is 0."""
+        self.optimizer_zero_grad()
+        self._metrics = NO_SIGNAL | {"lr_used": 0.0, "skipped": skipped}
+        return 0.0
 
     def _confine(self) -> None:
         """Measure how far the update moved the policy, on every rank's outputs, and shorten it if it went too far.
@@ -167,14 +184,17 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                 f"oblrpo: verl's gradient has squared norm {norm2:.4g}, and the prompts' gradients of which it is to "
                 f"be the mean only {longest:.4g} on average; a setting scales or adds to the loss."
             )
-        return estimators.moments(self._group_norm2_P, norm2, estimated=not every)
+        moments = estimators.moments(self._group_norm2_P, norm2, estimated=not every)
+        return moments.of_rows(self._batch["own2"], self._batch["rows"]) if "own2" in self._batch else moments
 
     def _set_rate(self, norm2: float) -> None:
         """Set the rate to eta_0 times the factor that signal and noise support, from the gradient before clipping."""
         batch = self._moments(norm2)
-        factor = self._schedule.step(batch, mean_length=self._mean_length)
+        mean_length, headroom = self._batch.get("mean_length"), self._batch.get("headroom", math.inf)
+        factor = self._schedule.step(batch, mean_length=mean_length, headroom=headroom)
         smoothed = self._schedule.smoothed
         self._metrics = {
+            "skipped": 0.0,
             "lr_used": self._schedule.learning_rates[0],
             "lr_factor": factor,
             "snr": smoothed.snr,

@@ -15,6 +15,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
+from oblrpo import estimators
 from oblrpo.adapters.plain_state import from_json, to_json
 from oblrpo.adapters.verl.advantages import EstimatorInputs, handed_over
 from oblrpo.adapters.verl.batch_scores import BatchScores
@@ -46,7 +47,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         super().__init__(config)
         name = ESTIMATORS.get(str(config.algorithm.adv_estimator), "oblr")  # verl's own estimators ask for none
         self._baseline = StepBaseline(name, RewardWeights("calibrated" if self._oblrpo.calibrated else "exact"))
-        self._group_norm2: list[float] | None = None
+        self._told: dict[str, Any] = {}  # what the update is told of its batch
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -116,7 +117,13 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = ["advantages", "response_mask", rewards]
         after = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         scale = self._loss_scale()
-        self._group_norm2 = self._scores.group_norm2(after, scale) if self._oblrpo.needs_moments else None
+        rewards_PG, valid_PG = self._scores.rewards(after, rewards), self._scores.groups.valid_PG
+        differs = estimators.differ(rewards_PG, valid_PG)
+        self._told = {"differs": differs, "mean_length": self._scores.mean_length}
+        if differs and self._oblrpo.needs_moments:
+            count = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
+            self._told |= self._scores.group_norm2(after, scale, count)
+            self._told["headroom"] = estimators.headroom(rewards_PG, valid_PG)
         if self._scores.takes_ledger:
             metrics.update(self._scores.ledger(after, rewards, self._baseline.prior))
         return batch
@@ -129,13 +136,12 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         return 1.0 / float(outputs * constant)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Update the actor as verl does, and send it the prompts' gradient norms, where they were measured."""
-        batch.extra_info["oblrpo_mean_length"] = self._scores.mean_length
-        batch.extra_info["oblrpo_group_norm2"] = None if self._group_norm2 is None else tuple(self._group_norm2)
+        """Update the actor as verl does, and tell it of the batch; nothing is learned where no reward differs."""
+        batch.extra_info["oblrpo_batch"] = json.dumps(self._told)
         batch = super()._update_actor(batch, metrics)
-        for key in ("oblrpo_mean_length", "oblrpo_group_norm2"):
-            batch.extra_info.pop(key, None)
-        self._baseline.end_step()
+        batch.extra_info.pop("oblrpo_batch", None)
+        if self._told["differs"]:
+            self._baseline.end_step()
         return batch
 
     def _state_file(self, folder: Path) -> Path:
