@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,8 +53,10 @@ def write(file: Path, rows: Rows) -> None:
 
 
 def number(text: str) -> str:
-    """A value as the table has it: three digits, no leading zero."""
+    """A value as the table has it: three digits, no leading zero; a step that does not come is never."""
     value = float(text)
+    if not math.isfinite(value):
+        return "none" if math.isnan(value) else "never"
     shown = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
     return shown.replace("0.", ".", 1) if shown.lstrip("-").startswith("0.") else shown
 

@@ -18,7 +18,7 @@ def test_the_exit_code_says_whether_something_is_wrong(oblrpo, tmp_path):
     code, out, err = oblrpo("diagnose", write(tmp_path / "well.jsonl", [0.01 * n for n in range(40)]))
     assert (code, err) == (0, "")
     assert "Nothing is wrong." in out
-    code, out, err = oblrpo("diagnose", write(tmp_path / "ill.jsonl", [0.5] * 30 + [0.0] * 30))
+    code, out, err = oblrpo("diagnose", write(tmp_path / "ill.jsonl", [0.5, 0.51] * 15 + [0.0, 0.01] * 15))
     assert (code, err) == (1, "")
     assert "1. reward fell, since step 2" in out
     assert "What to do: Steps are too long" in out
@@ -27,7 +27,7 @@ def test_the_exit_code_says_whether_something_is_wrong(oblrpo, tmp_path):
 
 
 def test_json_is_one_object(oblrpo, tmp_path):
-    code, out, _ = oblrpo("diagnose", write(tmp_path / "ill.jsonl", [0.5] * 30 + [0.0] * 30), "--json")
+    code, out, _ = oblrpo("diagnose", write(tmp_path / "ill.jsonl", [0.5, 0.51] * 15 + [0.0, 0.01] * 15), "--json")
     found = json.loads(out)
     assert code == 1
     assert found["steps"] == 60

@@ -76,7 +76,9 @@ def test_edges():
     assert identical.snr == math.inf
     assert identical.critical_batch_size == 0
     nothing = estimators.moments(torch.zeros(3), 0.0)
-    assert math.isnan(nothing.snr)
+    assert nothing.snr == 0
+    assert not nothing.has_gradient
+    assert nothing.critical_batch_size == math.inf
     opposed = Moments(signal2=-1.0, trace_cov=4.0, n=8)
     assert opposed.snr == 0
     assert opposed.critical_batch_size == math.inf

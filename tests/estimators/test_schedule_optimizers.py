@@ -7,6 +7,7 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import Moments, SNRSchedule
+from oblrpo.estimators.averages import MomentAverage
 from tests.estimators.nats import quadratic
 
 BATCH = Moments(signal2=2.0, trace_cov=8.0, n=4)  # N SNR = 1
@@ -121,7 +122,7 @@ def train(kind, by_hand):
     eta_0 = optimizer.param_groups[0]["lr"]
     schedule = None if by_hand else SNRSchedule(optimizer, ema=0.9, warmup=4)
     scheduler = None if by_hand else torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up_and_cosine)
-    signal2 = trace_cov = 0.0
+    average = MomentAverage(0.9)
     for t in range(8):
         optimizer.zero_grad()
         norms = []
@@ -132,8 +133,9 @@ def train(kind, by_hand):
             norms.append((4 * (layer.weight.grad - before)).square().sum())
         batch = estimators.moments(torch.stack(norms), estimators.squared_norm(list(layer.parameters())), 5)
         if schedule is None:
-            signal2, trace_cov = 0.9 * signal2 + 0.1 * batch.signal2, 0.9 * trace_cov + 0.1 * batch.trace_cov
-            factor = max(signal2, 0) / (max(signal2, 0) + trace_cov / 20) * min(1, (t + 1) / 4)
+            average.add(batch)
+            n_snr = average.moments.n_snr
+            factor = n_snr / (1 + n_snr) * min(1, (t + 1) / 4)
             optimizer.param_groups[0]["lr"] = eta_0 * warm_up_and_cosine(t) * factor
         else:
             schedule.step(batch)

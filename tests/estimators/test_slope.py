@@ -3,16 +3,21 @@
 import pytest
 import torch
 
-from oblrpo.estimators.moments import inner
+from oblrpo.estimators import SNRSchedule
+from oblrpo.estimators.moments import inner, moments
 from oblrpo.estimators.slope import FIRST, LEAST, Slope
 
 
-def lengths(slope, curvature, P=16, steps=2000, seed=0, unit=1.0):
-    """Of steps whose slopes are `slope` less `curvature` times their length, with noise of 1 a prompt."""
+def lengths(slope, curvature, P=16, steps=2000, seed=0, unit=1.0, outliers=()):
+    """Of steps whose slopes are `slope` less `curvature` times their length, with noise of 1 a prompt.
+
+    `outliers` are slopes in the place of these, by the number of their step.
+    """
     random, seen, taken = torch.Generator().manual_seed(seed), Slope(), []
     for noise in torch.randn(steps, generator=random).tolist():
         taken.append(seen.length)
-        seen.observe(unit * (slope - curvature * taken[-1] + noise / P**0.5), taken[-1], P)
+        found = dict(outliers).get(len(taken) - 1, slope - curvature * taken[-1] + noise / P**0.5)
+        seen.observe(unit * found, taken[-1], P)
     return taken
 
 
@@ -30,6 +35,49 @@ def test_steps_are_as_long_as_they_should_be(slope, curvature, P):
 
 def test_the_unit_of_rewards_does_not_matter():
     assert lengths(0.3, 2.0, unit=1000.0, steps=50) == pytest.approx(lengths(0.3, 2.0, steps=50))
+
+
+@pytest.mark.parametrize("P", [8, 32])
+@pytest.mark.parametrize("sigmas", [1e3, -1e3, 1e6, -1e6])
+def test_one_outlier_does_not_stall_a_run(sigmas, P):
+    """However far off: no step that follows is half as long or half as long again, and fifty later it is forgotten."""
+    for seed in range(20):
+        without = lengths(0.3, 1.0, P, 82, seed)
+        found = lengths(0.3, 1.0, P, 82, seed, outliers={30: sigmas / P**0.5})
+        ratios = [one / other for one, other in zip(found, without, strict=True)]
+        assert ratios[:31] == [1.0] * 31
+        assert 0.5 < min(ratios) <= max(ratios) < 1.5
+        assert ratios[-1] == pytest.approx(1, abs=0.15)
+
+
+def measured_lengths(scale_T, seed):
+    """The lengths of `auto` where J is straight and gradients are multiplied by these; Adam takes their signs alone."""
+    random, taken = torch.Generator().manual_seed(seed), []
+    theta = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    optimizer = torch.optim.Adam([theta], lr=0.01, betas=(0.0, 0.0))
+    schedule = SNRSchedule(optimizer, "auto")
+    signs_SD = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)
+    for scale in scale_T:
+        noise_ND = 2 * torch.randn(16, 3, generator=random, dtype=torch.float64)
+        g_ND = scale * (torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64) + noise_ND)
+        theta.grad = -g_ND.mean(0)
+        schedule.step(moments(g_ND.square().sum(1), g_ND.mean(0).square().sum()), mean_length=1.0)
+        before = theta.detach().clone()
+        optimizer.step()
+        schedule.confine(lambda before=before: (signs_SD @ (theta.detach() - before))[:, None])
+        taken.append(schedule.rule.slope.length)
+    return taken
+
+
+@pytest.mark.parametrize("decades", [-3, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_that_shrink_or_grow_leave_lengths_as_they_are(decades, seed):
+    """Squared, by a million in ten steps. While they do, a batch is divided by three times its size, or a third."""
+    moves = [10 ** (decades * min(max(t - 20, 0), 10) / 10) for t in range(60)]
+    stay, move = measured_lengths([1.0] * 60, seed), measured_lengths(moves, seed)
+    assert move[:20] == stay[:20]
+    ratios = [one / other for one, other in zip(move, stay, strict=True)]
+    assert 0.8 < min(ratios) <= max(ratios) < 1.25
 
 
 def test_noise_alone_makes_steps_short_and_no_more():

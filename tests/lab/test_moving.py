@@ -72,10 +72,11 @@ def test_means_leave_out_what_is_no_number():
     assert first_step([0.0, 1.0, 0.0, 1.0, 1.0], 1.0, window=2) == 5
     assert first_step([0.0, 1.0], 1.0) == 2
     assert first_step([0.0], 1.0) == math.inf
-    assert [moving.number(value) for value in ("0.0125", "-0.07", "1234.5", "0", "nan")] == [
-        ".0125",
-        "-.07",
-        "1234",
-        "0",
-        "nan",
-    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("0.0125", ".0125"), ("-0.07", "-.07"), ("1234.5", "1234"), ("0", "0"), ("nan", "none"), ("inf", "never")],
+)
+def test_a_number_as_the_table_has_it(value, shown):
+    assert moving.number(value) == shown

@@ -29,7 +29,7 @@ def test_a_run_with_nothing_added_takes_the_papers_steps(tiny_policy, algorithm,
         learner = learner_of(policy, algorithm, rewards=rewards, train_on="all", max_grad_norm=0.0, **settings)
         if alone:
             learner = Algorithm1(**{field.name: getattr(learner, field.name) for field in fields(Algorithm1)})
-        torch.manual_seed(0)
+        torch.manual_seed(2)  # of whose batches each has a signal: else the schedule `debiased` rightly makes no step
         weights.append([])
         for step in range(1, STEPS + 1):
             learner.step(PROBLEMS, step)

@@ -1,5 +1,6 @@
 """No signal, no step: rewards that say nothing leave the policy exactly as it was."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.diagnosis import Facts
-from oblrpo.estimators import RULES, Prior
+from oblrpo.estimators import RULES
 from oblrpo.rollout import sample
 from oblrpo.settings import OptimConfig
 from oblrpo.trainer import StepResult
@@ -29,28 +30,70 @@ def rollouts(tiny_policy):
     return sample(tiny_policy, ["a", "bc"], G, LONGEST, 1.0)
 
 
+def everything(learner):
+    """Weights and all that the next step depends on, but the scheduler, which counts updates that are left out, too."""
+    state = copy.deepcopy(learner.state_dict())
+    del state["scheduler"]
+    for group in state["optimizer"]["param_groups"]:
+        del group["lr"]
+    return weights(learner.policy), str(state)
+
+
+def same(first, second):
+    return torch.equal(first[0], second[0]) and first[1] == second[1]
+
+
 @pytest.mark.parametrize("schedule", RULES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_rewards_of_zero_change_nothing(tiny_policy, rollouts, algorithm, schedule):
-    """Even with a floor under the factor, weight decay asked for, and momentum from a step that had a signal."""
+def test_rewards_of_which_none_differs_change_nothing(tiny_policy, rollouts, algorithm, schedule):
+    """Even with a floor under the factor, weight decay asked for, momentum from a step that had a signal, and a prior
+    that remembers other rewards, to which a constant is a reward of its own."""
     row = dataclasses.replace(ALGORITHMS[algorithm], schedule=schedule)
     decaying = {"optimizer_args": {"weight_decay": 0.1}, "schedule_floor": 0.5, "lr": 1e-3}
-    learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, **decaying)
+    learner = learner_of(tiny_policy, row, optimizer=torch.optim.AdamW, num_iterations=2, **decaying)
     learner.learn(sampled(rollouts, torch.tensor([[1.0, 0.0], [0.0, 0.5]])))
-    before, state = weights(tiny_policy), [each["exp_avg"].clone() for each in learner.optimizer.state.values()]
-    assert any(each.any() for each in state)
-    learner.baseline.prior = Prior()  # for oblr_shrunk, rewards of 0 after others are a signal
-    for _ in range(3):
-        (update,) = learner.learn(sampled(rollouts, torch.zeros(P, G)))
-        assert (update.learning_rate, update.factor, update.gradient.norm2) == (0.0, 0.0, 0.0)
-    assert torch.equal(weights(tiny_policy), before)
-    assert all(map(torch.equal, state, (each["exp_avg"] for each in learner.optimizer.state.values())))
+    assert any(each["exp_avg"].any() for each in learner.optimizer.state.values())
+    assert learner.entropy is None
+    before = everything(learner)
+    rounded_PG = torch.tensor([[1.0, 1.0 + 1e-7], [1.0 - 1e-7, 1.0]], dtype=torch.float64)
+    for rewards_PG in (*(torch.full((P, G), constant) for constant in (0.0, 1.0, 0.37, -1.0)), 0.37 * rounded_PG):
+        assert learner.learn(sampled(rollouts, rewards_PG)) == []
+        assert not learner.skipped
+        assert 0 < learner.entropy < 6
+        assert same(everything(learner), before)
+        assert all(p.grad is None for p in tiny_policy.parameters)
+    assert learner.learn(sampled(rollouts, torch.tensor([[0.37, 0.37], [0.37, 0.371]])))
+    assert learner.entropy is None
+    assert not same(everything(learner), before)
+
+
+def test_the_entropy_is_that_of_the_tokens(tiny_policy, rollouts):
+    """The same that an update of the same outputs tells."""
+    learner = learner_of(tiny_policy, "rloo", optimizer=torch.optim.SGD, lr=1e-9)
+    (update,) = learner.learn(sampled(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
+    learner.learn(sampled(rollouts, torch.ones(P, G)))
+    assert learner.entropy == pytest.approx(update.gradient.entropy, rel=1e-5)
+
+
+def test_what_a_step_without_information_tells(tiny_policy, rollouts):
+    learner = learner_of(tiny_policy, "oblrpo_shrunk")
+    valid_PG = torch.ones(P, G, dtype=torch.bool)
+    for rewards_PG, skipped in ((torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0.0), (torch.full((P, G), 0.37), 1.0)):
+        updates = learner.learn(sampled(rollouts, rewards_PG))
+        step = StepResult(rollouts, rewards_PG, valid_PG, updates, learner.skipped, entropy=learner.entropy)
+        found = step_metrics(1, step, 0)
+        assert found["skipped"] == skipped
+        if skipped:
+            nothing = ("learning_rate", "lr_factor", "grad_norm", "snr", "n_snr", "signal2", "trace_cov")
+            assert [found[name] for name in nothing] == [0.0] * len(nothing)
+            assert found["entropy"] == learner.entropy
+            assert found["frac_prompts_masked"] == 0
 
 
 @pytest.mark.parametrize("num_iterations", [1, 2])
 def test_two_hundred_steps_leave_the_weights_and_the_rate_as_they_were(tiny_policy, rollouts, num_iterations):
     learner = learner_of(
-        tiny_policy, "oblrpo_shrunk", optimizer=torch.optim.AdamW, lr=1e-3,
+        tiny_policy, "oblrpo_shrunk", optimizer=torch.optim.AdamW, lr=1e-4,
         num_iterations=num_iterations,
     )  # fmt: skip
     first = weights(tiny_policy)
@@ -58,8 +101,21 @@ def test_two_hundred_steps_leave_the_weights_and_the_rate_as_they_were(tiny_poli
         learner.learn(sampled(rollouts, torch.zeros(P, G)))
     assert torch.equal(weights(tiny_policy), first)
     learned = learner.learn(sampled(rollouts, torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
-    assert learned[0].learning_rate == pytest.approx(1e-3)
+    assert learned[0].learning_rate == pytest.approx(1e-4)
     assert not torch.equal(weights(tiny_policy), first)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.37])
+def test_rewards_that_come_back_find_the_rate_that_they_left(tiny_policy, rollouts, constant):
+    """Thirty steps of a service that is down, in a run whose rate has been found."""
+    learner = learner_of(tiny_policy, "oblrpo_shrunk", optimizer=torch.optim.AdamW, lr=1e-3)
+    rewards_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    for _ in range(8):
+        (last,) = learner.learn(sampled(rollouts, rewards_PG))
+    for _ in range(30):
+        learner.learn(sampled(rollouts, torch.full((P, G), constant)))
+    (back,) = learner.learn(sampled(rollouts, rewards_PG))
+    assert 0.5 < back.learning_rate / last.learning_rate < 2
 
 
 @pytest.mark.parametrize("schedule", ["off", "auto"])
@@ -81,7 +137,8 @@ def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first
     for step in range(1, 40):
         monitors.observe(found | {"step": step})
     assert not {"rate lost", "updates lost", "no gradient"} & set(monitors.watch.found)
-    nothing = StepResult(rollouts, torch.zeros(P, G), valid_PG, learner.learn(sampled(rollouts, torch.zeros(P, G))))
+    updates = learner.learn(sampled(rollouts, torch.zeros(P, G)))
+    nothing = StepResult(rollouts, torch.zeros(P, G), valid_PG, updates, entropy=learner.entropy)
     assert step_metrics(2, nothing, 0)["learning_rate"] == 0
 
 
@@ -98,5 +155,5 @@ def test_the_course_of_the_rate_follows_the_run(tiny_policy, rollouts):
     rates = []
     for step in range(4):
         rewards_PG = torch.tensor([[1.0, 0.0], [0.0, 1.0]]) if step % 2 else torch.zeros(P, G)
-        rates.append(learner.learn(sampled(rollouts, rewards_PG))[0].learning_rate)
+        rates += [update.learning_rate for update in learner.learn(sampled(rollouts, rewards_PG))] or [0.0]
     assert rates == pytest.approx([0.0, 0.1 * 99 / 100, 0.0, 0.1 * 97 / 100])

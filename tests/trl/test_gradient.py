@@ -15,6 +15,7 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
+    TrainerCallback,
 )
 from trl import GRPOTrainer
 
@@ -23,7 +24,7 @@ from oblrpo.adapters.trl.rows import sequences_of
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.scores import CalibratedProxy, Features
-from tests.trl.support import Capture, flat, ours, scores, tiny_policy
+from tests.trl.support import PROMPTS, Capture, flat, ours, reward, scores, tiny_policy
 
 G = 4
 MASKED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "rewards")
@@ -46,8 +47,11 @@ def policy_of(trainer, update):
     return trainer._policy
 
 
-def expected(trainer, update, name, prior=None):
-    """Advantages from exact norms by loop autograd, and the mean over sequences of A grad log pi, per prompt too."""
+def expected(trainer, update, name, prior=None, parts=None):
+    """Advantages from exact norms by loop autograd, and the mean over sequences of A grad log pi, per prompt too.
+
+    Squared norms of every output's share of its prompt's gradient are added to `parts`.
+    """
     before, gradients, batches = policy_of(trainer, update), [], update["batch"]
     if trainer._gradient.measures_ahead or len(batches[0]["rewards"]) < G:
         batches = [{key: torch.cat([batch[key] for batch in batches]) for key in MASKED}]
@@ -60,7 +64,20 @@ def expected(trainer, update, name, prior=None):
         if prior is not None:
             prior.observe(rewards_PG, norm2_PG)
         gradients.append(((rewards_PG - b)[..., None] * scores_SN.view(*rewards_PG.shape, -1)).mean(1))
+        if parts is not None:
+            parts.append((rewards_PG - b).square() * norm2_PG / G**2)
     return torch.cat(gradients)
+
+
+def moments_of(gradient_PN, parts=None):
+    """Those of a data set of `PROMPTS`, none of which is in a batch twice; without norms nothing is known of that."""
+    norm2_P = gradient_PN.square().sum(1)
+    plain = estimators.moments(norm2_P, gradient_PN.mean(0).square().sum())
+    if parts is None:
+        return plain
+    part2_PG = torch.cat(parts)
+    own2 = float(G / (G - 1) * (norm2_P - part2_PG.sum(1)).mean())
+    return plain.of_rows(own2, len(PROMPTS))
 
 
 def assert_close(found, wanted, bound=1e-5):
@@ -93,11 +110,14 @@ def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
     trainer, updates = run(tmp_path, steps=2, **given)
     prior = estimators.Prior() if given.get("baseline") != "oblr" else None
     for update, log in zip(updates, trainer.state.log_history, strict=False):
-        gradient_PN = expected(trainer, update, given.get("baseline", "oblr_shrunk"), prior)
+        parts = None if given.get("baseline") == "rloo" else []
+        gradient_PN = expected(trainer, update, given.get("baseline", "oblr_shrunk"), prior, parts)
         assert_close(-flat(update["grads"]), gradient_PN.mean(0))
-        moments = estimators.moments(gradient_PN.square().sum(1), gradient_PN.mean(0).square().sum())
+        moments = moments_of(gradient_PN, parts)
         assert log["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)
         assert log["signal2"] == pytest.approx(moments.signal2, rel=1e-3, abs=1e-6 * moments.trace_cov)
+        if parts is not None:
+            assert abs(moments.trace_cov / moments_of(gradient_PN).trace_cov - 1) > 1e-3
         if prior is not None:
             prior.next_step()
 
@@ -224,13 +244,52 @@ def test_an_update_that_ends_within_a_group_is_refused(tmp_path):
         trainer.train()
 
 
-def test_no_signal_no_step(tmp_path):
-    """Equal rewards under a baseline without prior: weights stay, Adam's moments too."""
-    trainer, _ = run(tmp_path, steps=2, reward_funcs=lambda completions, **_: [1.0] * len(completions), baseline="rloo")
+@pytest.mark.parametrize("schedule", ["auto", "debiased", "off"])
+@pytest.mark.parametrize("baseline", ["rloo", "oblr_shrunk"])
+def test_no_information_no_step(tmp_path, baseline, schedule):
+    """Rewards of which none differs, after steps that had a signal: weights, optimizer, schedule and prior stay."""
+    calls, seen = [], []
+
+    def constant_from_the_third_step(prompts, completions, **_):
+        calls.append(1)
+        return [0.37] * len(completions) if 2 < len(calls) < 6 else reward(prompts, completions)
+
+    class Looks(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, optimizer=None, **_):
+            weights = [p.detach().clone() for p in model.parameters()]
+            moments = [each["exp_avg"].clone() for each in trainer.optimizer.state.values()]
+            states = trainer._schedule.state_dict(), trainer._gradient.state_dict()
+            seen.append((weights, moments, str(states)))
+
+    trainer = ours(
+        tmp_path, max_steps=6, reward_funcs=constant_from_the_third_step, baseline=baseline, schedule=schedule,
+        weight_decay=0.1, callbacks=[Looks()], lr_scheduler_type="constant",
+    )  # fmt: skip
+    trainer.train()
+    assert len(calls) == 6
+
+    def same(one, other):
+        return all(map(torch.equal, one[0] + one[1], other[0] + other[1])) and one[2] == other[2]
+
+    assert [same(one, other) for one, other in zip(seen[:-1], seen[1:], strict=True)] == [False, True, True, True, False]
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert [log["skipped"] for log in logs] == [0, 0, 1, 1, 1, 0]
+    for log in logs[2:5]:
+        assert [log[key] for key in ("learning_rate", "lr_factor", "n_snr", "grad_norm", "signal2")] == [0] * 5
+        assert log["entropy"] > 0
+        assert "step_kl" not in log
+    if schedule == "auto":
+        assert 0.5 < logs[5]["learning_rate"] / logs[1]["learning_rate"] < 3  # the growth of one step
+
+
+def test_prompts_that_agree_with_themselves_alone_make_a_step_of_no_gradient(tmp_path):
+    """Under leave-one-out their gradient is 0: nothing moves, and nothing is called skipped."""
+    own = lambda prompts, completions, **_: [float(prompt[0]) for prompt in prompts]  # noqa: E731
+    trainer, _ = run(tmp_path, steps=2, reward_funcs=own, baseline="rloo", weight_decay=0.1)
     fresh = tiny_policy().model.state_dict()
     assert all(torch.equal(value, fresh[name]) for name, value in trainer.model.state_dict().items())
     assert not trainer.optimizer.state
-    assert trainer.state.log_history[1]["learning_rate"] == 0
+    assert [trainer.state.log_history[1][key] for key in ("learning_rate", "n_snr", "skipped")] == [0, 0, 0]
 
 
 def test_two_processes_make_the_same_update(tmp_path):
@@ -257,7 +316,8 @@ def test_two_processes_make_the_same_update(tmp_path):
     assert first["ledger"]["variance/rloo"] == pytest.approx(whole)
     update = first["updates"][0]
     trainer = ours(tmp_path, max_steps=1)
-    gradient_PN = torch.cat([expected(trainer, each["updates"][0], "oblr") for each in (first, second)])
+    parts = []
+    gradient_PN = torch.cat([expected(trainer, each["updates"][0], "oblr", parts=parts) for each in (first, second)])
     assert_close(-flat(update["grads"]), gradient_PN.mean(0))
-    moments = estimators.moments(gradient_PN.square().sum(1), gradient_PN.mean(0).square().sum())
+    moments = moments_of(gradient_PN, parts)
     assert first["log"][0]["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)

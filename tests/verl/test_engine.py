@@ -30,6 +30,21 @@ def test_prompts_gradient_norms_are_those_of_loop_autograd(errors, scenario):
 
 
 @pytest.mark.parametrize("scenario", EXACT)
+def test_prompts_own_gradients_are_those_of_loop_autograd(errors, scenario):
+    """What the correction of a task whose prompts can be counted takes: `own2`."""
+    assert errors[scenario]["own2"] <= 1e-4
+
+
+@pytest.mark.parametrize("scenario", ["left out", "left out, debiased", "left out, off"])
+def test_where_no_reward_differs_nothing_changes_on_any_rank(errors, scenario):
+    """Though advantages are not 0, as under a baseline that remembers other rewards; and what follows goes on."""
+    found = errors[scenario]
+    assert found["changed"] == 0
+    assert (found["lr_used"], found["skipped"]) == (0, 1)
+    assert found["goes on"] == 1
+
+
+@pytest.mark.parametrize("scenario", EXACT)
 def test_the_update_makes_the_gradient_that_was_measured(errors, scenario):
     """verl's own loss and reduction, against the sum of A grad log pi over outputs."""
     assert errors[scenario]["grad_norm"] <= 1e-5

@@ -303,9 +303,9 @@ def test_prompts_that_were_not_scored_are_taken_for_the_mean_of_those_that_were(
     made, _, masks, uids = products(CALIBRATED, 5)
     advantages = nested([(1.0 + row % 3) * mask for row, mask in enumerate(masks.unbind())])
     data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
-    got = made.group_norm2(data, 1 / 12)
+    got = made.group_norm2(data, 1 / 12)["group_norm2"]
     whole, *_ = products(EXACT, 5)
-    every = whole.group_norm2(data, 1 / 12)
+    every = whole.group_norm2(data, 1 / 12)["group_norm2"]
     names = [uids[rows[0]] for rows in made.groups.rows_of]
     known = {name: norm2 for name, norm2 in zip(names, every, strict=True) if name in {"0", "1"}}
     mean = sum(known.values()) / 2
@@ -316,8 +316,9 @@ def test_without_norms_nothing_is_said_of_gradients_but_that_none_is_none():
     made, _, masks, _ = products(CALIBRATED, 6)
     some = nested([1.0 * mask for mask in masks.unbind()])
     none = nested([0.0 * mask for mask in masks.unbind()])
-    assert made.group_norm2(tu.get_tensordict({"advantages": some, "response_mask": masks}, {}), 1.0) is None
-    assert made.group_norm2(tu.get_tensordict({"advantages": none, "response_mask": masks}, {}), 1.0) == [0.0] * 3
+    assert made.group_norm2(tu.get_tensordict({"advantages": some, "response_mask": masks}, {}), 1.0) == {}
+    found = made.group_norm2(tu.get_tensordict({"advantages": none, "response_mask": masks}, {}), 1.0)
+    assert found == {"group_norm2": [0.0] * 3}
 
 
 def products(settings, step, seed=0):
@@ -342,11 +343,24 @@ def test_gradient_norms_of_prompts(inner_products):
     advantage_S = torch.randn(14, generator=torch.Generator().manual_seed(5)).double()
     advantages = nested([value * row for value, row in zip(advantage_S, masks.unbind(), strict=True)])
     data = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
-    got = torch.tensor(made.group_norm2(data, 1 / 12), dtype=torch.float64)
+    found = made.group_norm2(data, 1 / 12, rows=40)
+    got = torch.tensor(found["group_norm2"], dtype=torch.float64)
     share_SN = advantage_S[:, None] * score_SN / 12
     gradients = torch.stack([share_SN[rows].sum(0) * 3 for rows in PromptRows(uids).rows_of])
     assert torch.allclose(got, gradients.square().sum(1), rtol=1e-5)
     assert torch.allclose(gradients.mean(0), share_SN.sum(0))  # their mean is the gradient of verl's loss
+    valid_PG = made.groups.valid_PG
+    pairs_P = gradients.square().sum(1) - (made.groups.take((3 * share_SN).square().sum(1)) * valid_PG).sum(1)
+    count_P = valid_PG.sum(1)
+    assert found["own2"] == pytest.approx(float((pairs_P * count_P / (count_P - 1)).mean()), rel=1e-5)
+    assert found["rows"] == 40
+    assert set(made.group_norm2(data, 1 / 12)) == {"group_norm2"}
+
+
+def test_until_something_was_measured_every_step_is_due():
+    """As where no reward differed in the first one."""
+    assert [BatchScores(CALIBRATED, step, 4, ["0"]).exact for step in (1, 2, 5)] == [True, False, True]
+    assert all(BatchScores(CALIBRATED, step, 4, ["0"], measured=False).exact for step in (1, 2, 3))
 
 
 def test_advantages_by_token_are_refused():

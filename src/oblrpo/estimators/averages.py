@@ -131,20 +131,18 @@ class MomentAverage:
         Args:
             debiased: take the unbiased S, cut at 0; else S + T/N, the expectation of ||g||^2, in its place.
         """
-        moments = self.moments if self._count else Moments(0.0, 0.0, 1)
+        moments = self.moments
         noise = moments.trace_cov / moments.n
         signal2 = max(moments.signal2 if debiased else moments.signal2 + noise, 0.0)
         return signal2 / (signal2 + max(noise, 0.0)) if signal2 > 0 else 0.0  # 1 where noise is negative by chance
 
     def snr_interval(self, z: float) -> Interval:
         """The interval that `SNRSchedule.snr_interval` describes."""
-        if self._count < 3 or not self._averages[-1].decay:
+        if self._count < 3 or not self._averages[-1].decay or not all(each.sums[2] > 0 for each in self._averages):
             return Interval(math.nan, math.nan)
         taken = self._taken
-        average, n = self._averages[taken], self._averages[taken].batches
-        if not all(each.sums[2] > 0 for each in self._averages):
-            return Interval(math.nan, math.nan)
-        margin = CHOSEN * _student(z, n - 1) * average.error
+        average = self._averages[taken]
+        margin = CHOSEN * _student(z, average.batches - 1) * average.error
         drift = 0.0
         if len(self._averages) > 1:
             other = self._averages[taken - 1 if taken else 1]
@@ -158,6 +156,8 @@ class MomentAverage:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
+        if len(state["sums"]) != len(self._averages):
+            raise KeyError("sums of as many averages")
         for average, sums in zip(self._averages, state["sums"], strict=True):
             average.sums = list(sums)
         for key in self._STATE:

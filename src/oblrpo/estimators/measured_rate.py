@@ -28,8 +28,8 @@ TOO_FAR = 4.0
 """How many times the KL that was meant a step may take; it never takes more nats than the user allows."""
 FREE = 1e-3
 """The nats a token up to which the rate may grow at once, until steps are as long as they are meant."""
-TREND = 0.5
-"""Decay of the average over updates of how fast a unit of rate comes to go less far."""
+NEW, TREND = 0.7, 0.5
+"""The weights of the newest update in kappa, and in its trend (Holt's double exponential smoothing)."""
 UNFELT = 100.0
 """How many times less than it was meant a step takes that is all but unfelt."""
 GONE = 0.1
@@ -64,7 +64,7 @@ class MeasuredRate(MeasuringRule):
     keeps: ClassVar[int] = torch.bfloat16.itemsize
     most_momentum: ClassVar[float] = 0.95  # beyond it noise goes one way for so long that it breaks a policy
     numbers: ClassVar[tuple[str, ...]] = (
-        *MeasuringRule.numbers, "rate", "_start", "_root", "_trend", "_length", "_arrived", "_seen", "_deaf",
+        *MeasuringRule.numbers, "rate", "_start", "_root", "_trend", "_length", "_arrived", "_seen", "_over", "_deaf",
     )  # fmt: skip
 
     def __init__(self, settings: RateSettings) -> None:
@@ -79,6 +79,7 @@ class MeasuredRate(MeasuringRule):
         self.rate: float | None = None
         self._start = 0.0
         self._arrived = self._seen = False  # whether a step was about as long as it was meant; and a signal then
+        self._over = False  # whether that signal is gone
         self._deaf = False  # whether the last step was all but unfelt, though earlier ones were
         self._trend = 0.0  # its change from one update to the next, in logarithms
         self._root = 0.0  # the root of kappa; 0 before the first update that was felt
@@ -105,10 +106,9 @@ class MeasuredRate(MeasuringRule):
             raise ValueError("the last update was not measured: call `confine` after every optimizer.step().")
         if batch.fresh:
             loss = inner(self._taken_updates())  # what it would cost to make the last step once more
-            if self._length:
-                slope = (
-                    -loss / self._length / math.sqrt(average.scale or 1.0)
-                )  # gradients may shrink, and memory may not
+            if self._length and average.scale:
+                # In units of the batch's own gradient, which may shrink faster than memory forgets.
+                slope = -loss / self._length / math.sqrt(average.scale)
                 self.slope.observe(slope, self._length, average.moments.n)
             self._length = self._gone = 0.0
             self._change, self._left = None, self.settings.updates
@@ -137,8 +137,11 @@ class MeasuredRate(MeasuringRule):
         that would never end. Nor would it where all but nothing of a step is felt, by a policy that is sure of all.
         """
         low, high = average.snr_interval(1.96)
-        self._seen = self._seen or (self._arrived and low > 0)
-        return self._deaf or (self._seen and high * average.moments.n < GONE)
+        if low > 0:
+            self._seen, self._over = self._seen or self._arrived, False
+        elif self._seen and high * average.moments.n < GONE:
+            self._over = True  # until it is seen again
+        return self._deaf or self._over
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs but the last step, which the optimizer's state holds."""
@@ -165,11 +168,11 @@ class MeasuredRate(MeasuringRule):
         Raises:
             ValueError: it moves the policy too far however short it is; it has been taken back.
         """
+        if not self._used:  # no update of the schedule, or one at a rate of 0: there is nothing to shorten
+            used, self._used, self._before = self._used, None, []
+            return Step(self._kl(change, used), 1.0)
         most = min(self.target_kl * TOO_FAR, self.settings.kl) if self._root else self._aim**2
         (kl, whole), left = self._taken(change, self._used), 1.0
-        if not self._used:  # no update of the schedule, or one at a rate of 0: there is nothing to shorten
-            self._used, self._before = None, []
-            return Step(whole, left)
         while whole > most * (1 + 1e-6):
             room = max(0.0, math.sqrt(0.9 * most) - self._gone)
             shorter = max(0.1, room / (math.sqrt(whole) - self._gone)) if room else 0.0
@@ -230,8 +233,10 @@ class MeasuredRate(MeasuringRule):
     def _learn(self, kl: float, used: float) -> None:
         if kl > 0:
             root = math.sqrt(kl / self._tokens) / used
-            self._trend = TREND * self._trend + (1 - TREND) * math.log(root / self._root) if self._root else 0.0
-            self._root = root
+            foretold = self._root * math.exp(self._trend) if self._root else root
+            level = foretold * (root / foretold) ** NEW
+            self._trend += TREND * (math.log(level / self._root) - self._trend) if self._root else 0.0
+            self._root = level
 
     def _lengthened(self, used: float, change: Callable[[], Tensor]) -> tuple[float, float]:
         """KL and rate of an update too short to be felt, made ten times longer until it is; a KL of 0 if it never is.

@@ -56,8 +56,9 @@ class SNRSchedule:
     - `ess` takes sqrt(ESS / B) alone, the rate of VCPO (arXiv 2602.17616).
     - `off` takes the factor 1; the moments are still averaged for `smoothed`.
 
-    S and T are averaged over steps separately (exponentially, bias-corrected) and divided last. Off-policy, where
-    `step` is told the effective sample size, all modes but `off` and `kl` are multiplied by sqrt(ESS / B), too.
+    S and T of every batch are divided by the scale of its gradient, averaged over steps, and divided by each other last
+    (`MomentAverage`). Off-policy, where `step` is told the effective sample size, all modes but `off` and `kl` are
+    multiplied by sqrt(ESS / B), too.
 
     No signal, no step: a batch without any gradient gets the factor 0 in every mode, and no rate grows by it.
 
@@ -69,7 +70,8 @@ class SNRSchedule:
     Args:
         optimizer: any torch optimizer.
         mode: one of those above.
-        ema: decay of the averages, in [0, 1); 0 uses each batch alone. None: 0.97 with `auto`, 0.9 with the others.
+        ema: decay of the longest average, in [0, 1); 0 uses each batch alone. None: 0.97 with `auto`, 0.9 with the
+            others. Shorter ones take its place while the ratio moves.
         floor: the least factor of `debiased` and `plugin`.
         ceiling: their greatest factor.
         warmup: over the first `warmup` steps the factor is also scaled by t / warmup.
@@ -130,10 +132,12 @@ class SNRSchedule:
         return self.average.moments
 
     def snr_interval(self, z: float = 1.96) -> Interval:
-        """An interval for the averaged SNR from its signal's standard error over steps; the noise is taken as known.
+        """An interval for the SNR of the policy as it is now: of 95 % with z = 1.96, by simulation 90 to 98 %.
 
-        With a_t the average's weights, se^2 = sum_t a_t^2 / (1 - sum_t a_t^2) (sum_t a_t S_t^2 - S^2). Drift of the
-        true signal widens it. Both bounds are NaN before the third step, and without averages (ema 0).
+        With R = sum a S / sum a T, se^2 = n / (n - 1) sum a^2 (S - R T)^2 / (sum a T)^2, with the weights a of the
+        average that is taken and n the equal batches that it is worth. It reaches Student's t of n - 1 degrees times
+        se to each side, and as far again as the ratio has moved, by the next shorter average, while its batches were
+        made. Both bounds are NaN before the third batch with a gradient, and without averages (ema 0).
 
         Args:
             z: the number of standard errors to each side.
@@ -162,7 +166,6 @@ class SNRSchedule:
             mean_length: the mean length of the outputs in tokens; `auto` takes them for single tokens without it.
             fresh: whether no update was made on this batch before. The gradient of such a batch tells `auto` how long
                 the last update should have been; it has to be in `.grad`.
-
             headroom: the most nats an output that a step of `auto` may be meant to take (`headroom` of the rewards).
 
         Raises:
@@ -220,6 +223,6 @@ class SNRSchedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off; a KeyError where that was another version or mode."""
-        self.factor, self._steps = state["factor"], state["steps"]
-        self.average.load_state_dict(state["average"])
         self.rule.load_state_dict(state["rule"])
+        self.average.load_state_dict(state["average"])
+        self.factor, self._steps = state["factor"], state["steps"]

@@ -250,8 +250,8 @@ class OptimConfig:
     """Factor on the rate: debiased (signal-to-noise ratio), plugin (the same, biased), auto, kl (measured from
     learning_rate on), ess (effective sample size), off. Empty: algorithm's."""
     schedule_kl: float | None = None
-    """How far a step may move the policy, in nats a completion. Schedule auto means to stay below it (None: 0.5), and
-    kl aims at it (None: 0.02)."""
+    """How far a step may move the policy with all its updates, in nats a completion. Schedule auto goes no further
+    (None: 0.5), and kl aims at it with every update (None: 0.02)."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
@@ -284,7 +284,8 @@ class RunConfig:
     save_total_limit: Annotated[int, Range(1), MAY_CHANGE] = 2
     """Number of newest checkpoints that are kept; the one of the highest held-out accuracy is kept beside them."""
     stop_on_collapse: Annotated[bool, MAY_CHANGE] = False
-    """Stop when the reward falls, or entropy or length collapses, as `oblrpo diagnose` tells them."""
+    """Stop when the reward falls, every completion of five steps earns the same without the task being solved, or
+    entropy or length collapses, as `oblrpo diagnose` finds them."""
     threads: Annotated[int, Range(0, 1024), MAY_CHANGE] = 0
     """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
     report_to: Annotated[tuple[str, ...], MAY_CHANGE] = ()

@@ -4,6 +4,7 @@
 alternation, and peak memory beyond what is there before, on random completions.
 """
 
+import json
 import os
 import sys
 import time
@@ -82,7 +83,8 @@ def main(folder, tokens, names):
     common = {"use_remove_padding": False, "micro_batch_size_per_gpu": OUTPUTS}
 
     def train(engine):
-        extra = {"global_batch_size": len(rows), "oblrpo_group_norm2": (1e9,) * PROMPTS, "oblrpo_mean_length": tokens}
+        told = {"differs": True, "group_norm2": [1e9] * PROMPTS, "mean_length": tokens}
+        extra = {"global_batch_size": len(rows), "oblrpo_batch": json.dumps(told)}
         with engine.train_mode():
             engine.train_batch(as_data(rows, **common, **extra), partial(ppo_loss, config=actor))
 

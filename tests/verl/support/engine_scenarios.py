@@ -28,7 +28,7 @@ from tests.verl.support.batches import as_data, logps, make_rows, nested
 from tests.verl.support.ranks import answer
 
 PROMPTS, OUTPUTS, PADDING, RATE = 6, 4, 1, 1e-3
-MEAN_LENGTH = 3.0  # what is told to the schedule
+MEAN_LENGTH, ROWS = 3.0, 9  # what is told to the schedule: of outputs, and of prompts in all
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
@@ -131,16 +131,19 @@ def check(folder, packed=False, checkpointing=False, precision=FLOAT32, settings
         | {"response_mask": nested([row["response_mask"] for row in rows])},
         {},
     )
-    group_norm2 = products.group_norm2(after, 1 / count)
+    told = products.group_norm2(after, 1 / count, ROWS)
     share_SN = -advantage_S[:, None] * score_SN / count
     true_groups = torch.stack([share_SN[rows].sum(0) for rows in groups.rows_of]) * PROMPTS
     true_norm2_P = true_groups.square().sum(1)
-    result["group_norm2"] = max_relative(torch.tensor(group_norm2), true_norm2_P)
+    result["group_norm2"] = max_relative(torch.tensor(told["group_norm2"]), true_norm2_P)
+    part2_PG = groups.take((PROMPTS * share_SN).square().sum(1))
+    true_own2 = estimators.own_norm2(true_norm2_P, part2_PG, groups.valid_PG)
+    result["own2"] = abs(told["own2"] - true_own2) / true_norm2_P.mean().item()
 
     before = [p.detach().clone() for p in engine.module.parameters()]
-    metrics = update(engine, rows, packed, group_norm2, count)
+    metrics = update(engine, rows, packed, told, count)
     true_norm2 = share_SN.sum(0).square().sum()
-    moments = estimators.moments(true_norm2_P, true_norm2)
+    moments = estimators.moments(true_norm2_P, true_norm2).of_rows(true_own2, ROWS)
     plain = torch.nn.Linear(1, 1)
     schedule = estimators.SNRSchedule(torch.optim.AdamW(plain.parameters(), lr=RATE), settings.schedule)
     schedule.step(moments)
@@ -172,15 +175,14 @@ def max_relative(got, expected):
     return ((got[known] - expected[known]).abs() / expected[known]).max().item()
 
 
-def update(engine, rows, packed, group_norm2, count, size=1):
-    """One update by verl's own loss, so many rows at a time."""
+def update(engine, rows, packed, told, count, size=1):
+    """One update by verl's own loss, so many rows at a time; `told` is what the trainer says of the batch."""
     data = as_data(
         of_this_rank(rows),
         use_remove_padding=packed,
         micro_batch_size_per_gpu=size,
         global_batch_size=count,
-        oblrpo_group_norm2=None if group_norm2 is None else tuple(group_norm2),
-        oblrpo_mean_length=MEAN_LENGTH,
+        oblrpo_batch=json.dumps({"differs": True, "mean_length": MEAN_LENGTH} | told),
     )
     actor = FSDPActorConfig(
         strategy="fsdp2",
@@ -251,7 +253,7 @@ def follow(folder, settings, rate=RATE):
             row["advantage"] = torch.tensor(1.0 if place % 3 else -1.0) * row["response_mask"].any()
             row["old_log_probs"] = token_logps(model, row).float()
         with torch.enable_grad():
-            metrics = update(engine, rows, False, [1e4 + step] * PROMPTS, PROMPTS * OUTPUTS, size=4)
+            metrics = update(engine, rows, False, {"group_norm2": [1e4 + step] * PROMPTS}, PROMPTS * OUTPUTS, size=4)
         norm2 = metrics["grad_norm"] ** 2
         # The slope that the engine saw; this schedule has no gradient of its own to see one by.
         schedule.rule.slope.load_state_dict(engine._schedule.rule.slope.state_dict())
@@ -275,6 +277,42 @@ def follow(folder, settings, rate=RATE):
     errors["least"] = min(errors.pop("shares"))
     errors["kappa"] = engine._schedule.rule.kappa
     return errors
+
+
+def left_out(folder, settings):
+    """What changes in updates on batches of which no reward differs from another, and on one whose gradient is 0."""
+    engine = make_engine(f"{folder}/model", settings)
+    rows, count = batch_on_ranks(engine.module.config.vocab_size), PROMPTS * OUTPUTS
+
+    def state():
+        weights = [p.detach().full_tensor().clone() for p in engine.module.parameters()]
+        optimizer = [
+            value.full_tensor() if hasattr(value, "full_tensor") else value
+            for each in engine.optimizer.state_dict()["state"].values()
+            for value in each.values()
+        ]
+        return [each.clone() for each in (*weights, *optimizer)], json.dumps(engine._schedule.state_dict())
+
+    def made(told, advantage_of):
+        model = plain_model(engine, f"{folder}/model")
+        for place, row in enumerate(rows):
+            row["advantage"] = torch.tensor(advantage_of(place)) * row["response_mask"].any()
+            with torch.no_grad():
+                row["old_log_probs"] = token_logps(model, row).float()
+        return update(engine, rows, False, told, count)
+
+    signal, agreeing = {"group_norm2": [1e4] * PROMPTS}, {"differs": False}
+    made(signal, lambda place: 1.0 if place % 3 else -1.0)
+    before, found = state(), {"changed": 0.0}
+    nothing = [({"group_norm2": [0.0] * PROMPTS}, 0.0)] if settings.needs_moments else []
+    for told, advantage in ((agreeing, 0.3), *nothing, (agreeing, -1.0)):
+        metrics = made(told, lambda _, advantage=advantage: advantage)
+        now = state()
+        found["changed"] += float(now[1] != before[1] or not all(map(torch.equal, now[0], before[0])))
+        found["lr_used"], found["skipped"] = metrics["lr_used"][0], metrics["skipped"][0]
+    made(signal, lambda place: 1.0 if place % 3 else -1.0)
+    found["goes on"] = float(not all(map(torch.equal, state()[0], before[0])))
+    return found
 
 
 def calibrated(folder, settings, packed=False):
@@ -305,10 +343,9 @@ def calibrated(folder, settings, packed=False):
     advantages = nested([row["advantage"] * row["response_mask"] for row in rows])
     masks = nested([row["response_mask"] for row in rows])
     after = tu.get_tensordict({"advantages": advantages, "response_mask": masks}, {})
-    found["measured"] = float(quiet.group_norm2(after, 1.0) is not None)
-    group_norm2 = products.group_norm2(after, 1 / (PROMPTS * OUTPUTS))
-    first = update(engine, rows, packed, group_norm2, PROMPTS * OUTPUTS)
-    second = update(engine, rows, packed, None, PROMPTS * OUTPUTS)
+    found["measured"] = float(quiet.group_norm2(after, 1.0) != {})
+    first = update(engine, rows, packed, products.group_norm2(after, 1 / (PROMPTS * OUTPUTS)), PROMPTS * OUTPUTS)
+    second = update(engine, rows, packed, {}, PROMPTS * OUTPUTS)
     found["in both"] = float({"lr_used", "snr"} <= set(first) & set(second))
     found["in the first"] = float("trace_cov" in first and "trace_cov" not in second)
     found["averages stay"] = float(first["snr"] == second["snr"])
@@ -347,10 +384,13 @@ def main(folder):
     results["auto"] = follow(folder, EXACT)
     results["auto, confined"] = follow(folder, replace(EXACT, kl=1e-6))
     results["auto, not felt"] = follow(folder, EXACT, rate=1e-12)
+    results["left out"] = left_out(folder, EXACT)
+    results["left out, debiased"] = left_out(folder, replace(EXACT, schedule="debiased"))
+    results["left out, off"] = left_out(folder, replace(EXACT, schedule="off"))
     half = Settings(schedule="debiased", calibration_share=0.5)  # of the default, calibrated norms
     results["calibrated"] = calibrated(folder, half)
     results["calibrated, packed, sketched"] = calibrated(folder, replace(half, inner_products="sketched"), packed=True)
-    for name in list(results)[-5:]:
+    for name in list(results)[-8:]:
         print(os.environ["RANK"], name, results[name], flush=True)
     answer(folder, results)
     dist.destroy_process_group()

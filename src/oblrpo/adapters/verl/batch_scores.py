@@ -27,12 +27,15 @@ class BatchScores:
         step: the global step of verl.
         outputs: the greatest number G of outputs of a prompt.
         uids: the uid of every row, in any order.
+        measured: whether signal and noise were measured before.
     """
 
-    def __init__(self, settings: Settings, step: int, outputs: int, uids: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, step: int, outputs: int, uids: Sequence[str] = (), measured: bool = True
+    ) -> None:
         every = settings.ledger_steps
         self.takes_ledger = bool(every) and (step == 1 or step % every == 0)
-        due = step == 1 or step % settings.calibration_steps == 0
+        due = step == 1 or step % settings.calibration_steps == 0 or not measured
         self.exact = not settings.calibrated or due or self.takes_ledger
         self._chosen: tuple[str, ...] | None = None  # all
         if settings.calibrated and not self.takes_ledger:

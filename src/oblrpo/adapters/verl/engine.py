@@ -130,12 +130,12 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """
         if not self._batch.get("differs", True):
             return self._leave_out(skipped=1.0)
-        if not self._settings.needs_moments:
-            self._metrics["lr_used"] = self._schedule.learning_rates[0]
-            return super().optimizer_step()
         norm2 = estimators.squared_norm(list(self.module.parameters()))
         if norm2 == 0:
             return self._leave_out(skipped=0.0)
+        if not self._settings.needs_moments:
+            self._metrics["lr_used"] = self._schedule.learning_rates[0]
+            return super().optimizer_step()
         usable = math.isfinite(norm2)
         if usable:
             self._set_rate(norm2)

@@ -48,6 +48,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         name = ESTIMATORS.get(str(config.algorithm.adv_estimator), "oblr")  # verl's own estimators ask for none
         self._baseline = StepBaseline(name, RewardWeights("calibrated" if self._oblrpo.calibrated else "exact"))
         self._told: dict[str, Any] = {}  # what the update is told of its batch
+        self._measured = False  # whether signal and noise were, by this process
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -89,7 +90,8 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Compute old log-probabilities as verl does, and scores, or what stands for them, in the same pass."""
         uids = [_uid(key) for key in batch.keys]
-        self._scores = BatchScores(self._oblrpo, self.global_steps, self.config.actor_rollout_ref.rollout.n, uids)
+        outputs = self.config.actor_rollout_ref.rollout.n
+        self._scores = BatchScores(self._oblrpo, self.global_steps, outputs, uids, self._measured)
         batch.extra_info.update(self._scores.wanted())
         batch = super()._compute_old_log_prob(batch, metrics)
         for key in self._scores.wanted():
@@ -123,6 +125,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         if differs and self._oblrpo.needs_moments:
             count = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
             self._told |= self._scores.group_norm2(after, scale, count)
+            self._measured = self._measured or any(self._told.get("group_norm2", ()))
             self._told["headroom"] = estimators.headroom(rewards_PG, valid_PG)
         if self._scores.takes_ledger:
             metrics.update(self._scores.ledger(after, rewards, self._baseline.prior))
