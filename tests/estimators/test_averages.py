@@ -119,7 +119,7 @@ def test_a_batch_without_a_gradient_says_nothing():
 @pytest.mark.parametrize("size", [1e-6, 1e6])
 @pytest.mark.parametrize("own", [0.0, 5.0])
 def test_one_outlier_moves_it_by_less_than_its_interval(size, own):
-    """A batch a million times larger, or smaller, with an N SNR of its own: than the wider of those before and after."""
+    """A batch a million times larger, or smaller, with an N SNR of its own: than the wider before and after."""
     outliers = batches(8, [size], [own], seeds=20)
     for run, (outlier,) in zip(batches(8, STAYS, course(0.5, 0.5), seeds=20), outliers, strict=True):
         schedule = schedule_of()
@@ -137,6 +137,15 @@ def test_what_a_signal_was_is_forgotten_once_it_has_gone(sequence):
     runs = batches(32, *SEQUENCES[sequence], seeds=20)
     for steps, most in ((MOVE + 11, 1.0), (MOVE + 16, 0.5)):
         assert max(n_snr_after(run[:steps]) for run in runs) < most
+
+
+def test_prompts_without_noise_have_no_interval():
+    """Whose gradients are all alike: N SNR is infinite."""
+    schedule = schedule_of()
+    for _ in range(4):
+        schedule.step(Moments(1.0, 0.0, 4))
+    assert schedule.smoothed.n_snr == math.inf
+    assert all(math.isnan(bound) for bound in schedule.snr_interval())
 
 
 def test_where_it_left_off():

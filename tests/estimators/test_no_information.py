@@ -99,7 +99,7 @@ def test_no_policy_nearer_than_the_headroom_earns_all(seed):
 
 
 def rare(logit):
-    """Two prompts that earn 1 with "11", whose tokens both have this logit, and 0 otherwise; and p, the chance of it."""
+    """Two prompts that earn 1 with "11", whose tokens both have this logit, and else 0; and p, the chance of it."""
     generator = torch.Generator().manual_seed(1)  # of the bandit's features, as many as there are parameters
     feature_4D = torch.randn(2, 2, 4, generator=generator, dtype=torch.float64).view(4, 4)
     policy = bandit(2, 3, seed=1, theta=torch.linalg.solve(feature_4D, torch.full((4,), logit, dtype=torch.float64)))

@@ -50,7 +50,7 @@ def test_the_ratio_is_that_of_weighted_sums():
 
 
 def test_a_batch_is_divided_by_what_earlier_ones_foretold_of_its_scale():
-    """Scales |S| + T of 5, 10, 90 and 1: foretold 5, 5 and 6.5 for the first three, of which 90 is `STABLE` times off."""
+    """Sizes |S| + T of 5, 10, 90 and 1, where 5, 6.5 and 48 are foretold: the last two are over `STABLE` times off."""
     schedule, batches = SNRSchedule(optimizer_of(), ema=0.5), [(1, 4), (2, 8), (-30, 60), (0.4, 0.6)]
     foretold, signal2, trace_cov, scales = 5.0, 0.0, 0.0, [5.0, 5.0, 90 / 3, 1 * 3]
     for (S, T), scale in zip(batches, scales, strict=True):
@@ -141,7 +141,7 @@ def test_the_snr_interval_covers_the_truth():
             low, high = schedule.snr_interval(z)
             hits[z] += low <= 2 / N <= high
     assert 0.93 <= hits[1.96] / runs <= 0.975
-    assert hits[1.0] / runs == pytest.approx(math.erf(1 / math.sqrt(2)), abs=0.08)  # the choice costs more in the middle
+    assert hits[1.0] / runs == pytest.approx(math.erf(1 / math.sqrt(2)), abs=0.08)  # a choice costs more here
 
 
 def test_the_snr_interval_by_hand():

@@ -51,7 +51,7 @@ class Steps:
 @pytest.mark.parametrize("lr", [1e-3, 1e3])
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_step_is_as_long_as_it_is_meant_whatever_its_updates(K, lr, make):
-    """Those that go one way; the first step ever is not longer than it is meant from any rate, and later ones are it."""
+    """Updates that go one way. From any first rate, the first step ever is not longer than it is meant."""
     run = Steps(K, lr, meant=MEANT, make=make)
     for number in range(12):
         kl, taken = run.step()
@@ -93,7 +93,7 @@ def test_the_update_that_is_kept_is_that_of_the_whole_step(K):
     run.step()
     (slope, length, P) = seen[0]
     assert len(seen) == 1
-    assert P == BATCH.n
+    assert BATCH.n == P
     assert length == pytest.approx(float(whole.norm()) / math.sqrt(2), rel=1e-2)
     per_scale = float(SLOPE @ whole) / length / math.sqrt(run.schedule.average.scale)
     assert slope == pytest.approx(per_scale, rel=1e-2)
@@ -136,6 +136,34 @@ def test_outputs_that_grow_from_one_step_to_the_next_overshoot_nothing(longest):
         assert kl <= min(limit, TOO_FAR * run.rule.target_kl)
 
 
+@pytest.mark.parametrize("rate", ["of the schedule", "of its own"])
+def test_an_update_without_a_gradient_is_measured_by_itself(rate):
+    """Its outputs are not those of the step before, and may have another number of tokens."""
+    run = Steps(meant=MEANT)
+    run.step(tokens=4)
+    run.theta.grad = torch.zeros(3, dtype=torch.float64)
+    run.schedule.step(Moments(0.0, 0.0, 4), mean_length=7.0)
+    if rate == "of its own":
+        run.schedule.restore()
+    run.optimizer.step()
+    kl, share = run.schedule.confine(lambda: torch.full((8, 7), 0.1, dtype=torch.float64))
+    assert (kl, share) == (pytest.approx(7 * (math.exp(0.1) - 1.1)), 1.0)
+    kl, _ = run.step(tokens=4)
+    assert kl == pytest.approx(MEANT, rel=0.11)
+
+
+def test_nothing_need_ever_be_measured_of_signal_and_noise():
+    """As where norms are taken of few batches, and no reward of the first of them differs."""
+    run = Steps(meant=MEANT)
+    for _ in range(6):
+        run.theta.grad = -SLOPE.clone()
+        run.schedule.step(None, mean_length=1.0, headroom=run.meant)
+        before = run.theta.detach().clone()
+        run.optimizer.step()
+        run.schedule.confine(lambda: (SCORES_SD @ (run.theta.detach() - before))[:, None])  # noqa: B023
+    assert run.kl(before) == pytest.approx(MEANT, rel=0.11)
+
+
 def test_a_resumed_run_between_steps_of_several_updates_goes_on_identically():
     first, second = Steps(3, meant=MEANT), Steps(3, meant=MEANT)
     for _ in range(3):
@@ -158,7 +186,7 @@ def test_no_rate_grows_where_the_signal_has_gone(gone, ema):
     noise = torch.Generator().manual_seed(0)
 
     def step(batch, size):
-        signal2 = batch.signal2 + 0.04 * float(torch.randn((), generator=noise))
+        signal2 = batch.signal2 + 0.2 * float(torch.randn((), generator=noise))
         run.theta.grad = -size * SLOPE.clone()
         run.schedule.step(Moments(signal2, batch.trace_cov, batch.n), mean_length=1.0, headroom=run.meant)
         rates.append(run.rule.rate)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -271,7 +272,7 @@ def test_no_information_no_step(tmp_path, baseline, schedule):
     def same(one, other):
         return all(map(torch.equal, one[0] + one[1], other[0] + other[1])) and one[2] == other[2]
 
-    assert [same(one, other) for one, other in zip(seen[:-1], seen[1:], strict=True)] == [False, True, True, True, False]
+    assert [same(one, other) for one, other in pairwise(seen)] == [False, True, True, True, False]
     logs = [log for log in trainer.state.log_history if "reward" in log]
     assert [log["skipped"] for log in logs] == [0, 0, 1, 1, 1, 0]
     for log in logs[2:5]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 from oblrpo.diagnosis.condition import SURE, Reading, condition, log_ratio
 from oblrpo.diagnosis.course import STALLED, WINDOW, Course, Mean, spread_of
@@ -272,77 +271,6 @@ def rewards_agree(run: Course) -> Reading | None:
     if now is None or not past or run.facts.looks_across or not run.stalled_since(max(past).last):
         return None
     return None if run.solved or used_up(run) else log_ratio(max(past), now, now)
-
-
-def parts(run: Course) -> dict[str, Mean]:
-    """The means of the single rewards that are summed, by name, where a log has several."""
-    means = {
-        key.removeprefix("rewards/").removesuffix("/mean"): mean
-        for key in run.columns
-        if key.startswith("rewards/") and key.endswith("/mean") and (mean := run.now(key))
-    }
-    return means if len(means) > 1 else {}
-
-
-TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math", re.IGNORECASE)
-
-
-@condition(
-    "rewards/*/mean", "reward",
-    threshold=0.25,
-    sentence="{part} has fallen from {best:.2f} to {now:.2f} since step {then}, while the whole reward has risen.",
-    cure="The rest of the reward is had at the task's cost: read completions, and mend or weigh down what pays for it.",
-)  # fmt: skip
-def task_traded(run: Course) -> Reading | None:
-    """The reward of the task falls, and that of something else makes up for it: reward hacking.
-
-    It looks like a column `rewards/NAME/mean`, with a name such as correct, accuracy or answer, that has lost a quarter
-    of its best while `reward` has risen since.
-    """
-    for part, now in parts(run).items():
-        past = run.past(f"rewards/{part}/mean", now.first) if TASK.search(part) else []
-        best = max(past, default=now)
-        if best.value > 0 and now.value < best.value and STEADY <= run.reward_since(best.last) < math.inf:
-            words = {"part": part, "best": best.value, "now": now.value, "then": best.last}
-            noise = math.hypot(best.stderr, now.stderr) / best.value
-            return Reading(1 - now.value / best.value, noise, best.last, words)
-    return None
-
-
-@condition(
-    "rewards/*/mean", "reward",
-    threshold=0.2,
-    sentence="{done} is earned nearly always ({high:.2f}), and {open} is not ({low:.2f}) and does not rise.",
-    cure=(
-        "What is left to learn is the task, and the rest of the reward hides it: take the reward that is earned out of "
-        "the sum or weigh it less, or choose prompts whose task is solved sometimes."
-    ),
-)  # fmt: skip
-def format_saturated(run: Course) -> Reading | None:
-    """One of several rewards, often that of the format, is earned by nearly all completions; another is not learned.
-
-    It looks like a column `rewards/NAME/mean` at nine tenths of its highest or more for 80 steps, and another that is
-    low and has not risen at any time.
-    """
-    means = parts(run)
-    found: Reading | None = None
-    for done, high in means.items():
-        most = run.columns[f"rewards/{done}/mean"].highest
-        past = run.past(f"rewards/{done}/mean", high.first)[-PATIENT:]
-        if len(past) < PATIENT or most <= 0 or min(mean.value for mean in (*past, high)) < SATURATED * most:
-            continue
-        for open_, low in means.items():
-            before = run.past(f"rewards/{open_}/mean", low.first)
-            if open_ == done or low.value > 0.5 * most or max(map(low.above, before), default=STALLED) >= STALLED:
-                continue
-            if found is None or 1 - low.value / most > found.value:
-                words = {"done": done, "high": high.value, "open": open_, "low": low.value}
-                found = Reading(1 - low.value / most, math.hypot(low.stderr, high.stderr) / most, past[0].first, words)
-    return found
-
-
-PATIENT = 7  # windows in which one reward was earned and the other did not rise
-SATURATED = 0.9
 
 
 @condition(

@@ -1,6 +1,6 @@
 """The table of conditions, worst first."""
 
-from oblrpo.diagnosis import of_policy, of_rewards, of_updates
+from oblrpo.diagnosis import of_parts, of_policy, of_rewards, of_updates
 from oblrpo.diagnosis.condition import Condition
 
 CONDITIONS: tuple[Condition, ...] = (
@@ -11,7 +11,7 @@ CONDITIONS: tuple[Condition, ...] = (
     of_policy.entropy_collapsed,
     of_policy.entropy_exploded,
     of_rewards.reward_without_accuracy,
-    of_rewards.task_traded,
+    of_parts.task_traded,
     of_policy.kl_runs_away,
     of_policy.length_runs_away,
     of_policy.length_shrinks,
@@ -27,7 +27,7 @@ CONDITIONS: tuple[Condition, ...] = (
     of_policy.truncation,
     of_rewards.silent_groups,
     of_rewards.rewards_agree,
-    of_rewards.format_saturated,
+    of_parts.format_saturated,
     of_rewards.no_progress,
     of_rewards.no_progress_yet,
     of_rewards.solved,

@@ -64,7 +64,8 @@ class MeasuredRate(MeasuringRule):
     keeps: ClassVar[int] = torch.bfloat16.itemsize
     most_momentum: ClassVar[float] = 0.95  # beyond it noise goes one way for so long that it breaks a policy
     numbers: ClassVar[tuple[str, ...]] = (
-        *MeasuringRule.numbers, "rate", "_start", "_root", "_trend", "_length", "_arrived", "_seen", "_over", "_deaf",
+        *MeasuringRule.numbers, "rate", "_start", "_root", "_trend", "_length", "_tokens",
+        "_arrived", "_seen", "_over", "_deaf",
     )  # fmt: skip
 
     def __init__(self, settings: RateSettings) -> None:
@@ -112,7 +113,7 @@ class MeasuredRate(MeasuringRule):
                 self.slope.observe(slope, self._length, average.moments.n)
             self._length = self._gone = 0.0
             self._change, self._left = None, self.settings.updates
-        self._tokens = batch.mean_length or 1.0
+        before, self._tokens = self._tokens, batch.mean_length or 1.0
         meant = min(self._tokens * self.slope.length**2, batch.headroom, self.settings.kl)
         self.target_kl = batch.ess_ratio * meant
         self._aim = max(0.0, math.sqrt(self.target_kl) - self._gone) / max(self._left, 1)
@@ -125,7 +126,8 @@ class MeasuredRate(MeasuringRule):
             longest = self.rate * (1.0 if self._is_gone(average) else self.settings.growth)
             if not self._arrived:
                 longest = max(longest, math.sqrt(FREE * self._tokens) / root)
-            self.rate = min(max(best, self.rate / self.settings.shrinkage), longest)
+            grown = max(1.0, math.sqrt(self._tokens / before))  # outputs that grow need a lower rate for the same nats
+            self.rate = min(max(best, self.rate / self.settings.shrinkage / grown), longest)
         self._hold()
         self._had_gradient = [p.grad is not None for p in self._parameters]
         return self.rate / self._start

@@ -156,9 +156,10 @@ class PlugIn(Debiased):
 def differ(rewards_PG: Tensor, valid_PG: Tensor) -> bool:
     """Whether any reward that counts differs from another by more than float32 rounds; if none does, no step is made.
 
-    Scores have the mean 0, so that what a batch of equal rewards says is noise: what a baseline remembers of other
-    batches times the mean score. Leaving such batches out takes the share P(all equal) |F - b| off their part of the
-    gradient's mean, at the most, and nothing where no policy earns another reward.
+    Scores have the mean 0, so that what a batch of equal rewards says is all but noise: what a baseline remembers of
+    other batches times the mean score. With rewards of 0 and 1, 1 with the chance p, and a remembered b, leaving such
+    batches out takes the share P(all 0) b / (1 - p) + P(all 1) (1 - b) / p off the gradient's mean. Where b is what the
+    policy earns that is less than p, or 1 - p; with a baseline of the group alone it is 0.
 
     Args:
         rewards_PG: the rewards F.
@@ -173,7 +174,7 @@ def headroom(rewards_PG: Tensor, valid_PG: Tensor) -> float:
 
     J(pi') - J(pi) = E[F (pi'/pi - 1)] is at most sd(F) sqrt(E[(pi'/pi - 1)^2]), about sd(F) sqrt(2 KL), and there is
     no more to gain than the best reward of the batch less its mean. Where one output of n fails and the others earn
-    all there is, it is 1 / (2 n); where one succeeds, n / 2. It is infinite where all rewards are equal.
+    all there is, it is 1 / (2 (n - 1)); where one succeeds, (n - 1) / 2. It is infinite where all rewards are equal.
 
     Args:
         rewards_PG: the rewards F.
