@@ -88,9 +88,10 @@ def _facts(record: RunRecord) -> str:
         facts["Reward"] = (f"{statistics.fmean(rewards):.3f}", f"mean of the last {len(rewards)} steps")
     if tail:
         last = {key: value for row in tail for key, value in row.items()}  # of each metric, where it was taken last
-        if last.get("n_snr") is not None and record.prompts:
-            sentence = text(advice(record.prompts, last["n_snr"], ours=not record.absent))
-            critical = last.get("critical_batch_size")
+        signal = {key: value for row in tail if row.get("grad_norm") != 0 for key, value in row.items()}
+        if signal.get("n_snr") is not None and record.prompts:
+            sentence = text(advice(record.prompts, signal["n_snr"], ours=not record.absent))
+            critical = signal.get("critical_batch_size")
             size = f"{critical:.0f} prompts" if critical else "none found"
             facts["Critical batch size"] = (size, sentence[0].upper() + sentence[1:])
         if last.get("learning_rate") is not None:

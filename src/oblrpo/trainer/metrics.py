@@ -39,7 +39,7 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
         **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
         **(_update_metrics(step.updates) if step.updates else NO_UPDATE),
         **({"frac_prompts_masked": math.nan} if step.skipped and not step.updates else {}),
-        **({} if step.entropy is None else _without_signal(step.entropy)),
+        **({} if step.entropy is None else _without_signal(step.entropy, valid_PG)),
         "skipped": float(bool(step.skipped) or step.entropy is not None),
         "num_tokens": tokens,
     }
@@ -52,9 +52,10 @@ NO_UPDATE = dict.fromkeys(
      "completions/trained_ratio": 0.0}  # fmt: skip
 
 
-def _without_signal(entropy: float) -> dict[str, float]:
+def _without_signal(entropy: float, valid_PG: Tensor) -> dict[str, float]:
     """What a step says in which no reward differed from another."""
-    return NO_SIGNAL | {"grad_norm": 0.0, "frac_prompts_masked": 0.0, "entropy": entropy}
+    masked = 1 - valid_PG.any(1).float().mean().item()
+    return NO_SIGNAL | {"grad_norm": 0.0, "frac_prompts_masked": masked, "entropy": entropy}
 
 
 def _update_metrics(updates: list[Update]) -> dict[str, Any]:
