@@ -191,6 +191,7 @@ def test_what_ended_a_run_is_on_its_page_until_it_goes_on(small_run, oblrpo, tmp
 
 
 @pytest.mark.page
+@pytest.mark.usefixtures("dense_reward")
 def test_a_fault_has_its_page_too(small_run, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("the card is on fire")
