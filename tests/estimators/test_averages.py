@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from oblrpo.estimators import Moments, SNRSchedule
+from oblrpo.estimators.averages import MomentAverage
 
 D, STEPS, SEEDS = 100, 60, 60
 MOVE = 29
@@ -159,3 +160,12 @@ def test_where_it_left_off():
         second.step(batch)
     assert first.state_dict() == second.state_dict()
     assert first.smoothed == second.smoothed
+
+
+def test_before_the_first_gradient_there_is_neither_signal_nor_noise():
+    """As in the callback for TRL's own trainers, whose first batch may be one in which all rewards agree."""
+    average = MomentAverage(0.9)
+    average.add(Moments(0.0, 0.0, 4))
+    assert (average.moments.n_snr, average.moments.n, average.signal_share()) == (0.0, 4, 0.0)
+    average.add(Moments(1.0, 2.0, 4))
+    assert average.moments.n_snr == 2.0

@@ -90,21 +90,19 @@ class MomentAverage:
 
     def add(self, batch: Moments) -> None:
         """Take in one batch."""
+        self._n = batch.n
         if not batch.has_gradient:
             return
         own = abs(batch.signal2) + abs(batch.trace_cov)
         self.scale = min(max(self._foretold, own / STABLE), own * STABLE) if self._count else own
         self._foretold = SCALE_MEMORY * self.scale + (1 - SCALE_MEMORY) * own
         self._count += 1
-        self._n = batch.n
         for average in self._averages:
             average.add(*(each / self.scale for each in (batch.signal2, batch.trace_cov, batch.spared)))
 
     @property
     def _taken(self) -> int:
         """The place of the average that is taken."""
-        if not self._count:
-            raise ValueError("no step has been taken yet.")
         last = len(self._averages) - 1
         if self._count < 3 or not all(average.sums[2] > 0 for average in self._averages):
             return last
@@ -120,7 +118,15 @@ class MomentAverage:
 
     @property
     def moments(self) -> Moments:
-        """Signal and noise in the scale of the latest batches, with the N of the last; an error before the first."""
+        """Signal and noise in the scale of the last batch that had a gradient, with the N of the last; 0 before it.
+
+        Raises:
+            ValueError: there was no batch yet.
+        """
+        if not self._n:
+            raise ValueError("no step has been taken yet.")
+        if not self._count:
+            return Moments(0.0, 0.0, self._n)
         weight, signal2, trace_cov, spared, *_ = self._averages[self._taken].sums
         unit = self.scale / weight
         return Moments(signal2 * unit, trace_cov * unit, self._n, spared * unit)
