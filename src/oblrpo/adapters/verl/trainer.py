@@ -48,7 +48,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         name = ESTIMATORS.get(str(config.algorithm.adv_estimator), "oblr")  # verl's own estimators ask for none
         self._baseline = StepBaseline(name, RewardWeights("calibrated" if self._oblrpo.calibrated else "exact"))
         self._told: dict[str, Any] = {}  # what the update is told of its batch
-        self._measured = False  # whether signal and noise were, by this process
+        self._measured = False  # whether signal and noise ever were
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -154,7 +154,8 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         """Save as verl does, our file first, because verl ends by naming the checkpoint as the latest."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
-        state = {name: to_json(part) for name, part in self._baseline.state_dict().items()}
+        state: dict[str, Any] = {name: to_json(part) for name, part in self._baseline.state_dict().items()}
+        state["measured"] = self._measured
         self._state_file(folder).write_text(json.dumps(state))
         super()._save_checkpoint()
 
@@ -175,6 +176,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         if not file.exists():
             raise InputError(f"{file} is missing: the checkpoint was written without oblr_po, or by an earlier oblrpo.")
         state = json.loads(file.read_text())
+        self._measured = state.pop("measured", True)
         self._baseline.load_state_dict({name: from_json(part) for name, part in state.items()})
 
 
