@@ -158,7 +158,8 @@ class MomentAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """The averages as plain numbers."""
-        return {key: getattr(self, key) for key in self._STATE} | {"sums": [a.sums for a in self._averages]}
+        numbers = {key.removeprefix("_"): getattr(self, key) for key in self._STATE}
+        return numbers | {"sums": [average.sums for average in self._averages]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
@@ -167,7 +168,7 @@ class MomentAverage:
         for average, sums in zip(self._averages, state["sums"], strict=True):
             average.sums = list(sums)
         for key in self._STATE:
-            setattr(self, key, state[key])
+            setattr(self, key, state[key.removeprefix("_")])
 
 
 def _student(z: float, df: float) -> float:
