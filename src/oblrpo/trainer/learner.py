@@ -63,7 +63,6 @@ class Learner(Algorithm1):
     ledger: VarianceLedger
     scheduler: Any
     num_iterations: int
-    max_grad_norm: float
     clip_max: float | None
     """The C of the weights min(C, pi / sampler); None where the sampler is taken for the policy."""
     reference: Reference | None = None
@@ -226,9 +225,7 @@ class Learner(Algorithm1):
         return sum(self.policy.logps(part.sequences, self.rollout.temperature).entropy for part in parts)
 
     def update(self, gradient: Gradient) -> Update:
-        """The update of Algorithm 1, with the gradient clipped and the scheduler of the rate."""
-        if self.max_grad_norm:
-            torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.max_grad_norm)
+        """The update of Algorithm 1, and the scheduler of the rate."""
         weights = sum(parameter.numel() * parameter.element_size() for parameter in self.policy.parameters)
         give_back(weights)  # the tape's room, before room is taken for the optimizer and a copy of the weights
         update = super().update(gradient)

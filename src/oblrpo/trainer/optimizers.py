@@ -24,7 +24,10 @@ PACKAGES = {
 
 
 def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) -> Optimizer:
-    """Return the named optimizer of torch.optim, or of one of `PACKAGES`, on these parameters."""
+    """Return the named optimizer of torch.optim, or of one of `PACKAGES`, on these parameters.
+
+    It clips the gradient itself, so that whatever looks at `.grad` before the update sees all of it.
+    """
     name, kind = config.optimizer, getattr(torch.optim, config.optimizer, None)
     if name in {"LBFGS", "SparseAdam"}:
         raise InputError(f"{name} needs a closure or sparse gradients, which there are none; try AdamW.")
@@ -43,9 +46,16 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
     if "weight_decay" in inspect.signature(kind).parameters:
         settings = {"weight_decay": 0.0} | settings  # not torch's default: weights shrink only if somebody says so
     try:
-        return training(kind(parameters, **settings))
+        optimizer = training(kind(parameters, **settings))
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} refuses its settings: {error}.") from None
+    if config.max_grad_norm:
+
+        def clip(*_: object) -> None:
+            torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+
+        optimizer.register_step_pre_hook(clip)
+    return optimizer
 
 
 def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LRScheduler:

@@ -205,7 +205,6 @@ def make_learner(
         rollout=rollout,
         micro_batches=micro_batches,
         num_iterations=iterations,
-        max_grad_norm=optim.max_grad_norm,
         train_on=config.algorithm.train_on,
         clip_max=rollout.clip_max,
         rows=None if rollout.dynamic_sampling else rows,
