@@ -1,33 +1,64 @@
-"""One of several processes of a run; `test_gradient` starts them and compares what they leave.
+"""Runs on as many processes as there are, of which `test_processes` compares what they leave.
 
 python -m tests.trl.ranks FOLDER
 """
 
+import os
 import sys
 from pathlib import Path
 
 import torch
 
 from oblrpo.adapters.trl import VarianceLedgerCallback
-from tests.trl.support import Capture, ours, theirs
+from tests.trl.support import Capture, flat, ours, theirs, tiny_policy
+
+RUNS = {
+    "oblr_shrunk": {"baseline": "oblr_shrunk"},
+    "oblr, two a process": {"baseline": "oblr", "num_generations": 2, "per_device_train_batch_size": 2, "rows": 4},
+    "rloo, six a process": {"baseline": "rloo", "num_generations": 6, "per_device_train_batch_size": 6, "rows": 12},
+    "calibrated halves of groups": {
+        "score_norms": "calibrated", "calibration_steps": 2, "per_device_train_batch_size": 2,
+    },
+}  # fmt: skip
+"""The settings of each; an update of the whole batch has so many `rows`."""
+
+
+def generate_the_same(trainer):
+    """Let completions depend on the step and on the row of the whole batch, and not on who draws them."""
+
+    def generate(prompts, *_):
+        first, made = trainer.accelerator.process_index * len(prompts), []
+        for row in range(first, first + len(prompts)):
+            generator = torch.Generator().manual_seed(1000 * trainer.state.global_step + row)
+            length = int(torch.randint(1, 9, (), generator=generator))
+            made.append(torch.randint(40, 120, (length,), generator=generator).tolist())
+        return made, None
+
+    trainer._generate_single_turn = generate
+    return trainer
+
+
+def left_by_runs(folder):
+    """What each run leaves behind on this process."""
+    processes, left = int(os.environ.get("WORLD_SIZE", "1")), {}
+    for name, given in RUNS.items():
+        given = {"per_device_train_batch_size": 8, "rows": 16} | given
+        parts = given.pop("rows") // given["per_device_train_batch_size"] // processes
+        trainer = ours(folder, tiny_policy(torch.float64), max_steps=3, gradient_accumulation_steps=parts, **given)
+        captured = Capture(generate_the_same(trainer))
+        trainer.train()
+        left[name] = {
+            "gradients": [flat(update["grads"]) for update in captured.updates],
+            "weights": flat(trainer.model.state_dict()),
+            "state": {"schedule": trainer._schedule.state_dict(), **trainer._gradient.state_dict()},
+            "log": trainer.state.log_history,
+        }
+    trainer = generate_the_same(theirs(folder, max_steps=2, gradient_accumulation_steps=2 // processes))
+    trainer.add_callback(VarianceLedgerCallback(trainer, every=1))
+    trainer.train()
+    return left | {"ledger": trainer.state.log_history}
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    trainer = ours(folder, max_steps=2, baseline="oblr")
-    captured = Capture(trainer)
-    trainer.train()
-    left = {
-        "updates": captured.updates,
-        "state": {"schedule": trainer._schedule.state_dict(), **trainer._gradient.state_dict()},
-        "weights": trainer.model.state_dict(),
-        "log": trainer.state.log_history,
-    }
-    looked = theirs(folder, max_steps=1)
-    ledger, mine = VarianceLedgerCallback(looked), []
-    take = ledger._over_processes
-    ledger._over_processes = lambda found, n: (mine.append(found["variance/rloo"]), take(found, n))[1]
-    looked.add_callback(ledger)
-    looked.train()
-    left |= {"ledger": looked.state.log_history[0], "variance": mine[0]}
-    torch.save(left, folder / f"rank_{trainer.accelerator.process_index}.pt")
+    torch.save(left_by_runs(sys.argv[1]), Path(sys.argv[1]) / f"rank_{os.environ['RANK']}.pt")

@@ -42,13 +42,14 @@ def settings(folder, **given):
     } | given  # fmt: skip
 
 
-def ours(folder, policy=None, reward_funcs=reward, peft_config=None, kind=OBLRPOTrainer, callbacks=None, **given):
-    """An OBLRPOTrainer of the toy job."""
+def ours(folder, policy=None, reward_funcs=reward, kind=OBLRPOTrainer, prompts=PROMPTS, words=(), **given):
+    """An OBLRPOTrainer of the toy job; `words` are further ones of its constructor."""
     policy = policy or tiny_policy()
+    words = {"train_dataset": Dataset.from_dict({"prompt": prompts})} | dict(words)
+    words |= {name: given.pop(name) for name in ("peft_config", "callbacks") if name in given}
     return kind(
-        policy.model, reward_funcs, args=OBLRPOConfig(**settings(folder, **given)),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}), processing_class=policy.tokenizer,
-        peft_config=peft_config, callbacks=callbacks,
+        policy.model, reward_funcs, args=OBLRPOConfig(**settings(folder, **given)), processing_class=policy.tokenizer,
+        **words,
     )  # fmt: skip
 
 
@@ -78,14 +79,19 @@ class Capture(TrainerCallback):
 
 
 def scores(policy, batch, temperature=1.0):
-    """grad log pi(o|q) of every row by one backward each, as flat vectors, (S, N): neither tape nor fused head."""
+    """grad log pi(o|q) of every row by one backward each, as flat vectors, (S, N): neither tape nor fused head.
+
+    A tool's tokens are read, and have no log-probability.
+    """
     model, rows = policy.model.eval(), []
     parameters = [p for p in model.parameters() if p.requires_grad]
     for row in range(len(batch["prompt_ids"])):
         real = {name: batch[f"{name}_ids"][row][batch[f"{name}_mask"][row].bool()] for name in ("prompt", "completion")}
         ids = torch.cat([real["prompt"], real["completion"]])
         logits = model(input_ids=ids[None]).logits[0, len(real["prompt"]) - 1 : -1] / temperature
-        logp = logits.log_softmax(-1).gather(1, real["completion"][:, None]).sum()
+        logp_C = logits.log_softmax(-1).gather(1, real["completion"][:, None])[:, 0]
+        own_C = batch["tool_mask"][row][: len(logp_C)] if "tool_mask" in batch else torch.ones_like(logp_C)
+        logp = (logp_C * own_C).sum()
         found = torch.autograd.grad(logp, parameters, allow_unused=True, materialize_grads=True)
         rows.append(torch.cat([g.flatten() for g in found]))
     return torch.stack(rows)

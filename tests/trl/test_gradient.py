@@ -1,9 +1,5 @@
 """The gradient that the optimizer sees against loop autograd, the library's functions and TRL's own loss."""
 
-import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -53,21 +49,17 @@ def expected(trainer, update, name, prior=None, parts=None):
 
     Squared norms of every output's share of its prompt's gradient are added to `parts`.
     """
-    before, gradients, batches = policy_of(trainer, update), [], update["batch"]
-    if trainer._gradient.measures_ahead or len(batches[0]["rewards"]) < G:
-        batches = [{key: torch.cat([batch[key] for batch in batches]) for key in MASKED}]
-    for batch in batches:  # a prior sees one micro-batch after another, or all that was measured ahead
-        prompts_PGQ = batch["prompt_ids"].unflatten(0, (-1, G))
-        assert (prompts_PGQ == prompts_PGQ[:, :1]).all()
-        scores_SN = scores(before, batch, trainer.temperature)
-        rewards_PG, norm2_PG = batch["rewards"].view(-1, G), scores_SN.square().sum(1).view(-1, G)
-        b = estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG, prior=prior)
-        if prior is not None:
-            prior.observe(rewards_PG, norm2_PG)
-        gradients.append(((rewards_PG - b)[..., None] * scores_SN.view(*rewards_PG.shape, -1)).mean(1))
-        if parts is not None:
-            parts.append((rewards_PG - b).square() * norm2_PG / G**2)
-    return torch.cat(gradients)
+    before, batch = policy_of(trainer, update), {k: torch.cat([part[k] for part in update["batch"]]) for k in MASKED}
+    prompts_PGQ = batch["prompt_ids"].unflatten(0, (-1, G))
+    assert (prompts_PGQ == prompts_PGQ[:, :1]).all()
+    scores_SN = scores(before, batch, trainer.temperature)
+    rewards_PG, norm2_PG = batch["rewards"].view(-1, G), scores_SN.square().sum(1).view(-1, G)
+    b = estimators.baseline(name, rewards_PG, norm2_PG=norm2_PG, prior=prior)
+    if prior is not None:
+        prior.observe(rewards_PG, norm2_PG)
+    if parts is not None:
+        parts.append((rewards_PG - b).square() * norm2_PG / G**2)
+    return ((rewards_PG - b)[..., None] * scores_SN.view(*rewards_PG.shape, -1)).mean(1)
 
 
 def moments_of(gradient_PN, parts=None):
@@ -109,7 +101,7 @@ def assert_close(found, wanted, bound=1e-5):
 )  # fmt: skip
 def test_the_gradient_is_the_mean_of_advantages_times_scores(tmp_path, given):
     trainer, updates = run(tmp_path, steps=2, **given)
-    prior = estimators.Prior() if given.get("baseline") != "oblr" else None
+    prior = estimators.Prior(past_only=True) if given.get("baseline") != "oblr" else None
     for update, log in zip(updates, trainer.state.log_history, strict=False):
         parts = None if given.get("baseline") == "rloo" else []
         gradient_PN = expected(trainer, update, given.get("baseline", "oblr_shrunk"), prior, parts)
@@ -229,6 +221,25 @@ def test_one_completion_in_so_many_is_scored_after_the_update_in_micro_batches_o
     assert trainer.state.log_history[0]["step_kl"] > 0
 
 
+@pytest.mark.parametrize("given", [{"baseline": "rloo"}, {"baseline": "oblr", "score_method": "two_pass"}])
+def test_rows_of_like_length_share_a_forward_with_norms_or_without(tmp_path, monkeypatch, given):
+    """So that rows without norms are not padded more than those with them; the gradient is the same."""
+    trainer = ours(tmp_path, tiny_policy(torch.float64), max_steps=1, schedule="off", **given)
+    trainer._generate_single_turn = lambda prompts, *_: ([[80] * (1 + row % 8) for row in range(len(prompts))], None)
+    captured, widths, logps = Capture(trainer), [], Policy.logps
+
+    def seen(self, sequences, *others):
+        widths.append(sequences.ids_ST.shape[1])
+        return logps(self, sequences, *others)
+
+    monkeypatch.setitem(vars(trainer._policy), "tokens_of_a_forward", 0)  # no slice is too small
+    monkeypatch.setattr(Policy, "logps", seen)
+    trainer.train()
+    [update] = captured.updates
+    assert widths[:8] == list(range(10, 2, -1))
+    assert_close(-flat(update["grads"]), expected(trainer, update, given["baseline"]).mean(0), 1e-6)
+
+
 def test_an_update_that_ends_within_a_group_is_refused(tmp_path):
     """Half of a group would otherwise be lost, in silence."""
     trainer = ours(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, baseline="rloo")
@@ -291,34 +302,3 @@ def test_prompts_that_agree_with_themselves_alone_make_a_step_of_no_gradient(tmp
     assert all(torch.equal(value, fresh[name]) for name, value in trainer.model.state_dict().items())
     assert not trainer.optimizer.state
     assert [trainer.state.log_history[1][key] for key in ("learning_rate", "n_snr", "skipped")] == [0, 0, 0]
-
-
-def test_two_processes_make_the_same_update(tmp_path):
-    """Gradient, rate and prior are those of the whole batch, and the same on both."""
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    environment |= {"MASTER_PORT": str(20000 + os.getpid() % 20000), "CUDA_VISIBLE_DEVICES": ""}
-    words = [sys.executable, "-m", "tests.trl.ranks", str(tmp_path)]
-    ranks = [
-        subprocess.Popen(
-            words, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-    first, second = (torch.load(tmp_path / f"rank_{rank}.pt", weights_only=False) for rank in range(2))
-    for one, other in zip(first["updates"], second["updates"], strict=True):
-        assert torch.equal(flat(one["grads"]), flat(other["grads"]))
-        assert one["rate"] == other["rate"] > 0
-    assert json.dumps(first["state"]) == json.dumps(second["state"])
-    assert all(torch.equal(first["weights"][name], value) for name, value in second["weights"].items())
-    whole = (first["variance"] + second["variance"]) / 2 / 2  # of twice as many prompts
-    assert first["ledger"]["variance/rloo"] == pytest.approx(whole)
-    update = first["updates"][0]
-    trainer = ours(tmp_path, max_steps=1)
-    parts = []
-    gradient_PN = torch.cat([expected(trainer, each["updates"][0], "oblr", parts=parts) for each in (first, second)])
-    assert_close(-flat(update["grads"]), gradient_PN.mean(0))
-    moments = moments_of(gradient_PN, parts)
-    assert first["log"][0]["trace_cov"] == pytest.approx(moments.trace_cov, rel=1e-4)

@@ -55,7 +55,7 @@ def test_a_look_that_fails_warns_once_and_leaves_the_run_as_it_is(tmp_path, monk
 def test_images_are_not_looked_at(tmp_path):
     """Scores of the text alone would be another policy's."""
     with pytest.raises(ValueError, match="images"):
-        VarianceLedgerCallback(theirs(tmp_path))._mine({"pixel_values": torch.zeros(8)}, 1)
+        VarianceLedgerCallback(theirs(tmp_path))._score({"pixel_values": torch.zeros(8)}, 1)
 
 
 def test_a_trainer_that_does_not_generate_is_refused(tmp_path):

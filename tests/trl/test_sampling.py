@@ -4,15 +4,14 @@ import logging
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from transformers import GenerationConfig
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
+from oblrpo.adapters.trl import VarianceLedgerCallback
 from oblrpo.adapters.trl.sampling import NEUTRAL, OF_NO_EFFECT, altered, in_effect
 from oblrpo.errors import InputError
-from tests.trl.support import PROMPTS, ours, reward, settings, theirs, tiny_policy
+from tests.trl.support import ours, theirs, tiny_policy
 
 CHANGES = {
     "min_p": 0.1, "epsilon_cutoff": 0.01, "eta_cutoff": 0.01, "typical_p": 0.9, "top_h": 0.5, "suppress_tokens": [65],
@@ -75,14 +74,7 @@ def test_every_field_that_transformers_knows_is_known_here():
     assert altered(GenerationConfig(do_sample=True, top_k=0, temperature=0.5), 1.0) == {"temperature": 0.5}
 
 
-def test_other_samplers_are_refused_where_they_are_not_the_policy_s(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    policy, data = tiny_policy(), Dataset.from_dict({"prompt": PROMPTS})
-    with pytest.raises(InputError, match="rollout_func"):
-        OBLRPOTrainer(
-            policy.model, reward, args=OBLRPOConfig(**settings(tmp_path)), train_dataset=data,
-            processing_class=policy.tokenizer, rollout_func=lambda prompts, trainer: {},
-        )  # fmt: skip
+def test_continuous_batching_is_refused_where_it_rounds_what_is_trained(tmp_path):
     for name in ("use_transformers_continuous_batching", "use_transformers_paged"):
         ours(tmp_path, **{name: True})
         with pytest.raises(InputError, match="continuous_batching=True under bf16=True"):

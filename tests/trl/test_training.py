@@ -18,17 +18,18 @@ from oblrpo.adapters.trl.checks import RULES, UNBIASED
 from oblrpo.errors import InputError
 from oblrpo.report.trl import read_trl
 from tests.trl.support import PROMPTS, ours, reward, settings, theirs, tiny_policy
+from tests.trl.test_gradient import assert_close, expected, run
 
 WRONG = {
     "loss_type": "dapo", "scale_rewards": "group", "multi_objective_aggregation": "normalize_then_sum",
-    "num_iterations": 2, "beta": 0.1, "sync_ref_model": True, "delta": 2.0, "entropy_coef": 0.1,
+    "num_iterations": 2, "beta": -0.1, "sync_ref_model": True, "delta": 2.0, "entropy_coef": 0.1,
     "use_adaptive_entropy": True, "router_aux_loss_coef": 0.1, "top_entropy_quantile": 0.5,
     "off_policy_mask_threshold": 0.5, "mask_truncated_completions": True, "disable_dropout": False,
     "vllm_importance_sampling_correction": True, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
     "vllm_structured_outputs_regex": "[0-9]+",
-    "temperature": 0.0, "generation_kwargs": {"do_sample": False}, "cast_lm_head_to_fp32": True,
+    "temperature": 0.0, "generation_kwargs": {"do_sample": False},
     "optim": OptimizerNames.LOMO,
-    "use_liger_kernel": True, "torch_compile": True, "neftune_noise_alpha": 5.0, "fp16": True, "fsdp": "full_shard",
+    "torch_compile": True, "neftune_noise_alpha": 5.0, "fp16": True, "fsdp": "full_shard",
     "deepspeed": {"zero_optimization": {"stage": 3}}, "baseline": "grpo", "score_norms": "guessed",
     "score_method": "folds", "calibration_steps": 0, "schedule": "linear",
 }  # fmt: skip
@@ -50,11 +51,43 @@ def test_what_would_change_the_gradient_is_refused_by_name(tmp_path, key):
         check_config(args)
 
 
+def test_all_that_is_refused_is_said_at_once(tmp_path):
+    """With the cure of each, and those of parameters that depend on each other."""
+    wrong = {"loss_type": "grpo", "temperature": 0.0, "steps_per_generation": 4, "mask_truncated_completions": True}
+    with pytest.raises(InputError) as raised:
+        OBLRPOConfig(**settings(tmp_path, **wrong))
+    first, *rest = str(raised.value).split("\n- ")
+    assert first == "OBLRPOTrainer does not work with 4 settings:"
+    assert sorted(line.split("=")[0] for line in rest) == sorted(wrong)
+    assert all("; set " in line or "; leave out" in line for line in rest)
+
+
+def test_what_changes_nothing_is_left_out_or_taken(tmp_path, caplog):
+    """Liger's layers compute the same; the head's log-probabilities are taken in float32 in any case."""
+    weights = []
+    for given in ({}, {"use_liger_kernel": True, "cast_lm_head_to_fp32": True}):
+        trainer = ours(tmp_path, max_steps=1, **given)
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+    assert "use_liger_kernel is left out" in caplog.text
+    assert not trainer.args.use_liger_kernel
+    assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
+
+
+def test_a_head_in_float32_on_a_model_in_bfloat16(tmp_path):
+    """It is trained in float32, as in TRL, and its gradient is that of one backward a completion."""
+    trainer, [update] = run(tmp_path, policy=tiny_policy(torch.bfloat16), baseline="oblr", cast_lm_head_to_fp32=True)
+    assert trainer.model.lm_head.weight.dtype == torch.float32
+    wanted = expected(trainer, update, "oblr").mean(0)
+    assert_close(-torch.cat([grad.float().flatten() for grad in update["grads"].values()]), wanted, 2e-2)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"scale_rewards": True}, "scale_rewards='group'"),
         ({"steps_per_generation": 4}, "steps_per_generation=4"),
+        ({"steps_per_generation": 2, "gradient_accumulation_steps": 3}, "a multiple of steps_per_generation"),
         ({"per_device_train_batch_size": 6, "num_generations": 4}, "multiple of 4"),
         (
             {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "score_method": "gram"},
@@ -83,9 +116,13 @@ def test_a_model_whose_rows_mix_is_refused(tmp_path):
         ours(tmp_path, policy)
 
 
-def test_infinite_rewards_are_refused(tmp_path):
-    with pytest.raises(InputError, match="infinite"):
-        ours(tmp_path, reward_funcs=lambda completions, **_: [math.inf] * len(completions)).train()
+@pytest.mark.parametrize(("value", "given"), [(math.inf, {}), (1e30, {}), (1e5, {"reward_weights": [1.0, -1e9]})])
+def test_a_reward_that_is_too_large_is_refused_by_name(tmp_path, value, given):
+    def huge(completions, **_):
+        return [0.0, None, value] + [0.0] * (len(completions) - 3)
+
+    with pytest.raises(InputError, match=r"reward 'huge' is \S+ for completion 2 of the batch .* at most 1e\+12"):
+        ours(tmp_path, reward_funcs=[reward, huge], **given).train()
 
 
 def test_a_user_who_changes_two_names_gets_a_valid_configuration(tmp_path):
@@ -154,30 +191,23 @@ def test_the_logs_tell_the_advantages_that_were_used(tmp_path):
     assert known | {"entropy", "reward"} <= set(log)
 
 
-class Seeded(TrainerCallback):
-    """Every step draws from its own seed: TRL's own runs draw other completions once they are resumed.
-
-    In a new epoch they are shown other prompts, too, if these are shuffled.
-    """
-
-    def on_step_begin(self, args, state, control, **_):
-        torch.manual_seed(state.global_step)
-
-
 @pytest.mark.parametrize(
     "given",
     [
-        {},
-        {"score_norms": "calibrated", "calibration_steps": 2, "bf16": True},
-        {"score_norms": "calibrated", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
+        {"resumed": 1, "beta": 0.1},
+        {"shuffle_dataset": False, "score_norms": "calibrated", "calibration_steps": 2, "bf16": True},
+        {"shuffle_dataset": False, "score_norms": "calibrated", "per_device_train_batch_size": 2,
+         "gradient_accumulation_steps": 8},
     ],
-)
+)  # fmt: skip
 def test_a_resumed_run_goes_on_as_if_it_had_not_been_cut(tmp_path, given):
-    words = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "shuffle_dataset": False, **given}
-    whole = ours(tmp_path / "whole", callbacks=[Seeded()], **words)
+    """Completions included; of shuffled prompts in the first epoch, for TRL begins to shuffle anew in a later one."""
+    words = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, **given}
+    resumed = words.pop("resumed", 2)
+    whole = ours(tmp_path / "whole", **words)
     whole.train()
-    again = ours(tmp_path / "again", callbacks=[Seeded()], **words)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    again = ours(tmp_path / "again", **words)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{resumed}"))
     assert all(torch.equal(again.model.state_dict()[name], value) for name, value in whole.model.state_dict().items())
     first, second = (each.state.log_history[3] for each in (whole, again))
     timeless = {key for key in first if "time" not in key and key != "num_tokens"}

@@ -28,20 +28,30 @@ def is_one_of(*values: Any) -> Callable[[Any], bool]:
 
 
 def check(
-    rules: Iterable[Rule], trainer: str, value_of: Callable[[str], Any], shown: Callable[[Any], str] = str
+    rules: Iterable[Rule],
+    trainer: str,
+    value_of: Callable[[str], Any],
+    shown: Callable[[Any], str] = str,
+    further: Iterable[str] = (),
 ) -> None:
-    """Refuse the first setting whose condition does not hold, with its reason and its cure.
+    """Refuse all settings whose condition does not hold at once, each with its reason and its cure.
 
     Args:
         rules: the conditions.
         trainer: the name of ours, which does not work with such a setting.
         value_of: the value of a setting, by its key.
         shown: how a value is written.
+        further: refusals of what takes more than one setting, as "what: why; cure."
 
     Raises:
-        InputError: a condition does not hold.
+        InputError: a condition does not hold, or there are further refusals.
     """
-    for rule in rules:
-        value = value_of(rule.key)
-        if not rule.holds(value):
-            raise InputError(f"{trainer} does not work with {rule.key}={shown(value)}: {rule.why}; set {rule.mend}.")
+    values = [(rule, value_of(rule.key)) for rule in rules]
+    refusals = [
+        f"{rule.key}={shown(value)}: {rule.why}; set {rule.mend}." for rule, value in values if not rule.holds(value)
+    ]
+    refusals += further
+    if len(refusals) == 1:
+        raise InputError(f"{trainer} does not work with {refusals[0]}")
+    if refusals:
+        raise InputError("\n- ".join([f"{trainer} does not work with {len(refusals)} settings:", *refusals]))

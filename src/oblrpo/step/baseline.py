@@ -27,7 +27,8 @@ class StepBaseline:
         name: a key of `estimators.BASELINES`.
         weights: what weighs rewards, exact norms or a proxy.
         past_only: whether the prior comes from earlier steps alone. It has to where lengths decide which prompts go
-            through the model together: what a prompt's own outputs have chosen must not reach its baseline.
+            through the model together: what a prompt's own outputs have chosen must not reach its baseline. It does
+            where processes, each of which sees a part of a batch, are to agree with one that sees all of it.
     """
 
     def __init__(self, name: str, weights: RewardWeights, past_only: bool = False) -> None:

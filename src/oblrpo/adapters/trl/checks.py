@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from oblrpo.adapters.conditions import Rule, check, is_one_of, off
 from oblrpo.adapters.trl import sampling
-from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, SCHEDULE_MODES
 
 UNBIASED = tuple(name for name, entry in BASELINES.items() if entry.unbiased)
@@ -36,8 +36,8 @@ RULES = (
         "multi_objective_aggregation='sum_then_normalize'",
     ),
     Rule("num_iterations", is_one_of(1), "after the first update the batch is off-policy", "num_iterations=1"),
-    Rule("beta", off, ADDED, "beta=0.0 and put the penalty into the reward"),
-    Rule("sync_ref_model", off, "there is no reference model without beta", "sync_ref_model=False"),
+    Rule("beta", lambda value: value >= 0, "a reward for leaving the reference has no bound", "beta=0.0"),
+    Rule("sync_ref_model", off, "the reference is the policy as it was, and stays it", "sync_ref_model=False"),
     Rule("delta", is_one_of(None), "it clips ratios", "delta=None"),
     Rule("entropy_coef", off, ADDED, "entropy_coef=0.0"),
     Rule("use_adaptive_entropy", off, ADDED, "use_adaptive_entropy=False"),
@@ -56,15 +56,12 @@ RULES = (
          "vllm_importance_sampling_correction=False"),
     *sampling.RULES,
     Rule("temperature", lambda value: value > 0, "greedy completions have no score", "temperature=1.0"),
-    Rule("cast_lm_head_to_fp32", off, "the head's weight is then used around its module",
-         "cast_lm_head_to_fp32=False; log-probabilities are taken in float32 anyway"),
     Rule(
         "optim",
         lambda value: not any(word in str(value).lower() for word in ("lomo", "layerwise")),
         "it updates weights within TRL's backward, which is not run",
         "optim='adamw_torch'",
     ),
-    Rule("use_liger_kernel", off, "its layers hide how their weights are used", "use_liger_kernel=False"),
     Rule("torch_compile", off, "a compiled model cannot be recorded", "torch_compile=False"),
     Rule("neftune_noise_alpha", off, "the score is not that of the policy which sampled", "neftune_noise_alpha=None"),
     Rule("fp16", off, "its loss is scaled, and so are the gradients that are measured", "bf16=True"),
@@ -81,89 +78,94 @@ RULES = (
 
 
 def check_config(args: Any) -> None:
-    """Refuse a configuration that cannot be trained with exactly, naming the parameter and its cure.
+    """Refuse a configuration that cannot be trained with exactly, naming each parameter and its cure.
 
     Raises:
-        InputError: a parameter has such a value.
+        InputError: parameters have such values.
     """
-    check(RULES, "OBLRPOTrainer", lambda key: getattr(args, key), repr)
+    check(RULES, "OBLRPOTrainer", lambda key: getattr(args, key), repr, _refused_together(args))
+
+
+def _refused_together(args: Any) -> Iterator[str]:
+    """What cannot be, of parameters that depend on each other."""
     if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-        raise InputError(
-            "OBLRPOTrainer does not work with reentrant gradient checkpointing, which hides its layers from the "
-            "score; set gradient_checkpointing_kwargs={'use_reentrant': False}."
+        yield (
+            "reentrant gradient checkpointing, which hides its layers from the score; set "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}."
         )
-    if args.steps_per_generation != args.gradient_accumulation_steps:
-        raise InputError(
-            f"OBLRPOTrainer does not work with steps_per_generation={args.steps_per_generation} and "
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps}: an update needs its own whole batch; "
-            "leave out steps_per_generation and generation_batch_size."
+    size, G, parts = args.per_device_train_batch_size, args.num_generations, args.steps_per_generation
+    if args.gradient_accumulation_steps % parts:
+        yield (
+            f"steps_per_generation={parts} and gradient_accumulation_steps={args.gradient_accumulation_steps}: what is "
+            "generated at once would be used before and after an update; leave out steps_per_generation and "
+            "generation_batch_size, or make gradient_accumulation_steps a multiple of steps_per_generation."
         )
-    size, G = args.per_device_train_batch_size, args.num_generations
-    rows = size * args.gradient_accumulation_steps
+    rows = size * parts
     if size % G and (G % size or rows % G):
-        raise InputError(
-            f"OBLRPOTrainer does not work with per_device_train_batch_size={size} and num_generations={G}: a "
-            f"micro-batch holds whole prompts or, of {G} completions, a number that divides them, and an update's "
-            f"{rows} are whole prompts; make it a multiple of {G}, or a divisor and gradient_accumulation_steps more."
+        yield (
+            f"per_device_train_batch_size={size} and num_generations={G}: a micro-batch holds whole prompts or, of {G} "
+            f"completions, a number that divides them, and the {rows} that are generated at once are whole prompts; "
+            f"make it a multiple of {G}, or a divisor and gradient_accumulation_steps more."
         )
     if size < G and args.score_method not in {"auto", "two_pass"}:
-        raise InputError(
-            f"OBLRPOTrainer does not work with score_method={args.score_method!r} and "
-            f"per_device_train_batch_size={size}: one pass takes all {G} completions of a prompt together; set "
-            "score_method='auto'."
+        yield (
+            f"score_method={args.score_method!r} and per_device_train_batch_size={size}: one pass takes all {G} "
+            "completions of a prompt together; set score_method='auto'."
         )
-    if args.generation_batch_size < 2 * G:
-        raise InputError(
-            "OBLRPOTrainer needs at least two prompts an update, because one prompt's gradient has no measurable "
-            "noise; set gradient_accumulation_steps to 2 or more."
+    if size * args.gradient_accumulation_steps * args.world_size < 2 * G:
+        yield (
+            f"updates of less than two prompts ({size} x {args.gradient_accumulation_steps} completions a process, {G} "
+            "a prompt), because one prompt's gradient has no measurable noise; set gradient_accumulation_steps to "
+            f"{-(-2 * G // (size * args.world_size))} or more."
         )
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse models and launchers under which a sequence's gradient cannot be had.
+    """Refuse models and launchers under which a sequence's gradient cannot be had, or that sample from another policy.
 
     Raises:
-        InputError: there is one of these.
+        InputError: there are some of these.
     """
-    kind = trainer.accelerator.distributed_type
+    check((), "OBLRPOTrainer", str, further=_refused_of(trainer))
+
+
+def _refused_of(trainer: Any) -> Iterator[str]:
+    """What cannot be, of the trainer once it is made."""
+    kind, args = trainer.accelerator.distributed_type, trainer.args
     if kind not in {"NO", "MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA"}:
-        raise InputError(
-            f"OBLRPOTrainer does not work under {kind.value}: no process holds a sequence's gradient; launch with "
-            "plain data parallelism, or use oblrpo's verl adapter."
+        yield (
+            f"the launcher {kind.value}: no process holds a sequence's gradient; launch with plain data parallelism, "
+            "or use oblrpo's verl adapter."
         )
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
-        raise InputError("OBLRPOTrainer does not work on a model that is loaded in shards; load it whole.")
-    if trainer.args.n_gpu > 1:
-        raise InputError(
-            "OBLRPOTrainer does not work on several GPUs of one process; start it with accelerate launch or torchrun."
-        )
+        yield "a model that is loaded in shards; load it whole."
+    if args.n_gpu > 1:
+        yield "several GPUs of one process; start it with accelerate launch or torchrun."
     if trainer.accelerator.mixed_precision not in {"no", "bf16"}:
-        raise InputError(
-            f"OBLRPOTrainer does not work with mixed precision {trainer.accelerator.mixed_precision}; set bf16=True."
-        )
+        yield f"mixed precision {trainer.accelerator.mixed_precision}; set bf16=True."
     if trainer._is_vlm:
-        raise InputError(
-            "OBLRPOTrainer does not work with images, and the processor of this model handles them; for prompts of "
-            "text alone hand over its tokenizer: processing_class=AutoTokenizer.from_pretrained(...)."
+        yield (
+            "images, and the processor of this model handles them; for prompts of text alone hand over its tokenizer: "
+            "processing_class=AutoTokenizer.from_pretrained(...)."
         )
-    _check_sampling(trainer)
-
-
-def _check_sampling(trainer: Any) -> None:
-    """Refuse what is not sampled from the whole policy, by the generation config that will really be used.
-
-    Raises:
-        InputError: there is such a thing.
-    """
+    at_once = args.generation_batch_size // args.num_generations
+    rows = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 2 * at_once
+    if rows // at_once * at_once < 2:  # an update ends with its epoch
+        yield (
+            f"{rows} prompts an epoch, {at_once} of them generated at once: every update would hold one at the most, "
+            "whose gradient has no measurable noise; give more, or leave out steps_per_generation."
+        )
+    if trainer.rollout_func is not None:
+        return  # whose log-probabilities are compared with the policy's, batch by batch
     for name, value in sampling.not_the_policy_s(trainer).items():
         where, mend = f"the trainer's {name}", f"leave {name} out"
-        if name != "rollout_func" and getattr(trainer.generation_config, name) is None:
+        if getattr(trainer.generation_config, name) is None:
             where = f"{name} of the model's own generation_config, with which TRL's is filled"
             mend = f"load the model, set model.generation_config.{name} = None, and hand it over"
-        raise InputError(f"OBLRPOTrainer does not work with {where}, {value!r}: {sampling.SAMPLES}; {mend}.")
+        yield f"{where}, {value!r}: {sampling.SAMPLES}; {mend}."
     kinds = {parameter.dtype for parameter in trainer.model.parameters()}
-    if trainer.use_transformers_continuous_batching and trainer.args.bf16 and kinds != {torch.bfloat16}:
-        raise InputError(
-            "OBLRPOTrainer does not work with use_transformers_continuous_batching=True under bf16=True: TRL then "
-            "rounds the weights that are trained to bfloat16 for good; set bf16=False, or leave it out."
+    if trainer.use_transformers_continuous_batching and args.bf16 and kinds != {torch.bfloat16}:
+        yield (
+            "use_transformers_continuous_batching=True under bf16=True: TRL then rounds the weights that are trained "
+            "to bfloat16 for good; set bf16=False, or leave it out."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ if trl.__version__.split(".")[:2] != ["1", "16"]:
         f"OBLRPOTrainer overrides what is inside TRL 1.16, and this is TRL {trl.__version__}; install "
         "'trl>=1.16,<1.17', or a version of oblrpo that knows this one."
     )
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass
@@ -103,4 +106,7 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> Any:
         super().__post_init__()
+        if self.use_liger_kernel:  # type: ignore[has-type]
+            LOGGER.warning("use_liger_kernel is left out: its layers compute the same, out of sight of score norms.")
+            self.use_liger_kernel = False
         check_config(self)

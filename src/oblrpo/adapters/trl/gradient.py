@@ -2,8 +2,9 @@
 
 One forward and one backward for activations (`scores.ScoreTape`) give the score norms of whole groups, the gradient
 under advantages that depend on them, and each prompt's own gradient norm. Where advantages depend on none, or on what
-was measured by a pass ahead, no score of a single output is kept (`scores.GroupTape`), and a micro-batch may be smaller
-than a group. TRL's own loss and backward are not run.
+was measured by a pass ahead, no score of a single output is kept (`scores.GroupTape`), unless rows are so unlike in
+length that forwards of like ones, which need scores kept, take less; and a micro-batch may be smaller than a group.
+TRL's own loss and backward are not run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from oblrpo.algorithms import Algorithm
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES, ONE_IN
 from oblrpo.policy import Logps, Policy, Sequences
-from oblrpo.policy.micro_batches import MicroBatches
+from oblrpo.policy.micro_batches import MicroBatches, of_like_length
 from oblrpo.scores import Features, GroupTape, ScoreTape
 from oblrpo.step import Batch, Movement, RewardWeights, StepBaseline, add_to_gradient
 
@@ -83,7 +84,8 @@ class BatchGradient:
         self.weighted = "norm2_PG" in BASELINES[args.baseline].needs
         compared = self.weighted and args.score_norms == "calibrated"
         weights = RewardWeights(args.score_norms, args.calibration_steps if compared else 0)
-        self.baseline = StepBaseline(args.baseline, weights)
+        # Earlier steps say the same to every process and micro-batch; this one's other prompts would not.
+        self.baseline = StepBaseline(args.baseline, weights, past_only=True)
         self.parts: list[GradientShare] = []
         part_of_group = args.per_device_train_batch_size < args.num_generations
         ahead = args.score_method == "two_pass" or part_of_group
@@ -107,8 +109,12 @@ class BatchGradient:
         """
         self.baseline.begin(step)
         for inputs in parts:
+            sequences = sequences_of(inputs)
+            slices = of_like_length(sequences.mask_ST.sum(1), self.policy.tokens_of_a_forward)
             with in_eval_mode(self.policy.model):
-                inputs.update(self._weights(*self._measured(sequences_of(inputs))))
+                found = [self._weights(*self._measured(sequences.at(rows_S))) for rows_S in slices]
+            order_S = torch.cat(slices).argsort()
+            inputs.update({name: torch.cat([each[name] for each in found])[order_S] for name in found[0]})
         names = ("rewards", "weight", *(name for name in MASKS if name in parts[0]))
         whole = {name: torch.cat([inputs[name] for inputs in parts]) for name in names}
         self.set_baselines(whole)
@@ -116,6 +122,7 @@ class BatchGradient:
         for inputs in parts:
             rows = slice(start, start := start + len(inputs["rewards"]))
             inputs.update(valid=whole["valid"][rows], baseline=whole["baseline"][rows])
+        self.baseline.begin(None)  # the pass for the gradient compares nothing
 
     def _measured(self, sequences: Sequences) -> tuple[Logps, Tensor | None]:
         """What a forward tells, and score norms where this update takes them."""
@@ -177,7 +184,8 @@ class BatchGradient:
         if not self.parts:
             self.baseline.begin(None if "baseline" in inputs else step)
         batch = self._batch(inputs, outputs)
-        tape = self._tape if self.baseline.asks_norms(batch) else self._group_tape
+        in_slices = self._tape.takes_slices and self._are_ragged(batch.sequences)
+        tape = self._tape if in_slices or self.baseline.asks_norms(batch) else self._group_tape
         with in_eval_mode(self.policy.model):
             part = add_to_gradient(batch, self.policy, self.args.temperature, tape, self.baseline)
         advantage_S = torch.where(batch.valid_PG, batch.rewards_PG - part.baseline_PG, 0).flatten()
@@ -198,6 +206,13 @@ class BatchGradient:
         norm2_P = self._complete_groups(part.group_norm2_P, len(advantage_S))
         self.parts.append(GradientShare(sequences, own_logp(sequences, logps), table_SK, norm2_P))
         return advantage_S.mean()
+
+    def _are_ragged(self, sequences: Sequences) -> bool:
+        """Whether slices of like length save more than their tape costs: it holds 4/3 times as much of a token."""
+        lengths_S = sequences.mask_ST.sum(1)
+        slices = of_like_length(lengths_S, self.policy.tokens_of_a_forward)
+        tokens = sum(len(rows_S) * int(lengths_S[rows_S].max()) for rows_S in slices)
+        return tokens < 0.75 * len(lengths_S) * int(lengths_S.max())
 
     def _weights(self, logps: Logps, norm2_S: Tensor | None) -> dict[str, Tensor]:
         """The weights that the baseline takes, and what they come from: exact norms, features of the draws."""
@@ -246,10 +261,9 @@ class BatchGradient:
             average(self.policy.parameters, self.accelerator.num_processes)
         norm2 = estimators.squared_norm(self.policy.parameters)
         columns = dict(zip(COLUMNS, table_SK.unbind(1), strict=True))
-        rows = len(self.parts[0].table_SK) * (len(self.parts) if self.measures_ahead else 1)
         rewards_PG, valid_PG = columns["reward"].view(-1, G), columns["valid"].bool().view(-1, G)
         differs = estimators.differ(rewards_PG, valid_PG)
-        agreement = self._learn(columns, rows, G) if differs else math.nan
+        agreement = self._learn(columns, G) if differs else math.nan
         room = estimators.headroom(rewards_PG, valid_PG) if differs else math.inf
         moments = self._moments(columns, group_norm2_P, norm2)
         return WholeBatch(columns, G, moments, float(norm2), differs, room, agreement)
@@ -264,13 +278,11 @@ class BatchGradient:
         own2 = estimators.own_norm2(group_norm2_P, part2_PG, valid_PG)
         return moments if own2 is None else moments.of_rows(own2, self.rows)
 
-    def _learn(self, columns: dict[str, Tensor], rows: int, group_size: int) -> float:
+    def _learn(self, columns: dict[str, Tensor], group_size: int) -> float:
         """Make the whole batch, seen by every process, part of the past; return the calibrated proxy's agreement."""
         if bool(columns["weight"].isnan().any()):
             return math.nan  # a baseline without weights remembers nothing
-        parts = [columns[name].view(-1, rows // group_size, group_size) for name in ("reward", "weight", "valid")]
-        for rewards_PG, weight_PG, valid_PG in zip(*parts, strict=True):  # as many rows at a time as were seen at once
-            self.baseline.prior.observe(rewards_PG, weight_PG, valid_PG)
+        self.baseline.prior.observe(*(columns[name].view(-1, group_size) for name in ("reward", "weight", "valid")))
         self.baseline.prior.next_step()
         if self.args.score_norms == "exact" or bool(columns["norm2"].isnan().any()):
             return math.nan
@@ -286,27 +298,30 @@ class BatchGradient:
 
         Where the policy rounds it tells log pi itself.
         """
-        start = 0
+        accelerator, rows = self.accelerator, sum(len(part.logp_SC) for part in self.parts)
+        first = start = accelerator.process_index * rows
         chosen, before = [], []
         for part in self.parts:
-            rows, start = slice(-start % ONE_IN, None, ONE_IN), start + len(part.logp_SC)
-            if len(part.logp_SC[rows]):
-                chosen.append(part.sequences.at(rows))
-                before.append(part.logp_SC[rows])
+            rows_S, start = slice(-start % ONE_IN, None, ONE_IN), start + len(part.logp_SC)
+            chosen.append(part.sequences.at(rows_S))
+            before.append(part.logp_SC[rows_S])
         sequences = Sequences.join(chosen)
         width = sequences.own_SC.shape[1]
 
         def before_SC() -> Tensor:
-            return torch.cat([nn.functional.pad(rows, (0, width - rows.shape[1]))[:, :width] for rows in before])
+            return torch.cat([nn.functional.pad(old_SC, (0, width - old_SC.shape[1]))[:, :width] for old_SC in before])
 
         rows_at_once = MicroBatches(self.args.per_device_train_batch_size)
         change = Movement(self.policy, self.args.temperature, rows_at_once).of(sequences, before_SC)
 
         def change_SC() -> Tensor:
             with in_eval_mode(self.policy.model):
-                mine_SC = change()
-            all_SC: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(mine_SC, dim=1))
-            return all_SC
+                mine_SC = change() if sequences.count else before[0].new_zeros(0, 1)
+            mine_SC = accelerator.pad_across_processes(mine_SC, dim=1)
+            all_SC = mine_SC.new_zeros(-(-accelerator.num_processes * rows // ONE_IN), mine_SC.shape[1])
+            all_SC[-(-first // ONE_IN) :][: len(mine_SC)] = mine_SC
+            whole_SC: Tensor = accelerator.reduce(all_SC, "sum")
+            return whole_SC
 
         return change_SC
 

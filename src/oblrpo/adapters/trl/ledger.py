@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from oblrpo import estimators
 from oblrpo.adapters.trl.metrics import finite
-from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
+from oblrpo.adapters.trl.rows import in_eval_mode, own_SC, policy_of, sequences_of
 from oblrpo.adapters.trl.sampling import not_the_policy_s
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, Moments
@@ -51,21 +51,19 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         baseline: the name in `estimators.BASELINES` whose signal-to-noise ratio is logged.
 
     Raises:
-        InputError: `every` is below 1, the baseline is unknown, the processes do not hold whole groups, the trainer
-            does not generate, or the model or the launcher does not let scores be taken.
+        InputError: `every` is below 1, the baseline is unknown, a batch holds one prompt, the trainer does not
+            generate, or the model or the launcher does not let scores be taken.
     """
 
     def __init__(self, trainer: Any, every: int = 20, baseline: str = "rloo") -> None:
         args = trainer.args
-        rows = args.per_device_train_batch_size * args.steps_per_generation
         if every < 1:
             raise InputError(f"every is a number of steps, got {every}.")
         if baseline not in BASELINES or BASELINES[baseline].by_token:
             raise InputError(f"the ledger has no baseline {baseline!r}.")
-        if rows % trainer.num_generations or args.generation_batch_size < 2 * trainer.num_generations:
+        if args.generation_batch_size < 2 * trainer.num_generations:
             raise InputError(
-                f"the ledger needs whole groups on each process, and two prompts: {rows} completions a process are no "
-                f"multiple of num_generations={trainer.num_generations}, or too few."
+                "the ledger needs two prompts a batch, because one prompt's gradient has no measurable noise."
             )
         if trainer.accelerator.distributed_type in {"FSDP", "DEEPSPEED", "MEGATRON_LM"}:
             raise InputError("the ledger needs whole weights on each process; it does not work with sharded ones.")
@@ -135,79 +133,66 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             self._trainer._metrics["train"][key].append(finite(value))
 
     def _metrics(self, batch: dict[str, Tensor], step: int) -> dict[str, float]:
-        """What is logged of a batch: nothing where too few prompts have rewards.
-
-        Raises:
-            RuntimeError: the look failed on another process.
-            Exception: it failed on this one.
-        """
-        mine, failure = (0, dict[str, float]()), None
-        try:
-            mine = self._mine(batch, step)
-        except Exception as error:
-            failure = error
-        accelerator = self._trainer.accelerator  # nobody waits for one that has failed
-        state = torch.tensor([[mine[0], failure is not None]], device=accelerator.device)
-        prompts, failed = accelerator.gather(state).unbind(1)
-        if failure is not None:
-            raise failure
-        if failed.any():
-            raise RuntimeError(f"it failed on {int(failed.sum())} other process(es), which say why")
-        return self._over_processes(mine[1], int(prompts.sum())) if int(prompts.min()) > 1 else {}
-
-    def _mine(self, batch: dict[str, Tensor], step: int) -> tuple[int, dict[str, float]]:
-        """This process's part: the number of its prompts that have rewards, and what is told of them.
-
-        Raises:
-            ValueError: the batch has images.
-        """
-        trainer, G = self._trainer, self._trainer.num_generations
-        if "pixel_values" in batch:
-            raise ValueError("it does not look at images")
+        """What is logged of the whole batch of all processes: nothing where too few prompts have rewards."""
+        G = self._trainer.num_generations
+        norm2_S1, mask_ST, *sketches = self._gathered(batch, step)
         assert self._rewards is not None
-        rewards = (self._rewards * trainer.reward_weights.to(self._rewards.device)).nansum(1)
-        rewards[self._rewards.isnan().all(1)] = torch.nan
-        mine = len(batch["prompt_ids"])
-        rewards_PG = rewards[trainer.accelerator.process_index * mine :][:mine].view(-1, G)
-        gram_KSS, norm2_PG, mask_PGT = self._score(batch, step, G)
+        rewards_S = (self._rewards * self._trainer.reward_weights.to(self._rewards.device)).nansum(1)
+        rewards_PG = torch.where(self._rewards.isnan().all(1), torch.nan, rewards_S).view(-1, G)
         valid_PG = ~rewards_PG.isnan()
         valid_PG &= valid_PG.sum(1, keepdim=True) > 1
         keep_P = valid_PG.any(1)
         if (prompts := int(keep_P.sum())) < 2:
-            return prompts, {}
+            return {}
         rows_S = keep_P.repeat_interleave(G)
-        inputs = estimators.baseline_inputs(mask_PGT[keep_P], norm2_PG[keep_P])
+        gram_KSS = gram_of([sketch_SL[rows_S].double() for sketch_SL in sketches], norm2_S1[rows_S, 0])
+        norm2_PG, mask_PGT = norm2_S1.view(-1, G)[keep_P], mask_ST.view(-1, G, mask_ST.shape[1])[keep_P]
         rewards_PG, valid_PG = rewards_PG[keep_P], valid_PG[keep_P]
-        ledger = ledger_of(gram_KSS[:, rows_S][:, :, rows_S], rewards_PG, valid_PG, inputs, self._prior)
-        self._prior.observe(rewards_PG, norm2_PG[keep_P], valid_PG)
+        inputs = estimators.baseline_inputs(mask_PGT, norm2_PG)
+        values = ledger_metrics(ledger_of(gram_KSS, rewards_PG, valid_PG, inputs, self._prior))
+        self._prior.observe(rewards_PG, norm2_PG, valid_PG)
         self._prior.next_step()
-        return prompts, ledger_metrics(ledger)
-
-    def _score(self, batch: dict[str, Tensor], step: int, G: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Two estimates of the scores' inner products, (2, S, S), exact squared norms (P, G), and the tokens' mask."""
-        size = max(1, self._trainer.args.per_device_train_batch_size)
-        tensors = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-        sketches, norms = [], []
-        for start in range(0, len(batch["prompt_ids"]), size):
-            part = {key: batch[key][start : start + size] for key in tensors if key in batch}
-            with in_eval_mode(self._policy.model), torch.enable_grad(), self._tape as tape:
-                tape.record(self._policy.logps(sequences_of(part), self._trainer.temperature).logps_S)
-            norms.append(tape.norm2())
-            sketches.append([sketch_SL.double() for sketch_SL in two_sketches(tape, step)])
-        self._tape.forget()
-        norm2_S = torch.cat(norms).double()
-        gram_KSS = gram_of([torch.cat(blocks) for blocks in zip(*sketches, strict=True)], norm2_S)
-        mask = batch["completion_mask"] * batch.get("tool_mask", 1)
-        return gram_KSS, norm2_S.view(-1, G), mask.view(-1, G, mask.shape[1])
-
-    def _over_processes(self, mine: dict[str, float], prompts: int) -> dict[str, float]:
-        """The ledger of the whole batch of so many prompts: the mean over processes, of which variances shrink."""
-        accelerator = self._trainer.accelerator
-        mine_K = torch.tensor([list(mine.values())], dtype=torch.float64, device=accelerator.device)
-        values = dict(zip(mine, accelerator.gather(mine_K).mean(0).tolist(), strict=True))
-        values |= {key: values[key] / accelerator.num_processes for key in values if key.startswith("variance")}
         noise = max(0.0, prompts * values[f"variance/{self.baseline}"])
         self._average.add(Moments(values[f"signal2/{self.baseline}"], noise, prompts))
         moments = self._average.moments
         ratios = {"snr": moments.snr, "n_snr": moments.n_snr, "critical_batch_size": moments.critical_batch_size}
         return values | ratios
+
+    def _gathered(self, batch: dict[str, Tensor], step: int) -> tuple[Tensor, ...]:
+        """What `_score` says of the outputs of all processes.
+
+        Raises:
+            RuntimeError: it failed on another process.
+            Exception: it failed on this one.
+        """
+        accelerator, mine, failure = self._trainer.accelerator, tuple[Tensor, ...](), None
+        try:
+            mine = self._score(batch, step)
+        except Exception as error:
+            failure = error
+        failed = accelerator.gather(torch.tensor([failure is not None], device=accelerator.device))
+        if failure is not None:  # nobody waits for one that has failed
+            raise failure
+        if failed.any():
+            raise RuntimeError(f"it failed on {int(failed.sum())} other process(es), which say why")
+        whole: tuple[Tensor, ...] = accelerator.gather(accelerator.pad_across_processes(mine, dim=1))
+        return whole
+
+    def _score(self, batch: dict[str, Tensor], step: int) -> tuple[Tensor, ...]:
+        """Of this process's outputs: exact squared norms (S, 1), the tokens' mask, and two sketches of the scores.
+
+        Raises:
+            ValueError: the batch has images.
+        """
+        if "pixel_values" in batch:
+            raise ValueError("it does not look at images")
+        size = max(1, self._trainer.args.per_device_train_batch_size)
+        tensors = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+        parts = []
+        for start in range(0, len(batch["prompt_ids"]), size):
+            part = {key: batch[key][start : start + size] for key in tensors if key in batch}
+            with in_eval_mode(self._policy.model), torch.enable_grad(), self._tape as tape:
+                tape.record(self._policy.logps(sequences_of(part), self._trainer.temperature).logps_S)
+            parts.append([tape.norm2()[:, None].double(), own_SC(part), *two_sketches(tape, step)])
+        self._tape.forget()
+        return tuple(map(torch.cat, zip(*parts, strict=True)))

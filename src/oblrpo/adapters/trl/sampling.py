@@ -1,12 +1,15 @@
-"""Whether a trainer of TRL's draws completions from the whole policy, by the generation config that is really used."""
+"""Whether a trainer of TRL's draws from the whole policy: by the generation config, or by what a rollout tells."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from transformers import GenerationConfig
 
 from oblrpo.adapters.conditions import Rule, is_one_of, off
+from oblrpo.errors import InputError
+from oblrpo.step.off_policy import SamplerMismatch
 
 SAMPLES = "completions are then not samples of the policy whose score is taken"
 
@@ -48,6 +51,9 @@ OF_NO_EFFECT = frozenset(
 )  # fmt: skip
 """Fields that leave the distribution as it is at any value, where completions are sampled without an assistant."""
 
+FARTHEST = 0.05
+"""The most nats a token, in the mean, that a rollout's log-probabilities may be off the policy's; rounding is less."""
+
 
 def in_effect(trainer: Any) -> GenerationConfig:
     """The config that the trainer's generation will go by: `generate` fills what is unset from the model's own."""
@@ -86,3 +92,34 @@ def not_the_policy_s(trainer: Any) -> dict[str, Any]:
         there = [(rule, getattr(trainer.args, rule.key)) for rule in RULES if hasattr(trainer.args, rule.key)]
         return {rule.key: value for rule, value in there if not rule.holds(value)}
     return altered(in_effect(trainer), trainer.temperature)
+
+
+def check_rollout(reported_SC: Tensor, logp_SC: Tensor, own_SC: Tensor) -> dict[str, float]:
+    """Refuse completions of a `rollout_func` that are not the policy's; tell how far off they are, by TRL's keys.
+
+    Args:
+        reported_SC: the log-probabilities that it has handed over.
+        logp_SC: those of the policy, with the rows' common padding cut off.
+        own_SC: which tokens are the policy's own.
+
+    Raises:
+        InputError: the two differ by more than rounding.
+    """
+    mend = (
+        "draw from trainer.model at args.temperature without top_p and its kin, and return for every token of "
+        "completion_ids the log-probability that it was drawn with (any number where env_mask is 0)."
+    )
+    if reported_SC.dim() != 2 or reported_SC.shape[1] < logp_SC.shape[1]:
+        raise InputError(f"rollout_func does not return one log-probability a token; {mend}")
+    try:
+        mismatch = SamplerMismatch.of(logp_SC, reported_SC[:, : logp_SC.shape[1]], own_SC)
+    except ValueError:
+        raise InputError(f"rollout_func returns log-probabilities that are none (NaN or above 0); {mend}") from None
+    metrics = mismatch.metrics(None)
+    key = "sampling/sampling_logp_difference/"
+    if metrics[f"{key}mean"] > FARTHEST:
+        raise InputError(
+            f"the log-probabilities of rollout_func are {metrics[f'{key}mean']:.3g} nats a token off the policy's, so "
+            f"that its completions are not the policy's; {mend}"
+        )
+    return {name: value for name, value in metrics.items() if name.startswith(key)}

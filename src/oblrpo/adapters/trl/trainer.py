@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
@@ -16,14 +17,18 @@ from oblrpo.adapters.trl.checks import check_trainer
 from oblrpo.adapters.trl.config import OBLRPOConfig
 from oblrpo.adapters.trl.gradient import BatchGradient, WholeBatch
 from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
-from oblrpo.adapters.trl.rows import in_eval_mode, policy_of
+from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
+from oblrpo.adapters.trl.sampling import check_rollout
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import RULES, SNRSchedule
 from oblrpo.estimators.schedule import Mode
+from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import rehearse
+from oblrpo.rewards.user import LARGEST
 from oblrpo.runs import write_atomically
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.step.gradient import NO_SIGNAL
+from oblrpo.step.reference import Reference
 
 STATE = "oblrpo_state.json"
 """The file beside TRL's optimizer state in a checkpoint."""
@@ -41,6 +46,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """
 
     _tag_names = (*GRPOTrainer._tag_names, "oblrpo")
+    train_dataset: Any
+    _step: int
 
     def __init__(
         self, model: Any, reward_funcs: Any = None, args: OBLRPOConfig | None = None, *others: Any, **named: Any
@@ -50,7 +57,14 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             args = OBLRPOConfig(f"{name.split('/')[-1]}-OBLR-PO")
         if not isinstance(args, OBLRPOConfig):
             raise InputError(f"OBLRPOTrainer needs an OBLRPOConfig, got a {type(args).__name__}.")
-        super().__init__(model, reward_funcs, args, *others, **named)
+        beta, args.beta = args.beta, 0.0  # without which TRL has a reference model, and a penalty in its loss
+        try:
+            super().__init__(model, reward_funcs, args, *others, **named)
+        finally:
+            args.beta = beta
+        if named.get("train_dataset", *others[:1] or [None]) is None:  # TRL's stand-ins: an epoch is one generation
+            size = args.generation_batch_size * args.gradient_accumulation_steps // args.steps_per_generation
+            self.train_dataset = self.train_dataset.select([0] * (size // args.num_generations))
         check_trainer(self)
         self._policy = policy_of(self)
         with in_eval_mode(self.model):
@@ -60,6 +74,10 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._gradient = BatchGradient(self._policy, args, self.accelerator, rows)
         except (UnsupportedModelError, ValueError) as error:
             raise InputError(f"OBLRPOTrainer cannot train this model: {error}") from None
+        size = MicroBatches(args.per_device_train_batch_size)
+        self._reference = Reference(self._policy, beta, args.temperature, size)
+        if beta:  # the policy as it is now, before a checkpoint is loaded
+            self._reference.load_state_dict({"weights": [p.detach().clone() for p in self._policy.parameters]})
         self._schedule: SNRSchedule
         self._rate: float | None = None
         self._watched: Any = None
@@ -68,31 +86,49 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     # ---- the batch ----
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
+        """Keep what TRL gets from the reward functions.
+
+        Raises:
+            InputError: a reward is infinite, or too large for float32.
+        """
         rewards_SF: Tensor = super()._calculate_rewards(*args)
+        weights_F = self.reward_weights.to(rewards_SF.device)
+        if wrong := (rewards_SF.abs() * weights_F.abs().clamp(min=1) > LARGEST).nonzero().tolist():
+            s, f = wrong[0]
+            raise InputError(
+                f"reward '{self.reward_func_names[f]}' is {rewards_SF[s, f]:g} for completion {s} of the batch (weight "
+                f"{weights_F[f]:g}); with its weight and without, it must be at most {LARGEST:g} in size, or None."
+            )
         self._rewards_per_func = rewards_SF
         return rewards_SF
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Generate as TRL does, and keep the rewards; TRL's advantages are replaced once score norms are known.
-
-        Raises:
-            InputError: a reward is infinite.
-        """
+        """Generate as TRL does, and keep the rewards; TRL's advantages are replaced once score norms are known."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not self.model.training:
             return output
         rewards_SF = self._rewards_per_func
         rewards_S = (rewards_SF * self.reward_weights.to(rewards_SF.device)).nansum(1)
-        if not rewards_S.isfinite().all():
-            raise InputError("a reward is infinite; let every reward function return numbers, or None.")
         rewards_S[rewards_SF.isnan().all(1)] = math.nan
         mine = slice(self.accelerator.process_index * len(inputs), (self.accelerator.process_index + 1) * len(inputs))
         output["rewards"] = rewards_S[mine]
+        if self.args.beta:
+            output["rewards"] = self._penalised(output)
         if not self._gradient.weighted:
-            whole = {"rewards": rewards_S}
+            whole = {"rewards": self.accelerator.gather(output["rewards"])}
             self._gradient.set_baselines(whole)
             output |= {name: whole[name][mine] for name in ("valid", "baseline")}
         return output
+
+    def _penalised(self, batch: dict[str, Tensor]) -> Tensor:
+        """The rewards less beta log(pi / pi_ref), which takes all of a completion; `kl` is its mean a token."""
+        sequences = sequences_of(batch)
+        with in_eval_mode(self.model):
+            rewards_PG, kl_PG = self._reference.penalised(sequences, batch["rewards"].view(-1, self.num_generations))
+        sums = torch.stack([kl_PG.double().sum(), sequences.lengths_S.double().sum()])
+        kl, tokens = self.accelerator.reduce(sums).tolist()
+        self._add_metrics({"kl": kl / tokens})
+        return rewards_PG.flatten()
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Buffer the batch as TRL does, but do not shuffle it: the completions of a prompt stay together."""
@@ -144,10 +180,19 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         parts = self.current_gradient_accumulation_steps
         try:
             outputs = parts * len(inputs["rewards"])
-            if self._gradient.measures_ahead and not self._gradient.parts:
+            if self._gradient.measures_ahead and self._step % self.args.steps_per_generation == 0:
                 self._gradient.measure(self._buffered_inputs, self.state.global_step)
             advantage = self._gradient.add(inputs, outputs, self.state.global_step)
-            if self.accelerator.sync_gradients:
+            if self.rollout_func is not None:
+                share = self._gradient.parts[-1]
+                reported_SC = inputs["sampling_per_token_logps"]
+                self._add_metrics(check_rollout(reported_SC, share.logp_SC, share.sequences.own_SC))
+            rows = outputs * self.accelerator.num_processes
+            if self.accelerator.sync_gradients and rows < 2 * self.num_generations:
+                self._take_away({"skipped": 1.0})  # an epoch's last prompt, left alone: its noise cannot be measured
+                unknown = dict.fromkeys(("baseline", "weight"), torch.full((rows,), math.nan))
+                self._log_outputs(unknown | {"advantage": torch.zeros(rows)})
+            elif self.accelerator.sync_gradients:
                 self._set_rate(self._gradient.finish())
         except DivergedError:
             raise
@@ -168,12 +213,10 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         No signal, no step: where no reward differs from another, or the gradient is 0, it is taken away, and without
         one the optimizer does nothing.
         """
-        self._log_outputs(batch)
+        self._log_outputs(batch.columns)
         schedule, metrics = self._schedule, batch_metrics(batch)
         if not batch.differs or batch.norm2 == 0:
-            self.model.zero_grad(set_to_none=True)
-            self._rate = 0.0
-            self._add_metrics(metrics | NO_SIGNAL | {"skipped": float(not batch.differs)})
+            self._take_away(metrics | {"skipped": float(not batch.differs)})
             return
         mean_length = float(batch.columns["length"].mean())
         factor = schedule.step(batch.moments, mean_length=mean_length, headroom=batch.headroom)
@@ -181,6 +224,12 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if schedule.rule.measures_updates:
             self._watched = self._gradient.watch()
         self._add_metrics(metrics | signal_metrics(schedule, batch.moments, factor) | {"skipped": 0.0})
+
+    def _take_away(self, metrics: dict[str, float]) -> None:
+        """Let the optimizer do nothing."""
+        self.model.zero_grad(set_to_none=True)
+        self._rate = 0.0
+        self._add_metrics(metrics | NO_SIGNAL)
 
     def _after_update(self) -> None:
         """Measure how far the update moved the policy, and shorten it where it went too far.
@@ -212,9 +261,11 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for key, value in metrics.items():
             self._metrics["train"][key].append(finite(value))
 
-    def _log_outputs(self, batch: WholeBatch) -> None:
+    def _log_outputs(self, columns_S: dict[str, Tensor]) -> None:
         """Put the advantages that are used in the place of TRL's, with baseline and score norm beside them."""
-        columns = {key: value.tolist() for key, value in batch.columns.items()}
+        rows = self.args.per_device_train_batch_size * self.args.steps_per_generation  # of what was generated last
+        processes = self.accelerator.num_processes
+        columns = {key: each.view(processes, -1)[:, -rows:].flatten().tolist() for key, each in columns_S.items()}
         self._logs["advantages"].extend(columns["advantage"])  # which holds one batch: TRL's drop out
         self._logs["extra"]["baseline"].extend(columns["baseline"])
         if self._gradient.weighted:
