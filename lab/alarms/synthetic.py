@@ -213,6 +213,10 @@ def _spikes(world: World, row: Row, since: int) -> Row:
     return row | ({"grad_norm": row["grad_norm"] * 40} if since % 7 == 1 else {})
 
 
+def _outlier(world: World, row: Row, since: int) -> Row:
+    return row | ({"reward": row["reward"] + 1e3, "reward_std": 1e4} if since == 1 else {})
+
+
 def _nan(world: World, row: Row, since: int) -> Row:
     return row | {"skipped": 1.0}
 
@@ -272,6 +276,7 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     # its onset, and the illness
     "reward falls": (ONSET, Illness("reward fell", 40, _fall)),
     "no reward at all": (ONSET, Illness("same reward", 5, _nothing)),
+    "one reward of a million": (ONSET, Illness("outlying reward", 1, _outlier)),
     "gradient of 0": (ONSET, Illness("no gradient", 3, _cut_off)),
     "entropy to 0.009": (ONSET, Illness("entropy collapsed", 60, _entropy_gone)),
     "entropy to 4 nats": (ONSET, Illness("entropy exploded", 50, _entropy_up)),

@@ -145,6 +145,67 @@ def test_completions_that_are_all_cut_from_the_start_are_meant_to_be():
     assert "truncation" in {finding.name for finding in alarms(some)}
 
 
+@pytest.mark.parametrize("one", [1e30, -1e30, 1e4])
+def test_an_outlying_reward_is_named(one):
+    """Of one completion of 32; and first, before the gradient that it makes, which is cured by no lower rate."""
+    random = np.random.default_rng(0)
+    rows = [{"step": n, "reward": 0.4 + random.normal(0, 0.05), "grad_norm": 0.5} for n in range(1, 60)]
+    rows[49] |= {"reward": one / 32, "grad_norm": math.inf}
+    first = diagnose(rows).findings[0]
+    assert (first.name, first.found, first.until) == ("outlying reward", 50, 50)
+    assert f"the mean of step 50 was {one / 32:.3g}, and lay between 0.2" in first.sentence
+    assert "rate" not in first.cure
+    quiet = [{"reward": 0.4 + n % 2 / 1e6 - 0.3 * (n > 30)} for n in range(60)]
+    assert "outlying reward" not in {finding.name for finding in alarms(quiet)}
+    rare = [{"reward": wins.mean(), "reward_std": wins.std()} for wins in random.binomial(1, 0.002, (60, 256))]
+    assert "outlying reward" not in {finding.name for finding in alarms(rare)}
+
+
+def after(count, before, then):
+    """Rows whose rewards of four prompts change at once, from one distribution to another."""
+    random = np.random.default_rng(0)
+    drawn = [(before if n < count else then)(random) for n in range(count + 30)]
+    return [{"reward": F_PG.mean(), "reward_std": F_PG.std(1).mean(), "step": n} for n, F_PG in enumerate(drawn)]
+
+
+def won(chance, paid=1.0, shaping=0.0):
+    return lambda random: paid * random.binomial(1, chance, (4, 4)) + random.normal(shaping, shaping / 5, (4, 4))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        after(50, won(0), won(0.05)),  # the first success
+        after(50, won(0, shaping=0.01), won(0.1, paid=10, shaping=0.01)),
+        after(50, won(0.01), won(0.98)),  # solved at once
+        after(50, won(0, shaping=0.1), won(1.0, paid=100, shaping=0.1)),
+        after(50, won(1, paid=-0.01), won(1, paid=-1)),
+        [*after(60, won(0.05), won(0))[:59], {"reward": 0.25, "reward_std": 0.2}],
+    ],
+)
+def test_a_success_is_no_outlying_reward(rows):
+    assert "outlying reward" not in {finding.name for finding in diagnose(rows).findings}
+
+
+@pytest.mark.parametrize("extra", [{"reward_std": 0.5}, {"reward_max": 1.0, "reward_min": 0.0}])
+@pytest.mark.parametrize(("mean", "told"), [(0.0, True), (0.5, False), (1.0, False)])
+def test_a_mean_that_is_constant_by_rounding_is_told_early_at_the_bottom_alone(mean, told, extra):
+    rows = [{"step": n, "reward": mean, "grad_norm": 0.1 + n % 3} | extra for n in range(30)]
+    assert [finding.name for finding in diagnose(rows).findings] == ["no progress"] * told
+
+
+def test_parts_of_the_reward_by_the_names_of_our_own_metrics():
+    random = np.random.default_rng(0)
+    means = [[min(0.99, 0.3 + n / 40), max(0.1, 0.5 - n / 150)] for n in range(120)]
+    rows = [
+        {"step": n, "skipped": 0.0, "lr_factor": 1.0, "step_kl": 0.01, "reward": form + task, "reward_stderr": 0.02}
+        | {"rewards/format/mean": form, "rewards/format/std": 0.1, "rewards/correct/mean": task}
+        for n, (form, task) in enumerate(random.normal(means, 0.01))
+    ]  # fmt: skip
+    assert "task traded" in {finding.name for finding in alarms(rows, measured_rate=True)}
+    assert {finding.name for finding in diagnose(rows).findings} >= {"task traded", "format saturated"}
+
+
 def test_a_gradient_that_jumps_once_by_thirty_is_told_and_by_five_is_not():
     random = np.random.default_rng(0)
     norms = np.exp(random.normal(0, 0.3, 60))
@@ -182,7 +243,9 @@ def test_what_a_log_lacks_is_said():
     assert "reward fell" not in found.unchecked
     assert "-  entropy collapsed (entropy)" in str(found)
     assert "Nothing is wrong." in str(found)
-    assert "in fewer than 20 steps" in str(diagnose([{"reward": 1.0}]))
+    assert "in fewer than 20 steps." in str(diagnose([{"reward": 1.0}]))
+    found = diagnose([{"grad_norm": 0.1 + n % 3, "score": 0.0} for n in range(30)])
+    assert "Nothing is wrong, as far as can be told without a reward." in str(found)
 
 
 def test_nothing_in_a_row_ends_a_watch():

@@ -1,9 +1,13 @@
 """Logs of other trainers: TRL's state, what verl prints and writes, JSON Lines, CSV."""
 
+import csv
+import io
 import json
 import math
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oblrpo.diagnosis import diagnose
@@ -89,6 +93,128 @@ def test_our_trainer_inside_trl_is_known_by_what_it_logs(tmp_path):
     file = tmp_path / "log.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert not {"silent groups", "rate lost"} & {finding.name for finding in diagnose(file).findings}
+
+
+def as_json(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def as_csv(rows):
+    table = io.StringIO()
+    writer = csv.DictWriter(table, rows[0].keys())
+    writer.writeheader()
+    writer.writerows(rows)
+    return table.getvalue()
+
+
+NAMED = {
+    "ours": ("step", "reward", "grad_norm", "step_kl"),
+    "TRL": ("step", "reward", "grad_norm", "kl"),
+    "W&B": ("_step", "train/reward", "train/grad_norm", "train/kl"),
+    "verl": ("step", "critic/score/mean", "actor/grad_norm", "actor/kl_loss"),
+}
+
+
+@pytest.mark.parametrize("names", NAMED.values(), ids=NAMED)
+@pytest.mark.parametrize("constant", [0, -1, 0.5, 1.0, None])
+def test_one_reader_for_python_and_files(tmp_path, names, constant):
+    """The same rows say the same wherever they come from and in which order; a constant is told within 20 rows."""
+    rewards = [(0.5 if n < 40 else 0.1) + n % 2 / 1000 if constant is None else constant for n in range(60)]
+    rows = [dict(zip(names, (n, rewards[n - 1], 0.005, 0.01), strict=True)) for n in range(1, 61)]
+    (tmp_path / "log.jsonl").write_text(as_json(rows))
+    (tmp_path / "bom.jsonl").write_text(as_json(rows), "utf-8-sig")
+    (tmp_path / "wide.jsonl").write_text(as_json(rows), "utf-16")
+    (tmp_path / "log.csv").write_text(as_csv(rows), "utf-8-sig")
+    (tmp_path / "back.csv").write_text(as_csv(rows[::-1]))
+    sizes = [
+        {key: np.float32(value) if key != names[0] else np.int64(value) for key, value in row.items()} for row in rows
+    ]
+    inside = [{"step": row[names[0]], "data": row} for row in rows]  # as verl writes
+    found = [diagnose(given) for given in (rows, rows[::-1], iter(rows), sizes, inside, *tmp_path.iterdir())]
+    told = {(f.name, f.found, f.until) for each in found for f in each.findings}
+    assert [len(each.findings) for each in found] == [1] * 10
+    assert len(told) == 1
+    ((name, step, last),) = told
+    assert (name, last) == ("reward fell" if constant is None else "same reward", 60)
+    assert step <= (46 if constant is None else 20)
+
+
+def test_a_mean_that_was_rounded_to_nothing_is_told_within_20_rows():
+    """Some completion earns 1, by verl's own word, and the mean is 0.000."""
+    ends = {"critic/score/max": 1.0, "critic/score/min": 0.0}
+    rows = [{"step": n, "critic/score/mean": 0.0, "actor/grad_norm": 0.005} | ends for n in range(1, 301)]
+    assert [(finding.name, finding.found) for finding in diagnose(rows).findings] == [("no progress", 20)]
+
+
+def test_a_file_of_several_formats_is_read_whole(tmp_path):
+    rows = [{"step": n, "reward": 0.5 if n < 31 else 0.0, "grad_norm": 0.1 + n % 3} for n in range(1, 61)]
+    early, late, file = rows[:30], rows[30:], tmp_path / "log.txt"
+    for text, source in (
+        (as_json(early) + as_csv(late), "JSON Lines and CSV"),
+        (as_csv(early) + as_json(late), "CSV and JSON Lines"),
+        (as_csv(early) + as_csv([{"grad_norm": row["grad_norm"], **row} for row in late]), "CSV"),
+        (as_csv(early) + '"a warning, half quoted\n' + as_csv(late), "CSV (lines not read: 1)"),
+        (as_csv(rows) + 'cut,off,"\n', "CSV (lines not read: 1)"),
+        ("a warning, or two\n" + as_json(rows) + '{"step": 61, "rew', "JSON Lines (lines not read: 2)"),
+    ):
+        file.write_text(text)
+        log = read_log(file)
+        assert [(row["step"], row["reward"], row["grad_norm"]) for row in log.rows] == [tuple(r.values()) for r in rows]
+        assert log.source == source
+
+
+def test_text_in_a_log_ends_no_line(tmp_path):
+    """Line ends of Unicode in JSON, of Python in a field of a CSV; and what looks like a step of verl's."""
+    rows = [{"step": n, "reward": n / 9, "note": "a\u2028b\x85c step:7 - reward:3"} for n in range(1, 5)]
+    file = tmp_path / "log"
+    for text in (
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+        as_csv([row | {"note": 'say "no",\n\n1,2,3\n'} for row in rows]),
+    ):
+        file.write_text(text, "utf-8")
+        assert [row["reward"] for row in read_log(file).rows] == [row["reward"] for row in rows]
+
+
+def test_the_newest_state_that_can_be_read_is_taken_and_that_is_said(tmp_path):
+    for step in (5, 10, 12):
+        shutil.copytree(STATE.parent, tmp_path / f"checkpoint-{step}")
+        file = tmp_path / f"checkpoint-{step}" / STATE.name
+        state = json.loads(file.read_text())
+        state["log_history"] = [entry for entry in state["log_history"] if entry["step"] <= step]
+        file.write_text(json.dumps(state)[: None if step == 5 else 100])
+    found = diagnose(tmp_path)
+    assert found.steps == 5
+    newest, next_ = (f"{tmp_path}/checkpoint-{step}/{STATE.name} cannot be read as a log" for step in (12, 10))
+    assert f"TRL, checkpoint-5/{STATE.name}; {newest} of TRL's (Unterminated" in found.source
+    assert f"; {next_}" in str(found)
+    (tmp_path / "checkpoint-5" / STATE.name).write_text("")
+    with pytest.raises(InputError, match=rf"checkpoint-12/{STATE.name} cannot be read as a log of TRL's"):
+        diagnose(tmp_path)
+
+
+def test_what_was_not_finite_is_named_and_what_a_row_does_not_have_is_nothing():
+    """Tables of pandas have NaN where an evaluation has no reward."""
+    nan = math.nan
+    rows = [
+        {"step": n, "reward": 0.01 * n, "loss": nan if n == 7 else 0.1, "learning_rate": 1e-6} for n in range(1, 20)
+    ]
+    (finding,) = diagnose(rows).findings
+    assert finding.sentence == "A metric (loss) was NaN or infinite in step 7."
+    whole = [row | {"loss": 0.1, "eval_reward": nan} for row in rows]
+    evaluations = [dict.fromkeys(whole[0], nan) | {"step": n, "eval_reward": 0.5} for n in (5, 10, 21)]
+    found = diagnose(whole + evaluations)
+    assert (found.findings, found.steps) == ([], 19)
+    assert "reward without accuracy" not in found.unchecked
+    skipped = [row | {"skipped": float(row["step"] == 7), "loss": 0.1} for row in rows]
+    assert [finding.found for finding in diagnose(skipped).findings] == [7]
+
+
+@pytest.mark.parametrize(
+    "given", [[], 3, 0.5, [3], [None], {"reward": 0.5}, [{"colour": 3}], [{3: 4}], np.ones(()), b"x"]
+)
+def test_what_are_no_rows_is_refused_in_a_sentence(given):
+    with pytest.raises(InputError, match=r"^run .*\.$"):
+        diagnose(given)
 
 
 @pytest.mark.parametrize(

@@ -228,3 +228,10 @@ def test_the_last_lines_of_a_run_name_it_first():
     assert "2x the critical batch" in lines[place + 4]  # of the last step with a gradient
     top = [told | row | {"step": n} for n, row in enumerate([*RISE, *TOP], start=1)]
     assert "solved: every completion has earned 1 since step 41" in summary(top, "runs/x", 32)
+
+
+def test_a_stretch_that_is_told_late_leaves_values_to_go_by():
+    """Steps of one reward are usual here, so that it takes 52 of them; what comes next is looked at all the same."""
+    usual = [{"reward": float(n % 2), "reward_std": 0.0} for n in range(60)] + [{"reward": 0.5}] * 60
+    for then in ([{"reward": 2.0, "reward_std": 0.0}] * 3, [{"reward": 0.7, "reward_std": 0.3}] * 3):
+        assert diagnose(usual + then).findings[0].name == "same reward"

@@ -1,5 +1,6 @@
 """The page of a run of TRL: `trl_run` is what GRPOTrainer with a VarianceLedgerCallback left after twelve steps."""
 
+import html
 import json
 import re
 import shutil
@@ -86,6 +87,16 @@ def test_the_state_with_most_steps_counts(run):
     state_of(run, 10, list, ".")
     assert read_trl(run).done == 10
     assert read_trl(run / "checkpoint-4").done == 4  # a checkpoint's folder will do
+
+
+def test_the_newest_state_that_can_be_read_is_shown_and_that_is_said(run):
+    state_of(run, 8, list)
+    (run / "checkpoint-12" / "trainer_state.json").write_text("{")
+    assert read_trl(run).done == 8
+    page = html.unescape(write_report(run).read_text())
+    assert "<small>TRL, checkpoint-8/trainer_state.json · step 8 of 12" in page
+    assert missing(page)[0] == "Newest state"
+    assert f"{run}/checkpoint-12/trainer_state.json cannot be read as a log of TRL's (Expecting property name" in page
 
 
 def test_what_is_not_finite_is_left_out(run):

@@ -37,6 +37,7 @@ def run(argv: list[str]) -> None:
     """Run `oblrpo diagnose`."""
     command = tyro.cli(DiagnoseCommand, args=argv, prog="oblrpo diagnose")
     from oblrpo.diagnosis import diagnose
+    from oblrpo.report import html
 
     if command.prompts and not command.look:
         raise InputError("--prompts is the batch of --look; give both, or leave it out.")
@@ -45,7 +46,7 @@ def run(argv: list[str]) -> None:
     diagnosis = diagnose(command.run)
     found = diagnosis.plain()
     if not command.json:
-        print(diagnosis)
+        print(html.seen(str(diagnosis)))
     if command.look:
         from transformers.utils import logging
 
@@ -55,7 +56,7 @@ def run(argv: list[str]) -> None:
         seen = look(Path(command.run), command.prompts, command.checkpoints)
         found["look"] = seen.plain()
         if not command.json:
-            print(f"\n{seen}")
+            print(f"\n{html.seen(str(seen))}")
     if command.json:
         print(json.dumps(found))
     if diagnosis.findings:

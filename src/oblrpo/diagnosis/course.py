@@ -39,8 +39,8 @@ class Mean(NamedTuple):
 class Column:
     """One metric of a run: its last values, and the means of all windows before."""
 
-    last: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=POOLED))
-    """Steps, values, and their standard errors where they are known, or 0."""
+    kept: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=2 * POOLED + WINDOW))
+    """Steps, values, and their standard errors where they are known, or 0: 50 are left when an outage is forgotten."""
     windows: list[Mean] = field(default_factory=list)
     """Means of one window after the other, from the first step on."""
     first: Mean | None = None
@@ -51,11 +51,16 @@ class Column:
     means: dict[int, Mean] = field(default_factory=dict)
     """Those of the last values that were asked for already, by their number."""
 
+    @property
+    def last(self) -> list[tuple[int, float, float]]:
+        """The last 50 of them."""
+        return list(self.kept)[-POOLED:]
+
     def add(self, step: int, value: float, stderr: float) -> None:
         """Take one more value."""
         if not self.count and stderr:
             self.first = Mean(value, stderr, step, step)
-        self.last.append((step, value, stderr))
+        self.kept.append((step, value, stderr))
         self.count += 1
         self.means.clear()
         self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
@@ -64,8 +69,8 @@ class Column:
 
     def forget(self, since: int) -> None:
         """Leave out the values from a step on."""
-        while self.last and self.last[-1][0] >= since:
-            self.last.pop()
+        while self.kept and self.kept[-1][0] >= since:
+            self.kept.pop()
             self.count -= 1
         while self.windows and self.windows[-1].last >= since:
             self.windows.pop()
@@ -84,9 +89,10 @@ class Column:
         return self.means[width]
 
     def _mean(self, width: int) -> Mean:
-        taken = list(self.last)[-width:]
+        last = self.last
+        taken = last[-width:]
         values = [value for _, value, _ in taken]
-        spread = max(spread_of([value for _, value, _ in self.last], JUMPS), spread_of(values))
+        spread = max(spread_of([value for _, value, _ in last], JUMPS), spread_of(values))
         measured = math.hypot(*(stderr for *_, stderr in taken)) / len(taken)
         stderr = max(spread / math.sqrt(len(taken)), measured)
         return Mean(math.fsum(values) / len(taken), stderr, taken[0][0], taken[-1][0])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oblrpo import objects
 from oblrpo.algorithms import ALGORITHMS, LOOKS_ACROSS
 from oblrpo.diagnosis.course import WINDOW, Facts
+from oblrpo.diagnosis.of_rewards import same_reward
 from oblrpo.diagnosis.table import CONDITIONS
 from oblrpo.diagnosis.watch import Finding, Watch
 from oblrpo.errors import InputError
 from oblrpo.runs import RunFolder
-from oblrpo.runs.logs import read_log
+from oblrpo.runs.logs import known, read_log, rows_of
 from oblrpo.settings import settings_in
 
 MEASURED = ("auto", "kl")  # the schedules whose rate follows how far updates move the policy
@@ -47,11 +50,9 @@ class Diagnosis:
         looked = len(CONDITIONS) - len(self.unchecked)
         lines = [f"{self.source}: {self.steps} steps; {looked} of {len(CONDITIONS)} conditions could be looked for", ""]
         if not self.findings:
-            lines += [
-                "Nothing is wrong."
-                if self.steps >= FEWEST
-                else f"Nothing is wrong so far, in fewer than {FEWEST} steps."
-            ]
+            so_far = "" if self.steps >= FEWEST else f" so far, in fewer than {FEWEST} steps"
+            unseen = ", as far as can be told without a reward" if same_reward.name in self.unchecked else ""
+            lines += [f"Nothing is wrong{so_far}{unseen}."]
         for number, finding in enumerate(self.findings, start=1):
             lines += [f"{number}. {finding.name}, {finding.when}: {finding.sure}", f"   {finding.sentence}"]
             lines += [f"   What to do: {finding.cure}"]
@@ -95,11 +96,11 @@ def diagnose(run: Any) -> Diagnosis:
         The reward has fallen: its mean over 10 steps is 0.310, and was 0.510 around step 19.
     """
     run = getattr(run, "output", run)
-    if not isinstance(run, (str, Path)):
-        rows = list(run)
+    if not isinstance(run, (str, os.PathLike)):
+        rows = known(rows_of(row for _, row in objects.rows_of(run, "run")), "run")
         return Diagnosis.of(Watch(facts_of_log(rows)).over(rows), "rows")
     path = Path(run)
-    if (path / "config.yaml").is_file():
+    if os.path.isfile(path / "config.yaml"):  # a name may be too long for pathlib
         folder = RunFolder(path)
         rows, settings = folder.read_metrics(), settings_in(folder.config_file)
         return Diagnosis.of(Watch(facts_of(settings)).over(rows), f"{path}, of oblrpo train")
@@ -114,7 +115,7 @@ def diagnose(run: Any) -> Diagnosis:
 
 def facts_of(settings: Mapping[str, Any]) -> Facts:
     """What the settings of a run of ours say, by flag."""
-    algorithm = ALGORITHMS.get(str(settings.get("algorithm")))
+    algorithm, prompts = ALGORITHMS.get(str(settings.get("algorithm"))), settings.get("prompts_per_step")
 
     def part(name: str) -> str:
         return str(settings.get(name) or (getattr(algorithm, name) if algorithm else ""))
@@ -123,7 +124,7 @@ def facts_of(settings: Mapping[str, Any]) -> Facts:
         looks_across=part("baseline") in LOOKS_ACROSS,
         measured_rate=part("schedule") in MEASURED,
         corrects_sampler=settings.get("sampler_correction") != "measured",
-        prompts=int(settings.get("prompts_per_step") or 0),
+        prompts=prompts if isinstance(prompts, int) else 0,
     )
 
 

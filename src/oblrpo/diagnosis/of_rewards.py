@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 from oblrpo.diagnosis.condition import SURE, Reading, condition, log_ratio
 from oblrpo.diagnosis.course import STALLED, WINDOW, Course, Mean, spread_of
@@ -48,6 +49,35 @@ def solved(run: Course) -> Reading | None:
     now = run.outages.solved
     words = {"earned": now.figure, "since": now.first, "found": now.last, "until": now.last} if now else {}
     return Reading(1, 0.0, now.first, words) if now else None
+
+
+@condition(
+    "reward",
+    threshold=100,
+    sentence=(
+        "An outlying reward: the mean of step {step} was {now:.3g}, and lay between {low:.3g} and {high:.3g} in the "
+        "{many} before."
+    ),
+    cure="Find the completion that earned it, and mend or clip the reward: it alone makes that step's gradient.",
+)
+def outlying_reward(run: Course) -> Reading | None:
+    """A single completion earns far more, or far less, than any before.
+
+    It looks like a mean reward of one step that lies 100 times as far from the usual as the last 50 differ from one
+    another and from 0, and as rewards of a prompt spread; and by more than 10, since a first success is none. Where
+    `reward_std` is known, rewards of that step spread as far, since a task that is solved at once pays all completions.
+    """
+    reward, column, spread = run.value("reward"), run.columns.get("reward"), run.columns.get("reward_std")
+    if reward is None or column is None or len(column.last) <= WINDOW:
+        return None
+    *before, _ = (value for _, value, _ in column.last)
+    within = [value for _, value, _ in spread.last][:-1] if spread else []
+    low, usual, high = min(before), statistics.median(before), max(before)
+    scale, far = max(high - low, -low, high, statistics.median(within or [0.0])), abs(reward - usual)
+    if not scale or far <= 10 or far > run.row.get("reward_std", far):
+        return None
+    words = {"step": run.step, "now": reward, "low": low, "high": high, "many": len(before)}
+    return Reading(far / scale, 0.0, run.step, words)
 
 
 MANY = 8  # windows of which the best is not believed
@@ -189,19 +219,22 @@ def prompts_used_up(run: Course) -> Reading | None:
 
 
 def still(run: Course, fewest: int) -> Reading | None:
-    """By how much the reward has risen less than it should have, after so many windows at least."""
+    """By how much the reward has risen less than it should have, after so many windows at least, or 2 of the lowest."""
     now, windows = run.now("reward"), run.past("reward", run.step + 1)
-    if now is None or len(windows) < fewest or run.solved:
-        return None
     n = len(windows)
+    if now is None or n < 2 or run.solved:
+        return None
     noise = math.sqrt(math.fsum(mean.stderr**2 for mean in windows) / n)
+    least = run.columns.get("reward_min")
+    if n < fewest and (noise or any(mean.value != (least.lowest if least else 0.0) for mean in windows)):
+        return None  # a constant that is not the lowest may be rounded, of a course or of a solved task
     places = [place - (n - 1) / 2 for place in range(n)]
     squares = math.fsum(place**2 for place in places)
     slope = math.fsum(place * mean.value for place, mean in zip(places, windows, strict=True)) / squares
     rise, stderr = slope * (n - 1), noise / math.sqrt(squares) * (n - 1)
-    spread = run.now("reward_std")
-    needed = NEEDED * (spread.value if spread else abs(windows[0].value))
-    if not needed or rise >= STALLED * stderr:
+    spread, top = run.now("reward_std"), run.columns.get("reward_max")
+    needed = NEEDED * (spread.value if spread else abs(windows[0].value) or (top.highest if top else 0.0))
+    if not needed > 0 or (rise > 0 and rise >= STALLED * stderr):
         return None
     patience = ""
     if slope > 0 and noise:
@@ -231,7 +264,8 @@ def no_progress(run: Course) -> Reading | None:
 
     It looks like a line through the rewards of all steps that has not risen, in 100 steps or more, by a quarter of
     what rewards of a prompt spread (of their size where that is not known), surely. A run whose noise hides such a rise
-    is too short to say, and is not told.
+    is too short to say, and is not told. Where the mean of each step is 0 (the lowest reward, where it is known), as
+    that of rare successes is when it is rounded to 0.000, 20 steps will do.
     """
     return still(run, 10)
 
@@ -248,7 +282,8 @@ def no_progress_yet(run: Course) -> Reading | None:
     It looks like the condition before, in 40 steps or more, and fewer than 100. Many runs begin so.
     """
     column = run.columns.get("reward")
-    return still(run, 4) if column and column.count < 10 * WINDOW else None
+    reading = still(run, 4) if column and column.count < 10 * WINDOW else None
+    return reading if reading and reading.stderr else None
 
 
 NEEDED = 0.25

@@ -5,6 +5,7 @@ from oblrpo.diagnosis.condition import Condition
 
 CONDITIONS: tuple[Condition, ...] = (
     of_rewards.same_reward,
+    of_rewards.outlying_reward,
     of_updates.not_finite,
     of_rewards.reward_fell,
     of_updates.no_gradient,

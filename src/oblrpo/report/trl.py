@@ -4,7 +4,7 @@ from pathlib import Path
 
 from oblrpo.report.record import RunRecord
 from oblrpo.runs import RunFolder
-from oblrpo.runs.logs import read_state, state_files
+from oblrpo.runs.logs import newest_state
 
 ABSENT = {
     # what the page would show: a key that its chart is drawn from, and how to have it
@@ -22,20 +22,20 @@ ABSENT = {
 
 def read_trl(run: Path) -> RunRecord | None:
     """Read what a run of TRL left in a folder; None if there is no state, or not a step in it."""
-    logs = [(*read_state(file), file) for file in state_files(run)]
-    if not logs:
+    log = newest_state(run)
+    if log is None or not log.rows:
         return None
-    rows, last, _, file = max(logs, key=lambda log: log[0][-1]["step"] if log[0] else -1)
-    if not rows:
-        return None
+    rows, last = log.rows, log.steps
+    source, _, damaged = log.source.partition("; ")
     taken = {key for row in rows for key, value in row.items() if value is not None}
-    absent = {name: how for name, (key, how) in ABSENT.items() if key not in taken}
+    absent = {"Newest state": damaged} if damaged else {}
+    absent |= {name: how for name, (key, how) in ABSENT.items() if key not in taken}
     if rows[-1]["step"] < last:
         absent["Later steps"] = f"the log ends with step {rows[-1]['step']} of {last}; TRL writes it with checkpoints"
     # N, the number of prompts a step, is N SNR over SNR.
     prompts = (round(row["n_snr"] / row["snr"]) for row in reversed(rows) if row.get("snr") and row.get("n_snr"))
     settings = {
-        "algorithm": f"TRL, {file.relative_to(run)}",
+        "algorithm": source,
         "schedule": "of OBLRPOTrainer" if "lr_factor" in taken else "of TRL",
         "steps": last,
         "prompts_per_step": next(prompts, 0),

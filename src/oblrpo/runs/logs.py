@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from oblrpo.errors import InputError
+from oblrpo.regular_files import regular
 from oblrpo.runs.rows import Metrics
 
 STATE = "trainer_state.json"
@@ -41,6 +43,7 @@ NAMES: dict[str, tuple[str, ...]] = {
                                                "rollout_corr/log_ppl_abs_diff"),
     "eval/accuracy": ("eval/accuracy", "eval_reward", "eval/reward", "eval_accuracy"),
 }  # fmt: skip
+KNOWN = {name for names in NAMES.values() for name in names}
 
 HELD_OUT = re.compile(
     r"(val-core/.*/mean@\d+|val/test_score/.*|(eval|val|validation|test|held_?out)[_/].*(accuracy|acc|reward|score|pass@1))"
@@ -72,34 +75,64 @@ def read_log(path: Path) -> Log | None:
     Raises:
         InputError: there is no such file, it cannot be read, or holds no metric that is known.
     """
-    if path.is_dir():
-        logs = [read_state(file) for file in state_files(path)]
-        return max(logs, key=lambda log: log.rows[-1]["step"] if log.rows else -1, default=None)
     try:
-        text = path.read_text("utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); give the folder of a run, or its log.") from None
+        folder = path.is_dir()
+        data = b"" if folder else regular(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path!s:.999} cannot be read ({reason}); give the folder of a run, or its log.") from None
+    if folder:
+        return newest_state(path)
+    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writes
+    text = data.decode("utf-16" if wide else "utf-8", "replace").replace("\ufeff", "")
     if path.name == STATE or (text.lstrip()[:1] == "{" and '"log_history"' in text):
         return read_state(path)
     entries, source = _entries(text)
-    rows = rows_of(entries)
-    known = set().union(*rows) - {"step"} if rows else set()
-    if not known & NAMES.keys():
+    return Log(known(rows_of(entries), str(path)), 0, source)
+
+
+def known(rows: list[Metrics], name: str) -> list[Metrics]:
+    """Return rows that were read; `name` says where.
+
+    Raises:
+        InputError: they hold no metric that is known.
+    """
+    if (NAMES.keys() - {"step"} | {"skipped"}).isdisjoint(chain.from_iterable(rows)):
         raise InputError(
-            f"{path} holds no metric that is known, such as reward, entropy or grad_norm: give the trainer_state.json "
-            "of TRL, what verl prints or writes, or JSON Lines or CSV with TRL's names."
+            f"{name} holds no metric that is known, such as reward, entropy or grad_norm: give the trainer_state.json "
+            "of TRL, what verl prints or writes, or JSON Lines, CSV or rows with the names of either."
         )
-    return Log(rows, 0, source)
+    return rows
 
 
 def state_files(run: Path) -> list[Path]:
-    """The `trainer_state.json` of a folder of TRL's and of the last of its folders checkpoint-N, if they are there."""
-    numbered = {
-        int(file.parent.name.removeprefix("checkpoint-")): file
-        for file in run.glob(f"checkpoint-*/{STATE}")
-        if file.parent.name.removeprefix("checkpoint-").isdecimal()
-    }
-    return [file for file in (run / STATE, numbered[max(numbered)] if numbered else None) if file and file.is_file()]
+    """The `trainer_state.json` of a folder of TRL's and of its folders checkpoint-N, the newest first."""
+    numbered = [(file.parent.name.removeprefix("checkpoint-"), file) for file in run.glob(f"checkpoint-*/{STATE}")]
+    newest = sorted(((int(number), file) for number, file in numbered if number.isdecimal()), reverse=True)
+    return [file for file in (run / STATE, *(file for _, file in newest)) if file.is_file()]
+
+
+def newest_state(run: Path) -> Log | None:
+    """Read the state of a folder of TRL's that goes farthest of those that are whole; None if there is none.
+
+    Raises:
+        InputError: all of them are damaged.
+    """
+    found: list[Log] = []
+    damaged: list[InputError] = []
+    for file in state_files(run):
+        try:
+            found.append(read_state(file)._replace(source=f"TRL, {file.relative_to(run)}"))
+        except InputError as error:
+            damaged.append(error)
+            continue
+        if found[-1].rows and file.parent != run:
+            break
+    if damaged and not found:
+        raise damaged[0]
+    newest = max(found, key=lambda log: log.rows[-1]["step"] if log.rows else -1, default=None)
+    unread = "".join(f"; {str(error).rpartition(';')[0]}" for error in damaged)
+    return newest and newest._replace(source=newest.source + unread)
 
 
 def read_state(file: Path) -> Log:
@@ -109,7 +142,7 @@ def read_state(file: Path) -> Log:
         InputError: it is damaged.
     """
     try:
-        state = dict(json.loads(file.read_text("utf-8")))
+        state = dict(json.loads(regular(file).read_bytes()))
         entries = [dict(entry) | {"step": _whole(entry["step"])} for entry in state["log_history"]]
         return Log(rows_of(entries), _whole(state["max_steps"]), f"TRL, {file.name}")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -123,11 +156,16 @@ def rows_of(entries: Iterable[Mapping[str, Any]]) -> list[Metrics]:
     """Entries of a log as rows, one a step in the order of steps; those of one step are joined."""
     merged: dict[int, Metrics] = {}
     for number, entry in enumerate(entries, start=1):
+        if isinstance(data := entry.get("data"), Mapping):  # what verl writes
+            entry = {**data, "step": entry.get("step")}
         numbers = {key: value for key, raw in entry.items() if (value := _number(raw)) is not None}
+        if math.isnan(numbers.get("learning_rate", 0.0)):  # pandas has NaN for what a row does not have
+            numbers = {key: value for key, value in numbers.items() if not math.isnan(value)}
         named = _named(numbers)
         step = named.pop("step", None)
         step = int(step) if step is not None and math.isfinite(step) else number
-        merged.setdefault(step, {"step": step}).update(named)
+        row = merged.setdefault(step, {"step": step})
+        row.update({key: value for key, value in named.items() if value is not None or key not in row})
     return [merged[step] for step in sorted(merged)]
 
 
@@ -143,27 +181,50 @@ def _named(numbers: Mapping[str, float]) -> Metrics:
     low, high = plain.get("clip_ratio/low_mean"), plain.get("clip_ratio/high_mean")
     if "clip_ratio/region_mean" not in plain and low is not None and high is not None:
         plain["clip_ratio/region_mean"] = low + high
-    if vital := [plain[key] for key in VITAL if key in plain]:
-        plain["skipped"] = float(not all(map(math.isfinite, vital)))
-    return {key: value if math.isfinite(value) else None for key, value in plain.items()}
+    if vital := [key for key in VITAL if key in plain]:
+        odd = [key for key in vital if not math.isfinite(plain[key])]
+        plain["skipped"] = max(plain.get("skipped", 0.0), float(bool(odd)))
+    row: Metrics = {key: value if math.isfinite(value) else None for key, value in plain.items()}
+    return row | ({"overflow": f"metric ({', '.join(odd)})"} if vital and odd else {})
 
 
 def _entries(text: str) -> tuple[list[Mapping[str, Any]], str]:
     """The entries of a text, and what it was taken for."""
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    if printed := [match for line in lines if (match := CONSOLE.search(line))]:
+    if text.lstrip()[:1] == "[" and isinstance(listed := _json(text), list):
+        return [entry for entry in listed if isinstance(entry, dict)], "a JSON list"
+    # split, not splitlines: texts in JSON may hold characters that splitlines takes for line ends
+    lines = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;]*m", "", text)) if line.strip()]
+    if printed := [match for line in lines if (match := CONSOLE.search(line)) and line[0] != "{"]:
         return [{"step": match[1], **_printed(match[2])} for match in printed], "what verl prints"
-    if text.lstrip()[:1] == "[":
-        return [entry for entry in _json(text) or [] if isinstance(entry, dict)], "a JSON list"
-    objects = [entry for line in lines if isinstance(entry := _json(line), dict)]
-    flat: list[Mapping[str, Any]]
-    if objects:
-        flat = [
-            {**entry["data"], "step": entry.get("step")} if isinstance(entry.get("data"), dict) else entry
-            for entry in objects
-        ]
-        return flat, "JSON Lines"
-    return list(csv.DictReader(io.StringIO("\n".join(lines)))), "CSV"
+    entries: list[Mapping[str, Any]] = []
+    kinds, head, unread, place = dict[str, None](), list[str](), 0, 0
+    while place < len(lines):
+        line, place = lines[place], place + 1
+        if isinstance(entry := _json(line), dict):
+            entries.append(entry)
+            kinds["JSON Lines"] = None
+            continue
+        fields = _fields(line)
+        if head and line.count('"') % 2:  # a field of several lines, or a quote that opens nothing
+            end = next((n for n in range(place, len(lines)) if lines[n].count('"') % 2), place - 1)
+            fields = _fields("\n".join(lines[place - 1 : end + 1]))
+            place = end + 1 if len(fields) == len(head) else place
+        if any(field.removeprefix("train/") in KNOWN for field in fields) and not any(map(_number, fields)):
+            head = fields
+        elif head and len(fields) == len(head):
+            entries.append(dict(zip(head, fields, strict=True)))
+            kinds["CSV"] = None
+        else:
+            unread += 1
+    return entries, " and ".join(kinds) + (f" (lines not read: {unread})" if unread else "")
+
+
+def _fields(text: str) -> list[str]:
+    """The fields of a row of a CSV; none where it is no such thing."""
+    try:
+        return [field.strip() for field in next(csv.reader(text.splitlines(keepends=True), strict=True))]
+    except csv.Error:
+        return []
 
 
 def _printed(text: str) -> dict[str, str]:
@@ -178,13 +239,15 @@ def _json(text: str) -> Any:
         return None
 
 
-def _number(value: object) -> float | None:
-    """A number, also where it is written as text; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+def _number(value: Any) -> float | None:
+    """A number, of numpy or torch too, or written as text; None for anything else."""
+    if isinstance(value, bool) or getattr(value, "ndim", False):
         return None
     try:
         return float(value)
-    except (ValueError, OverflowError):
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError, RuntimeError):
         return None
 
 
