@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from oblrpo.errors import InputError
 from oblrpo.regular_files import regular
 
 SUMS = "SHA256SUMS"  # the file of a folder's checksums, in the format of `sha256sum`
@@ -19,23 +20,34 @@ def write_sums(folder: Path) -> None:
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def damage(folder: Path, needed: Sequence[str] = ()) -> str:
-    """What is wrong with a folder whose checksums were written, in words; empty if every file is what it was.
-
-    All files have to be listed that loading may read, and one of each of the patterns `needed`; others are left alone.
-    """
+def read_sums(folder: Path) -> dict[str, str]:
+    """Return the checksums that were written into a folder, by the path of the file; InputError if it is damaged."""
     try:
         lines = regular(folder / SUMS).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return f"{SUMS} is missing or cannot be read"
+        raise InputError(f"{SUMS} is missing or cannot be read") from None
     pairs = [line.partition("  ") for line in lines]
     if not all(name and _is_inside(name) for *_, name in pairs):
-        return f"{SUMS} is damaged"
-    listed = {name: digest for digest, _, name in pairs}
+        raise InputError(f"{SUMS} is damaged")
+    return {name: digest for digest, _, name in pairs}
+
+
+def damage(folder: Path, needed: Sequence[str] = (), spared: str = "") -> str:
+    """What is wrong with a folder whose checksums were written, in words; empty if every file is what it was.
+
+    All files have to be listed that loading may read, and one of each of the patterns `needed`; others are left alone.
+    The one that is `spared` has to be listed, and need not be there.
+    """
+    try:
+        listed = read_sums(folder)
+    except InputError as error:
+        return str(error)
     strange = {name for name in _names(folder) - listed.keys() if name.endswith(READ)}
     if unlisted := min((name for name in strange if "/" not in name or name.endswith(".jinja")), default=""):
         return f"{unlisted} is not in {SUMS}"
     for name, digest in listed.items():
+        if name == spared:
+            continue
         if not os.path.isfile(folder / name):  # a name may be too long for pathlib
             return f"{name} is missing"
         try:

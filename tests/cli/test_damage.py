@@ -43,7 +43,7 @@ def zero_half(path, _):
     path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "oblrpo_state.safetensors", "oblrpo_state.json", "config.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "oblrpo_state.tensors", "oblrpo_state.json", "config.json"])
 @pytest.mark.parametrize(("harm", "place"), [(flip, 0.5), (flip, 0.99), (zero_half, 0), (lambda p, _: p.unlink(), 0)])
 def test_the_checkpoint_before_a_damaged_one_is_resumed_from(run, whole, oblrpo, file, harm, place):
     newest = sorted((run / "checkpoints").iterdir())[-1]

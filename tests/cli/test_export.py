@@ -1,6 +1,8 @@
 """A folder to share: what it holds loads, and its card says what the run did."""
 
+import errno
 import json
+import os
 import re
 import shlex
 import shutil
@@ -10,18 +12,32 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oblrpo as package
+from oblrpo.checksums import SUMS
 from oblrpo.cli.train import _parse
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.report.export import export
+from oblrpo.runs import RunFolder, sync_folder
 from oblrpo.settings import TrainConfig, flatten, load_recipe, settings_in
 from tests.cli.conftest import SMALL
 
+FILES = {
+    "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+    "tokenizer_config.json",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return tmp_path_factory.mktemp("trained") / "run"
+
 
 @pytest.fixture
-def run(small_run, tmp_path, dense_reward):
-    assert small_run("demo", steps=4)[0] == 0
-    return tmp_path / "run"
+def run(small_run, trained, tmp_path, dense_reward):
+    """A run of this test's own: a copy of one that all share."""
+    if not trained.exists():
+        assert small_run("demo", steps=4, output=trained)[0] == 0
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def rows_of(run):
@@ -33,8 +49,7 @@ def test_the_folder_loads_and_holds_nothing_that_only_training_needs(run, oblrpo
     assert code == 0, err
     folder = run / "export"
     assert out.splitlines()[0] == str(folder)
-    expected = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
-    assert {file.name for file in folder.iterdir()} == expected | {"tokenizer_config.json"}
+    assert {file.name for file in folder.iterdir()} == FILES
     ids = AutoTokenizer.from_pretrained(folder)("ab", return_tensors="pt").input_ids
     models = [AutoModelForCausalLM.from_pretrained(place) for place in (folder, run / "checkpoints" / "step_4")]
     with torch.no_grad():
@@ -102,15 +117,102 @@ def test_what_was_put_around_prompts_cannot_break_the_card(run, tmp_path):
     assert "``" not in outside
 
 
-def test_a_checkpoint_that_cannot_be_read_leaves_nothing(run, tmp_path, monkeypatch):
-    def full(source, target, **more):
-        (target / "half").mkdir(parents=True)
-        raise shutil.Error([("model.safetensors", str(target), "no room")])
+def test_a_disk_that_is_full_leaves_nothing(run, oblrpo, tmp_path, monkeypatch):
+    def full(source, target):
+        target.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
 
-    monkeypatch.setattr("oblrpo.report.export.shutil.copytree", full)
-    with pytest.raises(InputError, match=r"cannot write .*no room"):
+    with monkeypatch.context() as patched:
+        patched.setattr("oblrpo.report.export.shutil.copyfile", full)
+        code, _, err = oblrpo("export", run, "--output", tmp_path / "shared")
+    assert code == 2
+    assert err == f"oblrpo: cannot export {run} to {tmp_path / 'shared'}: No space left on device.\n"
+    assert list(tmp_path.iterdir()) == [run]
+
+
+def test_two_at_once_write_one_folder_and_touch_nothing_else(run, tmp_path, monkeypatch):
+    ours, theirs = tmp_path / "shared", {".shared.partial": "mine", ".shared.lock": "mine, too"}
+    for name, text in theirs.items():
+        (tmp_path / name).write_text(text)
+    refused = []
+
+    def meanwhile(folder):
+        sync_folder(folder)
+        with pytest.raises(InputError, match="another process is writing") as error:
+            export(run, ours)
+        refused.append(error)
+
+    monkeypatch.setattr("oblrpo.report.export.sync_folder", meanwhile)
+    assert (export(run, ours) / "model.safetensors").is_file()
+    assert len(refused) == 1
+    assert all((tmp_path / name).read_text() == text for name, text in theirs.items())
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "shared", *theirs}
+
+
+def test_what_another_has_put_there_meanwhile_stays(run, tmp_path, monkeypatch):
+    ours = tmp_path / "shared"
+
+    def meanwhile(folder):
+        ours.mkdir()
+        (ours / "mine").touch()
+
+    monkeypatch.setattr("oblrpo.report.export.sync_folder", meanwhile)
+    with pytest.raises(InputError, match=r"cannot export .*shared: "):
+        export(run, ours)
+    assert [file.name for file in ours.iterdir()] == ["mine"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "shared"}
+
+
+def goes_on(run):
+    """Write the next checkpoint of a run that keeps one."""
+    folder = RunFolder(run)
+    last = folder.checkpoint_steps()[-1]
+
+    def save(partial):
+        shutil.copytree(folder.checkpoint(last), partial, ignore=shutil.ignore_patterns("oblrpo_state*", SUMS))
+
+    folder.save_checkpoint(last + 1, save, {"run": folder.identity().run, "step": last + 1}, keep=1)
+
+
+@pytest.mark.parametrize(
+    ("step", "times", "ends"),
+    [
+        (None, 1, "after step 5 of 4"),
+        (None, 100, "has removed 5 checkpoints while they were copied; raise its save_total_limit"),
+        (4, 1, "has no checkpoint of step 4; choose one of: 5"),
+    ],
+)
+def test_a_run_that_removes_what_is_copied(run, tmp_path, monkeypatch, step, times, ends):
+    """The next checkpoint is taken, whole, as often as that is worth it; one that was asked for is gone."""
+    calls = iter(range(1000))
+
+    def copyfile(source, target, **more):
+        if source.name == "model.safetensors" and str(run) not in str(target) and next(calls) < times:
+            goes_on(run)
+        real(source, target, **more)
+
+    real = shutil.copyfile
+    monkeypatch.setattr("oblrpo.report.export.shutil.copyfile", copyfile)
+    if ends.startswith("after"):
+        folder = export(run, tmp_path / "shared", step)
+        assert ends in (folder / "README.md").read_text()
+        assert {file.name for file in folder.iterdir()} == FILES
+    else:
+        with pytest.raises(InputError, match=ends):
+            export(run, tmp_path / "shared", step)
+        assert list(tmp_path.iterdir()) == [run]
+
+
+def test_a_copy_that_is_not_what_the_run_wrote(run, tmp_path, monkeypatch):
+    """The checkpoint was whole when it was looked at."""
+
+    def copyfile(source, target):
+        target.write_bytes(source.read_bytes()[:-1] if source.name == "model.safetensors" else source.read_bytes())
+
+    monkeypatch.setattr("oblrpo.report.export.shutil.copyfile", copyfile)
+    with pytest.raises(InputError, match=r"model.safetensors is not what was written"):
         export(run, tmp_path / "shared")
-    assert not [path for path in tmp_path.iterdir() if "shared" in path.name]
+    assert list(tmp_path.iterdir()) == [run]
 
 
 @pytest.mark.parametrize(

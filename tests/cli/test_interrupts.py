@@ -79,6 +79,28 @@ def test_while_libraries_load(swallowed, times, tmp_path):
     assert interrupted(process, "import", times) == "oblrpo: interrupted."
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a server of forks")
+@pytest.mark.parametrize(("after", "times"), [(0, 1), (0, 2), (0.3, 1)])
+def test_while_a_comparison_starts(after, times, tmp_path):
+    """It reaches the process that trainings are forked from, too, and what it was asked to fork is not there then."""
+    (tmp_path / "torch.py").write_text("import time; time.sleep(0.6); raise ImportError('it has loaded')")
+    (tmp_path / "spec.yaml").write_text("base: demo\nvariants: {a: {}, b: {baseline: rloo}}\n")
+    code = (
+        "import time; from multiprocessing.forkserver import ForkServer; from oblrpo.cli import main\n"
+        "run = ForkServer.ensure_running\n"
+        f"def staying(self): run(self); time.sleep({after}); print('at start', flush=True)\n"
+        "ForkServer.ensure_running = staying; main()"
+    )
+    command = [sys.executable, "-c", code, "compare", str(tmp_path / "spec.yaml"), "--output", str(tmp_path / "runs")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    process.send_signal = lambda number: os.killpg(process.pid, number)
+    said = interrupted(process, "start", times)
+    assert times == 2 or said == "oblrpo: stopped with 0 of 6 runs finished; the same command goes on."
+
+
 @pytest.mark.parametrize(
     "work",
     [

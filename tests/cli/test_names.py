@@ -8,6 +8,7 @@ import pytest
 from oblrpo.checksums import SUMS, damage
 from oblrpo.compare.spec import read_spec
 from oblrpo.errors import InputError
+from oblrpo.report.html import seen
 from oblrpo.runs import RunFolder
 from tests.cli.conftest import complained
 
@@ -59,6 +60,32 @@ def test_a_checkpoint_that_is_a_link_is_removed_and_not_what_it_leads_to(small_r
     assert code == 0, err
     assert not (run / "checkpoints" / "step_1").is_symlink()
     assert (moved / "model.safetensors").is_file()
+
+
+WILD = "a<b>\x1b[31m\u202e\r[x](y)`*"
+
+
+def test_nothing_unseen_is_printed(small_run, oblrpo, tmp_path, monkeypatch):
+    """Not by what tells of a folder whose name turns the direction of writing, or does something to a terminal."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spec.yaml").write_text("base: demo\nvariants: {a: {}, b: {baseline: rloo}}\n")
+    told = [small_run(*flags, output=WILD, steps=1, eval_steps=0) for flags in (["--dry-run"], [], [])]
+    told.append(oblrpo("compare", "spec.yaml", "--output", f"{WILD} too", "--only-report"))
+    moved = f"{WILD}\udcff"  # a byte that is not UTF-8
+    shutil.move(WILD, moved)
+    told += [oblrpo(command, moved) for command in ("report", "diagnose", "export", "export", "evaluate")]
+    assert [code for code, *_ in told] == [0, 0, 2, 2, 0, 0, 0, 2, 2]
+    card = (tmp_path / moved / "export" / "README.md").read_text()
+    assert "\n# a&lt;b&gt;\\u001b\\[31m\\u202e \\[x\\](y)\\`\\*\\udcff\n" in card
+    shown = ["".join(words) for _, *words in told]
+    assert not [ascii(text) for text in shown if seen(text) != text]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a/\0", "\ud800", "x" * 300, "no\0where/x"])
+def test_an_export_to_what_no_disk_has(small_run, oblrpo, tmp_path, name):
+    assert small_run(steps=1, eval_steps=0)[0] == 0
+    complained(oblrpo("export", tmp_path / "run", "--output", f"{tmp_path}/{name}"), "cannot")
+    complained(oblrpo("export", f"{tmp_path}/{name}"))
 
 
 def test_no_key_of_the_environment_is_written(small_run, tmp_path, monkeypatch):

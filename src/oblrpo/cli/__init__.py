@@ -68,9 +68,10 @@ def _explain(command: Callable[[list[str]], None], argv: list[str]) -> None:
             raise
         from rich.console import Console
 
-        sentence = sentence.encode("utf-8", "backslashreplace").decode()  # what no terminal can show is escaped
+        from oblrpo.report.html import seen
+
         console = Console(stderr=True, soft_wrap=True)
-        console.print(f"oblrpo: {sentence}", style="bold red", markup=False, highlight=False)
+        console.print(f"oblrpo: {seen(sentence)}", style="bold red", markup=False, highlight=False)
         raise SystemExit(2) from None
 
 

@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 
 from oblrpo.errors import InputError
+from oblrpo.report.html import seen
 from oblrpo.settings import Mapping, yaml_text
 
 
@@ -88,11 +89,11 @@ def _describe(plan: Any) -> None:
     from oblrpo.compare.training import check
 
     check(plan)
-    print(yaml_text(plan.spec.as_mapping(), short_lists=True))
+    print(seen(yaml_text(plan.spec.as_mapping(), short_lists=True)))
     print(f"{plan.count()} runs, {plan.processes()} at a time")
     for variant in plan.spec.variants:
         for planned in plan.search(variant):
-            print(f"  {planned.name}: {planned.place}")
+            print(f"  {planned.name}: {seen(planned.place)}")
         if rest := len(plan.spec.seeds) - len(plan.search_seeds(variant)):
             print(f"  {variant.name}, the best of these rates, {rest} further seed{'s' if rest > 1 else ''}")
 
@@ -106,4 +107,4 @@ def _report(plan: Any, console: Console) -> None:
     print_table(summary, console)
     table = write_table(summary, plan.output)
     page = write_page(summary, plan.output)
-    console.print(f"\n{page} and {table}", highlight=False)
+    console.print(f"\n{seen(f'{page} and {table}')}", highlight=False)

@@ -30,6 +30,8 @@ def run(argv: list[str]) -> None:
     """Run `oblrpo export`."""
     command = tyro.cli(ExportCommand, args=argv, prog="oblrpo export")
     from oblrpo.report.export import export
+    from oblrpo.report.html import seen
 
     folder = export(Path(command.run), Path(command.output) if command.output else None, command.step, command.merge)
-    print(f"{folder}\nREADME.md is its card. It names no licence: add the one that the model you began with allows.")
+    print(seen(str(folder)))
+    print("README.md is its card. It names no licence: add the one that the model you began with allows.")

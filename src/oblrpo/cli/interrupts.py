@@ -25,9 +25,11 @@ def caught() -> bool:
 
 def tell(why: str) -> None:
     """Say what is left of the command; from now on a Ctrl-C needs no word."""
+    from oblrpo.report.html import seen
+
     with suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # else one that comes now would end it untold
-    print(f"oblrpo: {why or 'interrupted.'}", file=sys.stderr, flush=True)
+    print(f"oblrpo: {seen(why or 'interrupted.')}", file=sys.stderr, flush=True)
     with suppress(ValueError):
         signal.signal(signal.SIGINT, _silent)
 

@@ -34,6 +34,7 @@ def run(argv: list[str]) -> None:
     if command.seconds < 1:
         raise InputError(f"seconds is {command.seconds}; it must be at least 1.")
     from oblrpo.report.follow import follow
+    from oblrpo.report.html import seen
     from oblrpo.report.page import write_report
     from oblrpo.runs import check_writable
     from oblrpo.runs.logs import state_files
@@ -45,6 +46,6 @@ def run(argv: list[str]) -> None:
     if command.follow and state_files(folder):
         raise InputError(f"{folder} is a run of TRL, which writes its log with checkpoints only; leave out --follow.")
     if not command.follow:
-        print(write_report(folder, output))
-    elif page := follow(folder, output, command.seconds, lambda line: print(line, flush=True)):
-        print(page)
+        print(seen(str(write_report(folder, output))))
+    elif page := follow(folder, output, command.seconds, lambda line: print(seen(line), flush=True)):
+        print(seen(str(page)))

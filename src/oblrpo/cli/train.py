@@ -54,6 +54,7 @@ def run(argv: list[str]) -> None:
 
         from oblrpo.memory import resident_bytes
         from oblrpo.report.console import Progress, summary
+        from oblrpo.report.html import seen
         from oblrpo.trainer.loop import Trainer
         from oblrpo.trainer.peak_memory import peak_memory
 
@@ -62,7 +63,7 @@ def run(argv: list[str]) -> None:
     libraries = resident_bytes()
     trainer = Trainer(command.config, command.resume, accept_changed=command.accept_changed)
     if command.dry_run:
-        print(yaml_text(flatten(command.config)) + "\n" + trainer.describe())
+        print(seen(yaml_text(flatten(command.config)) + "\n" + trainer.describe()))
         peak = peak_memory(trainer.learner, command.config, trainer.longest_prompt, libraries)
         print(f"memory     {peak}")
         return

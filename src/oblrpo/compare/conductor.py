@@ -15,6 +15,7 @@ from oblrpo.compare import training
 from oblrpo.compare.plan import Plan, PlannedRun
 from oblrpo.compare.spec import Variant
 from oblrpo.errors import InputError
+from oblrpo.report.html import seen
 from oblrpo.runs import held
 
 
@@ -126,7 +127,7 @@ class Conductor:
         self._say(f"{done:>9} {run.name}: {outcome} ({seconds:.0f} s)", "yellow" if failed else None)
 
     def _say(self, line: str, style: str | None = None) -> None:
-        self.console.print(line, highlight=False, style=style)
+        self.console.print(seen(line), highlight=False, style=style)
 
     def _runs(self) -> list[PlannedRun]:
         """Return every run that is known by now."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from oblrpo.compare.statistics import Paired, Window
 from oblrpo.compare.summary import LAST, Outcome, Summary
 from oblrpo.intervals import GeometricMean, Mean
+from oblrpo.report.html import seen
 from oblrpo.report.ledger import UNBIASED
 from oblrpo.runs import write_atomically
 
@@ -39,7 +40,7 @@ def print_table(summary: Summary, console: Console) -> None:
     console.print()
     console.print(table)
     for note in notes(summary):
-        console.print(note, highlight=False)
+        console.print(seen(note), highlight=False)
 
 
 def lines(summary: Summary) -> list[list[str]]:

@@ -11,9 +11,9 @@ import signal
 import sys
 import threading
 import traceback
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -97,13 +97,35 @@ def check(plan: Plan) -> None:
 
     runs = [with_own_start(variant, rate) for variant in variants for rate in variant.learning_rates]
     built = [with_own_start(variant, variant.learning_rates[0]) for variant in variants]
-    with ProcessPoolExecutor(max_workers=1, mp_context=CONTEXT) as pool:
-        try:
-            mistake = pool.submit(first_mistake, runs, built).result()
-        except BrokenProcessPool:
-            raise RuntimeError("the process that checks the runs has died (out of memory?)") from None
+    if sys.platform == "linux":  # a Ctrl-C that comes before `loaded` ignores it must not reach the new process
+        resource_tracker.ensure_running()  # it would let the signal through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        forkserver.ensure_running()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    told, tell = CONTEXT.Pipe(duplex=False)
+    process: BaseProcess = CONTEXT.Process(target=_tell_first_mistake, args=(tell, runs, built))
+    try:
+        process.start()
+        tell.close()
+        mistake = told.recv()
+    except EOFError:
+        raise RuntimeError("the process that checks the runs has died (out of memory?)") from None
+    finally:
+        if process.pid is not None:
+            process.kill()
+            process.join()
+    if isinstance(mistake, Exception):
+        raise mistake
     if mistake:
         raise InputError(mistake)
+
+
+def _tell_first_mistake(tell: Connection, runs: list[PlannedRun], built: list[PlannedRun]) -> None:
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    try:
+        tell.send(first_mistake(runs, built))
+    except Exception as error:  # a fault of ours, or memory: the parent tells of it
+        tell.send(error)
 
 
 def first_mistake(runs: list[PlannedRun], built: list[PlannedRun]) -> str:

@@ -17,6 +17,7 @@ from rich.progress import Progress as Bar
 from oblrpo.diagnosis import Course
 from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
+from oblrpo.report.html import seen
 
 LINES = 20  # the number of plain lines that a run prints where the console is no terminal
 MEANS = ("reward", "learning_rate", "lr_factor", "step_time")
@@ -55,7 +56,7 @@ class Progress:
     def start(self, description: str, steps: int, warm_start_steps: int, done: int | None) -> None:
         """Say what is about to run; `done` is the step a resumed run has reached."""
         self._steps, self._warm_steps = steps, warm_start_steps
-        self.console.print(description, highlight=False)
+        self.console.print(seen(description), highlight=False)
         if done is not None:
             self.console.print(f"resuming after step {done}", highlight=False)
         self._warm = self._bar.add_task(
@@ -72,7 +73,7 @@ class Progress:
 
     def warn(self, message: str) -> None:
         """Tell of something that has gone wrong and that the user can mend."""
-        self.console.print(f"warning: {message}", style="yellow", highlight=False)
+        self.console.print(f"warning: {seen(message)}", style="yellow", highlight=False)
 
     def step(self, step: int, metrics: dict[str, Any]) -> None:
         """Show that a step of the run is done."""
@@ -115,7 +116,9 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | N
             f"batch             {advice(prompts, learned['n_snr'])}",
             f"time              {mean['step_time']:.2f} s a step{_shares(rows)}",
         ]
-    return "\n".join([*lines, f"everything is in {output}: metrics.jsonl, completions/, checkpoints/, report.html"])
+    return "\n".join(
+        [*lines, f"everything is in {seen(output)}: metrics.jsonl, completions/, checkpoints/, report.html"]
+    )
 
 
 def _agreed(rows: list[dict[str, Any]]) -> list[str]:

@@ -2,20 +2,25 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from oblrpo.checksums import SUMS
+from safetensors import SafetensorError
+
+from oblrpo.checksums import SUMS, read_sums
 from oblrpo.errors import InputError
-from oblrpo.objects import PREFIX
 from oblrpo.report.model_card import model_card
 from oblrpo.report.record import RunRecord, read_run
-from oblrpo.runs import write_atomically
+from oblrpo.runs import RunFolder, check_name, held, sync_folder, write_atomically
 from oblrpo.settings import PolicyConfig
 
 ADAPTERS = "adapter_config.json"
 OF_LOADING = ("dtype", "load_in_4bit", "trust_remote_code")
 """The settings of a run under which the model beneath its adapters is loaded again."""
+TRIES = 5
+"""How many checkpoints a run that goes on may remove while they are copied."""
 
 
 def export(run: Path, output: Path | None = None, step: int | None = None, merge: bool = False) -> Path:
@@ -38,44 +43,78 @@ def export(run: Path, output: Path | None = None, step: int | None = None, merge
         raise InputError(
             f"{run} holds no config.yaml and metrics.jsonl with a finished step; give the folder of a run."
         )
-    checkpoint, reached = _checkpoint(record, step)
-    output = output or run / "export"
+    checkpoint = record.folder.checkpoint(_step(record.folder, step))
+    if merge and not (checkpoint / ADAPTERS).is_file() and checkpoint.is_dir():
+        raise InputError(f"{checkpoint} holds a whole model, and no adapters to merge; leave out --merge.")
+    output = run / "export" if output is None else output
+    check_name(output)
     if os.path.lexists(output):
         raise InputError(f"{output} already exists; give another --output, or remove it.")
-    adapters = (checkpoint / ADAPTERS).is_file()
-    if merge and not adapters:
-        raise InputError(f"{checkpoint} holds a whole model, and no adapters to merge; leave out --merge.")
-    base = _base(str(record.settings.get("model") or ""), checkpoint)
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        if merge:
-            _merge(record, checkpoint, partial)
-        else:
-            shutil.copytree(checkpoint, partial, ignore=shutil.ignore_patterns("oblrpo_state.*", SUMS, "README.md"))
-        name = record.folder.path.resolve().name
-        write_atomically(partial / "README.md", model_card(record, reached, name, base, adapters and not merge))
-        partial.rename(output)
-    except OSError as error:
-        raise InputError(f"cannot write {output}: {error.strerror or error}.") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)  # nothing is there once it has its name
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            held(output, lasting=False),
+            TemporaryDirectory(prefix=".", suffix=".partial", dir=output.parent, ignore_cleanup_errors=True) as side,
+        ):
+            model, merged = Path(side) / "model", Path(side) / "merged"
+            reached = _copy(record.folder, step, model)
+            adapters = (model / ADAPTERS).is_file()
+            base = _base(str(record.settings.get("model") or ""), model)
+            if merge:
+                _merge(record, model, merged)
+            shared, name = merged if merge else model, record.folder.path.resolve().name
+            write_atomically(shared / "README.md", model_card(record, reached, name, base, adapters and not merge))
+            sync_folder(shared)
+            shared.rename(output)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", "") or error
+        raise InputError(f"cannot export {run} to {output}: {reason}.") from None
     return output
 
 
-def _checkpoint(record: RunRecord, step: int | None) -> tuple[Path, int]:
-    """The checkpoint of a step, whole, and the step."""
-    steps = record.folder.checkpoint_steps()
+def _step(folder: RunFolder, step: int | None) -> int:
+    """The step of a checkpoint that is there; the newest for None."""
+    steps = folder.checkpoint_steps() or folder.checkpoint_steps()  # the only one may be replaced while it is listed
     if not steps:
-        raise InputError(f"{record.folder.path} holds no checkpoint; train with --save-steps.")
+        raise InputError(f"{folder.path} holds no checkpoint; train with --save-steps.")
     reached = steps[-1] if step is None else step
     if reached not in steps:
         raise InputError(
-            f"{record.folder.path} has no checkpoint of step {reached}; choose one of: {', '.join(map(str, steps))}."
+            f"{folder.path} has no checkpoint of step {reached}; choose one of: {', '.join(map(str, steps))}."
         )
-    if wrong := record.folder.wrong_with(reached):
-        raise InputError(f"{record.folder.checkpoint(reached)} is damaged ({wrong}); give another --step.")
-    return record.folder.checkpoint(reached), reached
+    return reached
+
+
+def _copy(folder: RunFolder, step: int | None, target: Path) -> int:
+    """Copy the model of a checkpoint, as its checksums have it, and return the step.
+
+    A run that goes on may remove the checkpoint meanwhile: the newest is then another.
+    """
+    from oblrpo.runs.state_files import STATE, TENSORS
+
+    for _ in range(TRIES):
+        reached = _step(folder, step)
+        checkpoint, wrong = folder.checkpoint(reached), ""
+        try:
+            for name in {SUMS, *read_sums(checkpoint)} - {TENSORS}:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(checkpoint / name, target / name)
+            wrong = folder.wrong_with(reached, target)
+        except FileNotFoundError as error:
+            wrong = f"{Path(error.filename).name} is missing"
+        except InputError as error:
+            wrong = str(error)
+        if not wrong:
+            for name in (SUMS, STATE):
+                (target / name).unlink()
+            return reached
+        if checkpoint.is_dir():  # it has not been removed: it is damaged
+            raise InputError(f"{checkpoint} is damaged ({wrong}); give another --step.")
+        shutil.rmtree(target, ignore_errors=True)
+    raise InputError(
+        f"{folder.path} has removed {TRIES} checkpoints while they were copied; raise its save_total_limit, or export "
+        "when it has ended."
+    )
 
 
 def _merge(record: RunRecord, checkpoint: Path, folder: Path) -> None:
@@ -93,5 +132,6 @@ def _base(model: str, checkpoint: Path) -> str:
     adapters = checkpoint / ADAPTERS
     known = json.loads(adapters.read_text("utf-8")).get("base_model_name_or_path") if adapters.is_file() else model
     name = str(known or "")
-    here = name.startswith((*LOCAL, PREFIX, ".")) or is_gguf(name) or name.count("/") > 1 or Path(name).exists()
-    return "" if here else name
+    named = re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII)
+    here = name.startswith(LOCAL) or is_gguf(name) or Path(name).exists()
+    return name if named and not here else ""

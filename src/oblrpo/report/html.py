@@ -38,17 +38,17 @@ def facts(values: Mapping[str, tuple[str, str]]) -> str:
 
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Control characters, marks that turn the direction of what follows or show nothing, halves of surrogate pairs."""
-_MEANT = "\t\n\r\u200c\u200d"  # unseen characters that texts need: lines, and what joins letters and emoji
+_MEANT = "\u200c\u200d"  # unseen characters that texts need beside lines: what joins letters and emoji
 
 
 def seen(plain: str) -> str:
-    """Return text in which characters that would do something unseen to the page are written by their number."""
+    """Return text in which characters that would do something unseen to a page or a console are written by number."""
 
     def written(match: re.Match[str]) -> str:
         unseen = category(match[0]) in _UNSEEN and match[0] not in _MEANT
         return f"\\u{ord(match[0]):04x}" if unseen else match[0]
 
-    return re.sub(r"[^\t\n\r -~]", written, plain)
+    return re.sub(r"[^\t\n\r -~]|\r(?!\n)", written, plain)
 
 
 def text(plain: str) -> str:

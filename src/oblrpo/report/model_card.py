@@ -3,12 +3,14 @@
 import re
 import shlex
 from collections.abc import Mapping
+from html import escape
 from importlib.metadata import version
 from typing import Any
 
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.objects import PREFIX
+from oblrpo.report.html import seen
 from oblrpo.report.record import RunRecord
 from oblrpo.settings import RECIPES, TrainConfig, flatten, load_recipe, yaml_line, yaml_text
 from oblrpo.tasks import BENCHMARKS
@@ -36,9 +38,9 @@ def model_card(record: RunRecord, step: int, name: str, base: str, adapters: boo
     P, G = record.prompts, record.whole("num_generations")
     whole = f"{record.whole('steps'):,}"
     parts = [
-        f"---\n{yaml_text(_front(record.settings, base, adapters))}---\n\n# {name}\n",
+        f"---\n{yaml_text(_front(record.settings, base, adapters))}---\n\n# {_text(name)}\n",
         f"{_began_with(record.settings, base)}, trained by reinforcement learning with oblrpo (algorithm "
-        f"`{record.settings.get('algorithm')}`, [OBLR-PO](https://arxiv.org/abs/2511.23310)). "
+        f"{_code(record.settings.get('algorithm'))}, [OBLR-PO](https://arxiv.org/abs/2511.23310)). "
         f"These are {'adapters' if adapters else 'the weights'} after step {step:,} of {whole}. "
         f"A step had {P} prompts and {G} completions of each.\n",
         "## What it learned from\n",
@@ -54,7 +56,7 @@ def model_card(record: RunRecord, step: int, name: str, base: str, adapters: boo
         _fenced(yaml_text(said), "yaml"),
         f"\nThis card was written by oblrpo {version('oblrpo')}.",
     ]
-    return "\n".join(parts) + "\n"
+    return seen("\n".join(parts) + "\n")
 
 
 def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,21 +85,21 @@ def _front(settings: Mapping[str, Any], base: str, adapters: bool) -> dict[str, 
 def _began_with(settings: Mapping[str, Any], base: str) -> str:
     """The model that was trained, by a link if the hub has it."""
     if base:
-        return f"[{base}](https://huggingface.co/{base})"
+        return f"[{_text(base)}](https://huggingface.co/{base})"
     model = str(settings.get("model") or "")
     if not model:
         return "A small Qwen3 model with random weights"
-    return f"The loaded model `{model.removeprefix(PREFIX)}`" if model.startswith(PREFIX) else f"The model `{model}`"
+    return f"The {'loaded ' if model.startswith(PREFIX) else ''}model {_code(model.removeprefix(PREFIX))}"
 
 
 def _learned_from(settings: Mapping[str, Any]) -> dict[str, str]:
     """Prompts, reward and what was put around prompts, in words."""
 
     def listed(names: Any) -> str:
-        return ", ".join(f"`{str(name).removeprefix(PREFIX)}`" for name in names)
+        return ", ".join(_code(str(name).removeprefix(PREFIX)) for name in names)
 
     data, task = settings.get("data") or [], settings.get("task")
-    told = {"Prompts": listed(data) if data else f"the task `{task}`" + _with(settings.get("task_args"))}
+    told = {"Prompts": listed(data) if data else f"the task {_code(task)}" + _with(settings.get("task_args"))}
     if settings.get("sft_data"):
         told["Supervised learning, before"] = listed(settings["sft_data"])
     elif settings.get("warm_start_steps"):
@@ -115,7 +117,7 @@ def _learned_from(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with(arguments: Any) -> str:
-    return f" with `{yaml_line(arguments)}`" if arguments else ""
+    return f" with {_code(yaml_line(arguments))}" if arguments else ""
 
 
 def _accuracies(record: RunRecord, step: int) -> str:
@@ -152,6 +154,18 @@ def _use(settings: Mapping[str, Any], adapters: bool) -> str:
         f'{imports}\n\nfolder = "."  # this, or its name on the hub\n'
         f"model = {kind}.from_pretrained(folder{foreign})\ntokenizer = AutoTokenizer.from_pretrained(folder{foreign})\n"
     )
+
+
+def _text(name: str) -> str:
+    """A name on a line of Markdown, without what Markdown and HTML would make of its characters."""
+    return escape(re.sub(r"([\\`*\[\]!|~])", r"\\\1", " ".join(name.split())), quote=False)
+
+
+def _code(value: Any) -> str:
+    """A word or a few as code in a line, between more backticks than stand in a row in it."""
+    words = " ".join(str(value).split())
+    mark = "`" * (1 + max(map(len, re.findall("`+", words)), default=0))
+    return f"{mark} {words} {mark}" if "`" in words else f"{mark}{words}{mark}"
 
 
 def _fenced(text: str, language: str = "") -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 from filelock import FileLock, Timeout
 
@@ -23,28 +24,46 @@ _OF_A_FILE_ONLY = {errno.EACCES, errno.EPERM, errno.EIO}
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content so that a reader or a crash sees the old or the new, never a part."""
     _refuse_irregular(path)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    partial = _beside(path)
+    try:
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)  # nothing is there once it has its name
 
 
 def check_writable(path: Path) -> None:
     """Find out before the work whether `write_atomically` will be able to write there; leaves nothing behind."""
+    check_name(path)
     try:
         _refuse_irregular(path)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.touch()
+        partial = _beside(path)
+        partial.touch(exist_ok=False)
         partial.unlink()
     except InputError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: a name with NUL, or none
+    except (OSError, ValueError) as error:  # ValueError: no name
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(
             f"cannot write to {str(path)[:200]!r} ({reason}); give a file in a folder that is there."
         ) from None
+
+
+def check_name(path: Path) -> None:
+    """Refuse a path that no disk has: with NUL, or with a character that its encoding has not."""
+    try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError("it holds the character NUL")
+    except ValueError as error:
+        raise InputError(f"cannot write to {str(path)[:200]!r} ({error}); give another name.") from None
+
+
+def _beside(path: Path) -> Path:
+    """A name that nobody else writes to, neither another process of ours nor a user."""
+    return path.with_name(f".{path.name}.{token_hex(4)}.partial")
 
 
 def _refuse_irregular(path: Path) -> None:
@@ -68,9 +87,14 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Keep other processes of ours from writing into a folder or a file meanwhile; a process that dies lets go."""
-    lock = FileLock(path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock"))
+def held(path: Path, lasting: bool = True) -> Iterator[None]:
+    """Keep other processes of ours from writing into a folder or a file meanwhile; a process that dies lets go.
+
+    The lock's file lies in a folder that is there, else beside it. One that is not `lasting` is of a folder that is yet
+    to come, and goes at the end.
+    """
+    file = path / ".lock" if lasting and path.is_dir() else path.with_name(f".{path.name}.lock")
+    lock = FileLock(file)
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -78,6 +102,8 @@ def held(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        if not lasting and os.name == "posix" and not file.stat().st_size:  # one with content is somebody's own
+            file.unlink()
         lock.release()
 
 

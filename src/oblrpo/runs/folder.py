@@ -63,7 +63,7 @@ class RunFolder:
     def _never_began(self) -> bool:
         """Whether this is a folder with nothing but what is there before the first `config.yaml`."""
         folders = {self.completions, self.checkpoints}
-        begun = {self.path / ".lock", self.path / ".config.yaml.partial"}
+        begun = {self.path / ".lock", *self.path.glob(".config.yaml*.partial")}
         return self.path.is_dir() and all(
             (path in folders and path.is_dir() and not any(path.iterdir())) or path in begun
             for path in self.path.iterdir()
@@ -183,8 +183,7 @@ class RunFolder:
         best = self.best_step(accuracy)
         for old in self.checkpoint_steps()[:-keep]:
             if old != best:
-                place = self.checkpoint(old)
-                place.unlink() if place.is_symlink() else shutil.rmtree(place)
+                _discard(self.checkpoint(old))
 
     def best_step(self, accuracy: Mapping[int, float]) -> int | None:
         """The step of the checkpoint of highest accuracy, the earliest of several; None if none has one."""
@@ -204,12 +203,15 @@ class RunFolder:
             raise InputError(f"every checkpoint in {self.checkpoints} is damaged ({reasons}); start anew elsewhere.")
         return None, damaged
 
-    def wrong_with(self, step: int) -> str:
-        """What is wrong with a checkpoint, in words: it is damaged, or is not what this run wrote after this step."""
+    def wrong_with(self, step: int, copy: Path | None = None) -> str:
+        """What is wrong with a checkpoint, in words: it is damaged, or is not what this run wrote after this step.
+
+        A `copy` is looked at in its place, which need not hold the tensors of the trainer's state.
+        """
         from oblrpo.runs.state_files import STATE, TENSORS, origin
 
-        place = self.checkpoint(step)
-        if wrong := damage(place, (STATE, TENSORS, "*model*.safetensors")):
+        place = copy or self.checkpoint(step)
+        if wrong := damage(place, (STATE, TENSORS, "*model*.safetensors"), spared=TENSORS if copy else ""):
             return wrong
         run, reached = origin(place)
         if run != self.identity().run:
@@ -250,8 +252,9 @@ class RunFolder:
         for place in self.checkpoints.glob("step_*"):
             if not place.is_dir():
                 raise InputError(f"{place} is no checkpoint but a file; move it away.")
-        for partial in self.checkpoints.glob(".step_*.partial"):
-            _remove(partial)
+        for folder in (self.completions, self.checkpoints):
+            for partial in folder.glob(".*step_*.partial"):
+                _remove(partial)
 
 
 def _remove(path: Path) -> None:
@@ -262,10 +265,17 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _discard(path: Path) -> None:
+    """Remove a folder or a file, if it is there, of which a reader sees all until then, and nothing afterwards."""
+    if os.path.lexists(path):
+        os.replace(path, aside := path.with_name(f".{path.name}.old.partial"))
+        _remove(aside)
+
+
 def _replace(partial: Path, target: Path) -> None:
     """Put a folder that is written in the place of another, on the disk for good."""
     sync_folder(partial)
-    _remove(target)
+    _discard(target)
     os.replace(partial, target)
     sync(target.parent)
 
