@@ -63,6 +63,7 @@ class Run:
         data: Any = None,
         reward: Any = None,
         *,
+        reward_weights: Sequence[float] | None = None,
         k: int | Sequence[int] = (),
         progress: bool = True,
         **settings: Unpack[EvaluateKeywords],
@@ -72,6 +73,7 @@ class Run:
         Args:
             data: rows, or names of files or of a data set on the hub; None for the run's held-out problems.
             reward: a function, a name, or a list of both; None for the run's own.
+            reward_weights: a number for each of them, as of `oblrpo.train`.
             k: size or sizes for pass@k.
             progress: show how far it is.
             settings: as of `oblrpo evaluate`; those that are not said are the run's.
@@ -80,7 +82,7 @@ class Run:
             InputError: as `oblrpo.evaluate` raises.
         """
         policy, own = self.policy, self._trainer.objects
-        words, objects = take(policy.model, policy.tokenizer, data, rewards=_one(reward, settings))
+        words, objects = take(policy.model, policy.tokenizer, data, **_rewards(reward, reward_weights, settings))
         objects = replace(objects, rows={**own.rows, **objects.rows}, functions={**own.functions, **objects.functions})
         return _evaluate(words, settings, objects, self._trainer.config, k, progress)
 
@@ -120,6 +122,7 @@ def train(
     eval_data: Any = None,
     sft_data: Any = None,
     reward: Any = None,
+    reward_weights: Sequence[float] | None = None,
     resume: bool = False,
     accept_changed: bool = False,
     progress: bool = True,
@@ -141,8 +144,9 @@ def train(
             assistant. None: nothing, unless `warm_start_steps` says so.
         reward: `f(prompts, completions, **columns) -> list of numbers` as in TRL, a name as on the command line, or a
             list of both, which are summed.
+        reward_weights: a number for each of them, as in TRL; None: 1 each, or what stands behind names (`math@0.5`).
         resume: go on with the run in `output` from its latest checkpoint; give the same objects again.
-        accept_changed: with `resume`: go on although data or the source of rewards are not what the run began with.
+        accept_changed: with `resume`: go on although data or rewards are not what the run began with.
         progress: show a bar and figures; False: say nothing.
         settings: every setting of `oblrpo train`, by the same name: `steps=100, output="runs/mine"`.
 
@@ -163,7 +167,8 @@ def train(
         ([0, 1], 'report.html')
     """
     check_current_folder()
-    words, objects = take(model, tokenizer, data, eval_data, _one(reward, settings), sft_data)
+    rewards = _rewards(reward, reward_weights, settings)
+    words, objects = take(model, tokenizer, data, eval_data, sft_data=sft_data, **rewards)
     said = words | _plain(settings)
     objects.refuse_idle(said)
     if accept_changed and not resume:
@@ -184,7 +189,7 @@ def train(
     with _quiet_transformers():
         try:
             trainer = Trainer(config, resume, objects, accept_changed)
-            for note in objects.notes(trainer.policy.end_tokens):
+            for note in objects.notes():
                 console.print(note, highlight=False)
             report = carry_out(trainer, Progress(console))
         finally:
@@ -203,6 +208,7 @@ def evaluate(
     reward: Any = None,
     *,
     tokenizer: Any = None,
+    reward_weights: Sequence[float] | None = None,
     k: int | Sequence[int] = (),
     progress: bool = True,
     **settings: Unpack[EvaluateKeywords],
@@ -217,6 +223,7 @@ def evaluate(
         data: rows, or names of files or of a data set on the hub; None for the held-out problems of the run.
         reward: a function as of `oblrpo.train`, a name, or a list of both; None for the run's, or else `numeric`.
         tokenizer: the tokenizer of a loaded model.
+        reward_weights: a number for each reward, as of `oblrpo.train`.
         k: size or sizes for pass@k; none for 1, 2, 4, ... and all completions of a problem.
         progress: show how far it is.
         settings: as of `oblrpo evaluate`, such as `samples=8`. Files are kept where `output` is said.
@@ -236,7 +243,7 @@ def evaluate(
         >>> evaluate(policy.model, rows, "numeric", tokenizer=policy.tokenizer, **few)["avg@k"]["k"]
         2
     """
-    words, objects = take(model, tokenizer, data, rewards=_one(reward, settings))
+    words, objects = take(model, tokenizer, data, **_rewards(reward, reward_weights, settings))
     if "model" not in words:
         raise InputError("there is no model to evaluate; give a folder, a hub name, or a loaded model.")
     return _evaluate(words, settings, objects, run_of(words["model"]), k, progress)
@@ -292,11 +299,11 @@ def _resolve(recipe: str, said: Mapping[str, Any], resume: bool) -> tuple[TrainC
     return with_settings(start, dict(said), "oblrpo.train"), base
 
 
-def _one(reward: Any, settings: Mapping[str, Any]) -> Any:
-    """Return the rewards, which may be said as `reward` or by the command line's name, `rewards`."""
+def _rewards(reward: Any, weights: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rewards and weights for `take`; they may be said as `reward` or by the command line's name, `rewards`."""
     if reward is not None and "rewards" in settings:
         raise InputError("reward and rewards are the same; give one of them.")
-    return settings.get("rewards") if reward is None else reward
+    return {"rewards": settings.get("rewards") if reward is None else reward, "reward_weights": weights}
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+LONGEST_TEXT = 500  # the most characters that are shown of a thing that is somebody else's
 
 
 class InputError(ValueError):
@@ -30,6 +32,15 @@ def check_current_folder() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise InputError("the current folder is gone: somebody has removed it; go to one that is there.") from None
+
+
+def shown(words: Callable[[Any], str], thing: Any) -> str:
+    """What `words`, str or repr, say of a thing: cut, and without halves of surrogate pairs, which no file can hold."""
+    try:
+        text = words(thing)[: LONGEST_TEXT + 1].encode("utf-8", "backslashreplace").decode()
+    except Exception:  # an object of somebody else's may raise anything
+        return f"a {type(thing).__name__} that cannot be shown"
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " ..."
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ class Objects:
         present = {*self.rows, *self.functions} | ({model} if self.model is not None else set())
         for setting, words in (("model", [model]), ("data", data), ("rewards", rewards), ("sft_data", sft_data)):
             for word in words:
-                if word.startswith(PREFIX) and word not in present:
+                if word.startswith(PREFIX) and not {word, word.split("@")[0]} & present:
                     raise InputError(
                         f"{setting} is {word!r}, an object of the Python program that started the run; give it there "
                         "(oblrpo.train(..., resume=True) resumes the run), or name another."
@@ -52,21 +52,15 @@ class Objects:
         why: dict[str, tuple[str, ...]] = {}
         if self.model is not None:
             why["the model is loaded already"] = OF_LOADING
-        if said.get("rewards") and set(said["rewards"]) <= self.functions.keys():
+        if said.get("rewards") and {word.split("@")[0] for word in said["rewards"]} <= self.functions.keys():
             why["functions of this program have no time limit"] = ("reward_seconds",)
         refuse_named({name: name for name in said}, why)
 
-    def notes(self, end_tokens: Sequence[int]) -> list[str]:
-        """Return what a user should know of the objects, a line each; `end_tokens` end a completion."""
+    def notes(self) -> list[str]:
+        """Return what a user should know of the objects, a line each."""
         notes = []
         if self.model is not None:
             notes.append(f"the {type(self.model).__name__} is trained in place, without dropout")
-            end = self.tokenizer.eos_token_id
-            if end is not None and end not in end_tokens:
-                notes.append(
-                    f"completions end with the model's token {list(end_tokens)}, not with the tokenizer's, {end}; if "
-                    "that is not meant, set eos_token_id in the model's generation_config"
-                )
         if self.functions:
             names = ", ".join(word.removeprefix(PREFIX) for word in self.functions)
             notes.append(f"called in this process, without a time limit: {names}")
@@ -80,11 +74,12 @@ def take(
     eval_data: Any = None,
     rewards: Any = None,
     sft_data: Any = None,
+    reward_weights: Sequence[float] | None = None,
 ) -> tuple[dict[str, Any], Objects]:
     """Return the settings that these come to, names as they are and words for objects, and the objects.
 
     `model` may be the pair of a loaded model and its tokenizer, data a name or an iterable of mappings, and rewards a
-    name, a callable, or a list of both.
+    name, a callable, or a list of both. The weights stand behind their names, as on the command line.
     """
     settings: dict[str, Any] = {}
     if isinstance(model, (tuple, list)) and len(model) == 2 and tokenizer is None:
@@ -112,7 +107,9 @@ def take(
             settings[name] = names
     functions: dict[str, Callable[..., Any]] = {}
     if rewards is not None:
-        settings["rewards"] = _rewards(rewards, functions)
+        settings["rewards"] = _rewards(rewards, reward_weights, functions)
+    elif reward_weights is not None:
+        raise InputError("reward_weights belong to reward; give that, too.")
     return settings, Objects(model, tokenizer, rows, functions)
 
 
@@ -121,7 +118,9 @@ def rows_of(given: Any, name: str) -> Rows:
     if isinstance(given, Mapping):
         example = next(iter(given), "train")
         raise InputError(f"{name} holds parts by name; give one of them, such as {name}={name}[{example!r}].")
-    if not isinstance(given, Iterable):
+    if hasattr(given, "iterrows"):  # a table of pandas
+        given = given.to_dict("records")
+    if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:  # an array without a length
         raise InputError(f"{name} is a {type(given).__name__}; give file names, or rows: an iterable of dicts.")
     rows: list[tuple[str, Any]] = []
     most = max(MOST_ROWS, len(given) if isinstance(given, Sized) else 0)
@@ -131,9 +130,9 @@ def rows_of(given: Any, name: str) -> Rows:
                 f"{name} goes on after {most:,} rows and does not say how many it has; give as many as the run needs, "
                 f"such as list(itertools.islice({name}, 10_000))."
             )
+        row = row.to_dict() if hasattr(row, "to_dict") else row  # of pandas
         if not isinstance(row, Mapping):
-            hint = "; of a table of pandas give table.to_dict('records')" if hasattr(given, "to_dict") else ""
-            raise InputError(f"{name} row {index} is a {type(row).__name__}, not a dict of columns{hint}.")
+            raise InputError(f"{name} row {index} is a {type(row).__name__}, not a dict of columns.")
         if odd := [column for column in row if not isinstance(column, str)]:
             raise InputError(f"{name} row {index} has a column named {odd[0]!r}; names of columns must be text.")
         rows.append((f"{name} row {index}", dict(row)))
@@ -159,6 +158,12 @@ def _word(rows: Rows) -> str:
 
 def lasting(value: Any) -> Any:
     """Return a value as JSON knows it, equal in every process: sets are sorted, and addresses in memory left out."""
+    if hasattr(value, "tolist"):  # an array, whose repr leaves out the middle
+        value = value.tolist()
+    if args := getattr(value, "template_args", None):  # of messages
+        value = [list(value), args]
+    if isinstance(value, int) and abs(value) >= 2**63:  # Python writes no more than 4,300 digits
+        return hex(value)
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):
@@ -170,17 +175,24 @@ def lasting(value: Any) -> Any:
     return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
-def _rewards(given: Any, functions: dict[str, Callable[..., Any]]) -> tuple[str, ...]:
-    """Return the names of rewards, and put those that are callables into `functions`."""
+def _rewards(given: Any, weights: Any, functions: dict[str, Callable[..., Any]]) -> tuple[str, ...]:
+    """Return the names of rewards with their weights, and put those that are callables into `functions`."""
     names = []
     for reward in given if isinstance(given, (list, tuple)) else [given]:
         if isinstance(reward, str):
             names.append(reward)
             continue
         if not callable(reward):
-            raise InputError(f"a reward is a {type(reward).__name__}; give a function, or the name of a reward.")
+            hint = "; weights are reward_weights=[...]" if isinstance(reward, (tuple, int, float)) else ""
+            raise InputError(f"a reward is a {type(reward).__name__}; give a function, or the name of a reward{hint}.")
         name = PREFIX + str(getattr(reward, "__name__", type(reward).__name__))
         same = sum(word.split(" ")[0] == name for word in functions)
         names.append(f"{name} {same + 1}" if same else name)
         functions[names[-1]] = reward
-    return tuple(names)
+    if weights is None:
+        return tuple(names)
+    if not isinstance(weights, Iterable) or len(weights := list(weights)) != len(names):
+        raise InputError(f"reward_weights is {weights!r}; give a list of {len(names)}, a number for each reward.")
+    if twice := [name for name in names if "@" in name]:
+        raise InputError(f"reward {twice[0]!r} has a weight already; give all of them as reward_weights, or none.")
+    return tuple(name if weight == 1 else f"{name}@{weight}" for name, weight in zip(names, weights, strict=True))

@@ -1,6 +1,7 @@
 """Processes for code that may hang, crash or use up memory. They answer JSON lines, and are killed when late.
 
 Every request carries a word of its own, which its answer must repeat: what a process says unasked is no answer.
+`begun` is for code that has to run in this process: nobody need wait for it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oblrpo.errors import InputError
 from oblrpo.streams import steady
@@ -28,6 +30,22 @@ LONGEST_REPLY = 1 << 26
 MARK = "OBLRPO_WORKER"  # the environment variable by which a worker's processes are known, in whatever session they are
 CHANNEL = 500
 """The least number of the descriptors a worker answers on, out of the way of what its function opens and closes."""
+
+T = TypeVar("T")
+
+
+def begun(function: Callable[..., T], *args: Any) -> Future[T]:
+    """A call that goes on in a thread of its own, which does not hold up the end of the program."""
+    future: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:  # SystemExit, too, is the caller's to judge
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future
 
 
 def cores() -> int:

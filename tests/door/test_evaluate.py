@@ -79,6 +79,20 @@ def test_a_run_evaluates_its_policy_on_its_held_out_problems_or_on_others(train,
     assert again["avg@k"] == run.evaluate(ROWS[:3], progress=False)["avg@k"]
 
 
+def test_a_reward_that_reads_tokens_has_those_that_were_drawn_also_of_a_file(train, tmp_path):
+    def tokens(completion_ids):
+        return [float(len(ids)) for ids in completion_ids]
+
+    run = train(reward=tokens, steps=1)
+    assert run.metrics[1]["reward"] == run.metrics[1]["completions/mean_length"]
+    for _ in range(2):  # drawn, and read
+        found = run.evaluate(output=tmp_path / "kept", problems_per_batch=2, progress=False)
+        assert found["avg@k"]["value"] == pytest.approx(found["mean_length"])
+    run.evaluate(reward="length", output=tmp_path / "texts", progress=False)
+    with pytest.raises(InputError, match="completion_ids'; it can be given answer, level, prompts, completions"):
+        run.evaluate(output=tmp_path / "texts", progress=False)
+
+
 def test_a_checkpoint_by_name_is_asked_as_its_run_asked(train, tmp_path):
     run = train(temperature=0.7)
     checkpoint = run.output / "checkpoints" / "step_4"

@@ -1,5 +1,6 @@
 """`oblrpo.train`: objects in, a run out, and everything of its folder as from the command line."""
 
+import functools
 import io
 import os
 import signal
@@ -101,7 +102,7 @@ def test_a_reward_sees_columns_and_messages_as_in_trl(train):
         assert completion[0]["role"] == "assistant"
         assert level in {0, 1, 2}
         assert given is thing
-        assert columns == ["answer"]
+        assert columns == ["answer", "completion_ids"]
     assert "spoiled" not in str(run._trainer.task.problems)
 
 
@@ -111,6 +112,22 @@ def test_several_rewards_are_summed(tmp_path, train):
     assert all(row["reward"] >= 2 for row in run.metrics[1:])
     train(rewards=[letters, letters], reward=None, steps=0, output=tmp_path / "twice")
     assert config_of(tmp_path / "twice")[1:3] == ["python:letters", "python:letters 2"]
+
+
+def test_weights_as_in_trl_and_what_each_reward_earned(tmp_path, train):
+    given = {"reward": [letters, lambda completions: [2.0] * len(completions), "length"]}
+    run = train(**given, reward_weights=[0.5, 1, 0], steps=1, eval_steps=1)
+    assert config_of(tmp_path / "run")[1:3] == ["python:letters@0.5", "python:<lambda>"]
+    row = run.metrics[1]
+    means = [row[f"rewards/{name}/mean"] for name in ("letters", "<lambda>", "length")]
+    assert row["reward"] == pytest.approx(0.5 * means[0] + 2)
+    assert means[1:] != [0, 0]
+    assert row["rewards/<lambda>/std"] == 0 < row["rewards/letters/std"]
+    assert len(run._trainer.rewards.take_earned()["letters"]) == 5 * 2, "held-out ones are of no step"
+    with pytest.raises(InputError, match="started with other settings: rewards"):
+        train(**given, steps=2, eval_steps=1, resume=True)
+    given["reward_weights"] = [0.5, 1, 0]
+    assert len(train(**given, steps=2, eval_steps=1, resume=True).metrics) == 3
 
 
 def test_settings_and_built_in_tasks_by_name(tmp_path, train):
@@ -151,9 +168,9 @@ def test_progress_false_is_silent_and_true_says_what_matters(train, capsys, tmp_
     assert "step 1/1" in said
 
 
-def test_an_end_token_that_is_not_the_tokenizers_is_told(train, capsys):
+def test_what_completions_end_with_is_told(train, capsys):
     train(model=loaded(eos_token_id=7), steps=0, progress=True)
-    assert "completions end with the model's token [7], not with the tokenizer's, 1" in capsys.readouterr().out
+    assert "completions end with & or <eos>" in capsys.readouterr().out
 
 
 def test_what_a_reward_prints_is_seen_without_a_bar(train, capsys):
@@ -212,6 +229,51 @@ def test_a_reward_that_is_written_otherwise_is_not_resumed_with_unless_that_is_a
         train(accept_changed=True)
 
 
+class Less:
+    """A reward of two values, and of something that is none."""
+
+    def __init__(self, less):
+        self.less, self.lock = less, threading.Lock()
+
+    def __call__(self, completions, factor=1, **columns):
+        return [factor * (len(text) - self.less) for text in completions]
+
+
+def test_a_reward_that_carries_other_values_is_not_resumed_with_and_what_cannot_be_told_is_said(train, capsys):
+    given = [Less(3), functools.partial(letters, mine=3)]
+    train(reward=given, steps=1)
+    given[0].less = 4
+    with pytest.raises(InputError, match=": rewards python:Less changed since"):
+        train(reward=given, resume=True, steps=2)
+    given[0].less = 3
+    for other in ([Less(4), given[1]], [given[0], functools.partial(letters, mine=4)]):
+        with pytest.raises(InputError, match=r": rewards python:(Less|partial) changed since"):
+            train(reward=other, resume=True, steps=2)
+    train(reward=[Less(3), functools.partial(letters, mine=3)], resume=True, steps=2, progress=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "whether reward 'python:Less' has changed cannot be told: no digest can be had of lock (lock)." in said
+    assert "'python:partial' has changed" not in said
+
+
+def test_a_reward_that_keeps_count_of_its_calls_is_the_same_where_the_run_left_it_and_afresh(train):
+    def made():
+        calls = []
+
+        def f(completions):
+            calls.append(len(completions))
+            return letters(completions)
+
+        return f, calls
+
+    (one, calls), (fresh, _) = made(), made()
+    train(reward=one, steps=1)
+    train(reward=one, steps=2, resume=True)
+    train(reward=fresh, steps=3, resume=True)
+    calls.append(0)
+    with pytest.raises(InputError, match=": rewards python:f changed since"):
+        train(reward=one, steps=4, resume=True)
+
+
 def test_the_command_line_reports_and_does_not_resume_objects(tmp_path, train, command_line):
     train(steps=1)
     code, _, err = command_line("train", "--resume", "--output", tmp_path / "run")
@@ -264,7 +326,6 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"data": 3}, "data is a int; give file names, or rows"),
         ({"data": iter(())}, "data holds no rows"),
         ({"data": {"train": ROWS}}, r"data holds parts by name; give one of them, such as data=data\['train'\]"),
-        ({"data": pandas.DataFrame(ROWS)}, r"of a table of pandas give table.to_dict\('records'\)"),
         ({"data": [{1: "x"}]}, "data row 0 has a column named 1"),
         ({"data": [{"question": "x"}] * 60}, "data row 0 has no column 'prompt'; its columns are: 'question'"),
         ({"eval_data": ROWS}, "data has 0 training rows, but 4 .* 60 training problems of data are held out too"),
@@ -274,6 +335,12 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ),
         ({"reward": 3}, "a reward is a int; give a function, or the name of a reward"),
         ({"reward": letters, "rewards": "numeric"}, "reward and rewards are the same"),
+        ({"reward": [(letters, 0.5)]}, r"a reward is a tuple; give a function.*; weights are reward_weights=\[...\]"),
+        ({"reward_weights": [1, 2]}, r"reward_weights is \[1, 2\]; give a list of 1, a number for each reward"),
+        ({"reward_weights": 0.5}, "reward_weights is 0.5; give a list of 1"),
+        ({"reward_weights": ["much"]}, "'python:letters@much': the weight after @ is 'much'"),
+        ({"reward": "length@2", "reward_weights": [1]}, "reward 'length@2' has a weight already"),
+        ({"reward": None, "reward_weights": [1]}, "reward_weights belong to reward"),
         ({"model": loaded()[0]}, r"the loaded model \(Qwen3ForCausalLM\) needs its tokenizer"),
         ({"model": "some/model", "tokenizer": loaded()[1]}, "brings its own tokenizer"),
         ({"model": (torch.nn.Linear(2, 2), loaded()[1])}, "the model is a Linear; give a causal LM of transformers"),

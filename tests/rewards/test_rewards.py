@@ -254,7 +254,7 @@ def python_rewards(function, on_error="raise"):
         ),
         (lambda completions, **_: {0: 1.0, 1: 2.0}, "'python:f' returned a dict, not a list of numbers"),
         (lambda completions, **_: "12", "'python:f' returned a str, not a list of numbers"),
-        (lambda completions: [1.0, 1.0], "takes what it does not use as **columns"),
+        (lambda completions, level, **_: [1.0, 1.0], "'level'; it can be given answer, prompts, completions"),
     ],
 )
 def test_errors_of_a_callable_are_those_of_a_path(function, words):

@@ -1,6 +1,7 @@
 """What is sent to a library, once, through kills, resumes and failures; with a library of our own."""
 
 import json
+import time
 
 import pytest
 
@@ -78,6 +79,46 @@ def test_a_library_that_fails_is_given_up_and_makes_up_for_it(folder, monkeypatc
     assert "OSError: disk full" in told[0]
     monkeypatch.setattr(Fake, "fail_at", None)
     assert leg(folder, range(6, 8)).steps == [3, 4, 5, 6, 7]
+
+
+class Mute(Exception):  # noqa: N818
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def leave(*_):
+    raise SystemExit(3)
+
+
+def fail_without_words(*_):
+    raise Mute
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [(lambda *_: time.sleep(60), "no answer in"), (leave, "SystemExit: 3"), (fail_without_words, "a Mute that cannot")],
+)
+@pytest.mark.parametrize("where", ["log", "close"])
+def test_a_library_that_hangs_ends_the_program_or_has_no_words_is_given_up(folder, monkeypatch, where, does, words):
+    told, started = [], time.monotonic()
+    monkeypatch.setattr(reporting, "PATIENCE", 0.3)
+    monkeypatch.setattr(Fake, where, does)
+    with Reporter(["fake"], folder, SETTINGS, told.append) as reporter:
+        for step in range(3):
+            reporter.log(folder.write_metrics({"step": step} | dict.fromkeys((*NUMBERS, *THERE), 0.5)))
+    assert len(told) == 1
+    assert words in told[0]
+    assert ("failed at step 0" if where == "log" else "did not close") in told[0]
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("does", [leave, fail_without_words])
+def test_a_library_that_ends_the_program_as_it_starts_is_an_input_error(folder, monkeypatch, does):
+    monkeypatch.setitem(TRACKERS, "fake", does)
+    with pytest.raises(
+        InputError, match=r"fake cannot be started \((SystemExit: 3|Mute: a Mute that cannot be shown)\)"
+    ):
+        leg(folder, range(2))
 
 
 @pytest.mark.parametrize(("stop", "failed"), [(ValueError("fault"), True), (KeyboardInterrupt("stopped"), False)])

@@ -1,6 +1,7 @@
 """Several rewards as one: built-in ones by name, the user's own by path or as callables; named when they fail."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,8 +9,9 @@ from typing import Any, Literal
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.rewards.builtin import BUILT_IN
-from oblrpo.rewards.user import LARGEST, PythonReward, RewardFailed, Values, WorkerReward, plain_reward
+from oblrpo.rewards.user import LARGEST, PythonReward, RewardFailed, Values, WorkerReward, asked_of, plain_reward
 from oblrpo.tasks import Problem, Task, Verifier
+from oblrpo.workers import begun
 
 OnError = Literal["raise", "mask"]
 MEND = "rewards must be finite numbers, at most 1e12 in size; such completions are left out with on_reward_error mask."
@@ -35,8 +37,9 @@ class RewardErrors:
 class RewardSet:
     """The weighted sum of those rewards that apply to a completion.
 
-    Rewards have TRL's signature, f(prompts, completions, **columns) -> list of float or None. As in TRL, one that
-    returns None for a completion does not apply to it and adds nothing. NaN, an infinity, a value that is no number, a
+    Rewards have TRL's signature, f(prompts, completions, **columns) -> list of float or None, and get what they ask
+    for by name. As in TRL, those that are `async def` are awaited at once, after the others, and one that returns None
+    for a completion does not apply to it and adds nothing. NaN, an infinity, a value that is no number, a
     wrong length, an exception, a call that takes longer than `seconds`, a completion to which none applies: errors.
     `on_error` "raise" ends with one sentence that names the reward; "mask" leaves the completion out: its sum is None.
     Either way `errors` counts. A function found by its path runs in a process of its own, which is killed when it is
@@ -61,7 +64,9 @@ class RewardSet:
         if not 0 < seconds < float("inf"):
             raise InputError(f"reward_seconds is {seconds!r}; it must be a positive number.")
         self.on_error, self.errors = on_error, RewardErrors()
-        self._rewards: dict[str, tuple[Callable[..., Values], float]] = {}
+        self._rewards: dict[str, tuple[Any, float]] = {}
+        self.earned: dict[str, list[float]] = {}
+        """What each reward gave, without its weight, since this was last emptied."""
         try:
             for text in names:
                 name, weight = split_weight(text)
@@ -71,12 +76,17 @@ class RewardSet:
         except InputError:
             self.close()
             raise
+        self.ask_ids = {
+            name
+            for name, (each, _) in self._rewards.items()
+            if asked_of(["completion_ids"], getattr(each, "takes", []))
+        }
+        """Those that are given the tokens of completions."""
 
-    @property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of the source of each reward that is the user's, by name, where it can be had."""
-        digests = {name: getattr(reward, "digest", "") for name, (reward, _) in self._rewards.items()}
-        return {name: digest for name, digest in digests.items() if digest}
+    def likenesses(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """SHA-256 of what each reward of the user's is now, by name, empty if there is none; and what it lacks."""
+        users = {name: reward for name, (reward, _) in self._rewards.items() if hasattr(reward, "takes")}
+        return {name: reward.likeness() for name, reward in users.items()}
 
     def close(self) -> None:
         """End the processes; they start again when they are needed."""
@@ -85,13 +95,23 @@ class RewardSet:
                 reward.close()
 
     def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = None
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[str],
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        ids: Callable[[], list[list[int]]] | None = None,
     ) -> list[float | None]:
-        """Return the weighted sum for each completion, None where it is masked."""
+        """Return the weighted sum for each completion, None where it is masked; `ids` returns their tokens."""
         sums: list[float | None] = [None] * len(completions)
         masked: set[int] = set()
-        for name, (reward, weight) in self._rewards.items():
-            for s, value in enumerate(self._values(name, reward, prompts, completions, columns or {})):
+        given = {**(columns or {}), "prompts": prompts, "completions": completions}
+        later = {name for name, (reward, _) in self._rewards.items() if getattr(reward, "waits", False)}
+        values = {name: self._values(name, given, ids) for name in self._rewards if name not in later}
+        calls = {name: begun(self._values, name, given, ids) for name in later}
+        values |= {name: call.result() for name, call in calls.items()}
+        for name, (_, weight) in self._rewards.items():
+            self.earned.setdefault(name, []).extend(value for value in values[name] if isinstance(value, float))
+            for s, value in enumerate(values[name]):
                 if isinstance(value, float):
                     sums[s] = (sums[s] or 0.0) + weight * value
                 elif value is not None:
@@ -107,17 +127,13 @@ class RewardSet:
                 )
         return [None if s in masked else value for s, value in enumerate(sums)]
 
-    def _values(
-        self,
-        name: str,
-        reward: Callable[..., Values],
-        prompts: Sequence[Any],
-        completions: Sequence[str],
-        columns: Mapping[str, Any],
-    ) -> Values:
+    def _values(self, name: str, given: Mapping[str, Any], ids: Callable[[], list[list[int]]] | None) -> Values:
         """Return the values of one reward, [] for those of a failed call that is masked."""
+        reward, completions = self._rewards[name][0], given["completions"]
         try:
-            values = reward(prompts=prompts, completions=completions, **columns)
+            if ids is not None and name in self.ask_ids:
+                given = {**given, "completion_ids": ids()}
+            values = reward(**given)
             values = [value if isinstance(value, list) else plain_reward(value) for value in values]
             if len(values) != len(completions):
                 raise RewardFailed(f"returned {len(values)} values for {len(completions)} completions")
@@ -166,24 +182,43 @@ class Rewards:
         further |= {name: PythonReward(function) for name, function in (functions or {}).items()}
         self.task, self.names = task, list(names or task.default_rewards)
         self._set = RewardSet(self.names, on_error, seconds, further)
-        self.digests, self.close = self._set.digests, self._set.close
+        self.ask_ids, self.likenesses, self.close = bool(self._set.ask_ids), self._set.likenesses, self._set.close
 
-    def __call__(self, problems: list[Problem], completions: list[str]) -> tuple[list[list[float]], list[list[bool]]]:
-        """Return F_PG, where completion p G + j answers problem p, and which are valid; a masked one has a 0."""
+    def __call__(
+        self, problems: list[Problem], completions: list[str], ids: Callable[[], list[list[int]]] | None = None
+    ) -> tuple[list[list[float]], list[list[bool]]]:
+        """Return F_PG, where completion p G + j answers problem p, and which are valid; a masked one has a 0.
+
+        `ids` returns the tokens of the completions, for rewards that ask for `completion_ids`.
+        """
         G = len(completions) // len(problems)
         problem_S = [problem for problem in problems for _ in range(G)]
-        names = {"answer"}.union(*(problem.columns for problem in problems))
+        names = {"answer"}.union(*(problem.columns for problem in problems)) - {"completion_ids"}
         columns = {name: [problem.columns.get(name) for problem in problem_S] for name in sorted(names)}
         columns["answer"] = [problem.columns.get("answer", problem.answer) for problem in problem_S]
-        sums = self._set([problem.prompt for problem in problem_S], completions, columns)
+        sums = self._set([problem.prompt for problem in problem_S], completions, columns, ids)
         groups = [sums[start : start + G] for start in range(0, len(sums), G)]
         valid_PG = [[value is not None for value in group] for group in groups]
         return [[value or 0.0 for value in group] for group in groups], valid_PG
+
+    def digests(self) -> dict[str, str]:
+        """The digests that can be had, by their names among the sources of a run."""
+        return {f"rewards {name}": digest for name, (digest, _) in self.likenesses().items() if digest}
 
     @property
     def failures(self) -> int:
         """Count of failed calls so far, and of values that were no rewards."""
         return self._set.errors.total
+
+    def take_earned(self) -> dict[str, list[float]]:
+        """Return what each reward gave since this was last asked, without its weight, by its name in metrics.
+
+        That is TRL's, the function's own, where no two are called alike.
+        """
+        earned, self._set.earned = self._set.earned, {}
+        short = {name: re.split(r"[:.]", name)[-1] for name in earned}
+        often = Counter(short.values())
+        return {name if often[short[name]] > 1 else short[name]: values for name, values in earned.items()}
 
 
 def split_weight(text: str) -> tuple[str, float]:

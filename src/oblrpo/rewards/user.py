@@ -1,23 +1,28 @@
 """Reward functions of the user: by path in a process of their own, or given from Python and called in this one."""
 
+import asyncio
 import functools
 import inspect
+import json
 import math
+import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from oblrpo.checksums import sum_of, sum_of_texts
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, shown
+from oblrpo.rewards.likeness import likeness
+from oblrpo.tasks.rows import native
 from oblrpo.workers import START, Worker, WorkerDied, WorkerLied
 
 Values = Sequence[float | list[str] | None]
 """A value a completion: a finite number, None where the reward does not apply, or [how it looks] if it is neither."""
 
+ANY = "**"  # stands for `**columns` among the names of what a function takes
 LARGEST = 1e12  # the largest reward: squares of it, times squared score norms, are still numbers of float32
-LONGEST_TEXT = 500  # the most characters that are shown of what a reward raised
 
 
 class RewardFailed(Exception):  # noqa: N818  (what a reward did)
@@ -26,8 +31,6 @@ class RewardFailed(Exception):  # noqa: N818  (what a reward did)
 
 class WorkerReward:
     """A function found by its path, in a process of its own."""
-
-    digest = ""  # SHA-256 of the files that the function is written in; empty if they cannot be read
 
     def __init__(self, path: str, seconds: float) -> None:
         """Load the function in its process."""
@@ -42,38 +45,64 @@ class WorkerReward:
         if refused:
             self.close()
             raise InputError(refused)
-        files = reply.get("files")
+        self.waits = bool(reply.get("waits"))
+        self.takes, files = frozenset(map(str, reply.get("takes", ()))), reply.get("files")
+        self._withheld: dict[str, str] = {}  # columns that were left out, and why
+        digest = ""
         with suppress(OSError, TypeError, ValueError):
             if files and all(Path(file).is_file() for file in files):  # no device, of which there is no end
-                self.digest = sum_of_texts(sum_of(Path(file)) for file in dict.fromkeys(files))
+                digest = sum_of_texts(sum_of(Path(file)) for file in dict.fromkeys(files))
+        self.likeness = lambda: (digest, () if digest else ("its file",))
 
-    def __call__(self, /, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
+    def __call__(self, /, **given: Any) -> Values:
         """Return the function's values.
 
         Raises:
             RewardFailed: the function raised, took too long, or ended its process.
-            InputError: a column cannot be handed over.
+            InputError: a column that it names cannot be handed over.
         """
-        said = as_said(prompts, completions)
-        message = {"path": self._path, "prompts": prompts, "completions": said, "columns": columns}
+        given["completions"] = as_said(given["prompts"], given["completions"])
+        handed = {name: given[name] for name in asked_of(given, self.takes) if name not in self._withheld}
+        message = {"path": self._path, "given": handed}
         try:
-            reply = self._worker.ask(message, self._seconds)
+            try:
+                reply = self._worker.ask(message, self._seconds)
+            except (TypeError, ValueError, RecursionError):
+                self._withhold(handed, given["prompts"])
+                reply = self._worker.ask(message, self._seconds)
         except TimeoutError:
             raise RewardFailed(f"took longer than {self._seconds:g} s (reward_seconds)") from None
         except WorkerLied:
             raise RewardFailed("wrote on the channel of its process, where only answers go") from None
         except WorkerDied:
             raise RewardFailed("ended its process") from None
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"reward '{self._path}' cannot be given all columns of the data: {error}.") from None
         reply = reply if isinstance(reply, dict) else {}
         if what := reply.get("failed") or reply.get("refused"):
-            raise RewardFailed(what)
+            raise RewardFailed("; ".join([what, *self._withheld.values()]))
         values: Any = reply.get("values")
         # The function shares its process with what answers for it, and may have spoilt that.
         if not isinstance(values, list) or not all(map(_is_value, values)):
             raise RewardFailed("spoils the answers of its process")
         return values
+
+    def _withhold(self, given: dict[str, Any], prompts: Sequence[Any]) -> None:
+        """Leave out the columns that JSON cannot hold; InputError where the function has one of them by its name."""
+        for name in list(given):
+            given[name] = native(given[name])
+            for value, prompt in zip(given[name], prompts, strict=False):
+                try:
+                    json.dumps(value)
+                except (TypeError, ValueError, RecursionError) as error:
+                    what = f"column '{name}' ({type(value).__name__}) cannot be handed to its process"
+                    if name in self.takes:
+                        raise InputError(
+                            f"reward '{self._path}': {what} ({shown(str, error)}), first in the row of the prompt "
+                            f"{str(prompt)[:40]!r}; make it text or numbers, or give the reward from Python as a "
+                            "callable."
+                        ) from None
+                    self._withheld[name] = f"{what}, and is left out"
+                    del given[name]
+                    break
 
 
 class PythonReward:
@@ -81,14 +110,14 @@ class PythonReward:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self.digest = _sum_of_source(function)
-        """SHA-256 of the function's source; empty if it cannot be had, as that of a lambda."""
+        self.takes, self.waits, self.likeness = takes(function), waits(function), lambda: likeness(function)
 
-    def __call__(self, /, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> Values:
+    def __call__(self, /, **given: Any) -> Values:
         """Return the function's values; it gets lists of its own, so that what it does to them harms nobody."""
-        shown = [prompt if isinstance(prompt, str) else list(map(dict, prompt)) for prompt in prompts]
-        own = {name: list(values) for name, values in columns.items()}
-        return call_reward(self._function, shown, as_said(prompts, completions), own)
+        own = {name: list(values) for name, values in given.items()}
+        own["completions"] = as_said(own["prompts"], own["completions"])
+        own["prompts"] = [p if isinstance(p, str) else list(map(dict, p)) for p in own["prompts"]]
+        return call_reward(self._function, own)
 
 
 def as_said(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:
@@ -99,37 +128,62 @@ def as_said(prompts: Sequence[Any], completions: Sequence[str]) -> list[Any]:
     ]
 
 
-def _sum_of_source(function: Callable[..., Any]) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    written = inspect.unwrap(function) if hasattr(function, "__name__") else type(function)
-    if getattr(written, "__name__", "") == "<lambda>":  # its source is the whole statement that it stands in
-        return ""
+def takes(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of what a function can be called with, `ANY` among them where it takes whatever there is."""
     try:
-        return sum_of_texts([inspect.getsource(written)])
-    except (OSError, TypeError):
-        return ""
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):  # one of a library in C
+        return frozenset({ANY})
+    names = {each.name for each in parameters if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}}
+    return frozenset(names | {ANY for each in parameters if each.kind is each.VAR_KEYWORD})
 
 
-def call_reward(
-    function: Callable[..., Any], prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
-) -> Values:
-    """Return the values of a function in TRL's signature; RewardFailed if it raised, or gave no list."""
+def asked_of(given: Iterable[str], names: Collection[str]) -> list[str]:
+    """Return what a function that takes these names gets of what there is."""
+    return [name for name in given if name in names or ANY in names]
+
+
+def waits(function: Callable[..., Any]) -> bool:
+    """Return whether a function is `async def`, or an object whose call is."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of async rewards, one for good: what they open, such as a client, belongs to it."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+async def _awaited(value: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     try:
-        values = function(prompts=prompts, completions=completions, **columns)
+        return await value, None
+    except BaseException as error:  # SystemExit would end the loop, and leave us waiting
+        return None, error
+
+
+def call_reward(function: Callable[..., Any], given: Mapping[str, Any]) -> Values:
+    """Return the values of a function in TRL's signature; RewardFailed if it raised, or gave no list.
+
+    It gets what it asks for of `given`: prompts, completions, completion_ids and the columns of the data.
+    """
+    asked = asked_of(given, takes(function))
+    try:
+        values = function(**{name: given[name] for name in asked})
+        if inspect.isawaitable(values):
+            values, error = asyncio.run_coroutine_threadsafe(_awaited(values), _loop()).result()
+            if error is not None:
+                raise error
         if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping, Set)):
             return [plain_reward(value) for value in values]
     except Exception as error:  # the user's code may raise anything, a generator only now
         frames = traceback.extract_tb(error.__traceback__)
         raised = f"raised {type(error).__name__}"
         if isinstance(error, TypeError) and len(frames) == 1:  # it was not entered: its parameters do not fit
-            names = ", ".join(f"{name}=..." for name in ("prompts", "completions", *columns))
-            raise RewardFailed(
-                f"{raised}: {_shown(str, error)}; it is called with ({names}), and takes what it does not use as "
-                "**columns"
-            ) from error
+            raise RewardFailed(f"{raised}: {shown(str, error)}; it can be given {', '.join(given)}") from error
         where = f"{Path(frames[-1].filename).name} line {frames[-1].lineno}"
-        raise RewardFailed(f"{raised}: {_shown(str, error)} ({where})") from error
+        raise RewardFailed(f"{raised}: {shown(str, error)} ({where})") from error
     raise RewardFailed(f"returned a {type(values).__name__}, not a list of numbers")
 
 
@@ -141,16 +195,7 @@ def plain_reward(value: Any) -> float | list[str] | None:
         number = float(value) if not isinstance(value, str) else math.nan
     except Exception:  # an object of the user's may raise anything
         number = math.nan
-    return number if abs(number) <= LARGEST else [_shown(repr, value)[:100]]  # NaN is no number of any size
-
-
-def _shown(words: Callable[[Any], str], thing: Any) -> str:
-    """What `words`, str or repr, say of a thing: cut, and without halves of surrogate pairs, which no file can hold."""
-    try:
-        text = words(thing)[: LONGEST_TEXT + 1].encode("utf-8", "backslashreplace").decode()
-    except Exception:  # an object of the user's may raise anything
-        return f"a {type(thing).__name__} that cannot be shown"
-    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " ..."
+    return number if abs(number) <= LARGEST else [shown(repr, value)[:100]]  # NaN is no number of any size
 
 
 def _is_value(value: Any) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from oblrpo.errors import InputError, did_you_mean
-from oblrpo.rewards.user import RewardFailed, call_reward
+from oblrpo.errors import InputError, did_you_mean, shown
+from oblrpo.rewards.user import RewardFailed, call_reward, takes, waits
 from oblrpo.workers import serve
 
 Reward = Callable[..., Sequence[float | None]]
@@ -31,7 +31,7 @@ def load_reward(path: str) -> Reward:
     except InputError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise InputError(f"reward '{path}' cannot be imported: {type(error).__name__}: {error}.") from error
+        raise InputError(f"reward '{path}' cannot be imported: {type(error).__name__}: {shown(str, error)}.") from error
     function: Reward | None = getattr(module, name, None)
     if function is None:
         names = [word for word, value in vars(module).items() if callable(value)]
@@ -71,17 +71,18 @@ def files_of(path: str, reward: Reward) -> list[str]:
 def answer(message: dict[str, Any]) -> dict[str, Any]:
     """Return {"refused": why} of a path, {"failed": what} of a call, or {"values": numbers, None, or [repr] of others}.
 
-    A message without completions only loads the function, and is answered with {"files": those it is written in}.
+    A message with nothing that is given only loads the function, and is answered with {"files": those it is written in,
+    "takes": the names that it can be called with, "waits": whether it is async}.
     """
     path = message["path"]
     try:
         reward = _loaded[path] = _loaded.get(path) or load_reward(path)
     except InputError as error:
         return {"refused": str(error)}
-    if "completions" not in message:
-        return {"files": files_of(path, reward)}
+    if "given" not in message:
+        return {"files": files_of(path, reward), "takes": sorted(takes(reward)), "waits": waits(reward)}
     try:
-        return {"values": call_reward(reward, message["prompts"], message["completions"], message["columns"])}
+        return {"values": call_reward(reward, message["given"])}
     except RewardFailed as what:
         return {"failed": str(what)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oblrpo.errors import InputError
@@ -17,11 +17,13 @@ class Identity:
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     """The word, by chance; empty of a run that was begun by version 0.2 or earlier."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """The SHA-256 of everything that its settings name and do not hold: data and the source of rewards."""
+    """The SHA-256 of everything that its settings name and do not hold: data and rewards."""
+    left: Mapping[str, str] = field(default_factory=dict)
+    """The same of rewards that carry other values since the run used them, such as a count of their calls."""
 
     def plain(self) -> dict[str, Any]:
         """The identity as it stands in `config.yaml`."""
-        return {"run": self.run, "sources": dict(self.sources)}
+        return {"run": self.run, "sources": dict(self.sources)} | ({"left": dict(self.left)} if self.left else {})
 
     @classmethod
     def read(cls, plain: Any, place: str) -> Identity:
@@ -29,11 +31,18 @@ class Identity:
         if plain is None:
             return cls("")
         try:
-            sources = {str(name): str(digest) for name, digest in plain["sources"].items()}
-            return cls(str(plain["run"]), sources)
+            kinds = (plain["sources"], plain.get("left", {}))
+            return cls(str(plain["run"]), *({str(name): str(sum_) for name, sum_ in kind.items()} for kind in kinds))
         except (TypeError, KeyError, AttributeError):
             raise InputError(f"{place}: identity is not what the run wrote; put it back as it was.") from None
 
     def changed(self, sources: Mapping[str, str]) -> list[str]:
         """Names of the sources that are known and not what they were, or cannot be had any more."""
-        return [name for name, digest in self.sources.items() if sources.get(name) != digest]
+        known = {name: {digest, self.left.get(name, digest)} for name, digest in self.sources.items()}
+        return [name for name, digests in known.items() if sources.get(name) not in digests]
+
+    def going_on(self, sources: Mapping[str, str]) -> Identity:
+        """The identity of the run as it goes on with these sources; those that have not changed are kept."""
+        changed = self.changed(sources)
+        kept = {name: digest for name, digest in self.sources.items() if name not in changed}
+        return replace(self, sources={**sources, **kept}, left={})

@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from types import TracebackType
 from typing import Any
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, shown
 from oblrpo.runs import Metrics, RunFolder, write_atomically
 from oblrpo.trackers.libraries import TRACKERS, Opening, Tracker, Values
+from oblrpo.workers import begun
 
 NOTE = "trackers.json"
 """The file in the run's folder that holds, by library, the run's name and identity there and the last step sent."""
+
+PATIENCE = 300.0
+"""Seconds that a library may take for a step, or to write at the end what is left."""
+HANGS = f"no answer in {PATIENCE:g} s"
 
 
 class Reporter:
     """The reporter feeds the libraries of `report_to`, and tells `warn` of one that fails.
 
     A resumed run does some steps again, with the same result: those that a library has are not sent a second time. One
-    that comes later, or lacks some, is sent the earlier steps first. One that fails is given up with a warning, for the
-    training matters more; the steps it missed are sent when the run is resumed.
+    that comes later, or lacks some, is sent the earlier steps first. One that fails, hangs or ends its thread is given
+    up with a warning, for the training matters more; the steps it missed are sent when the run is resumed.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class Reporter:
         opening = Opening(self._folder.path, entry["name"], entry["id"], project, self._settings, entry["step"])
         try:
             self._open[name] = TRACKERS[name](opening)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(
                 f"{name} cannot be started ({_brief(error)}); mend that, or leave it out of report_to."
             ) from error
@@ -73,13 +79,12 @@ class Reporter:
         step = row["step"]
         if name not in self._open or step < self._open[name].lacks:
             return
-        try:
-            self._open[name].log(step, values_of(row) | self._completions(step))
-        except Exception as error:
-            self._warn(
-                f"{name} failed at step {step} and gets no more of this run ({_brief(error)}); --resume tries again."
-            )
-            self._close([name], failed=True)
+        if fault := _fault(self._open[name].log, step, values_of(row) | self._completions(step)):
+            self._warn(f"{name} failed at step {step} and gets no more of this run ({fault}); --resume tries again.")
+            if fault == HANGS:
+                del self._open[name]
+            else:
+                self._close([name], failed=True)
             return
         self._open[name].lacks = step + 1
         self._note[name]["step"] = step
@@ -92,10 +97,8 @@ class Reporter:
 
     def _close(self, names: Sequence[str], failed: bool) -> None:
         for name in names:
-            try:
-                self._open.pop(name).close(failed)
-            except Exception as error:
-                self._warn(f"{name} did not close, its last steps may be missing ({_brief(error)}).")
+            if fault := _fault(self._open.pop(name).close, failed):
+                self._warn(f"{name} did not close, its last steps may be missing ({fault}).")
 
     def _read_note(self) -> dict[str, dict[str, Any]]:
         path = self._folder.path / NOTE
@@ -124,5 +127,14 @@ def values_of(row: Metrics) -> Values:
     return values
 
 
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+def _fault(call: Callable[..., None], *args: Any) -> str:
+    """Call a library; return what went wrong, or nothing. Where it hangs, it is left behind in its thread."""
+    future = begun(call, *args)
+    if future not in wait([future], PATIENCE).done:
+        return HANGS
+    error = future.exception()
+    return _brief(error) if error else ""
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(shown(str, error).split())[:200]}"

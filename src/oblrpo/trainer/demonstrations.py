@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from oblrpo.errors import InputError, did_you_mean
+from oblrpo.errors import InputError
 from oblrpo.objects import Objects
 from oblrpo.policy import Policy, Prompt, tokens_of
 from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, Demonstrator, Problem, Task
 from oblrpo.tasks.benchmarks import TEMPLATE
 from oblrpo.tasks.data import PLACEHOLDER, permutation, problems_of
-from oblrpo.tasks.rows import text_of
+from oblrpo.tasks.rows import native, text_of
 from oblrpo.tasks.sources import read_source
+from oblrpo.tasks.task import SAID
 
 COMPLETION = "completion"  # the column of completions
 RATE_BUILT, RATE_LOADED, RATE_ADAPTERS = 3e-3, 2e-5, 2e-4  # peak rates where `warm_start_args` says none
@@ -100,18 +101,15 @@ def read_rows(config: TrainConfig, objects: Objects) -> list[Demonstration]:
 
 def _completion(row: dict[str, Any], place: str) -> str:
     """Return the completion: text, or the content of one message of the assistant."""
-    value = row.get(COMPLETION)
-    if not isinstance(value, (list, tuple)):
+    value = native(row.get(COMPLETION))
+    if not isinstance(value, list):
         return text_of(row, COMPLETION, place)
     if len(value) != 1 or not isinstance(value[0], dict) or value[0].get("role") != "assistant":
         raise InputError(
             f"{place}: column '{COMPLETION}' must be text or one message of the assistant, which follows the prompt."
         )
-    if unknown := set(value[0]) - {"role", "content"}:
-        hint = did_you_mean(min(unknown), ["content"])
-        raise InputError(
-            f"{place}: the message of column '{COMPLETION}' has {min(unknown)!r}; only text is learned.{hint}"
-        )
+    if said := [key for key in value[0] if key in SAID and value[0][key]]:
+        raise InputError(f"{place}: the message of column '{COMPLETION}' has {said[0]!r}; only text is learned.")
     return text_of(value[0], "content", f"{place}: the message of column '{COMPLETION}'")
 
 

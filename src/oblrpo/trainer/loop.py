@@ -34,7 +34,7 @@ from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, flatten
 from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
-from oblrpo.trainer.metrics import completion_rows, step_metrics
+from oblrpo.trainer.metrics import completion_rows, part_metrics, step_metrics
 from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, hand_out
 from oblrpo.trainer.prompts import Prompts
@@ -133,6 +133,16 @@ class Trainer:
                 if refused:
                     raise InputError(refused) from error
                 raise
+            finally:
+                self._note_rewards()
+
+    def _note_rewards(self) -> None:
+        """Note what has become of rewards that carry values: this program may go on with the same objects."""
+        now, sources = self.rewards.digests(), self.identity.sources
+        left = {name: digest for name, digest in now.items() if digest != sources.get(name)}
+        if left and self.folder.config_file.is_file():
+            with suppress(OSError):  # of a full disk
+                self.folder.write_config(self.config, replace(self.identity, left=left))
 
     def _run(self, progress: Progress) -> None:
         lost = self.folder.drop_metrics_after(-1 if self.done is None else self.done)
@@ -189,6 +199,8 @@ class Trainer:
             learned_before = f"warm start {steps} steps of at most {batch} of {words}, AdamW at {rate:g}\n"
         if kinds := sorted(set(by_operations(self.policy.model).values())):
             without_rules = f"no rule    taken operation by operation: {', '.join(kinds)}\n"
+        noted = self.policy.format.notes(self.policy.tokenizer, [problem.prompt for problem in self.heldout])
+        of_template = "".join(f"template   {note}\n" for note in noted)
         return (
             f"policy     {config.policy.model or 'built from nothing'}: {total:,} parameters, {trained:,} trained, "
             f"{precision} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
@@ -196,11 +208,12 @@ class Trainer:
             f"{learned_before}"
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
             f"{config.rollout.max_completion_length} tokens\n"
+            f"{of_template}"
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
             f"{config.optim.learning_rate:g}\n"
             f"{without_rules}"
-            f"sampler    {config.rollout.sampler}\n"
+            f"sampler    {config.rollout.sampler}; completions end with {' or '.join(self.policy.end_words)}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
         )
 
@@ -219,12 +232,15 @@ class Trainer:
             )
         if changed:
             self.notes.append(f"changed since the run was started, and accepted: {changed}.")
+        for name, (_, parts) in self.rewards.likenesses().items():
+            lacks = f"whether reward '{name}' has changed cannot be told: no digest can be had of {', '.join(parts)}."
+            self.notes += [lacks] if parts else []
         if sources and not (begun.run or begun.sources):
             self.notes.append(
                 "an earlier version began the run and kept no digests of its data and rewards: whether they have "
                 "changed since cannot be told. They are kept from now on."
             )
-        return replace(begun, sources=sources)
+        return begun.going_on(sources)
 
     def _warm_start(self, progress: Progress) -> dict[str, float]:
         """Learn from demonstrations; return the last loss, and of a loaded model the accuracy before."""
@@ -247,12 +263,13 @@ class Trainer:
     def _step(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
         torch.manual_seed(seed_of(self.config.run.seed, step))
+        self.rewards.take_earned()  # of held-out problems
         problems, done = self.prompts.step(self.learner, step)
         self.tokens += done.rollouts.sequences.tokens
         # Before the metrics: warnings about rewards name this file, and a step counts once its metrics are there.
         with self.learner.clock.part("files"):
             self.folder.write_completions(step, completion_rows(problems, done))
-        metrics = step_metrics(step, done, self.tokens)
+        metrics = step_metrics(step, done, self.tokens) | part_metrics(self.rewards.take_earned())
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
         return metrics | {"step_time": time.perf_counter() - started} | self.learner.clock.lap()

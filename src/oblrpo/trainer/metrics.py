@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,6 +88,16 @@ def _update_metrics(updates: list[Update]) -> dict[str, Any]:
         **({} if last.kl is None else {"step_kl": last.kl, "step_kl_target": last.target_kl}),
         **first.further,
     }
+
+
+def part_metrics(earned: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The mean of each reward and its standard deviation (n - 1) over all completions that it applies to, as in TRL."""
+    metrics = {}
+    for name, values in earned.items():
+        values_N = torch.tensor(values, dtype=torch.float64, device="cpu")
+        metrics[f"rewards/{name}/mean"] = values_N.mean().item()
+        metrics[f"rewards/{name}/std"] = values_N.std().item() if len(values) > 1 else math.nan
+    return metrics
 
 
 def _stderr(rewards_PG: Tensor, valid_PG: Tensor) -> float:

@@ -40,4 +40,4 @@ def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], r
                 digests[f"{setting} {name}"] = sum_of_texts(rows_as_text)
             else:
                 digests[f"{setting} {name}"] = files[name] = files.get(name) or sum_of(path_of(name))
-    return digests | {f"rewards {name}": digest for name, digest in rewards.digests.items()}
+    return digests | rewards.digests()

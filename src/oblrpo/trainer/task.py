@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 from oblrpo.errors import InputError
@@ -80,9 +79,7 @@ def name_of(data: Sequence[str]) -> str:
 
 def _problems(rows: Stream, task: TaskConfig) -> list[Problem]:
     rewards = {split_weight(name)[0] for name in task.rewards} or {"numeric"}
-    # A reward of the user's may do without the answer; what it needs it says itself.
-    rows = iter(rows)
-    first = next(rows)
-    answer = task.answer_column if rewards & NEED_ANSWER or task.answer_column in first[1] else ""
     template = task.prompt_template or PLACEHOLDER
-    return problems_of(chain([first], rows), task.prompt_column, answer, template, numbers="numeric" in rewards)
+    # A reward of the user's may do with any answer, or without one; what it needs it says itself.
+    compared = bool(rewards & NEED_ANSWER)
+    return problems_of(rows, task.prompt_column, task.answer_column, template, "numeric" in rewards, compared)
