@@ -122,6 +122,7 @@ def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page,
     files = [tmp_path / name / "metrics.jsonl" for name in ("run", "again")]
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     written = {re.sub(rf"^(variance|signal2)/({'|'.join(BASELINES)})$", r"\1/NAME", key) for row in rows for key in row}
+    written = {re.sub("^rewards/task/", "rewards/NAME/", key) for key in written}
     table = (ROOT / "docs" / "metrics.md").read_text().split("| key | meaning | unit |")[1]
     first_cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
     others = {"warnings", "added_variance", "added_variance/measured", "added_variance/of_gradient", "num_gen_batches"}

@@ -3,15 +3,18 @@
 `OBLRPO_FUZZ` says how many inputs a loader gets; `make attack` gives each 10,000.
 """
 
+import decimal
 import io
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -19,11 +22,13 @@ from safetensors.torch import save_file
 from oblrpo.checksums import damage
 from oblrpo.cli.train import _parse
 from oblrpo.compare.spec import read_spec
+from oblrpo.diagnosis import CONDITIONS, diagnose
 from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import read_completions
 from oblrpo.policy import load_policy
 from oblrpo.policy.adapters import base_of
-from oblrpo.runs import read_rows
+from oblrpo.report.export import export
+from oblrpo.runs import RunFolder, read_rows
 from oblrpo.runs.state_files import STATE, TENSORS, load_state, save_state
 from oblrpo.settings import PolicyConfig, TrainConfig, flatten, read_yaml, with_settings
 from oblrpo.tasks import BENCHMARKS
@@ -227,10 +232,12 @@ def test_rows_of_values():
         [{"role": [], "content": "x"}],
         [{"role": "user", "content": "\ud800"}],
         [{"role": "user", "content": "ok"}],
+        [{"role": "assistant", "tool_calls": [{}]}, {"role": "tool", "content": [{"type": "text"}]}],
         float("inf"),
     ]
+    names = ["prompt", "answer", "prompts", "x", "tools", "chat_template_kwargs"]
     for _ in range(COUNT):
-        row = {rng.choice(["prompt", "answer", "prompts", "x"]): rng.choice(values) for _ in range(3)}
+        row = {rng.choice(names): rng.choice(values) for _ in range(3)}
         text = json.dumps(row)
         rows = [("f", json.loads(text))]
         accepted(lambda rows=rows: problems_of(rows, "prompt", "answer", "{prompt}", True), text)
@@ -240,6 +247,48 @@ def test_metrics(tmp_path):
     for text in texts(4):
         (tmp_path / "metrics.jsonl").write_bytes(text.encode("utf-8", "replace"))
         accepted(lambda: read_rows(tmp_path / "metrics.jsonl"), text)
+
+
+LOGGED = [{"step": n, "reward": n % 7 / 9, "reward_std": 0.4, "grad_norm": 0.5, "kl": 0.01 * n} for n in range(1, 31)]
+VERL = [f"x step:{row['step']} - critic/score/mean:{row['reward']} - actor/grad_norm:0.5" for row in LOGGED]
+LINES = [json.dumps(row) for row in LOGGED]
+TABLE = [",".join(map(str, row)) for row in [LOGGED[0], *map(dict.values, LOGGED)]]
+LOGS = {
+    "log.jsonl": "\n".join(LINES), "log.csv": "\n".join(TABLE),
+    "log.json": json.dumps(LOGGED), "verl.log": "\n".join(VERL), "mixed.log": "\n".join([*LINES, *TABLE, *VERL]),
+    "trainer_state.json": json.dumps({"log_history": LOGGED, "max_steps": 30}),
+    "run/metrics.jsonl": "\n".join(LINES), "run/config.yaml": "algorithm: oblrpo\nprompts_per_step: 8\n",
+}  # fmt: skip
+
+
+def test_logs(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name, log in LOGS.items():
+        (tmp_path / name).write_text(log)
+    for name, log in LOGS.items():
+        file = tmp_path / name
+        given = file.parent if file.parent.name == "run" else file
+        assert accepted(lambda given=given: str(diagnose(given)), log)
+        for data in [*bitten(log.encode(), name), *map(as_bytes, texts(name))][::4]:
+            file.write_bytes(data)
+            accepted(lambda given=given: str(diagnose(given)), data)
+        file.write_text(log)
+    for text in texts("paths"):
+        accepted(lambda text=text: diagnose(text), text)
+
+
+def test_logs_of_values():
+    rng = random.Random("log values")
+    keys = [key for condition in CONDITIONS for key in condition.columns] + ["step", "data", "eval/accuracy", "x", 3]
+    values = [0.0, 1, -1.0, 1e30, 1e300, -(10**400), float("nan"), float("-inf"), True, None, "0.5", "x", b"1", [], {}]
+    values += [np.float64(1), np.int64(3), np.bool_(True), np.ones(()), np.ones(1), np.ones(2), object(), 1j]
+    values += [torch.ones(()), torch.ones(2), torch.ones((), device="meta"), decimal.Decimal("NaN"), {"reward": 1}]
+    values += [decimal.Decimal("sNaN"), decimal.Decimal("1e999")]
+    for _ in range(COUNT):
+        few = [(rng.choice(keys), rng.choices(values, k=2)) for _ in range(6)]
+        rows = [{key: rng.choice(pair) for key, pair in few} | {"reward": n % 2} for n in range(rng.randint(0, 40))]
+        for given in (rows, rng.choice([*values, *rows])):
+            accepted(lambda given=given: str(diagnose(given)), few)
 
 
 SPEC = b"""base: {recipe: demo, steps: 20}
@@ -322,6 +371,38 @@ def test_state_of_a_checkpoint(tmp_path):
             (tmp_path / name).write_bytes(data)
             accepted(lambda: load_state(tmp_path), data)
         (tmp_path / name).write_bytes(good)
+
+
+def test_export(tmp_path):
+    """Of a run of which one file is damaged, or to any name: what is exported all the same is what the run wrote."""
+    run = RunFolder(tmp_path / "run")
+    run.create(TrainConfig())
+    run.write_metrics({"step": 0, "eval/accuracy": 0.5})
+
+    def save(folder):
+        folder.mkdir()
+        save_file({"x": torch.ones(1)}, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+
+    run.save_checkpoint(0, save, {"run": run.identity().run, "step": 0}, keep=1)
+    checkpoint, output, rng = run.checkpoint(0), tmp_path / "out", random.Random("export")
+    written = {name: (checkpoint / name).read_bytes() for name in ("model.safetensors", "config.json")}
+
+    def exported(target, *given):
+        if accepted(lambda: export(run.path, target), given):
+            assert {name: (target / name).read_bytes() for name in written} == written
+            shutil.rmtree(target)
+
+    for file in (run.config_file, run.metrics_file, *sorted(checkpoint.iterdir())):
+        good = file.read_bytes()
+        for data in [*bitten(good, file.name)][::5]:
+            file.write_bytes(data)
+            exported(output, file.name, data)
+        file.write_bytes(good)
+    for _ in range(COUNT // 5):
+        name = "".join(rng.choices([*PIECES, "\ud800", "..", "x" * 200], k=rng.randint(1, 4)))
+        exported(tmp_path / name, name)
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
 def test_checksums(tmp_path):

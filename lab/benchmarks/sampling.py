@@ -59,7 +59,7 @@ def contenders(policy: Policy) -> dict[str, Contender]:
         prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, longest))
         settings = GenerationConfig(
             do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest, eos_token_id=policy.end_tokens,
-            pad_token_id=policy.tokenizer.pad_token_id, **further,
+            pad_token_id=policy.pad_token, **further,
         )  # fmt: skip
         prompt_SQ, mask_SQ = (each.repeat_interleave(copies, 0) for each in (prompt_PQ, mask_PQ))
         ids_ST = policy.model.generate(input_ids=prompt_SQ, attention_mask=mask_SQ, generation_config=settings)

@@ -83,7 +83,7 @@ def draw(policy: Policy, rewards: Rewards, problems: list[Problem], rollout: Rol
     G = rollout.num_generations
     prompts = [problem.prompt for problem in problems]
     rollouts = sample(policy, prompts, G, rollout.max_completion_length, rollout.temperature)
-    earned = rewards(problems, rollouts.completions)
+    earned = rewards(problems, rollouts.completions, rollouts.ids)
     rewards_PG, valid_PG = (torch.tensor(each, device=policy.device) for each in earned)
     part_P = valid_PG.sum(1) >= 2
     if part_P.sum() < FEWEST_PROMPTS:

@@ -195,7 +195,7 @@ def test_resume_needs_a_run_and_the_same_settings(small_run, oblrpo, tmp_path):
     assert snapshot(tmp_path / "run") == before
 
 
-STATE = ["model.safetensors", "oblrpo_state.safetensors", "oblrpo_state.json"]
+STATE = ["model.safetensors", "oblrpo_state.tensors", "oblrpo_state.json"]
 
 
 @pytest.mark.parametrize(

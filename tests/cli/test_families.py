@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblrpo.policy import byte_tokenizer
+from tests.cli.conftest import complained
 from tests.scores.zoo import FAMILIES, build_family
 
 
@@ -24,6 +25,28 @@ def folder_of(name, path):
     build_family(name, torch.float32, attention, **tokens, **positions).save_pretrained(path, max_shard_size="20KB")
     tokenizer.save_pretrained(path)
     return path
+
+
+def test_a_token_beyond_the_embedding_is_refused_by_a_dry_run(small_run, oblrpo, tmp_path):
+    model = folder_of("qwen3-tied", tmp_path / "model")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save_pretrained(model)
+    rows = [{"prompt": f"{number} ", "completion": "1", "answer": "1"} for number in range(20)]
+    more = {"plain": [], "rl": [{"prompt": "<tool>", "answer": "1"}], "sft": [rows[0] | {"completion": "<tool>"}]}
+    files = {name: tmp_path / f"{name}.jsonl" for name in more}
+    for name, file in files.items():
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows + more[name]))
+    told = "has the token '<tool>' (258), beyond the 258 that the model knows"
+    dry = {"model": model, "eval_prompts": 2, "heldout_fraction": 0.5}
+    complained(small_run("--dry-run", **dry, data=files["rl"]), "the prompt '<tool>'...", told)
+    with_sft = small_run("--dry-run", **dry, data=files["plain"], sft_data=files["sft"])
+    complained(with_sft, "the demonstration '<tool>'...", told)
+    output = tmp_path / "out"
+    complained(oblrpo("evaluate", model, "--data", files["rl"], "--output", output, "--device", "cpu"), told)
+    code, out, _ = small_run("--dry-run", **dry, data=files["plain"])
+    assert code == 0
+    assert "sampler    transformers; completions end with <eos>\n" in out
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -18,8 +18,8 @@ def holes(monkeypatch):
     """Rewards are missing: of the third completion of every prompt, and in step 2 all."""
     calls, whole = [], Rewards.__call__
 
-    def holed(self, problems, completions):
-        rewards, valid = whole(self, problems, completions)
+    def holed(self, problems, completions, ids):
+        rewards, valid = whole(self, problems, completions, ids)
         if len(rewards[0]) < 3:  # held-out accuracy
             return rewards, valid
         calls.append(len(calls) + 1)

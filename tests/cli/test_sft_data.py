@@ -52,7 +52,10 @@ def test_an_epoch_then_rl(small_run, write, tmp_path):
 
 def test_a_loaded_model_is_measured_before(small_run, write, loaded, tmp_path):
     messages = [
-        {"prompt": [{"role": "user", "content": row["prompt"]}], "completion": [{"role": "assistant", "content": "y"}]}
+        {
+            "prompt": [{"role": "user", "content": row["prompt"]}],
+            "completion": [{"role": "assistant", "content": "y", "id": 7}],
+        }
         for row in ROWS
     ]
     settings = {"model": loaded, "warm_start_args": {"batch": 2, "learning_rate": 1e-2}, "steps": 1}
@@ -134,7 +137,7 @@ GOOD = {"prompt": "a", "completion": "b"}
         ([{"prompt": "a", "completion": []}], {}, "must be text or one message of the assistant"),
         ([GOOD | {"completion": [{"role": "user", "content": "b"}]}], {}, "one message of the assistant"),
         ([GOOD | {"completion": [{"role": "assistant", "content": ""}]}], {}, "column 'content' is empty"),
-        ([GOOD | {"completion": [{"role": "assistant", "content": "b", "tool_calls": []}]}], {}, "has 'tool_calls'"),
+        ([GOOD | {"completion": [{"role": "assistant", "content": "b", "tool_calls": [1]}]}], {}, "has 'tool_calls'"),
         ([{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}], {}, "no chat template"),
         ([GOOD, GOOD | {"completion": "b" * 2048}], {}, "sft.jsonl line 2: prompt and completion have 2050 tokens"),
         (

@@ -14,9 +14,9 @@ from oblrpo.settings import TrainConfig, flatten
 from tests.cli.conftest import SMALL, metrics_of, start, weights_of
 
 KEYS = {
-    "step", "reward", "reward_stderr", "reward_std", "frac_reward_zero_std", "completions/mean_length",
-    "completions/clipped_ratio",
-    "completions/masked_ratio", "completions/trained_ratio", "frac_prompts_masked",
+    "step", "reward", "reward_stderr", "reward_std", "rewards/task/mean", "rewards/task/std",
+    "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio", "completions/masked_ratio",
+    "completions/trained_ratio", "frac_prompts_masked",
     "entropy", "grad_norm", "learning_rate", "lr_factor", "snr", "n_snr", "critical_batch_size", "signal2",
     "trace_cov", "score_norm2/mean", "score_norm2/kappa", "baseline/mean", "baseline/spread", "num_tokens",
     "snr_low", "snr_high", "step_time", "step_kl", "step_kl_target", "skipped",

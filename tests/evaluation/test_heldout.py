@@ -19,7 +19,7 @@ from oblrpo.settings import RolloutConfig
     ],
 )
 def test_masked_completions_are_left_out(tiny_policy, valid, value, stderr):
-    sampler = SimpleNamespace(sample=lambda *_: SimpleNamespace(completions=None))
+    sampler = SimpleNamespace(sample=lambda *_: SimpleNamespace(completions=None, ids=None))
     problems = [SimpleNamespace(prompt="a"), SimpleNamespace(prompt="b")]
     config = RolloutConfig(prompts_per_step=2, num_generations=2)
     before = torch.random.get_rng_state()

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from oblrpo.policy import PromptFormat, load_policy, make_policy, tokens_of
+from oblrpo.errors import InputError
+from oblrpo.policy import PromptFormat, adopt_policy, load_policy, make_policy, tokens_of
 from oblrpo.rollout import sample
 from oblrpo.settings import PolicyConfig
 
@@ -55,12 +56,12 @@ USER = [{"role": "user", "content": "2+2"}]
         ("<|eot|>", TURN, ENDS, "<|eot|>", "<|eot|>"),
         ("<|end|>", TURN, ENDS, "<|end|>", "<|eot|>"),  # as of a base model with a template
         ("<|eot|>", TURN.replace("<|eot|>", "\n<|eom|>\n"), ENDS, "<|eot|>", "<|eom|>"),
-        ("<|eot|>", TURN, (256,), "<|end|>", "<|end|>"),  # sampling goes on past what the tokenizer ends with
+        ("<|eot|>", TURN, (256,), "<|eot|>", "<|eot|>"),
         ("<|eom|>", TURN.replace("<|eot|>", ""), (256, 258), "<|eom|>", "<|eom|>"),
         ("<|eom|>", TURN.replace("m.content", "m.content | upper"), ENDS, "<|eom|>", "<|eom|>"),
         ("<|eom|>", "{{ raise_exception('no') if messages | length > 1 }}" + TURN, (258, 259), "<|eom|>", "<|eom|>"),
     ],
-    ids=["instruct", "base", "other turns", "tokenizer's is no end", "no end of turns", "another text", "refused"],
+    ids=["instruct", "base", "other turns", "tokenizer's alone", "no end of turns", "another text", "refused"],
 )
 def test_what_is_learned_ends_as_the_tokenizer_or_the_chat_template_ends_it(chatty, end, template, ends, text, chat):
     policy = chatty(llama3(end, template), ends)
@@ -71,6 +72,49 @@ def test_what_is_learned_ends_as_the_tokenizer_or_the_chat_template_ends_it(chat
     batch = as_chat.sequences(["2+2="], ["4"])
     assert policy.tokenizer.decode(batch.completion_SC[0]) == "4" + chat
     assert policy.tokenizer.decode(policy.sequences(["2+2="], ["4"]).completion_SC[0]) == "4" + text
+
+
+@pytest.mark.parametrize(
+    ("end", "template", "ends", "expected"),
+    [
+        ("<|end|>", TURN, (256,), (256, 259)),
+        ("<|end|>", TURN.replace("<|eot|>", "\n<|eom|>\n"), (256,), (256, 258)),
+        ("<|end|>", TURN, (258,), (258, 256, 259)),  # the tokenizer's own as well, as TRL does
+        ("<|end|>", TURN + "<|end|>", (256,), (256, 259)),  # as Phi-3's, of which turns but the last have no other
+        ("<|end|>", TURN.replace("<|eot|>", "{% if not loop.last %}<|eot|>{% endif %}"), (256,), (256, 259)),
+        ("<|end|>", TURN.replace("<|eot|>", "\n"), (256,), (256, 257)),  # as GLM's: what begins the next turn
+        ("<|end|>", "{% for m in messages %}{{ m.content }}\n{% endfor %}", (256,), (256,)),  # none is made up
+        ("<|end|>", "{{ raise_exception('no') if messages | length > 1 }}" + TURN, (256,), (256,)),
+        ("<|end|>", None, (256,), (256,)),
+    ],
+    ids=["turn", "text around", "tokenizer", "two", "between turns", "next turn", "lines", "refused", "no template"],
+)
+def test_what_ends_a_turn_ends_completions_of_any_kind_of_model(chatty, tmp_path, end, template, ends, expected):
+    policy = chatty(llama3(end, template), ends)
+    assert tuple(policy.end_tokens) == expected
+    adopted = adopt_policy(policy.model, policy.tokenizer, PolicyConfig(model="python:x"), train=False)
+    assert tuple(adopted.end_tokens) == expected
+    assert policy.model.generation_config.eos_token_id == list(ends)  # the object is left as it is
+    policy.save(tmp_path / "saved")
+    assert GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id == list(expected)
+
+
+def test_a_model_without_any_end_is_refused(tiny_policy):
+    tiny_policy.model.generation_config.eos_token_id = tiny_policy.tokenizer.eos_token = None
+    with pytest.raises(InputError, match=r"neither the model .* nor its tokenizer has an end token"):
+        adopt_policy(tiny_policy.model, tiny_policy.tokenizer, PolicyConfig(model="python:x"))
+
+
+def test_a_completion_stops_where_the_template_ends_a_turn(chatty):
+    policy = chatty(llama3("<|end|>"), (256,))
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight[259] *= 50
+    torch.manual_seed(0)
+    drawn = sample(policy, [USER], 50, 20, 1.0)
+    sequences = drawn.sequences
+    last_S = sequences.completion_SC.gather(1, sequences.lengths_S[:, None] - 1)[:, 0]
+    assert 0 < (last_S == 259).sum() == ((sequences.completion_SC == 259) & sequences.own_SC.bool()).sum()
+    assert torch.equal(drawn.clipped_S, ~torch.isin(last_S, torch.tensor([256, 259])))
 
 
 def appending(how):

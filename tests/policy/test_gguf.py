@@ -35,7 +35,6 @@ def test_it_is_the_model_that_was_written(tmp_path, capsys, quantised, tolerance
     assert all(weight.dtype == torch.float32 and weight.requires_grad for weight in policy.parameters)
     assert policy.tokenizer("ab+c").input_ids == policy.tokenizer.convert_tokens_to_ids(["a", "b", "+", "c"])
     assert policy.tokenizer("quu").input_ids == policy.tokenizer.convert_tokens_to_ids(["qu", "u"])
-    assert policy.tokenizer.padding_side == "left"
     assert list(policy.end_tokens) == [1]
     assert policy.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi="
     assert capsys.readouterr().err == ""

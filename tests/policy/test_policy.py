@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblrpo.errors import InputError
-from oblrpo.policy import Policy, Sequences, byte_tokenizer, load_policy, make_policy
+from oblrpo.policy import (
+    Policy,
+    PromptFormat,
+    Sequences,
+    adopt_policy,
+    byte_tokenizer,
+    load_policy,
+    make_policy,
+    tokens_of,
+)
 from oblrpo.rollout import sample
 from oblrpo.settings import PolicyConfig
 from oblrpo.trainer.warm_start import warm_start
@@ -146,6 +155,40 @@ def test_prompts_that_cannot_be_used(tiny_policy):
     with pytest.raises(InputError, match=r"2040 tokens; with completions of 9 it does not fit the model's 2048"):
         tiny_policy.encode(["a" * 2040], room=9)
     assert len(tiny_policy.encode(["a" * 2040], room=8)[0]) == 2040
+
+
+def test_a_token_without_an_embedding_is_named_wherever_it_stands(tiny_policy):
+    """Tokens that were added to the tokenizer alone; on a GPU they end the process."""
+    tiny_policy.tokenizer.add_tokens(["<tool>"])
+    tiny_policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    chat = dataclasses.replace(tiny_policy, format=PromptFormat(chat=True, system_prompt="use <tool>:"))
+    for policy, prompt, completion in (
+        (tiny_policy, "a <tool>", "b"), (tiny_policy, "a", "<tool>"), (chat, "a", "b"),
+    ):  # fmt: skip
+        with pytest.raises(
+            InputError, match=r"has the token '<tool>' \(258\), beyond the 258 that the model knows: res"
+        ):
+            tokens_of(policy, [prompt], [completion])
+    for read in (tiny_policy.lengths, tiny_policy.encode):
+        with pytest.raises(InputError, match=r"the prompt 'a <tool>'... has the token '<tool>'"):
+            read(["fine", "a <tool>"], room=1)
+        assert read(["fine"], room=1)
+
+
+def test_a_vocabulary_of_one_is_refused(tiny_policy):
+    tiny_policy.model.resize_token_embeddings(1)
+    with pytest.raises(InputError, match="knows one token"):
+        adopt_policy(tiny_policy.model, tiny_policy.tokenizer, PolicyConfig(model="python:x"))
+
+
+def test_norms_in_float32_among_weights_in_bfloat16_are_read_in_bfloat16_or_refused(tiny_policy):
+    model = tiny_policy.model.bfloat16()
+    model.model.norm.float()
+    both = [PolicyConfig(model="python:x", bf16=bf16) for bf16 in (False, True)]
+    with pytest.raises(InputError, match=r"has weights in bfloat16 and float32, which its layers do not take together"):
+        adopt_policy(model, tiny_policy.tokenizer, both[0], train=False)
+    policy = adopt_policy(model, tiny_policy.tokenizer, both[1], train=False)
+    assert policy.logps(policy.sequences(["a"], ["b"])).logps_S.isfinite()
 
 
 def test_saved_policies_load_with_plain_transformers(tiny_policy, tmp_path):

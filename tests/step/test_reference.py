@@ -17,7 +17,7 @@ PROBLEMS = [Problem(text, text) for text in ("a", "bcd", "ef", "ghij")]
 def learner_of(policy, algorithm="rloo", beta=BETA, **settings):
     """A learner whose reward goes by the bytes of a completion, so that there is signal from the first step."""
 
-    def rewards(problems, completions):
+    def rewards(problems, completions, ids):
         return [[sum(completions[p * G + j].encode()) % 5 / 4 for j in range(G)] for p in range(P)], [[True] * G] * P
 
     settings |= {"num_generations": G, "max_completion_length": LONGEST, "beta": beta}
@@ -62,7 +62,7 @@ def test_the_baseline_sees_the_reward_less_the_penalty(tiny_policy, settings):
 
 def test_a_penalty_alone_leads_back_to_the_reference(tiny_policy):
     learner = learner_of(tiny_policy, beta=1.0, lr=0.02, optimizer=torch.optim.AdamW)
-    learner.rewards = lambda problems, completions: ([[0.0] * G] * P, [[True] * G] * P)
+    learner.rewards = lambda problems, completions, ids: ([[0.0] * G] * P, [[True] * G] * P)
     torch.manual_seed(0)
     learner.step(PROBLEMS, 1)  # makes the reference; there is no signal
     with torch.no_grad():

@@ -14,7 +14,7 @@ P, G, STEPS = 4, 3, 3
 PROBLEMS = [Problem(text, text) for text in ("a", "bcd", "ef", "ghij")]
 
 
-def rewards(problems, completions):
+def rewards(problems, completions, ids):
     return [[sum(completions[p * G + j].encode()) % 5 / 4 for j in range(G)] for p in range(P)], [[True] * G] * P
 
 

@@ -109,7 +109,15 @@ def test_numbers_and_text_arrive_as_text(write, value, text, ascii_only):
 
 
 def test_line_ends_a_byte_order_mark_and_a_missing_last_newline_are_fine(write):
-    assert [line for line, _ in read_objects(write(b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD))] == [1, 2]
+    marked = b"\xef\xbb\xbf" + GOOD
+    assert [line for line, _ in read_objects(write(marked + b"\r\n" + GOOD))] == [1, 2]
+    assert len(list(read_objects(write(marked + b"\n" + marked)))) == 2  # of two files, one behind the other
+
+
+def test_lines_of_another_format_behind_json_are_refused(write):
+    path = write(GOOD + b"\nprompt,answer\np,a\n")
+    with pytest.raises(InputError, match=f"^{path} line 2 is not JSON"):
+        task_of_file(path)
 
 
 def test_a_huge_integer_is_refused_or_kept_but_never_a_traceback(write):

@@ -11,8 +11,9 @@ from oblrpo.tasks.sources import is_hub_name, read_source
 ROWS = [{"q": '1 + 1, "quoted"\nnext line', "a": "2"}, {"q": "2 + 2", "a": "4"}]
 
 
-def test_csv_with_quotes_commas_and_lines(tmp_path):
-    path = tmp_path / "rows.csv"
+@pytest.mark.parametrize("ending", ["csv", "CSV"])
+def test_csv_with_quotes_commas_and_lines(tmp_path, ending):
+    path = tmp_path / f"rows.{ending}"
     path.write_text('\ufeffq,a\n"1 + 1, ""quoted""\nnext line",2\n2 + 2,4\n')
     places, rows = zip(*read_source([str(path)], "train"), strict=True)
     assert list(rows) == ROWS

@@ -34,7 +34,7 @@ class Rewards:
     def __init__(self, of):
         self.of, self.asked = of, []
 
-    def __call__(self, problems, completions):
+    def __call__(self, problems, completions, ids):
         self.asked.append([problem.prompt for problem in problems])
         rewards = [self.of.get(problem.prompt, [0.0] * G) for problem in problems]
         return [[value or 0.0 for value in row] for row in rewards], [[v is not None for v in row] for row in rewards]

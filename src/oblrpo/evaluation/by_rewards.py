@@ -30,9 +30,10 @@ def evaluate_policy(
     """
     questions = [problem.question or problem.prompt for problem in problems]
     if policy is not None:
-        collect(policy, problems, questions, asked.prompt_template, asked, saved, progress)
+        collect(policy, problems, questions, asked.prompt_template, asked, saved, progress, rewards.ask_ids)
     completions, how_drawn = saved.read(questions)
-    figures = score(problems[: len(completions)], completions, rewards, asked.problems_per_batch, threshold, ks)
+    ids = saved.ids() if rewards.ask_ids else None
+    figures = score(problems[: len(completions)], completions, rewards, asked.problems_per_batch, threshold, ks, ids)
     result = {"data": saved.file.stem} | figures | how_drawn
     saved.write_result(result)
     return result
@@ -45,18 +46,21 @@ def score(
     problems_per_batch: int = 16,
     threshold: float = 1.0,
     ks: Sequence[int] = (),
+    ids: list[list[int]] | None = None,
 ) -> dict[str, Any]:
     """Return problems, samples, avg@k (the mean reward), pass@k, the threshold, the rewards, and how many were masked.
 
     Masked completions count nowhere, nor do problems without any other; pass@k is left out where there are some. The
-    intervals of rewards that leave [0, 1] are not cut to it.
+    intervals of rewards that leave [0, 1] are not cut to it. `ids` are the tokens of all completions.
     """
     n = len(completions[0])
     ks = sorted(set(ks)) or powers_to(n)
     rewards_P: list[list[float]] = []  # of each problem, without those that are masked
     for start in range(0, len(problems), problems_per_batch):
         part = slice(start, start + problems_per_batch)
-        values_PG, valid_PG = rewards(list(problems[part]), [text for texts in completions[part] for text in texts])
+        texts = [text for texts in completions[part] for text in texts]
+        of_part = None if ids is None else ids[start * n : start * n + len(texts)].copy
+        values_PG, valid_PG = rewards(list(problems[part]), texts, of_part)
         for values_G, valid_G in zip(values_PG, valid_PG, strict=True):
             rewards_P.append([value for value, valid in zip(values_G, valid_G, strict=True) if valid])
     flat = [value for row in rewards_P for value in row]

@@ -39,7 +39,8 @@ def heldout_accuracy(
             part = problems[start : start + at_once]
             prompts = [problem.prompt for problem in part]
             drawn = sampler.sample(prompts, samples, rollout.max_completion_length, rollout.temperature)
-            rewards_PG, valid_PG = (torch.tensor(rows, device="cpu") for rows in rewards(part, drawn.completions))
+            earned = rewards(part, drawn.completions, drawn.ids)
+            rewards_PG, valid_PG = (torch.tensor(rows, device="cpu") for rows in earned)
             blocks.append(torch.where(valid_PG, rewards_PG, torch.nan))
     mean_P = torch.cat(blocks).double().nanmean(1)
     mean_P = mean_P[mean_P.isfinite()]  # of problems with a reward

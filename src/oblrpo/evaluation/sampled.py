@@ -12,6 +12,7 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import read_completions
+from oblrpo.objects import lasting
 from oblrpo.policy import Policy
 from oblrpo.rollout import sample
 from oblrpo.runs import held, read_rows, write_atomically
@@ -76,6 +77,11 @@ class SavedCompletions:
             lengths["clipped_ratio"] = sum(bool(row["clipped"]) for row in counted) / len(counted)
         return read_completions(self.file, len(asked)), lengths | {"settings": settings}
 
+    def ids(self) -> list[list[int]] | None:
+        """Return the tokens of the completions, in the order of problems, where all of them are there."""
+        ids: list[Any] = [row.get("completion_ids") for row in sorted(self.rows(), key=lambda row: row["index"])]
+        return None if None in ids else ids
+
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the figures to FOLDER/NAME.result.json."""
         write_atomically(self.file.with_suffix(".result.json"), json.dumps(result, indent=1))
@@ -98,13 +104,14 @@ def collect(
     asked: SamplingConfig,
     saved: SavedCompletions,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    with_ids: bool = False,
 ) -> list[dict[str, Any]]:
     """Return rows {index, sample, completion, tokens, clipped} of every problem; those on disk already are kept.
 
     Every batch has a seed of its own, so an evaluation that was stopped and continued gives what it would have given.
 
     `problems` are `questions` put into `template`; questions tell later whether completions answer the same data.
-    `progress` is called with the numbers of problems that are done, and of all.
+    `progress` is called with the numbers of problems that are done, and of all. Rows may have `completion_ids`, too.
     """
     policy.lengths([problem.prompt for problem in problems], asked.max_completion_length)
     draws = {name: getattr(asked, name) for name in OF_DRAWS}
@@ -124,21 +131,24 @@ def collect(
             saved.keep(kept)  # without a last line that was not finished, which the next would go on
         for start in starts:
             if start not in whole:
-                drawn = _batch(policy, problems[start : start + size], start, asked)
+                drawn = _batch(policy, problems[start : start + size], start, asked, with_ids)
                 saved.append(drawn)
                 kept += drawn
             progress(min(start + size, total), total)
     return sorted(kept, key=lambda row: (row["index"], row["sample"]))
 
 
-def _batch(policy: Policy, problems: Sequence[Problem], start: int, asked: SamplingConfig) -> list[dict[str, Any]]:
+def _batch(
+    policy: Policy, problems: Sequence[Problem], start: int, asked: SamplingConfig, with_ids: bool
+) -> list[dict[str, Any]]:
     prompts = [problem.prompt for problem in problems]
     with policy.seeded(seed_of(asked.seed, start)):
         drawn = sample(policy, prompts, asked.samples, asked.max_completion_length, asked.temperature, asked.top_p)
     figures = zip(drawn.completions, drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist(), strict=True)
+    ids = [{"completion_ids": row} for row in drawn.ids()] if with_ids else [{}] * len(drawn.completions)
     return [
         {"index": start + s // asked.samples, "sample": s % asked.samples, "completion": text, "tokens": tokens,
-         "clipped": clipped}
+         "clipped": clipped} | ids[s]
         for s, (text, tokens, clipped) in enumerate(figures)
     ]  # fmt: skip
 
@@ -155,6 +165,8 @@ def settings_of(
         "prompt_template": template,
         "first_prompt": policy.format.text(policy.tokenizer, prompt),
         "chat": policy.format.chat,
+        **({"notes": notes} if (notes := policy.format.notes(policy.tokenizer, [prompt])) else {}),
+        "ends": policy.end_words,
         "precision": "bfloat16 arithmetic" if policy.bf16 else str(policy.model.dtype).removeprefix("torch."),
         **draws,
         "version": version("oblrpo"),
@@ -163,7 +175,7 @@ def settings_of(
 
 def digest_of_questions(questions: Sequence[Any]) -> str:
     """Return one word for all questions, texts or messages, in their order."""
-    return hashlib.blake2b(json.dumps(list(questions)).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(json.dumps(lasting(questions)).encode(), digest_size=6).hexdigest()
 
 
 @torch.no_grad()

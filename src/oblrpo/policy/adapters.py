@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from oblrpo.errors import InputError
 from oblrpo.policy.files import check_complete
 from oblrpo.settings import PolicyConfig
@@ -58,14 +60,14 @@ def base_of(folder: str) -> str | None:
     return str(base)
 
 
-def load_adapter(model: Any, folder: str) -> Any:
-    """Return the model with the adapters of a folder, ready to be trained on."""
+def load_adapter(model: Any, folder: str, train: bool) -> Any:
+    """Return the model with the adapters of a folder, ready to be trained on if they are to be."""
     peft = _peft()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=PATTERNS, category=RuntimeWarning)
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused below
-            adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
+            adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=train, use_safetensors=True)
         _read_weights(adapted, folder)
     except InputError:
         raise
@@ -75,17 +77,66 @@ def load_adapter(model: Any, folder: str) -> Any:
 
 
 def load_adapter_weights(model: Any, folder: Path) -> None:
-    """Give a PEFT model the weights of the adapters in a folder, which must hold all of them."""
-    _peft().set_peft_model_state_dict(model, _read_weights(model, str(folder)))
+    """Give a PEFT model's active adapter the weights in a folder, which must hold all of them."""
+    [name] = model.active_adapters
+    _peft().set_peft_model_state_dict(model, _read_weights(model, str(folder), name), name)
 
 
-def _read_weights(model: Any, folder: str) -> dict[str, Any]:
+def check_trained(model: Any) -> None:
+    """Refuse a PEFT model of which a checkpoint would not hold all that is active or trained."""
+    if len(active := model.active_adapters) != 1:
+        raise InputError(
+            f"the model has {len(active)} active adapters ({', '.join(active)}), and a checkpoint holds one: activate "
+            "the one that is to be trained, model.set_adapter(NAME)."
+        )
+    if model.active_peft_config.is_prompt_learning:  # saved is what the encoder makes, if there is one
+        lost = [name for name, _ in model.prompt_encoder.named_parameters() if not name.endswith("embedding.weight")]
+        cure = "learn a prompt without an encoder, such as prompt tuning's"
+    else:
+        held = _peft().get_peft_model_state_dict(model, adapter_name=active[0], save_embedding_layers=False)
+        places = {weight.data_ptr() for weight in held.values()}
+        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        lost = [name for name, weight in trained.items() if weight.data_ptr() not in places]
+        cure = "freeze it (requires_grad_(False)), or name its module in modules_to_save"
+    if lost:
+        raise InputError(f"{lost[0]} is trained, but PEFT does not save it with the adapter {active[0]!r}: {cure}.")
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write the active adapter alone, into the folder itself, where PEFT and transformers look for it."""
+    [name] = model.active_adapters
+    model.save_pretrained(folder, selected_adapters=[name])
+    if name != "default":  # others have a folder of their own below
+        for file in (folder / name).iterdir():
+            file.replace(folder / file.name)
+        (folder / name).rmdir()
+
+
+def merge(model: Any) -> Any:
+    """Return the model with its adapters added to its weights.
+
+    A head that is tied to the embedding gets a weight of its own where one of the two has an adapter, or is trained as
+    it is: that is of that use alone.
+    """
+    inner = model.get_base_model()
+    ends = inner.get_input_embeddings(), inner.get_output_embeddings()
+    if ends[0].weight is ends[1].weight and any(hasattr(end, "base_layer") for end in ends):
+        head = ends[1].get_base_layer() if hasattr(ends[1], "base_layer") else ends[1]
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    own = any(hasattr(end, name) for end in ends for name in ("base_layer", "modules_to_save"))
+    if own and ends[0].weight is not ends[1].weight:
+        for config in (inner.config, inner.config.get_text_config()):
+            config.tie_word_embeddings = False
+    return model.merge_and_unload()
+
+
+def _read_weights(model: Any, folder: str, adapter: str = "default") -> dict[str, Any]:
     """Return the adapters' weights in a folder, if none is missing.
 
     Weights of embeddings need not be there: they are saved only where they are trained.
     """
     weights: dict[str, Any] = _peft().load_peft_weights(folder, device="cpu")
-    wanted = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+    wanted = _peft().get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
     check_complete(folder, set(wanted) - weights.keys())
     return weights
 

@@ -20,8 +20,8 @@ NEEDED = ("gguf", "accelerate")
 
 
 def read_gguf_tokenizer(name: str) -> Any:
-    """Return the tokenizer of a GGUF file, with its chat template; it pads on the left."""
-    return _read(name, AutoTokenizer, padding_side="left")
+    """Return the tokenizer of a GGUF file, with its chat template."""
+    return _read(name, AutoTokenizer)
 
 
 def read_gguf_model(name: str, dtype: torch.dtype, attention: str = "") -> Any:

@@ -24,7 +24,14 @@ from transformers import (
 from oblrpo.checksums import SUMS, damage
 from oblrpo.errors import InputError
 from oblrpo.objects import PREFIX
-from oblrpo.policy.adapters import add_adapter, base_of, load_adapter, load_adapter_weights, without_adapters
+from oblrpo.policy.adapters import (
+    add_adapter,
+    base_of,
+    check_trained,
+    load_adapter,
+    load_adapter_weights,
+    without_adapters,
+)
 from oblrpo.policy.files import check_complete, check_is_there, is_gguf
 from oblrpo.policy.gguf import read_gguf_model, read_gguf_tokenizer
 from oblrpo.policy.model import Policy
@@ -57,7 +64,6 @@ def stand_in(config: PolicyConfig) -> Policy:
         raise
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
         raise InputError(f"cannot find the model {config.model!r}: {_reason(error)}.") from None
-    _set_padding(tokenizer, repr(config.model))
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": longest}
     return _built(tokenizer, PolicyConfig(model_args=sizes, device=config.device))
 
@@ -123,11 +129,10 @@ def load_policy(name: str, config: PolicyConfig, train: bool = True) -> Policy:
         raise
     except Exception as error:  # transformers raises many kinds; all mean that this model cannot be had
         raise InputError(f"cannot load the model {name!r}: {_reason(error)}.") from error
-    _set_padding(tokenizer, repr(name))
     if not config.load_in_4bit:
         model = model.to(device)
     if base:
-        model = load_adapter(model, name)
+        model = load_adapter(model, name, train)
     elif train and getattr(model, "peft_config", None):  # of the hub: transformers has put them in, not to be trained
         raise InputError(f"{name!r} holds adapters; to train them, fetch them and give their folder as the model.")
     elif config.lora:
@@ -153,7 +158,6 @@ def adopt_policy(
         raise InputError("the model has adapters inside it; give the PEFT model around it, which is trained as it is.")
     if model is not inner and config.lora:
         raise InputError("the model has adapters already, which are trained as they are; leave out lora.")
-    _set_padding(tokenizer, "the model")
     if config.lora:
         model = add_adapter(model, config)
     if checkpoint:
@@ -175,15 +179,10 @@ def adopt_policy(
             f"weights in {str(min(low, key=str)).removeprefix('torch.')} lose small updates; load the model in float32 "
             "(bf16=True gives arithmetic in bfloat16), or train adapters beside it (lora)."
         )
+    if train and getattr(model, "peft_config", None):
+        check_trained(model)
     name = str(getattr(inner, "name_or_path", "")) or PREFIX + type(model).__name__
     return _policy(model, tokenizer, config, name)
-
-
-def _set_padding(tokenizer: Any, whose: str) -> None:
-    if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            raise InputError(f"the tokenizer of {whose} has neither a padding nor an end token; set one in it.")
-        tokenizer.pad_token_id = tokenizer.eos_token_id
 
 
 def check_policy(config: PolicyConfig) -> None:
@@ -221,7 +220,7 @@ def _tokenizer(name: str, config: PolicyConfig) -> Any:
             f"cannot load the model {name!r}: the folder holds no tokenizer (tokenizer.json); copy it there from where "
             "the model comes from."
         )
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code, padding_side="left")
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
 
 
 def _model(name: str, config: PolicyConfig, device: torch.device) -> Any:
@@ -265,16 +264,33 @@ def _policy(model: Any, tokenizer: Any, config: PolicyConfig, name: str = "") ->
         name,
     )
     which = f"the model {name!r}" if name else "the model"
+    if not policy.end_tokens:
+        raise InputError(f"neither {which} nor its tokenizer has an end token; set eos_token in the tokenizer.")
+    if policy.vocabulary < 2:
+        raise InputError(f"{which} knows one token, so that there is nothing to choose from; give another.")
     if max(policy.end_tokens) >= policy.vocabulary:
         raise InputError(
             f"{which} ends completions with token {max(policy.end_tokens)}, but knows {policy.vocabulary} tokens; "
             "give its config eos_token_id=tokenizer.eos_token_id."
         )
-    if tokenizer.pad_token_id >= policy.vocabulary:
+    if policy.pad_token >= policy.vocabulary:
+        pad = tokenizer.convert_ids_to_tokens(policy.pad_token)
         raise InputError(
-            f"{which} knows {policy.vocabulary} tokens, but its tokenizer pads with {tokenizer.pad_token!r}, token "
-            f"{tokenizer.pad_token_id}; is its tokenizer_config.json missing? Copy it there, or set another pad_token."
+            f"{which} knows {policy.vocabulary} tokens, but its tokenizer pads with {pad!r}, token {policy.pad_token}; "
+            "is its tokenizer_config.json missing? Copy it there, or set another pad_token."
         )
+    types = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
+    try:
+        if len(types) > 1:
+            with policy.arithmetic(), torch.no_grad():
+                model(input_ids=torch.tensor([[0, 1]], device=policy.device), use_cache=False)
+    except RuntimeError as error:
+        if "type" not in str(error):
+            raise
+        raise InputError(
+            f"{which} has weights in {' and '.join(types)}, which its layers do not take together "
+            f"({_reason(error)}): load it in one of them, or compute in bfloat16 (bf16)."
+        ) from None
     return policy
 
 

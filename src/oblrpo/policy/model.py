@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oblrpo.errors import InputError, check_finite
-from oblrpo.policy.adapters import without_adapters
+from oblrpo.policy.adapters import merge, save_adapter, without_adapters
 from oblrpo.policy.prompts import Prompt, PromptFormat
+from oblrpo.policy.saving import save_model
 from oblrpo.policy.sequences import Sequences, pad, take_columns
 from oblrpo.scores import Features, TokenLogps, logit_norm2, token_logps
 
@@ -89,10 +90,35 @@ class Policy:
 
     @property
     def end_tokens(self) -> list[int]:
-        """Token ids that end a completion."""
-        end = self.model.generation_config.eos_token_id
-        end = self.tokenizer.eos_token_id if end is None else end
-        return [end] if isinstance(end, int) else list(end)
+        """Token ids that end a completion: the generation config's, the tokenizer's own, as in TRL, and a turn's."""
+        named = self.model.generation_config.eos_token_id
+        ends = [named] if isinstance(named, int) else list(named or ())
+        own = self.tokenizer.eos_token_id
+        if own is not None and own not in ends and (own < self.vocabulary or not ends):
+            ends.append(own)
+        return ends + [token for token in self._ends_of_turn if token not in ends]
+
+    @property
+    def end_words(self) -> list[str]:
+        """The tokens that end a completion, as the tokenizer calls them."""
+        return [str(word) for word in self.tokenizer.convert_ids_to_tokens(self.end_tokens)]
+
+    @cached_property
+    def _ends_of_turn(self) -> list[int]:
+        """The first token that the chat template puts behind an answer and that no plain text has, if there is one."""
+        if self.tokenizer.chat_template is None:
+            return []
+        question = {"role": "user", "content": "A question"}
+        # Some templates end a turn only where another follows.
+        turns = (self.format.turn_ends(self.tokenizer, [question], *behind) for behind in ((), (question,)))
+        added = {token for token, word in self.tokenizer.added_tokens_decoder.items() if word.content.strip()}
+        return [token for turn in turns for token in turn if token in added and token < self.vocabulary][:1]
+
+    @property
+    def pad_token(self) -> int:
+        """The token that stands where there is none: the tokenizer's, or else one that ends a completion."""
+        pad, ends = self.tokenizer.pad_token_id, (self.tokenizer.eos_token_id, *self.end_tokens)
+        return next(int(token) for token in (pad, *ends) if token is not None)
 
     @property
     def longest(self) -> int:
@@ -101,7 +127,9 @@ class Policy:
 
     def tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Return the token ids of prompts, which are texts or messages (`PromptFormat.tokens`)."""
-        return self.format.tokens(self.tokenizer, prompts)
+        rows = self.format.tokens(self.tokenizer, prompts)
+        self._check_known("prompt", rows)
+        return rows
 
     def answers(self, prompts: Sequence[Prompt], completions: list[str]) -> list[list[int]]:
         """Return the token ids of completions to learn, each with the token that ends it, one on which sampling stops.
@@ -112,6 +140,7 @@ class Policy:
         ends = self.end_tokens
         own = self.tokenizer.eos_token_id if self.tokenizer.eos_token_id in ends else ends[0]
         ids = self.tokenizer(completions, padding=False, add_special_tokens=False).input_ids
+        self._check_known("demonstration", ids)
         chats = [prompt for prompt in prompts if not self.format.is_text(prompt)]
         turn = self.format.turn_ends(self.tokenizer, chats[0]) if chats else []
         chat = next((token for token in turn if token in ends), own)
@@ -125,9 +154,28 @@ class Policy:
 
     def lengths(self, prompts: Sequence[Prompt], room: int = 0) -> list[int]:
         """Return the number of tokens of each prompt, checked as in `encode`; in a large data set they are not kept."""
-        lengths = self.format.lengths(self.tokenizer, prompts)
+        if self._knows_all:
+            lengths = self.format.lengths(self.tokenizer, prompts)
+        else:
+            lengths = list(map(len, self.tokens(prompts)))
         self._check_fit(prompts, lengths, room)
         return lengths
+
+    @cached_property
+    def _knows_all(self) -> bool:
+        """Whether the model knows every token of its tokenizer."""
+        return max(self.tokenizer.get_vocab().values(), default=0) < self.vocabulary
+
+    def _check_known(self, kind: str, rows: Sequence[Sequence[int]]) -> None:
+        """Refuse tokens that the model has no embedding for."""
+        for row in [] if self._knows_all else rows:
+            if row and (token := max(row)) >= self.vocabulary:
+                raise InputError(
+                    f"the {kind} {self.tokenizer.decode(row)[:40]!r}... has the token "
+                    f"{self.tokenizer.convert_ids_to_tokens(token)!r} ({token}), beyond the {self.vocabulary} that the "
+                    "model knows: resize the model (model.resize_token_embeddings(len(tokenizer))) and save it with "
+                    "its tokenizer, or take the token out of text, system prompt or chat template."
+                )
 
     def _check_fit(self, prompts: Sequence[Prompt], lengths: Iterable[int], room: int) -> None:
         longest = self.longest
@@ -141,12 +189,12 @@ class Policy:
 
     def pad_prompts(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Return token ids and mask of prompts, padded on the left."""
-        return pad(rows, self.tokenizer.pad_token_id, left=True, device=self.device)
+        return pad(rows, self.pad_token, left=True, device=self.device)
 
     def sequences(self, prompts: Sequence[Prompt], completions: list[str]) -> Sequences:
         """Return demonstrations as one rectangle of tokens, an end token after each completion (`tokens_of`)."""
         prompt_rows, answer_rows = tokens_of(self, prompts, completions)
-        answer_SC, answer_mask_SC = pad(answer_rows, self.tokenizer.pad_token_id, left=False, device=self.device)
+        answer_SC, answer_mask_SC = pad(answer_rows, self.pad_token, left=False, device=self.device)
         return Sequences.of(*self.pad_prompts(prompt_rows), answer_SC, answer_mask_SC)
 
     def logps(self, batch: Sequences, temperature: float = 1.0) -> Logps:
@@ -195,7 +243,8 @@ class Policy:
         if type(linear) is not nn.Linear or whole.base_model is whole:
             return None
         ids_ST = torch.tensor([[0, 1]], device=self.device)
-        same = torch.equal(self.model(input_ids=ids_ST, use_cache=False).logits, linear(self._hidden(ids_ST)))
+        with self.arithmetic():
+            same = torch.equal(self.model(input_ids=ids_ST, use_cache=False).logits, linear(self._hidden(ids_ST)))
         return linear if same else None
 
     @cached_property
@@ -216,7 +265,7 @@ class Policy:
     @property
     def vocabulary(self) -> int:
         """The number of tokens that the model knows."""
-        return int(self.model.get_input_embeddings().num_embeddings)
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     def arithmetic(self) -> torch.autocast:
         """Return the context for the precision of forwards, the sampler's and the trainer's alike."""
@@ -249,12 +298,15 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write model or adapters (safetensors) and tokenizer; transformers' `from_pretrained(folder)` loads them."""
-        self.model.save_pretrained(folder)
+        if getattr(self.model, "peft_config", None):
+            save_adapter(self.model, folder)
+        else:
+            save_model(self.model, folder, self.end_tokens)
         self.tokenizer.save_pretrained(folder)
 
     def save_merged(self, folder: Path) -> None:
         """Write the model with its adapters added to its weights; the policy cannot be trained on after that."""
-        self.model.merge_and_unload().save_pretrained(folder)
+        save_model(merge(self.model), folder, self.end_tokens)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -11,18 +11,16 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerFast
 
 from oblrpo.errors import InputError
+from oblrpo.policy.chat_template import ANSWER, Conversation, shown_or_nothing
 
-Prompt = str | Sequence[Mapping[str, str]]
-"""A prompt is text, or messages with a role and a content."""
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A prompt is text, or messages: `oblrpo.tasks.task.Messages` may bring arguments of the template."""
 
 SECONDS = 60.0
 """How long templates may take; a thousand prompts take a tenth of a second by those that models come with."""
 
 BLOCK = 1024
 """Prompts that are tokenized at a time where only their lengths are kept."""
-
-ANSWER = "An-answer-0"
-"""An answer whose end is looked for in a chat template."""
 
 CALLS = ("__call__", "_encode_plus")
 """What a class of tokenizers has of its own if it reads text in its own way."""
@@ -50,9 +48,11 @@ class PromptFormat:
             # As the tokenizer does by itself, with the tokens that begin a text, if it has any; without those that end
             # one, because the policy goes on from here.
             texts = [str(prompts[row]) for row in plain]
-            ending = _appended(tokenizer, next(filter(None, texts), ""))
+            before, behind = _added(tokenizer, next(filter(None, texts), ""))
             for row, ids in zip(plain, tokenizer(texts, padding=False).input_ids, strict=True):
-                rows[row] = ids[: len(ids) - ending]
+                # A text that a chat template has made brings the tokens with it that begin one.
+                begun = before if ids[:before] == ids[before : 2 * before] else 0
+                rows[row] = ids[begun : len(ids) - behind]
         if messages:
             limit = SECONDS * (1 + len(prompts) // 1000)
             shown = in_time(lambda: [self.text(tokenizer, prompts[row]) for row in messages], limit)
@@ -66,17 +66,12 @@ class PromptFormat:
         """Whether the model reads the prompt as it is, and not in the chat template."""
         return isinstance(prompt, str) and not self.chat
 
-    def turn_ends(self, tokenizer: Any, prompt: Prompt) -> list[int]:
-        """Return the tokens that the chat template puts behind an answer to these messages; none if it shows none."""
-        answered = [*self._messages(prompt), {"role": "assistant", "content": ANSWER}]
-        try:
-            shown = in_time(
-                lambda: tokenizer.apply_chat_template(answered, tokenize=False, **self.template_args), SECONDS
-            )
-        except InputError:
-            raise
-        except Exception:  # a template may refuse one more turn
-            return []
+    def turn_ends(self, tokenizer: Any, prompt: Prompt, *behind: Mapping[str, Any]) -> list[int]:
+        """Return the tokens that the chat template puts behind an answer to these messages; none if it shows none.
+
+        Messages `behind` the answer follow there.
+        """
+        shown = in_time(lambda: shown_or_nothing(self._conversation(tokenizer, prompt).answered(*behind)), SECONDS)
         ids: list[int] = tokenizer(shown.rpartition(ANSWER)[2], add_special_tokens=False).input_ids
         return ids if ANSWER in shown else []
 
@@ -84,9 +79,10 @@ class PromptFormat:
         """Return the number of tokens of each prompt; the tokens of a large data set are never there all at once."""
         lengths: list[int] = []
         own = any(getattr(type(tokenizer), name, None) is not getattr(PreTrainedTokenizerFast, name) for name in CALLS)
+        special = tuple(tokenizer.all_special_tokens)  # a text may begin with what the tokenizer puts before texts
         for start in range(0, len(prompts), BLOCK):
             block = prompts[start : start + BLOCK]
-            if own or not all(map(self.is_text, block)):
+            if own or not all(self.is_text(text) and not str(text).startswith(special) for text in block):
                 lengths += map(len, self.tokens(tokenizer, block))
                 continue
             # The call says how a text is read, and prepares what stands behind it, which takes a third of its time.
@@ -104,33 +100,46 @@ class PromptFormat:
             raise InputError(
                 "the prompts are messages, but the model's tokenizer has no chat template; use plain text."
             )
+        conversation, where = self._conversation(tokenizer, prompt), getattr(prompt, "where", "") or "a prompt"
         try:
-            shown: str = tokenizer.apply_chat_template(
-                self._messages(prompt), tokenize=False, add_generation_prompt=True, **self.template_args
-            )
+            shown = conversation.text
         except Exception as error:  # a template may raise whatever it likes
             raise InputError(
-                f"the model's chat template refuses a prompt: {' '.join(str(error).split())[:200]}."
+                f"the model's chat template refuses {where}: {' '.join(str(error).split())[:200]}."
             ) from None
+        if lost := conversation.lost(getattr(prompt, "template_args", {})):
+            raise InputError(
+                f"{where}: the model's chat template does not show {lost}; remove it, or give the model a template "
+                "that shows it."
+            )
         return shown
 
-    def _messages(self, prompt: Prompt) -> list[dict[str, str]]:
+    def notes(self, tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
+        """Return what a user should know of the chat template, by the first prompt that it shows."""
+        shown = next((prompt for prompt in prompts if not self.is_text(prompt)), None)
+        if shown is None:
+            given = {"system_prompt": self.system_prompt, "chat_template_args": self.template_args}
+            idle = " and ".join(name for name, value in given.items() if value)
+            return [f"the prompts are text, which is read as it is, without {idle}; chat changes that."] if idle else []
+        return in_time(lambda: self._conversation(tokenizer, shown).notes(self.template_args), SECONDS)
+
+    def _conversation(self, tokenizer: Any, prompt: Prompt) -> Conversation:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
         if self.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
-        return messages
+        return Conversation(tokenizer, messages, {**self.template_args, **getattr(prompt, "template_args", {})})
 
 
-def _appended(tokenizer: Any, text: str) -> int:
-    """How many tokens the tokenizer puts behind every text by itself, shown by one that has tokens of its own."""
+def _added(tokenizer: Any, text: str) -> tuple[int, int]:
+    """How many tokens the tokenizer puts before and behind every text by itself, shown by a text that has tokens."""
     bare, whole = (tokenizer(text, add_special_tokens=on).input_ids for on in (False, True))
     if not bare:
-        return 0
+        return 0, 0
     before = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole) - len(bare))
-    return len(whole) - len(bare) - before
+    return before, len(whole) - len(bare) - before
 
 
-class TooSlow(Exception):  # noqa: N818  (what happened)
+class TooSlow(BaseException):  # which nobody else is to catch
     """The time of a chat template was up: its code comes with a model, and may loop for years."""
 
     def __str__(self) -> str:

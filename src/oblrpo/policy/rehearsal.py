@@ -27,6 +27,8 @@ def rehearse(policy: Policy, cure: str) -> None:
             tape.record(policy.logps(rows).logps_S)
     except UnsupportedModelError as error:
         cure = f" Adapters of attention are taken: {cure}." if "lora" in str(error).lower() else ""
+        if "trainable_tokens" in str(error):
+            cure = " Of a head that is tied to the embedding trainable_token_indices are not taken: leave them out."
         raise InputError(f"scores of this model cannot be taken: {error}{cure}") from None
 
 

@@ -30,6 +30,11 @@ class Rollouts:
     features: Features | None = None
     """What the draws alone say of each completion, without another forward; None if the sampler gives none."""
 
+    def ids(self) -> list[list[int]]:
+        """The policy's own tokens of every completion, special ones and the end token among them."""
+        kept = zip(self.sequences.completion_SC.cpu(), self.sequences.own_SC.cpu(), strict=True)
+        return [row[own.bool()].tolist() for row, own in kept]
+
     def at(self, index_S: Tensor) -> Rollouts:
         """The rows that an index names, in its order."""
         sequences, logps_SC = self.sequences.at(index_S), self.sampler_logps_SC

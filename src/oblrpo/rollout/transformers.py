@@ -1,8 +1,7 @@
 """Completions sampled from the policy itself: by our loop, or by transformers' `generate` where that does not apply."""
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from transformers import DynamicCache, GenerationConfig, GenerationMixin, Logits
 from oblrpo.errors import DivergedError
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
+from oblrpo.policy.saving import own_settings_aside
 from oblrpo.rollout.decode import applies, cache_name, decode
 from oblrpo.rollout.draw import Draw
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
@@ -63,7 +63,7 @@ def sample(
     prompt_PQ, mask_PQ = policy.pad_prompts(policy.encode(prompts, room=max_completion_length))
     drawn = of_draws = None
     if applies(policy.model):
-        pad, draw = policy.tokenizer.pad_token_id, Draw(temperature, top_p, features)
+        pad, draw = policy.pad_token, Draw(temperature, top_p, features)
         with policy.arithmetic():
             drawn = decode(
                 policy.model, prompt_PQ, mask_PQ, num_generations, max_completion_length, policy.end_tokens, pad, draw
@@ -98,11 +98,11 @@ def _by_generate(
         **({"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p} if temperature else {}),
         max_new_tokens=max_completion_length,
         eos_token_id=policy.end_tokens,
-        pad_token_id=policy.tokenizer.pad_token_id,
+        pad_token_id=policy.pad_token,
     )
     record = _Record(temperature)
     further: dict[str, Any] = {"logits_processor": LogitsProcessorList([record])} if logps else {}
-    with _own_settings_only(policy.model), policy.arithmetic():
+    with own_settings_aside(policy.model), policy.arithmetic():
         if num_generations > 1:
             further[CACHE] = _read_once(policy.model, prompt_PQ, mask_PQ, num_generations, settings.pad_token_id)
         try:
@@ -168,18 +168,3 @@ class _Record(LogitsProcessor):  # type: ignore[misc]
 
     def _settle(self, drawn_S: Tensor) -> None:
         self._logps_S += [logp_SV.gather(1, drawn_S[:, None])[:, 0] for logp_SV in self._before]
-
-
-@contextmanager
-def _own_settings_only(model: Any) -> Iterator[None]:
-    """Set a model's own generation defaults aside, such as top-p: they would change the distribution."""
-    # PEFT hands its model's on to the one beneath, which is saved with them when adapters are merged.
-    models = list({id(part): part for part in (model, without_adapters(model))}.values())
-    defaults = [part.generation_config for part in models]
-    for part in models:
-        part.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        for part, own in zip(models, defaults, strict=True):
-            part.generation_config = own

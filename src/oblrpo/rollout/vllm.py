@@ -77,7 +77,7 @@ class VLLMSampler:
             [float(at[token].logprob) for at, token in zip(output.logprobs, output.token_ids, strict=True)]
             for output in outputs
         ]
-        device, padding = self.policy.device, self.policy.tokenizer.pad_token_id
+        device, padding = self.policy.device, self.policy.pad_token
         prompt_SQ, prompt_mask_SQ = (
             values.repeat_interleave(num_generations, 0) for values in self.policy.pad_prompts(rows)
         )

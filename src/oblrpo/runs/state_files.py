@@ -12,7 +12,9 @@ from torch import Tensor
 
 from oblrpo.errors import InputError
 
-TENSORS, STATE = "oblrpo_state.safetensors", "oblrpo_state.json"
+TENSORS, STATE = "oblrpo_state.tensors", "oblrpo_state.json"
+"""The tensors are safetensors under another suffix: vLLM takes every *.safetensors of a folder for the model's."""
+
 _TENSOR = "__tensor__"
 
 

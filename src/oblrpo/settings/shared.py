@@ -42,7 +42,7 @@ class RowsConfig:
     prompt_column: Annotated[str, BENCHMARK_PROMPT, GENERATED_PROMPT] = "prompt"
     """Column that holds the prompt, of sft_data too, such as question: text, or messages for the chat template."""
     answer_column: Annotated[str, BENCHMARK, GENERATED] = "answer"
-    """Column that holds the reference answer, such as solution."""
+    """Column that holds the reference answer, such as solution, or a key of one, such as reward_model.ground_truth."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Algorithm1:
 
     policy: Policy
     sampler: Sampler
-    rewards: Callable[[list[Problem], list[str]], tuple[list[list[float]], list[list[bool]]]]  # F, and which are valid
+    rewards: Callable[..., tuple[list[list[float]], list[list[bool]]]]  # F, and which are valid
     rollout: RolloutConfig  # settings: how many outputs a prompt, how long, at which temperature
     micro_batches: MicroBatches
     algorithm: Algorithm  # what F - b is divided and weighted by
@@ -69,7 +69,7 @@ class Algorithm1:
             self.rollout.max_completion_length,
             self.rollout.temperature,
         )
-        rewarded = self.rewards(problems, rollouts.completions)
+        rewarded = self.rewards(problems, rollouts.completions, rollouts.ids)
         rewards_PG, valid_PG = (torch.tensor(values, device=self.policy.device) for values in rewarded)
         return Sampled(rollouts, rewards_PG, valid_PG)
 

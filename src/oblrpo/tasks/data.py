@@ -1,24 +1,26 @@
 """Problems from the user's own data. Nothing in it is ever formatted, evaluated or executed."""
 
 import gc
+import json
 import random
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.tasks.rows import text_of
+from oblrpo.tasks.rows import as_text, kind_of, native, text_of, value_at
 from oblrpo.tasks.sources import Stream
-from oblrpo.tasks.task import Messages, Problem, check_whole, split_position
+from oblrpo.tasks.task import NO_ARGS, SAID, Messages, Problem, check_whole, split_position
 
 PLACEHOLDER = "{prompt}"
 # `{name}`, but not the argument of a LaTeX command such as `\boxed{answer}`.
 _FIELD = re.compile(r"(?<![A-Za-z])\{[A-Za-z_]\w*\}")
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # More digits than any real answer has; they bound the cost of hostile text.
 MAX_DIGITS = 60
@@ -51,7 +53,7 @@ class DataTask:
         is_number = isinstance(heldout_fraction, int | float) and not isinstance(heldout_fraction, bool)
         if not is_number or not 0 <= heldout_fraction < 1:
             raise InputError(f"heldout_fraction must be a number of at least 0 and below 1, got {heldout_fraction!r}.")
-        training = problems
+        training, self._splits = problems, heldout is None
         if heldout is None:
             heldout, training = [], []
             for problem in problems:
@@ -97,20 +99,30 @@ class DataTask:
         return self._heldout[:size]
 
     def _check_enough(self, rows: int, size: int, kind: str, setting: str, mend: str) -> None:
-        if rows < size:
-            why = "".join(f" {note}" for note in self.notes)
-            raise InputError(
-                f"{self.name} has {rows} {kind} rows, but {size} were asked for; "
-                f"set {setting} lower, add rows or {mend} heldout_fraction.{why}"
+        if rows >= size:
+            return
+        total, different = len(self.problems), len(set(map(_position, self.problems)))
+        hint = f"set {setting} lower, add rows or {mend} heldout_fraction"
+        if not self._splits:
+            hint = f"set {setting} lower or add rows"
+        elif different <= size <= total and different < total:
+            hint = (
+                f"its {total} rows hold few different prompts ({different}), and equal ones stay on one side: give "
+                "rows with other prompts as eval_data"
             )
+        raise InputError(
+            f"{self.name} has {rows} {kind} rows, but {size} were asked for; {hint}."
+            + "".join(f" {note}" for note in self.notes)
+        )
 
 
 def problems_of(
-    rows: Stream, prompt_column: str, answer_column: str, template: str, numbers: bool = False
+    rows: Stream, prompt_column: str, answer_column: str, template: str, numbers: bool = False, compared: bool = True
 ) -> list[Problem]:
-    """Return a problem of each row; `answer_column` "": rewards need none.
+    """Return a problem of each row; `answer_column` "": there is no answer.
 
-    A prompt is text, put into the template, or messages, used as they are. The other columns are kept for rewards.
+    A prompt is text, put into the template, or messages, used as they are. The other columns are kept for rewards. An
+    answer that is `compared` must be text or a number, and with `numbers` hold one; else it may be anything, or absent.
     """
     check_template(template)
     problems: list[Problem] = []
@@ -123,18 +135,20 @@ def problems_of(
             columns = {names.setdefault(name, name): value for name, value in row.items() if name != prompt_column}
             columns.pop("prompts", None)
             columns.pop("completions", None)
-            answer = text_of(row, answer_column, where) if answer_column else ""
+            answer = text_of(row, answer_column, where) if answer_column and compared else ""
             if numbers and last_number(answer) is None:
                 raise InputError(
                     f"{where}: column '{answer_column}' holds no number that the reward 'numeric' could compare; mend "
                     "the row or use the reward 'exact'."
                 )
-            if answer_column and answer_column != "answer":
+            if answer_column and not compared:
+                columns["answer"] = value_at(row, answer_column)
+                answer = "" if columns["answer"] is None else as_text(columns["answer"])
+            elif answer_column and answer_column != "answer":
                 columns["answer"] = answer
-            prompt = row.get(prompt_column)
-            if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(message, dict) for message in prompt):
-                messages = _messages(prompt, f"{where}: column '{prompt_column}'")
-                problems.append(Problem(messages, answer, columns))
+            prompt = value_at(row, prompt_column)
+            if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
+                problems.append(Problem(_messages(prompt, f"{where}: column '{prompt_column}'", row), answer, columns))
                 continue
             question = text_of(row, prompt_column, where)
             # replace, not format: braces in a prompt are only text. A copy of every prompt would take half again.
@@ -146,15 +160,61 @@ def problems_of(
     return problems
 
 
-def _messages(given: Sequence[dict[str, Any]], where: str) -> Messages:
-    for message in given:
-        if (text := str(message.get("content"))) != text.encode("utf-8", "ignore").decode():
-            raise InputError(f"{where} holds half a surrogate pair; mend or remove it.")
-        if message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
-            raise InputError(f"{where} must be text or messages with a role ({', '.join(_ROLES)}) and a text, content.")
-    if given[-1]["role"] == "assistant":
+def _messages(given: list[dict[str, Any]], where: str, row: Mapping[str, Any]) -> Messages:
+    """Return checked messages, with the arguments that `row` has for their template."""
+    # A table fills up with nulls what some messages have and others have not; that a content is null is said.
+    messages = [
+        {key: value for key, value in message.items() if key == "content" or value not in (None, [])}
+        for message in given
+    ]
+    for index, message in enumerate(messages):
+        if fault := _fault(message):
+            raise InputError(
+                f"{where} must be text or messages with a role ({', '.join(_ROLES)}) and a text, content; message "
+                f"{index} {fault}."
+            )
+    if messages[-1]["role"] == "assistant":
         raise InputError(f"{where} ends with a message of the assistant; it must end where the completion begins.")
-    return [{"role": message["role"], "content": message["content"]} for message in given]
+    args = _template_args(row, where)
+    held = [message if message.keys() - {"role", "content"} else message["content"] for message in messages]
+    try:
+        "".join(map(as_text, [*held, args] if args else held)).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where} holds half a surrogate pair; mend or remove it.") from error
+    return Messages(messages, where, args)
+
+
+def _fault(message: Mapping[str, Any]) -> str:
+    """What keeps a message from being read, or nothing."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in _ROLES:
+        keys = ", ".join(map(repr, message)) or "nothing"
+        return f"has the role {as_text(role)!r:.40}" if "role" in message else f"has no role, but {keys}"
+    if content is None:
+        return "" if message.keys() & SAID else f"({role}) has no content"
+    if isinstance(content, list) and content:
+        parts = [part for part in content if not isinstance(part, dict) or part.get("type") != "text"]
+        return f"({role}) has a part {as_text(parts[0]):.60}, which is no text" if parts else ""
+    return "" if isinstance(content, str) else f"({role}) has {kind_of(content)} as its content"
+
+
+def _template_args(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return what a row has for the chat template, as TRL reads it: `chat_template_kwargs`, and `tools`, both JSON."""
+    args: dict[str, Any] = {}
+    for column, kind in (("chat_template_kwargs", dict), ("tools", list)):
+        value = native(row.get(column))
+        if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        elif not isinstance(value, (list, dict)):
+            continue  # null, or what only rewards read
+        if value and not isinstance(value, kind):
+            raise InputError(
+                f"{where} is messages, whose chat template gets the column '{column}' too: {kind_of(value)}, where "
+                f"{kind_of(kind())} was expected; rename the column if only rewards read it."
+            )
+        args |= value if isinstance(value, dict) else {column: value}
+    return {name: value for name, value in args.items() if value not in (None, [])} if args else NO_ARGS
 
 
 def check_template(template: str) -> None:

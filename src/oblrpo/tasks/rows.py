@@ -1,8 +1,7 @@
 """Reading a JSON Lines file, with errors that name the line and the column."""
 
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from oblrpo.errors import InputError, did_you_mean
 from oblrpo.regular_files import regular
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+OF_JSON = {str, int, float, bool, type(None)}
+MOST_DIGITS = 4_000  # of a number; they take a while to write down, and of whole numbers Python writes 4,300
 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -20,7 +21,7 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         with regular(path).open("rb") as file:
             for block in file:
                 # Bytes, because str.splitlines would also split at characters that JSON allows inside strings.
-                for line in (block if number else block.removeprefix(BYTE_ORDER_MARK)).splitlines():
+                for line in block.removeprefix(BYTE_ORDER_MARK).splitlines():
                     number += 1
                     if line and not line.isspace():
                         rows += 1
@@ -39,7 +40,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         row = json.loads(line.decode("utf-8"))
         if isinstance(row, dict):
             return row
-        reason = f"is a JSON {_kind(row)}, not an object; write one JSON object per line"
+        reason = f"is {kind_of(row)}, not an object; write one JSON object per line"
     except UnicodeDecodeError:
         reason = "is not UTF-8 text; save the file as UTF-8"
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
@@ -48,15 +49,39 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     raise InputError(f"{where} {reason}.")
 
 
-def text_of(row: dict[str, object], column: str, where: str) -> str:
-    """Return a column as text, a number without exponent."""
-    if column not in row:
-        present = ", ".join(f"'{name}'" for name in row) or "none"
-        raise InputError(f"{where} has no column '{column}'; its columns are: {present}.{did_you_mean(column, row)}")
-    text = plain(row[column])
+def value_at(row: Mapping[str, Any], column: str, absent: Any = None) -> Any:
+    """Return what a column holds, or for `column.key` what its mapping holds there; `absent` if there is neither."""
+    if column in row:
+        return native(row[column])
+    outer, dot, inner = column.partition(".")
+    nested = row.get(outer)
+    return value_at(nested, inner, absent) if dot and isinstance(nested, Mapping) else absent
+
+
+def native(value: Any) -> Any:
+    """Return numpy's numbers, and those of its kin, as numbers, and arrays as lists, in lists and mappings too."""
+    if type(value) in OF_JSON:
+        return value
+    if type(value) is not dict and hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [native(item) for item in value]
+    return {key: native(item) for key, item in value.items()} if isinstance(value, (dict, Mapping)) else value
+
+
+def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
+    """Return a column, or a key of one (`value_at`), as text, a number without exponent."""
+    value = value_at(row, column, row)
+    if value is row:
+        inner = [f"{name}.{key}" for name, nested in row.items() if isinstance(nested, Mapping) for key in nested]
+        present = ", ".join(f"'{name}'" for name in (*row, *inner)) or "none"
+        hint = did_you_mean(column, (*row, *inner))
+        raise InputError(f"{where} has no column '{column}'; its columns are: {present}.{hint}")
+    text = plain(value)
     if text is None:
         raise InputError(
-            f"{where}: column '{column}' holds a JSON {_kind(row[column])}; it must be text or a finite number."
+            f"{where}: column '{column}' holds {kind_of(value)}; it must be text or a finite number of at most "
+            f"{MOST_DIGITS:,} digits."
         )
     if not text or text.isspace():
         raise InputError(f"{where}: column '{column}' is empty; fill it or remove the row.")
@@ -67,17 +92,31 @@ def text_of(row: dict[str, object], column: str, where: str) -> str:
     return text
 
 
-def plain(value: object) -> str | None:
+def plain(value: Any) -> str | None:
     """Return text as it is and a finite number without exponent; None for anything else."""
+    value = native(value)
     if isinstance(value, str):
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return format(Decimal(repr(value)), "f")
-    return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        return None
+    if isinstance(value, int):
+        return str(value) if value.bit_length() < 3.322 * MOST_DIGITS else None
+    number = Decimal(str(value))
+    return format(number, "f") if number.is_finite() and abs(number.adjusted()) < MOST_DIGITS else None
 
 
-def _kind(value: object) -> str:
-    kinds = {list: "array", dict: "object", str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
+def as_text(value: Any) -> str:
+    """Return anything as text for a person to read: what `plain` does, or else JSON."""
+    if isinstance(value, str):
+        return value
+    try:
+        return plain(value) or json.dumps(native(value), ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # ValueError: an integer of thousands of digits
+        return f"{kind_of(value)} that cannot be shown"
+
+
+def kind_of(value: Any) -> str:
+    """Return what a value is, in words."""
+    kinds = {list: "a JSON array", dict: "a JSON object", str: "a JSON string", bool: "a JSON boolean"}
+    kinds |= {type(None): "a JSON null", int: "a JSON number", float: "a JSON number"}
+    return kinds.get(type(value), f"a {type(value).__name__}")

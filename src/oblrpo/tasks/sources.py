@@ -11,7 +11,7 @@ from typing import Any
 
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.regular_files import regular
-from oblrpo.tasks.rows import read_objects
+from oblrpo.tasks.rows import read_objects, value_at
 
 Row = dict[str, Any]
 Rows = list[tuple[str, Row]]  # where each row stands, and its columns
@@ -34,7 +34,7 @@ def read_source(names: Sequence[str], split: str = "train", given: Mapping[str, 
         path, _, configuration = name.partition(":")
         return read_hub(path, configuration, named or split)
     paths = map(path_of, names)
-    return chain.from_iterable(READERS.get(path.suffix, _read_jsonl)(path) for path in paths)
+    return chain.from_iterable(READERS.get(path.suffix.lower(), _read_jsonl)(path) for path in paths)
 
 
 def is_hub_name(name: str) -> bool:
@@ -66,10 +66,12 @@ def keep_rows(rows: Stream, where: Mapping[str, Any]) -> Stream:
     rows = list(rows)
     for column in where:
         for place, row in rows:
-            if column not in row:
+            if value_at(row, column, row) is row:
                 raise InputError(f"where: {place} has no column '{column}'.{did_you_mean(column, row)}")
     allowed = {column: value if isinstance(value, list) else [value] for column, value in where.items()}
-    kept = [(place, row) for place, row in rows if all(row[column] in values for column, values in allowed.items())]
+    kept = [
+        placed for placed in rows if all(value_at(placed[1], column) in values for column, values in allowed.items())
+    ]
     if rows and not kept:
         raise InputError(f"where {dict(where)} leaves none of {len(rows)} rows; text and numbers are not equal.")
     return kept

@@ -2,21 +2,42 @@
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from oblrpo.errors import InputError
+from oblrpo.tasks.rows import as_text
 
-Messages = list[dict[str, str]]
-"""A conversation so far: `{"role": ..., "content": ...}` each, for a chat template."""
+SAID = {"tool_calls", "function_call", "tool_responses", "tool_plan", "reasoning_content", "reasoning", "thinking"}
+"""Keys of a message that are part of what it says; others, such as an id or a weight, say something about it."""
+NO_ARGS: Mapping[str, Any] = {}
+"""The arguments of most conversations."""
+
+
+class Messages(list[dict[str, Any]]):
+    """A conversation so far: `{"role": ..., "content": ...}` each, for a chat template.
+
+    An assistant's may have `tool_calls` or whatever else the template reads.
+    """
+
+    __slots__ = ("template_args", "where")  # there may be a million
+
+    def __init__(
+        self, messages: Iterable[dict[str, Any]], where: str = "", template_args: Mapping[str, Any] = NO_ARGS
+    ) -> None:
+        super().__init__(messages)
+        self.where = where
+        """Where they stand in the data."""
+        self.template_args = template_args
+        """Arguments of the template of their own, `tools` among them."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """One question."""
 
-    prompt: str | Messages
+    prompt: str | list[dict[str, Any]]
     """What the policy continues: text as it is, or messages for its chat template."""
     answer: str
     """The reference answer, or whatever else the verifier needs, as text."""
@@ -27,8 +48,8 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The prompt as text; messages become their contents, a line each."""
-        return self.prompt if isinstance(self.prompt, str) else "\n".join(message["content"] for message in self.prompt)
+        """The prompt as text; messages become their contents, a line each, and what else they say follows as JSON."""
+        return self.prompt if isinstance(self.prompt, str) else "\n".join(map(_said, self.prompt))
 
     @property
     def key(self) -> str:
@@ -68,6 +89,11 @@ class Demonstrator(Verifier, Protocol):
 
     def demonstration(self, problem: Problem, rng: random.Random, noise: float) -> str:
         """Return one worked solution, in which each step goes wrong with probability `noise`."""
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    further = {key: value for key, value in message.items() if key in SAID}
+    return " ".join(as_text(part) for part in (message.get("content"), further) if part)
 
 
 def split_position(key: str) -> float:

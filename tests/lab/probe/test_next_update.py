@@ -93,8 +93,8 @@ def test_with_rewards_that_are_masked(the_same_update, monkeypatch):
 def test_with_hardly_a_reward_no_update_is_made(the_same_update, monkeypatch):
     whole = Rewards.__call__
 
-    def none_in_training(self, problems, completions):
-        rewards, valid = whole(self, problems, completions)
+    def none_in_training(self, problems, completions, ids):
+        rewards, valid = whole(self, problems, completions, ids)
         return rewards, [[False] * 3 for _ in rewards] if len(rewards[0]) == 3 else valid
 
     monkeypatch.setattr(Rewards, "__call__", none_in_training)
