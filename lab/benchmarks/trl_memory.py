@@ -1,12 +1,13 @@
 """The peak of a step of OBLRPOTrainer over one of TRL's GRPOTrainer's, each in a process of its own.
 
     python -m lab.benchmarks.trl_memory [--rows 8 2] [--tokens 512] [--hidden-size 384] [--layers 8] [--cases grpo ...]
+        [--shortest 1]
 
 needs TRL (`pip install 'oblrpo[trl]'`). TRL's defaults where memory is concerned: activation checkpointing, AdamW and
 eight completions a prompt; float32. The peak is that of the second step, when the optimizer has its averages, over what
-the process held before the first, which is a short one. Completions are random tokens, all of one length: generation is
-left out. `--rows` are completions of a micro-batch; every update has 16. Of calibrated weights it is a step that does
-not learn, unless it says so.
+the process held before the first, which is a short one. Completions are random tokens, all of one length or, with
+`--shortest`, of lengths drawn evenly from that on: generation is left out. `--rows` are completions of a micro-batch;
+every update has 16. Of calibrated weights it is a step that does not learn, unless it says so.
 """
 
 from __future__ import annotations
@@ -91,8 +92,11 @@ def measure(case: str, rows: int, arguments: argparse.Namespace) -> dict[str, fl
         )  # fmt: skip
 
         def draw(prompts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
-            tokens = arguments.tokens if trainer.state.global_step else 4
-            return torch.randint(3, 250, (len(prompts), tokens)).tolist(), None
+            longest = arguments.tokens if trainer.state.global_step else 4
+            shortest = min(arguments.shortest or longest, longest)
+            generator = torch.Generator().manual_seed(0)  # so that every case has the same lengths
+            lengths_S = torch.randint(shortest, longest + 1, (len(prompts),), generator=generator)
+            return [torch.randint(3, 250, (length,)).tolist() for length in lengths_S.tolist()], None
 
         trainer._generate_single_turn = draw
         give_back()
@@ -105,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 2])
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--shortest", type=int)
     parser.add_argument("--hidden-size", type=int, default=384)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
