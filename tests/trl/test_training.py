@@ -366,6 +366,6 @@ def test_the_benchmark_prints_its_table(monkeypatch, capsys):
 def test_the_benchmark_of_memory_measures_a_step():
     from lab.benchmarks import trl_memory
 
-    arguments = Namespace(tokens=16, hidden_size=32, layers=1)
+    arguments = Namespace(tokens=16, shortest=None, hidden_size=32, layers=1)
     found = {case: trl_memory.measure(case, 2, arguments) for case in ("grpo", "calibrated, two passes")}
     assert all(0 <= each["peak"] < 1 and each["seconds"] > 0 for each in found.values())
