@@ -5,6 +5,7 @@ In the settings a word stands for each object, such as `python:my_reward`, so th
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -185,7 +186,8 @@ def _rewards(given: Any, weights: Any, functions: dict[str, Callable[..., Any]])
         if not callable(reward):
             hint = "; weights are reward_weights=[...]" if isinstance(reward, (tuple, int, float)) else ""
             raise InputError(f"a reward is a {type(reward).__name__}; give a function, or the name of a reward{hint}.")
-        name = PREFIX + str(getattr(reward, "__name__", type(reward).__name__))
+        named = reward.func if isinstance(reward, functools.partial) else reward
+        name = PREFIX + str(getattr(named, "__name__", type(named).__name__))
         same = sum(word.split(" ")[0] == name for word in functions)
         names.append(f"{name} {same + 1}" if same else name)
         functions[names[-1]] = reward

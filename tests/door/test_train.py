@@ -247,12 +247,12 @@ def test_a_reward_that_carries_other_values_is_not_resumed_with_and_what_cannot_
         train(reward=given, resume=True, steps=2)
     given[0].less = 3
     for other in ([Less(4), given[1]], [given[0], functools.partial(letters, mine=4)]):
-        with pytest.raises(InputError, match=r": rewards python:(Less|partial) changed since"):
+        with pytest.raises(InputError, match=r": rewards python:(Less|letters) changed since"):
             train(reward=other, resume=True, steps=2)
     train(reward=[Less(3), functools.partial(letters, mine=3)], resume=True, steps=2, progress=True)
     said = " ".join(capsys.readouterr().out.split())
     assert "whether reward 'python:Less' has changed cannot be told: no digest can be had of lock (lock)." in said
-    assert "'python:partial' has changed" not in said
+    assert "'python:letters' has changed" not in said
 
 
 def test_a_reward_that_keeps_count_of_its_calls_is_the_same_where_the_run_left_it_and_afresh(train):
