@@ -76,8 +76,8 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         if (others := not_the_policy_s(trainer)) and trainer.accelerator.is_main_process:
             given = ", ".join(f"{name}={value!r}" for name, value in others.items())
             LOGGER.warning(
-                "VarianceLedgerCallback: completions are not sampled from the whole policy (%s), whose scores are "
-                "taken; its signal and variances are off by that.",
+                "VarianceLedgerCallback: completions are not known to come from the whole policy (%s), whose scores "
+                "are taken. If they do not, its signal and variances are off.",
                 given,
             )
         self._prior = estimators.Prior()
