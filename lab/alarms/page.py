@@ -6,6 +6,7 @@ import csv
 import re
 from pathlib import Path
 
+from lab.alarms.sick import table as of_sick_runs
 from oblrpo.diagnosis import CONDITIONS
 from oblrpo.diagnosis.condition import Condition
 from oblrpo.diagnosis.watch import words_of
@@ -13,6 +14,7 @@ from oblrpo.diagnosis.watch import words_of
 FOUND, RUNS = Path("docs/results/alarms.csv"), Path("docs/results/alarms_runs.csv")
 
 PAGE = Path("docs/failures.md")
+EVERY = 10  # steps a row, TRL's default
 
 
 def page() -> str:
@@ -48,31 +50,40 @@ def measured() -> str:
     """What was found in synthetic runs, and in real ones."""
     found, runs = _rows(FOUND), _rows(RUNS)
     lines = [
-        "| illness | condition | found | steps after, median | at the latest | meant to be within |",
-        "|---|---|---|---|---|---|",
+        f"| illness | condition | found | steps after, median | at the latest | meant to be within | found in {EVERY} "
+        "times as many steps, a row each ten | steps after, median | at the latest |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
         if row["condition"]:
-            times = f"{row['found']} of {row['seeds']} | {row['median']} | {row['latest']} | {row['within']}"
-            lines.append(f"| {row['illness']} | {row['condition']} | {times} |")
-    (well, solved), ill = ([row for row in found if bool(row["condition"]) == sick] for sick in (False, True))
-    before = sum(int(row["before"]) for row in ill)
-    alarms = sum(int(row["alarms"]) > 0 for row in runs)
+            once, thin = (
+                f"{row[f'found{mark}']} of {row[f'seeds{mark}']} | {row[f'median{mark}']} | {row[f'latest{mark}']}"
+                for mark in ("", f"_{EVERY}")
+            )
+            lines.append(f"| {row['illness']} | {row['condition']} | {once} | {row['within']} | {thin} |")
+    healthy, ill = ([row for row in found if bool(row["condition"]) == sick] for sick in (False, True))
+    marks = {"": "logged every step", f"_{EVERY}": f"logged every {EVERY}"}
+    early = [f"{_sum(ill, f'before{mark}')} of {_sum(ill, f'seeds{mark}')} {how}" for mark, how in marks.items()]
+    well, solved = (" and ".join(f"{row[f'found{mark}']} {how}" for mark, how in marks.items()) for row in healthy)
+    alarms = (f"{sum(int(row[f'alarms{mark}']) > 0 for row in runs)} {how}" for mark, how in marks.items())
     lines += [
         "",
-        f"Before their illness began, {before} of {sum(int(row['seeds']) for row in ill)} ill runs had an alarm. Of "
-        f"{well['seeds']} healthy synthetic runs {well['found']} had one, of {solved['seeds']} that solve their task "
-        f"{solved['found']}.",
-        f"Of {len(runs)} real runs that learn {alarms} had one:",
+        f"Before their illness began, ill runs had an alarm: {' and '.join(early)}. Of {healthy[0]['seeds']} healthy "
+        f"synthetic runs had one: {well}; of {healthy[1]['seeds']} that solve their task: {solved}.",
+        f"Of {len(runs)} real runs that learn had one: {' and '.join(alarms)}.",
         "",
-        "| trainer | task | algorithm | runs | steps | alarms | notes |",
-        "|---|---|---|---|---|---|---|",
+        f"| trainer | task | algorithm | runs | steps | alarms | logged every {EVERY} | notes |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for kind in dict.fromkeys((row["trainer"], row["task"], row["algorithm"]) for row in runs):
         of = [row for row in runs if (row["trainer"], row["task"], row["algorithm"]) == kind]
-        alarms, notes = (sum(int(row[key]) for row in of) for key in ("alarms", "notes"))
-        lines.append(f"| {' | '.join(kind)} | {len(of)} | {of[0]['steps']} | {alarms} | {notes} |")
-    return "\n".join([*lines, ""])
+        told = " | ".join(str(_sum(of, key)) for key in ("alarms", f"alarms_{EVERY}", "notes"))
+        lines.append(f"| {' | '.join(kind)} | {len(of)} | {of[0]['steps']} | {told} |")
+    return "\n".join([*lines, "", of_sick_runs()])
+
+
+def _sum(rows: list[dict[str, str]], key: str) -> int:
+    return sum(int(row[key]) for row in rows)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

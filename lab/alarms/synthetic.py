@@ -9,25 +9,32 @@ with what was learned. An illness changes some columns after its onset; the rest
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from oblrpo.runs.logs import rows_of
+from oblrpo.diagnosis.course import WINDOW, Course, Facts, finite
+from oblrpo.runs.log_rows import Rows
 
 Row = dict[str, Any]
 STEPS, ONSET = 200, 80
+LASTS = ("step", "grad_norm", "learning_rate")  # of several steps, TRL logs the last of these, and the mean of others
 
 
 class World:
-    """The habits of one run, drawn at random: how large, how noisy, how fast it learns."""
+    """The habits of one run, drawn at random: how large, how noisy, how fast it learns.
 
-    def __init__(self, seed: int) -> None:
+    One that is logged `every` so many steps is as many times as long, and slower by as much as windows are longer.
+    """
+
+    def __init__(self, seed: int, every: int = 1) -> None:
         self.random = random = np.random.default_rng(seed)
         self.P, self.G = int(random.choice([16, 32, 64, 128])), int(random.choice([4, 8, 16]))
         self.begin, self.end = random.uniform(0.1, 0.4), random.uniform(0.55, 0.98)
-        self.half, self.pace = random.uniform(10, 60), random.uniform(8, 30)
+        slow = Course(Facts(every=every)).span / WINDOW
+        self.half, self.pace = slow * random.uniform(10, 60), slow * random.uniform(8, 30)
+        self.steps, self.onset = every * STEPS, every * ONSET
         self.spread = random.uniform(0.8, 4.0)  # of the Beta distribution; the smaller, the more prompts agree
         self.entropy, self.fall = random.uniform(0.3, 1.5), random.uniform(0.2, 0.7)
         self.length, self.drift = random.uniform(20, 600), random.uniform(-0.3, 0.4)
@@ -58,7 +65,8 @@ class World:
         learned = (level - self.begin) / (self.end - self.begin)
         self.wander = 0.9 * self.wander + random.normal(0, 0.02)
         reward, std, agree = self.rewards(level)
-        decay = {"constant": 1.0, "linear": 1 - step / STEPS, "cosine": (1 + math.cos(math.pi * step / STEPS)) / 2}
+        done = step / self.steps
+        decay = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
         row: Row = {
             "step": step, "reward": self.scale * reward + self.shift, "reward_std": self.scale * std,
             "frac_reward_zero_std": agree,
@@ -78,10 +86,21 @@ class World:
         return row
 
 
-def healthy(seed: int, steps: int = STEPS) -> list[Row]:
-    """A run that is well."""
-    world = World(seed)
-    return [world.row(step) for step in range(1, steps + 1)]
+def thinned(rows: Sequence[Mapping[str, Any]], every: int) -> list[Row]:
+    """Rows as TRL logs them every so many steps (`logging_steps`)."""
+    if every == 1:
+        return [dict(row) for row in rows]
+    means: list[Row] = []
+    for part in (rows[end - every : end] for end in range(every, len(rows) + 1, every)):
+        values = {key: [number for row in part if (number := finite(row.get(key))) is not None] for key in part[-1]}
+        means.append({k: each[-1] if k in LASTS else math.fsum(each) / len(each) for k, each in values.items() if each})
+    return means
+
+
+def healthy(seed: int, every: int = 1) -> list[Row]:
+    """A run that is well; so many times as long, and logged every so many steps."""
+    world = World(seed, every)
+    return thinned([world.row(step) for step in range(1, world.steps + 1)], every)
 
 
 def as_ours(row: Row) -> Row:
@@ -107,7 +126,7 @@ def as_verl(row: Row) -> Row:
     """A step as verl logs it, in which only the least and the highest score tell that all are the same."""
     beyond = 2 * row["reward_std"]
     ends = {"critic/score/max": row["reward"] + beyond, "critic/score/min": row["reward"] - beyond}
-    return rows_of([{VERL[key]: value for key, value in row.items() if key in VERL} | ends])[0]
+    return Rows([{VERL[key]: value for key, value in row.items() if key in VERL} | ends])[0]
 
 
 def as_mean(row: Row) -> Row:
@@ -115,14 +134,14 @@ def as_mean(row: Row) -> Row:
     return {"step": row["step"], "reward": row["reward"]}
 
 
-def solved(seed: int, steps: int = STEPS) -> list[Row]:
+def solved(seed: int, every: int = 1) -> list[Row]:
     """A run of ours that is well and has solved its task after two thirds of its steps, held out too."""
-    world, rows = World(seed), []
-    world.end, world.pace = 1.0, min(world.pace, 12.0)  # .998 by then
-    for step in range(1, steps + 1):
-        row = world.row(step, 1.0 if step > 2 * steps / 3 else None)
-        rows.append(as_ours(row | ({"reward_stderr": 0.0} if step > 2 * steps / 3 else {})))
-    return rows
+    world, rows = World(seed, every), []
+    world.end, world.pace = 1.0, min(world.pace, 12.0 * every)  # .998 by then
+    for step in range(1, world.steps + 1):
+        done = step > 2 * world.steps / 3
+        rows.append(as_ours(world.row(step, 1.0 if done else None) | ({"reward_stderr": 0.0} if done else {})))
+    return thinned(rows, every)
 
 
 class Illness(NamedTuple):
@@ -136,14 +155,14 @@ class Illness(NamedTuple):
 
 def _frozen(world: World, since: int, **columns: Any) -> Row:
     """A row of a policy that learns nothing more, at the level of the onset."""
-    return world.row(ONSET + since, world.level(ONSET)) | columns
+    return world.row(world.onset + since, world.level(world.onset)) | columns
 
 
 def _fall(world: World, row: Row, since: int) -> Row:
-    return world.row(row["step"], world.level(ONSET) * max(0.3, 1 - since / 30))
+    return world.row(row["step"], world.level(world.onset) * max(0.3, 1 - since / 30))
 
 
-def outage(earned: float, steps: int = STEPS) -> Callable[[World, Row, int], Row]:
+def outage(earned: float, steps: float = math.inf) -> Callable[[World, Row, int], Row]:
     """All completions of so many steps earn the same: what scores them is down."""
 
     def change(world: World, row: Row, since: int) -> Row:
@@ -157,8 +176,17 @@ def _nothing(world: World, row: Row, since: int) -> Row:
     return outage(0.0)(world, row, since) | {"grad_norm": 0.0}
 
 
-def _cut_off(world: World, row: Row, since: int) -> Row:
-    return row | {"grad_norm": 0.0}
+def _groups_agree(world: World, row: Row, since: int) -> Row:
+    return row | {"grad_norm": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
+
+
+def _collapsed(world: World, row: Row, since: int) -> Row:
+    nothing = outage(world.shift)(world, row, since) | {"grad_norm": 0.0}
+    return nothing | {"entropy": row["entropy"] + min(2.0, 0.5 * since)}
+
+
+def _all_cut(world: World, row: Row, since: int) -> Row:
+    return world.row(row["step"], 0.004) | {"completions/clipped_ratio": world.random.uniform(0.97, 1)}
 
 
 def _entropy_gone(world: World, row: Row, since: int) -> Row:
@@ -172,7 +200,7 @@ def _entropy_up(world: World, row: Row, since: int) -> Row:
 
 
 def _hacked(world: World, row: Row, since: int) -> Row:
-    level = world.level(ONSET)
+    level = world.level(world.onset)
     found = world.row(row["step"], min(0.95, level + 0.01 * since))
     if "eval/accuracy" in found:
         found["eval/accuracy"] = world.accuracy(level - 0.002 * since)
@@ -180,7 +208,7 @@ def _hacked(world: World, row: Row, since: int) -> Row:
 
 
 def _traded(world: World, row: Row, since: int) -> Row:
-    level = world.level(ONSET)
+    level = world.level(world.onset)
     found = world.row(row["step"], min(0.95, level + 0.01 * since))
     correct = world.rewards(level * max(0.3, 1 - since / 60))[0]
     return found | {"rewards/task/mean": correct}
@@ -215,10 +243,6 @@ def _spikes(world: World, row: Row, since: int) -> Row:
 
 def _outlier(world: World, row: Row, since: int) -> Row:
     return row | ({"reward": row["reward"] + 1e3, "reward_std": 1e4} if since == 1 else {})
-
-
-def _nan(world: World, row: Row, since: int) -> Row:
-    return row | {"skipped": 1.0}
 
 
 def _swings(world: World, row: Row, since: int) -> Row:
@@ -261,15 +285,13 @@ def _form(world: World, row: Row, since: int) -> Row:
 
 
 def _still(world: World, row: Row, since: int) -> Row:
-    return world.row(row["step"], world.begin)
+    still = world.row(row["step"], world.begin)
+    del still["rewards/format/mean"]  # which is earned nearly always
+    return still
 
 
 def _missing(world: World, row: Row, since: int) -> Row:
     return row | {"completions/masked_ratio": world.random.binomial(200, 0.3) / 200}
-
-
-def _unfelt(world: World, row: Row, since: int) -> Row:
-    return row | {"step_kl": 0.0}
 
 
 ILLNESSES: dict[str, tuple[int, Illness]] = {
@@ -277,7 +299,10 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "reward falls": (ONSET, Illness("reward fell", 40, _fall)),
     "no reward at all": (ONSET, Illness("same reward", 5, _nothing)),
     "one reward of a million": (ONSET, Illness("outlying reward", 1, _outlier)),
-    "gradient of 0": (ONSET, Illness("no gradient", 3, _cut_off)),
+    "gradient of 0": (ONSET, Illness("gradient cut off", 3, lambda world, row, since: row | {"grad_norm": 0.0})),
+    "groups agree": (ONSET, Illness("no gradient", 5, _groups_agree)),
+    "policy collapses": (ONSET, Illness("policy collapsed", 10, _collapsed)),
+    "all cut": (0, Illness("all truncated", 10, _all_cut)),
     "entropy to 0.009": (ONSET, Illness("entropy collapsed", 60, _entropy_gone)),
     "entropy to 4 nats": (ONSET, Illness("entropy exploded", 50, _entropy_up)),
     "hacked": (ONSET, Illness("reward without accuracy", 100, _hacked)),
@@ -290,7 +315,7 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "gradient spikes": (ONSET, Illness("gradient spikes", 20, _spikes)),
     "gradient grows": (ONSET, Illness("gradient grows", 80, _grown)),
     "rewards agree": (ONSET, Illness("rewards agree", 80, _agreed)),
-    "a NaN": (ONSET, Illness("not finite", 1, _nan)),
+    "a NaN": (ONSET, Illness("not finite", 1, lambda world, row, since: row | {"skipped": 1.0})),
     "rate swings": (ONSET, Illness("rate oscillates", 30, _swings)),
     "silent groups, 0.8": (ONSET, Illness("silent groups", 60, _silent)),
     "clipped": (ONSET, Illness("clip share", 20, _clipped)),
@@ -299,7 +324,7 @@ ILLNESSES: dict[str, tuple[int, Illness]] = {
     "format alone": (0, Illness("format saturated", 120, _form)),
     "no progress": (0, Illness("no progress", 200, _still)),
     "rewards missing": (ONSET, Illness("rewards missing", 20, _missing)),
-    "updates lost": (ONSET, Illness("updates lost", 10, _unfelt)),
+    "updates lost": (ONSET, Illness("updates lost", 10, lambda world, row, since: row | {"step_kl": 0.0})),
 }
 LOGGED = {"ours": (as_ours, 5), "TRL": (as_trl, 5), "verl": (as_verl, 5), "mean only": (as_mean, 20)}
 for _trainer, (_logged, _within) in LOGGED.items():
@@ -311,12 +336,12 @@ for _trainer, (_logged, _within) in LOGGED.items():
         ILLNESSES[f"{_earned:g} from the start, {_trainer}"] = (0, _broken)
 
 
-def ill(name: str, seed: int, steps: int = STEPS) -> list[Row]:
+def ill(name: str, seed: int, every: int = 1) -> list[Row]:
     """A run that is well up to the illness's onset, and not from the step after it on."""
     onset, illness = ILLNESSES[name]
-    world, rows = World(seed), []
+    world, rows = World(seed, every), []
     world.end = min(world.end, 0.6)  # much is left to learn
-    for step in range(1, steps + 1):
-        row = world.row(step)
-        rows.append(illness.logged(row if step <= onset else illness.change(world, row, step - onset)))
-    return rows
+    for step in range(1, world.steps + 1):
+        row, since = world.row(step), step - every * onset
+        rows.append(illness.logged(row if since <= 0 else illness.change(world, row, since)))
+    return thinned(rows, every)

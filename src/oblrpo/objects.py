@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +116,11 @@ def take(
 
 def rows_of(given: Any, name: str) -> Rows:
     """Return all rows of a list, a data set of the library `datasets`, or any other iterable of mappings."""
+    return [(where, dict(row)) for where, row in each_row(given, name)]
+
+
+def each_row(given: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of `rows_of` as they are, one after the other."""
     if isinstance(given, Mapping):
         example = next(iter(given), "train")
         raise InputError(f"{name} holds parts by name; give one of them, such as {name}={name}[{example!r}].")
@@ -123,8 +128,7 @@ def rows_of(given: Any, name: str) -> Rows:
         given = given.to_dict("records")
     if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:  # an array without a length
         raise InputError(f"{name} is a {type(given).__name__}; give file names, or rows: an iterable of dicts.")
-    rows: list[tuple[str, Any]] = []
-    most = max(MOST_ROWS, len(given) if isinstance(given, Sized) else 0)
+    index, most = -1, max(MOST_ROWS, len(given) if isinstance(given, Sized) else 0)
     for index, row in enumerate(given):
         if index == most:
             raise InputError(
@@ -136,10 +140,9 @@ def rows_of(given: Any, name: str) -> Rows:
             raise InputError(f"{name} row {index} is a {type(row).__name__}, not a dict of columns.")
         if odd := [column for column in row if not isinstance(column, str)]:
             raise InputError(f"{name} row {index} has a column named {odd[0]!r}; names of columns must be text.")
-        rows.append((f"{name} row {index}", dict(row)))
-    if not rows:
+        yield f"{name} row {index}", row
+    if index < 0:
         raise InputError(f"{name} holds no rows.")
-    return rows
 
 
 def _names(given: Any) -> tuple[str, ...]:

@@ -92,7 +92,10 @@ def test_a_look_that_cannot_be_had_says_why(oblrpo, trained, tmp_path):
     complained(oblrpo("diagnose", trained, "--checkpoints", 2), "--checkpoints are those of --look")
     complained(oblrpo("diagnose", trained, "--look", "--checkpoints", 0), "--checkpoints is 0; a look needs 1 at least")
     log = write(tmp_path / "well.jsonl", [0.5] * 5)
-    complained(oblrpo("diagnose", log, "--look"), "VarianceLedgerCallback")
+    for as_json in ((), ("--json",)):
+        code, out, err = oblrpo("diagnose", log, "--look", *as_json)  # ends as the diagnosis does
+        assert (code, "add a VarianceLedgerCallback" in out) == (0, True), err
+    complained(oblrpo("diagnose", trained, "--look", "--prompts", 10**8), "takes at most 10,922")
 
 
 def test_a_look_at_rewards_that_agree_says_so(small_run, oblrpo, tmp_path):

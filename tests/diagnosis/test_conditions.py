@@ -23,13 +23,15 @@ def alarms(rows, **facts):
 
 @pytest.mark.parametrize("name", ILLNESSES)
 def test_an_illness_is_found_in_time_and_nothing_before_it(name):
+    """And is the one cause that is told, with one cure."""
     onset, illness = ILLNESSES[name]
-    after = []
+    after, first = [], 0
     for seed in range(5000, 5006):
         watch = Watch().over(ill(name, seed))
         assert not [finding for finding in watch.findings if finding.wrong and finding.found <= onset]
         after += [watch.found[illness.finds].found - onset] if illness.finds in watch.found else []
-    assert len(after) >= 5  # of six: where noise hides it, it is not told
+        first += [finding.name for finding in watch.findings if finding.wrong] == [illness.finds]
+    assert min(first, len(after)) >= 5  # of six: where noise hides it, it is not told
     assert np.median(after) <= illness.within
 
 
@@ -203,7 +205,7 @@ def test_parts_of_the_reward_by_the_names_of_our_own_metrics():
         for n, (form, task) in enumerate(random.normal(means, 0.01))
     ]  # fmt: skip
     assert "task traded" in {finding.name for finding in alarms(rows, measured_rate=True)}
-    assert {finding.name for finding in diagnose(rows).findings} >= {"task traded", "format saturated"}
+    assert "format saturated" in {each.name for each in diagnose(rows).findings[0].follows}
 
 
 def test_a_gradient_that_jumps_once_by_thirty_is_told_and_by_five_is_not():
@@ -243,7 +245,7 @@ def test_what_a_log_lacks_is_said():
     assert "reward fell" not in found.unchecked
     assert "-  entropy collapsed (entropy)" in str(found)
     assert "Nothing is wrong." in str(found)
-    assert "in fewer than 20 steps." in str(diagnose([{"reward": 1.0}]))
+    assert "in fewer than 20 steps." in str(diagnose([{"step": 1, "reward": 1.0}]))
     found = diagnose([{"grad_norm": 0.1 + n % 3, "score": 0.0} for n in range(30)])
     assert "Nothing is wrong, as far as can be told without a reward." in str(found)
 

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from lab.alarms.synthetic import LOGGED, World, healthy, outage, solved
+from lab.alarms.synthetic import LOGGED, World, healthy, outage, solved, thinned
 from oblrpo.diagnosis import Course, Facts, Watch, diagnose
 from oblrpo.report.console import summary
 
@@ -186,7 +186,7 @@ def test_a_task_that_is_solved_is_no_illness(before, accuracy, is_solved):
     rows += [TOP[0] | ({} if accuracy is None else {"eval/accuracy": accuracy}), *TOP]
     found = diagnose([row | {"step": step} for step, row in enumerate(rows, start=1)])
     assert [finding.name for finding in found.findings] == ([] if is_solved else ["same reward"])
-    notes = [f"Solved: every completion has earned 1 since step {len(before) + 1}."] if is_solved else []
+    notes = [f"Every completion has earned 1 since step {len(before) + 1}."] if is_solved else []
     assert [note.sentence for note in found.notes] == notes
 
 
@@ -223,11 +223,11 @@ def test_the_last_lines_of_a_run_name_it_first():
     rows = [told | {"step": 0, "eval/accuracy": 0.1}] + [told | row for row in rows_of_run(0.0, last=60)]
     rows = [row | {"n_snr": 0.0, "grad_norm": 0.0} if row["step"] >= 10 else row for row in rows]
     lines = summary(rows, "runs/x", 32).splitlines()
-    place = lines.index("every completion earned 0 in steps 10 to 60: look at the reward")
+    place = lines.index("same reward: Nothing to learn from: every completion earned 0 in steps 10 to 60.")
     assert lines[place + 1].startswith("held-out accuracy")
     assert "2x the critical batch" in lines[place + 4]  # of the last step with a gradient
     top = [told | row | {"step": n} for n, row in enumerate([*RISE, *TOP], start=1)]
-    assert "solved: every completion has earned 1 since step 41" in summary(top, "runs/x", 32)
+    assert "solved: Every completion has earned 1 since step 41." in summary(top, "runs/x", 32)
 
 
 def test_a_stretch_that_is_told_late_leaves_values_to_go_by():
@@ -235,3 +235,23 @@ def test_a_stretch_that_is_told_late_leaves_values_to_go_by():
     usual = [{"reward": float(n % 2), "reward_std": 0.0} for n in range(60)] + [{"reward": 0.5}] * 60
     for then in ([{"reward": 2.0, "reward_std": 0.0}] * 3, [{"reward": 0.7, "reward_std": 0.3}] * 3):
         assert diagnose(usual + then).findings[0].name == "same reward"
+
+
+@pytest.mark.parametrize(("trainer", "rows"), [("TRL", 2), ("verl", 2), ("mean only", 5)])
+def test_where_a_row_is_the_mean_of_ten_steps_a_few_rows_show_it(trainer, rows):
+    logged = [LOGGED[trainer][0](row) for row in thinned(rows_of_run(0.0, first=201, last=300, steps=600), 10)]
+    watch = Watch(Facts(every=10)).over(logged)
+    (finding,) = watch.findings
+    assert (finding.name, finding.found) == ("same reward", 200 + 10 * rows)
+    assert finding.sentence.endswith("earned 0 in steps 210 to 300.")
+    assert watch.course.outages.explain(360)
+    assert not watch.course.outages.explain(370)
+
+
+def test_many_outages_are_named_in_few_words_and_cost_no_more_than_few():
+    differ = {"reward": 0.5, "reward_std": 0.3}
+    rows = [AGREE | {"reward": n / 64, "reward_std": 0.0} if k < 60 else differ for n in range(40) for k in range(99)]
+    told = Watch().over(rows).course.outages
+    assert len(told.told) == 40
+    assert str(told).endswith(", and 37 other rewards")
+    assert len(str(told)) < 200

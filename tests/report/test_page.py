@@ -45,7 +45,7 @@ def test_everything_is_on_the_page(whole):
     assert "20 prompts" in page
     assert "batch used: 4" in page
     assert "a mean over the policies of the last steps (of one: oblrpo diagnose RUN --look)" in page
-    assert "<b>Not finite, since step 10 (seen after step 10, last after step 10).</b>" in page
+    assert "<b>not finite, since step 10 (seen after step 10, last after step 10).</b>" in page
     assert "Nothing is wrong" not in page
     assert "finished, 10 steps" in page
     for name in BASELINES:

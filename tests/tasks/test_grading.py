@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from oblrpo.errors import InputError
 from oblrpo.tasks.grading import MathVerifier, extract_answer
 from oblrpo.tasks.grading import verifier as verifier_module
-from oblrpo.tasks.grading.normal import listed, tidy, without_unit
+from oblrpo.tasks.grading.normal import listed, tidy
 from oblrpo.tasks.grading.number import number, same_number
+from oblrpo.tasks.grading.units import without_unit
 
 pytest.importorskip("math_verify")
 sympy = pytest.importorskip("sympy")
@@ -249,11 +250,11 @@ def test_a_worker_whose_parent_is_killed_ends_too():
         ("The answer is 5 feet 3 inches.", "5 feet 3 inches"), ("The answer is 3 to 5.", "3 to 5"),
         ("The answer is 5 or more.", "5 or more"), ("The answer is 5; 6.", "5; 6"), ("Answer: 5 of 6", "5"),
         ("The answer is 5 squared.", "5 squared"), ("The answer is 5\u00bd.", "5\u00bd"),
-        ("The answer is 5 more apples.", "5"), ("The answer is 5 to be exact.", "5"), ("The answer is 5 hours.", "5"),
-        ("The answer is $\\$27.40$.", "\\$27.40"),
+        ("The answer is 5 more apples.", "5"), ("The answer is 5 to be exact.", "5"),
+        ("The answer is 5 hours.", "5 hours"), ("The answer is $\\$27.40$.", "\\$27.40"),
         ("It costs $5 and then $6 more.", "$6"), ("so $x=5$ and thus 10.", "10"), ("in 10 steps we get $x=5$", "x=5"),
         (r"Therefore \[ \frac{1}{2} \]", r" \frac{1}{2} "), ("nothing here", None), ("", None),
-        ("\\boxed{}", None), ("2^10", None),
+        ("\\boxed{}", None), ("2^10", "2^10"),
         ("The answer is:\n$$\n\\frac12\n$$", "\n\\frac12\n"), ("Answer: 50%", "50%"),
     ],
 )  # fmt: skip

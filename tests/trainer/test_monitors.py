@@ -61,12 +61,25 @@ def test_an_outage_is_told_once_and_again_when_it_ends():
     said = told([FINE] * 9 + [NOTHING] * 30 + [harmed] * 15 + [NOTHING] * 7 + [FINE] * 15)
     first, end, again, last = (step for step, messages in enumerate(said, start=1) if messages)
     assert (first, end, again, last) == (14, 40, 59, 62)
-    assert said[13] == said[58] == ["every completion of the last 5 steps earned 0: look at the reward"]
-    assert said[39:40] + said[61:62] == [
-        [f"completions earn different rewards again since step {step}; every completion of steps {span} earned 0"]
-        for step, span in ((40, "10 to 39"), (62, "55 to 61"))
-    ]
+    words = "same reward: Nothing to learn from: every completion earned 0 in steps 10 to {}. Look at the reward"
+    assert said[13][0].startswith(words.format(14))
+    assert said[58][0].startswith(words.format("39, 55 to 59"))
+    assert len(said[13]) == len(said[58]) == 1
+    again = "same reward: completions earn different rewards again since step"
+    assert said[39] == [f"{again} 40; every completion of steps 10 to 39 earned 0"]
+    assert said[61] == [f"{again} 62; every completion of steps 55 to 61 earned 0"]
     assert not any(told([*[NOTHING] * 4, FINE] * 10))
+
+
+def test_a_collapse_of_the_policy_is_not_laid_to_the_reward():
+    """Neither by the console, nor by what ends the run."""
+    monitors, told = Monitors(stop_on_collapse=True), []
+    learned = [FINE | {"entropy": 0.6, "reward": reward} for reward in (0.4, 0.5, 0.6) * 5]
+    for step, row in enumerate([*learned, *[NOTHING | {"entropy": 3.0}] * 6], start=1):
+        told += monitors.observe(row | {"step": step})
+    assert [message.partition(":")[0] for message in told] == ["policy collapsed"]
+    assert "Steps are too long" in monitors.stop
+    assert "Look at the reward" not in monitors.stop
 
 
 @pytest.mark.parametrize("earned", [0.0, 1.0, -1.0, 0.5, 0.37])
@@ -77,8 +90,8 @@ def test_an_outage_of_any_reward_stops_a_run_that_asks_for_it(earned):
             monitors.observe(row | {"step": step})
             stops.append(monitors.stop)
         assert not any(stops[:13])
-        words = [f"every completion of the last {n} steps earned {earned:g}: look at the reward" for n in (5, 6)]
-        assert stops[13:] == (words if asked else ["", ""])
+        told_now = f"same reward: Nothing to learn from: every completion earned {earned:g} in steps 10 to"
+        assert [stop.startswith(f"{told_now} {n}.") for n, stop in enumerate(stops[13:], start=14)] == [asked, asked]
 
 
 def test_a_task_that_is_solved_is_neither_told_nor_stopped():
@@ -105,7 +118,7 @@ def test_steps_that_are_skipped_because_rewards_agree_are_no_overflow():
 
 def test_a_step_without_rewards_is_told_at_once():
     masked = FINE | {"frac_prompts_masked": 1.0, "completions/masked_ratio": 0.9, "reward": None, "grad_norm": math.nan}
-    assert "90% of the completions of 1 steps have no reward. No update was made" in told([masked])[0][0]
+    assert "90% of the completions of 1 step have no reward. No update was made" in told([masked])[0][0]
 
 
 def test_values_read_back_from_the_disk_may_be_missing():

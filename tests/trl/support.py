@@ -53,11 +53,11 @@ def ours(folder, policy=None, reward_funcs=reward, kind=OBLRPOTrainer, prompts=P
     )  # fmt: skip
 
 
-def theirs(folder, policy=None, kind=GRPOTrainer, config=GRPOConfig, callbacks=None, **given):
+def theirs(folder, policy=None, kind=GRPOTrainer, config=GRPOConfig, callbacks=None, reward_funcs=reward, **given):
     """One of TRL's own trainers of the toy job."""
     policy = policy or tiny_policy()
     return kind(
-        policy.model, reward, args=config(**settings(folder, **given)), callbacks=callbacks,
+        policy.model, reward_funcs, args=config(**settings(folder, **given)), callbacks=callbacks,
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}), processing_class=policy.tokenizer,
     )  # fmt: skip
 

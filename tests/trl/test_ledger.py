@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from oblrpo.adapters.trl import VarianceLedgerCallback
+from oblrpo.diagnosis import Watch
+from oblrpo.diagnosis.of_updates import n_snr
 from oblrpo.errors import InputError
+from oblrpo.runs.logs import read_log
 from tests.trl.support import theirs
 
 
@@ -50,6 +53,22 @@ def test_a_look_that_fails_warns_once_and_leaves_the_run_as_it_is(tmp_path, monk
     assert "goes on without it: OutOfMemoryError: no memory is left" in said[0]
     assert ledger._batch is None
     assert not ledger._tape._sequences
+
+
+def test_conditions_on_the_batch_read_what_it_logs(tmp_path):
+    """N SNR of the steps that were looked at is that of the ledger's entries, though others lie between."""
+    trainer = theirs(tmp_path, max_steps=41)
+    trainer.add_callback(VarianceLedgerCallback(trainer, every=2))
+    trainer.train()
+    trainer.save_state()
+    watch = Watch().over(read_log(tmp_path).rows)
+    looked = [log for log in trainer.state.log_history if "variance/rloo" in log]
+    assert [log["step"] for log in looked] == list(range(1, 42, 2))
+    signal, noise = (sum(log[f"{key}/rloo"] for log in looked[-20:]) for key in ("signal2", "variance"))
+    value, stderr, first = n_snr(watch.course)
+    assert (value, first) == (pytest.approx(signal / noise), 3)
+    assert stderr > 0
+    assert not {"batch far below", "batch far above"} & watch.unchecked.keys()
 
 
 def test_images_are_not_looked_at(tmp_path):

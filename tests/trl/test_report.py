@@ -5,10 +5,11 @@ import re
 import pytest
 from trl import GRPOTrainer
 
+from oblrpo import diagnose
 from oblrpo.adapters.trl import OBLRPOTrainer, VarianceLedgerCallback
 from oblrpo.report.page import write_report
 from oblrpo.report.trl import read_trl
-from tests.trl.support import ours, theirs
+from tests.trl.support import ours, reward, theirs
 
 pytest.importorskip("matplotlib")
 
@@ -32,3 +33,18 @@ def test_the_page_of_a_run_says_what_its_log_says(tmp_path, kind):
     assert ("Gradient variance under each baseline" in shown) == (kind is GRPOTrainer)
     assert ("Squared score norm" in shown) == (kind is OBLRPOTrainer)
     assert "Held-out reward" in page
+
+
+def test_steps_without_rewards_are_named(tmp_path):
+    """TRL writes null for what no completion has."""
+    steps = iter(range(1, 5))
+
+    def flaky(prompts, completions, **_):
+        return [None] * len(prompts) if 2 <= next(steps) <= 3 else reward(prompts, completions)
+
+    trainer = theirs(tmp_path, reward_funcs=flaky, max_steps=4)
+    trainer.train()
+    trainer.save_state()
+    found = diagnose(tmp_path)
+    assert [(f.name, f.since, f.until) for f in found.findings] == [("rewards missing", 2, 3)]
+    assert found.steps == 4

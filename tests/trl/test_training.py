@@ -333,6 +333,7 @@ def test_the_ledger_agrees_with_the_variance_of_prompts_gradients(tmp_path):
     g_PN = (advantages_PG[..., None] * scores_SN.view(4, 4, -1)).mean(1)
     exact = float(g_PN.var(0).sum() / 4)
     assert trainer.state.log_history[0]["variance/rloo"] == pytest.approx(exact, rel=0.05)
+    assert trainer.state.log_history[0]["trace_cov"] == pytest.approx(4 * exact, rel=0.05)  # of one prompt
 
 
 def test_the_ledger_refuses_what_it_cannot_look_at(tmp_path):

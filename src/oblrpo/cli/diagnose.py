@@ -17,11 +17,12 @@ class DiagnoseCommand:
     The exit code is 0 where nothing is wrong, 1 where something is, and 2 for what cannot be read.
 
     Examples: `oblrpo diagnose runs/demo`; `oblrpo diagnose runs/demo --look`; `oblrpo diagnose outputs/grpo`, a folder
-    of TRL's; `oblrpo diagnose verl.log`, what verl has printed; `oblrpo diagnose metrics.csv`.
+    of TRL's; `oblrpo diagnose train.log`, what a trainer has printed; `oblrpo diagnose metrics.csv`.
     """
 
     run: Annotated[str, tyro.conf.Positional]
-    """Folder of a run, ours or TRL's, or a file: what verl prints or writes, JSON Lines or CSV with TRL's names."""
+    """Folder of a run, ours or TRL's, or a file: what trainers print or write, JSON, or a table: CSV, of a notebook, or
+    exported from W&B or TensorBoard."""
     look: bool = False
     """Also measure once what logs cannot say, of one policy, the newest checkpoint's: noise, batch, baselines."""
     prompts: int = 0
@@ -47,7 +48,12 @@ def run(argv: list[str]) -> None:
     found = diagnosis.plain()
     if not command.json:
         print(html.seen(str(diagnosis)))
-    if command.look:
+    if command.look and not (Path(command.run) / "config.yaml").is_file():  # what its log says stands all the same
+        words = f"No look: {command.run} is no run of oblrpo train, whose prompts and rewards are known. In a trainer "
+        words += "of TRL's add a VarianceLedgerCallback (docs/trl.md)."
+        found["look"] = {"none": words}
+        print("" if command.json else f"\n{html.seen(words)}\n", end="")
+    elif command.look:
         from transformers.utils import logging
 
         from oblrpo.trainer.look import look

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from oblrpo.diagnosis.course import STALLED, Course, Mean
@@ -56,7 +57,7 @@ def changed(run: Course, key: str, factor: float, enough: float = math.inf) -> R
     return log_ratio(above, below, now)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Condition:
     """Something that is wrong with a run: a statistic with its noise, and a threshold."""
 
@@ -76,8 +77,12 @@ class Condition:
     """How many standard errors a reading must lie above what a healthy run shows."""
     anew: bool
     """It is told anew after every step, from what is known then; its words say when it was `found`, and held last."""
+    rows: bool
+    """It looks at rows one by one, and must see each: windows of long runs are not looked at after every row."""
+    turns: frozenset[str]
+    """What its cure turns, and in which direction: "-learning_rate"."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Its name, in words."""
         return self.statistic.__name__.replace("_", " ").replace("kl ", "KL ")
@@ -86,6 +91,10 @@ class Condition:
     def about(self) -> str:
         """What it is, and what it looks like."""
         return " ".join((self.statistic.__doc__ or "").split())
+
+    def opposes(self, other: Condition) -> bool:
+        """Whether the cure of another turns back what its own turns."""
+        return any(f"{'+-'[way.startswith('+')]}{way[1:]}" in other.turns for way in self.turns)
 
     def sureness(self, reading: Reading) -> float:
         """How many standard errors a reading lies above what a healthy run shows; infinite where it has no noise."""
@@ -106,6 +115,9 @@ def condition(
     wrong: bool = True,
     sure: float = SURE,
     anew: bool = False,
+    rows: bool = False,
+    turns: str = "",
 ) -> Callable[[Callable[[Course], Reading | None]], Condition]:
     """Make a condition of a statistic; its name and docstring are those of the function."""
-    return lambda statistic: Condition(statistic, columns, threshold, healthy, sentence, cure, wrong, sure, anew)
+    last = wrong, sure, anew, rows, frozenset(turns.split())
+    return lambda statistic: Condition(statistic, columns, threshold, healthy, sentence, cure, *last)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import mul, sub
 from typing import Any, NamedTuple
 
 from oblrpo.diagnosis.outages import Outages
 
-WINDOW = 10  # how many values a mean is taken over
+WINDOW = 10  # how many steps a mean is taken over, or rows where a log names no steps
+FEWEST = 3  # rows of a mean, where a row is the mean of several steps
+MOST = 512  # windows that are kept: of a longer run every second, then every fourth, and so on
+SPARSE = 5_000  # rows from which on windows are looked at every thousandth of the run, and not after every row
 POOLED = 5 * WINDOW  # how many of the last values say how noisy one is, so that no window is quiet by luck
 JUMPS = 2  # the number of changes from one level to another that are no noise
 STALLED = 2.0  # the number of standard errors below which a reward has not risen
+STEADY = 3.0  # that from which on it surely has
 SOLVED = 0.9  # the mean of a reward between 0 and 1 from which on there is next to nothing left to learn
+BESIDE = ("step", "epoch", "eval", "val", "skipped")  # what a row may have that says nothing of training
+VAST = 1e150  # the square of less is a number, too
 OVERFLOW = "reward, loss or gradient"  # what was not finite, where nobody says it
 
 
@@ -39,6 +46,8 @@ class Mean(NamedTuple):
 class Column:
     """One metric of a run: its last values, and the means of all windows before."""
 
+    window: int = WINDOW
+    """How many values a mean is taken over."""
     kept: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=2 * POOLED + WINDOW))
     """Steps, values, and their standard errors where they are known, or 0: 50 are left when an outage is forgotten."""
     windows: list[Mean] = field(default_factory=list)
@@ -46,6 +55,8 @@ class Column:
     first: Mean | None = None
     """The first value, if its standard error is known."""
     count: int = 0
+    stride: int = 1
+    """Of the windows one in so many is kept."""
     lowest: float = math.inf
     highest: float = -math.inf
     means: dict[int, Mean] = field(default_factory=dict)
@@ -62,10 +73,17 @@ class Column:
             self.first = Mean(value, stderr, step, step)
         self.kept.append((step, value, stderr))
         self.count += 1
-        self.means.clear()
-        self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
-        if self.count % WINDOW == 0:
+        if self.means:
+            self.means = {}
+        if value < self.lowest:
+            self.lowest = value
+        if value > self.highest:
+            self.highest = value
+        if self.count % (self.window * self.stride) == 0:
             self.windows.append(self.mean())
+            if len(self.windows) == MOST:
+                self.stride *= 2
+                del self.windows[1::2]
 
     def forget(self, since: int) -> None:
         """Leave out the values from a step on."""
@@ -76,14 +94,15 @@ class Column:
             self.windows.pop()
         levels = [*(mean.value for mean in self.windows), *(value for _, value, _ in self.last)]
         self.lowest, self.highest = min(levels, default=math.inf), max(levels, default=-math.inf)
-        self.means.clear()
+        self.means = {}
 
-    def mean(self, width: int = WINDOW) -> Mean:
-        """The mean of the last values, so many of them or all that there are.
+    def mean(self, width: int = 0) -> Mean:
+        """The mean of the last values, so many of them or all that there are; of a window where nothing is said.
 
         With x_t the values, one of them has the variance mean (x_t - x_{t-1})^2 / 2, in which a slow course does not
         count. The greater of that of the window and that of the last 50 values is taken, of these without two jumps.
         """
+        width = width or self.window
         if width not in self.means:
             self.means[width] = self._mean(width)
         return self.means[width]
@@ -100,7 +119,8 @@ class Column:
 
 def spread_of(values: list[float], jumps: int = 0) -> float:
     """The deviation of one of some values in a row, in which a slow course and the greatest jumps do not count."""
-    squares = sorted((after - before) ** 2 for before, after in pairwise(values))
+    changes = list(map(sub, values[1:], values))
+    squares = sorted(map(mul, changes, changes))
     squares = squares[: max(1, len(squares) - jumps)]
     return math.sqrt(math.fsum(squares) / (2 * len(squares))) if squares else 0.0
 
@@ -117,6 +137,12 @@ class Facts:
     """Weights make up for a sampler that is not the policy; None: unknown."""
     prompts: int = 0
     """Prompts a step; 0: unknown."""
+    every: int = 1
+    """Steps from one row to the next, of which a row is the mean."""
+    unit: str = "step"
+    """What rows are counted in: "row" where a log names no steps."""
+    whole: int = 0
+    """How many rows there are in all; 0: unknown."""
 
 
 class Course:
@@ -124,11 +150,16 @@ class Course:
 
     def __init__(self, facts: Facts | None = None) -> None:
         self.facts = facts or Facts()
+        self.window, self.long = self.rows(WINDOW), self.rows(2 * WINDOW)  # how many rows means are taken over
+        self.span = self.window * self.facts.every  # steps of a window
+        self.averaged = math.sqrt(self.facts.every)  # by so much less than one of its steps a row varies
+        self.words = {"window": self.said(self.window), "long": self.said(self.long), "unit": self.facts.unit}
         self.columns: dict[str, Column] = {}
         self.row: Mapping[str, float] = {}  # the newest, without what comes of rewards where all of them agree
         self.overflow = OVERFLOW
-        self.step = self.rewarded = 0  # the newest, and how many have a reward
-        self.outages = Outages()
+        self.step = self.rewarded = 0  # the newest, and how many rows have a reward
+        self.count = self.judged = 0  # of rows, and the newest step after which windows were looked at
+        self.outages = Outages(self.facts.every)
         self.memory: dict[str, Any] = {}
         """What conditions remember between steps, by their names."""
 
@@ -136,32 +167,56 @@ class Course:
         """Take the next step."""
         numbers = {key: number for key, value in row.items() if (number := finite(value)) is not None}
         self.step = int(numbers.get("step", self.step + 1))
+        self.count += 1
+        if self.count < SPARSE or self.count % (self.count // 1_000) == 0:
+            self.judged = self.step
         self.rewarded += "reward" in numbers
-        for key in numbers:
-            self.columns.setdefault(key, Column())
+        if not numbers.keys() <= self.columns.keys():
+            self.columns |= {key: Column(self.window) for key in numbers if key not in self.columns}
         self.row, self.overflow = self.outages.add(self.step, numbers, self.columns), str(row.get("overflow", OVERFLOW))
         alike = self.outages.now
         for key, number in (self.row if alike and alike.long else numbers).items():
-            self.columns[key].add(self.step, number, numbers.get(f"{key}_stderr", 0.0))
+            self.columns[key].add(self.step, number, numbers.get(f"{key}_stderr", 0.0) / self.averaged)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the rows so far cover, with a reward or without; rows, where they name no steps."""
+        counts = (column.count for key, column in self.columns.items() if not key.startswith(BESIDE))
+        rows = max(self.rewarded, *counts, 0)
+        return max(rows, min(rows * self.facts.every, self.step))
+
+    def rows(self, steps: int, fewest: int = FEWEST) -> int:
+        """How many rows make so many steps: no fewer than `fewest`, and no more than there are steps."""
+        return max(math.ceil(steps / self.facts.every), min(fewest, steps))
+
+    def lasted(self, rows: int) -> int:
+        """How many steps so many rows in a row make; 0 where they are too few to say."""
+        return rows * self.facts.every if rows >= FEWEST else 0
+
+    def said(self, rows: int) -> str:
+        """So many rows in words: "30 steps", or "3 rows" where a log names no steps."""
+        many = rows * self.facts.every
+        return f"{many} {self.facts.unit}{'s' * (many != 1)}"
 
     def value(self, key: str) -> float | None:
         """A metric of the newest step; None where it has no finite value."""
         return self.row.get(key)
 
-    def now(self, key: str, width: int = WINDOW) -> Mean | None:
-        """The mean of a metric over its last values; None where there are not enough, or the newest step has none."""
-        column = self.columns[key] if key in self.row else None
+    def now(self, key: str, width: int = 0) -> Mean | None:
+        """The mean of a metric over its last rows; None where there are not enough, or the newest step has none."""
+        width, column = width or self.window, self.columns[key] if key in self.row else None
         return column.mean(width) if column and column.count >= width else None
 
     def past(self, key: str, before: int) -> list[Mean]:
         """The means of the windows of a metric that ended before a step, the oldest first."""
-        return [mean for mean in self.columns[key].windows if mean.last < before] if key in self.columns else []
+        windows = self.columns[key].windows if key in self.columns else []
+        return windows[: bisect.bisect_left(windows, before, key=lambda mean: mean.last)]
 
     def last_beyond(self, key: str, now: Mean, factor: float) -> Mean | None:
         """The newest window of a metric that was `factor` times the mean of now or more (less than 1: or less)."""
         bound = factor * now.value
-        windows = reversed(self.past(key, now.first))
-        return next((m for m in windows if (m.value >= bound if factor > 1 else m.value <= bound)), None)
+        windows = self.past(key, now.first)
+        return next((m for m in reversed(windows) if (m.value >= bound if factor > 1 else m.value <= bound)), None)
 
     def reward_since(self, step: int) -> float:
         """By how many standard errors the reward is above that of the last window up to a step; infinite if unknown."""
@@ -174,7 +229,12 @@ class Course:
         """Whether the reward has not risen in the later half of the time since a step, two windows at least."""
         half = (step + self.step) // 2
         now = self.now("reward")
-        return now is not None and now.first - half >= WINDOW and self.reward_since(half) < STALLED
+        enough = now is not None and now.first - half >= self.span
+        return enough and self.reward_since(half) < STALLED
+
+    def risen_since(self, step: int) -> bool:
+        """Whether the reward has surely risen since a step, or the task is solved."""
+        return self.outages.solved is not None or STEADY <= self.reward_since(step) < math.inf
 
     @property
     def solved(self) -> bool:
@@ -186,10 +246,12 @@ class Course:
 
 def finite(value: object) -> float | None:
     """A number of a row; None if it is none, or NaN or infinite."""
+    if type(value) is float:
+        return value if -VAST < value < VAST else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and abs(number) < 1e150 else None  # a square of which is a number, too
+    return number if -VAST < number < VAST else None

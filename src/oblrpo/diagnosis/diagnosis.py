@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from oblrpo import objects
 from oblrpo.algorithms import ALGORITHMS, LOOKS_ACROSS
-from oblrpo.diagnosis.course import WINDOW, Facts
+from oblrpo.diagnosis.course import Facts
 from oblrpo.diagnosis.of_rewards import same_reward
 from oblrpo.diagnosis.table import CONDITIONS
 from oblrpo.diagnosis.watch import Finding, Watch
 from oblrpo.errors import InputError
 from oblrpo.runs import RunFolder
-from oblrpo.runs.logs import known, read_log, rows_of
+from oblrpo.runs.log_rows import Rows
+from oblrpo.runs.logs import entries_of, known, read_log
 from oblrpo.settings import settings_in
 
 MEASURED = ("auto", "kl")  # the schedules whose rate follows how far updates move the policy
@@ -36,30 +39,32 @@ class Diagnosis:
     """What is worth knowing at the end of it, and not wrong."""
     unchecked: dict[str, tuple[str, ...]]
     """The conditions that could not be looked for, and the metrics that the log lacks for that."""
+    unit: str = "step"
+    """What `steps` counts: "row" where a log names no steps."""
 
     @classmethod
     def of(cls, watch: Watch, source: str) -> Diagnosis:
         """What a watch has found."""
         found = watch.findings
-        counts = {key: column.count for key, column in watch.course.columns.items() if key != "step"}
-        steps = watch.course.rewarded or max(counts.values(), default=0)
-        lasting = [f for f in found if not f.wrong and f.until >= watch.course.step - WINDOW]
-        return cls(source, steps, [f for f in found if f.wrong], lasting, watch.unchecked)
+        notes = [f for f in found if not f.wrong and f.until >= watch.course.judged - watch.course.span]
+        wrong = [f for f in found if f.wrong]
+        return cls(source, watch.course.steps, wrong, notes, watch.unchecked, watch.facts.unit)
 
     def __str__(self) -> str:
         looked = len(CONDITIONS) - len(self.unchecked)
-        lines = [f"{self.source}: {self.steps} steps; {looked} of {len(CONDITIONS)} conditions could be looked for", ""]
+        counted = f"{self.steps} {self.unit}{'s' * (self.steps != 1)}"
+        lines = [f"{self.source}: {counted}; {looked} of {len(CONDITIONS)} conditions could be looked for", ""]
         if not self.findings:
-            so_far = "" if self.steps >= FEWEST else f" so far, in fewer than {FEWEST} steps"
+            so_far = "" if self.steps >= FEWEST else f" so far, in fewer than {FEWEST} {self.unit}s"
             unseen = ", as far as can be told without a reward" if same_reward.name in self.unchecked else ""
             lines += [f"Nothing is wrong{so_far}{unseen}."]
         for number, finding in enumerate(self.findings, start=1):
             lines += [f"{number}. {finding.name}, {finding.when}: {finding.sure}", f"   {finding.sentence}"]
             lines += [f"   What to do: {finding.cure}"]
-            lines += ["   What follows from it, and needs no cure of its own:"] if finding.follows else []
+            lines += [f"   {COMES_WITH}:"] if finding.follows else []
             lines += [*(f"   -  {each.name}, {each.when}. {each.sentence}" for each in finding.follows), ""]
         if self.notes:
-            lines += ["", "Worth knowing, and not wrong:"]
+            lines += ["", f"{KNOWING}:"]
             lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}" for note in self.notes]
         if self.unchecked:
             lines += ["", "Not looked for, for want of a metric:"]
@@ -77,6 +82,7 @@ class Diagnosis:
         }
 
 
+COMES_WITH, KNOWING = "What comes with it, and needs no cure of its own", "Worth knowing, and not wrong"
 FEWEST = 20  # steps below which most conditions cannot hold yet
 
 
@@ -84,8 +90,8 @@ def diagnose(run: Any) -> Diagnosis:
     """Say what is wrong with a run, since which step, how sure that is, and what to do.
 
     Args:
-        run: what `oblrpo.train` returns; the folder of a run, ours or TRL's; a log of verl's, JSON Lines or CSV with
-            TRL's names; or rows, one dict of metrics a step.
+        run: what `oblrpo.train` returns; the folder of a run, ours or TRL's; a file, of what a trainer prints or of
+            JSON or a table; or rows: dicts of metrics, a dict of lists, a data frame, or a trainer of TRL's.
 
     Raises:
         InputError: there is no such run, or it cannot be read.
@@ -95,11 +101,9 @@ def diagnose(run: Any) -> Diagnosis:
         >>> print(diagnose(rows).findings[0].sentence)
         The reward has fallen: its mean over 10 steps is 0.310, and was 0.510 around step 19.
     """
-    run = getattr(run, "output", run)
-    if not isinstance(run, (str, os.PathLike)):
-        rows = known(rows_of(row for _, row in objects.rows_of(run, "run")), "run")
-        return Diagnosis.of(Watch(facts_of_log(rows)).over(rows), "rows")
-    path = Path(run)
+    path = _given(run)
+    if isinstance(path, Rows):
+        return Diagnosis.of(Watch(facts_of_log(path)).over(path), "rows")
     if os.path.isfile(path / "config.yaml"):  # a name may be too long for pathlib
         folder = RunFolder(path)
         rows, settings = folder.read_metrics(), settings_in(folder.config_file)
@@ -108,27 +112,71 @@ def diagnose(run: Any) -> Diagnosis:
     if log is None or not log.rows:
         raise InputError(
             f"{path} holds no config.yaml and metrics.jsonl, nor a trainer_state.json of TRL with a step in it; give "
-            "the folder of a run, or a file: what verl prints or writes, JSON Lines or CSV."
+            "the folder of a run, or a file: what a trainer prints or writes, JSON, or a table of metrics."
         )
     return Diagnosis.of(Watch(facts_of_log(log.rows)).over(log.rows), f"{path}, {log.source}")
 
 
+def _given(run: Any) -> Rows | Path:
+    """The rows that an object holds, or where a run is."""
+    try:
+        for path in (run, getattr(run, "output", None)):  # of what `oblrpo.train` returns
+            if isinstance(path, (str, os.PathLike)):
+                return Path(path)
+        for holder in (run, getattr(run, "state", None)):  # of TRL: a trainer, or its state
+            run = history if isinstance(history := getattr(holder, "log_history", None), list) else run
+        if getattr(getattr(run, "index", None), "name", None):  # a frame of pandas, whose index holds the steps
+            run = run.reset_index()
+        if names := getattr(getattr(run, "dtype", None), "names", None):  # of numpy, with named columns
+            run = [dict(zip(names, row, strict=True)) for row in run.tolist()]
+        listed = getattr(run, "to_dicts", getattr(run, "to_pylist", None))  # of polars, of Arrow
+        run = listed() if callable(listed) else run
+        if not isinstance(run, Mapping):
+            rows = Rows(row for _, row in objects.each_row(run, "run"))
+        elif (entries := entries_of(run, "run")) is not None:
+            rows = Rows(entries)
+        else:
+            raise InputError("run is a dict without rows; give a list of dicts, one a step, or a dict of lists.")
+    except InputError:
+        raise
+    except Exception as error:  # of an object of the user's own
+        raise InputError(f"run cannot be read as rows ({type(error).__name__}: {error!s:.200}).") from error
+    return known(rows, "run", "rows")
+
+
 def facts_of(settings: Mapping[str, Any]) -> Facts:
-    """What the settings of a run of ours say, by flag."""
-    algorithm, prompts = ALGORITHMS.get(str(settings.get("algorithm"))), settings.get("prompts_per_step")
+    """What the settings of a run of ours say, by flag.
+
+    Raises:
+        InputError: one of them is no name, or no number of prompts.
+    """
+    names = {key: settings.get(key) for key in ("algorithm", "baseline", "schedule")}
+    prompts = settings.get("prompts_per_step") or 0
+    odd = [key for key, value in names.items() if not isinstance(value, str | None)]
+    if odd or not isinstance(prompts, int) or prompts >= 2**31:
+        raise InputError(f"config.yaml: {(odd or ['prompts_per_step'])[0]} has a value that oblrpo train never writes.")
+    algorithm = ALGORITHMS.get(names["algorithm"] or "")
 
     def part(name: str) -> str:
-        return str(settings.get(name) or (getattr(algorithm, name) if algorithm else ""))
+        return str(names[name] or (getattr(algorithm, name) if algorithm else ""))
 
     return Facts(
         looks_across=part("baseline") in LOOKS_ACROSS,
         measured_rate=part("schedule") in MEASURED,
         corrects_sampler=settings.get("sampler_correction") != "measured",
-        prompts=prompts if isinstance(prompts, int) else 0,
+        prompts=prompts,
     )
 
 
-def facts_of_log(rows: Iterable[Mapping[str, Any]]) -> Facts:
+def facts_of_log(rows: Rows | Sequence[Mapping[str, Any]]) -> Facts:
     """What the log of another trainer says of it: ours inside TRL and verl tells how far an update went."""
-    ours = any(key.endswith("step_kl") for row in rows for key in row)
-    return Facts(looks_across=ours, measured_rate=ours)
+    logged = rows if isinstance(rows, Rows) else Rows(rows)
+    between = [int(after - before) for before, after in pairwise(logged.steps)]
+    ours = "step_kl" in logged.names
+    return Facts(
+        looks_across=ours,
+        measured_rate=ours,
+        every=max(1, median_low(between)) if between else 1,
+        unit="row" if logged.counted else "step",
+        whole=len(rows),
+    )

@@ -1,4 +1,4 @@
-"""Conditions that show where several rewards are summed: one is traded for another, or hides it."""
+"""Conditions that show where the reward is not the task: it is had without it, traded for it, or hides it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,55 @@ import math
 import re
 
 from oblrpo.diagnosis.condition import Reading, condition
-from oblrpo.diagnosis.course import STALLED, Course, Mean
-from oblrpo.diagnosis.of_rewards import STEADY
+from oblrpo.diagnosis.course import SOLVED, STALLED, STEADY, Course, Mean, spread_of
+
+
+@condition(
+    "reward", "eval/accuracy",
+    threshold=0.05,
+    sentence="The reward {reward}, and held-out accuracy {accuracy}.",
+    cure=(
+        "Read completions: the reward can be had without the task, or the training prompts are learned by heart. Mend "
+        "the reward, take more prompts, or stop where held-out accuracy was best."
+    ),
+)  # fmt: skip
+def reward_without_accuracy(run: Course) -> Reading | None:
+    """The reward rises and held-out accuracy does not: reward hacking, or prompts learned by heart.
+
+    It looks like a reward that has risen since an evaluation while accuracy has gained less than a quarter of that; or
+    one between 0 and 1 that is earned nearly always, with an accuracy of less than half of it.
+    """
+    evaluated, now = run.columns.get("eval/accuracy"), run.now("reward")
+    if evaluated is None or now is None or evaluated.count < 4:
+        return None
+    points = list(evaluated.last)
+    width = max(2, len(points) // 4)
+    spread = spread_of([value for _, value, _ in points])
+    late, worst, column = _mean(points[-width:], spread), None, run.columns["reward"]
+    if column.lowest >= 0 and column.highest <= 1 and now.value >= SOLVED:
+        since = max((mean.last for mean in column.windows if mean.value < SOLVED), default=0)
+        if len(paid := [point for point in points if point[0] > since]) >= 4:
+            held = _mean(paid, spread)
+            words = {"reward": f"is {now.value:.3f}", "accuracy": f"is {held.value:.3f}"}
+            worst = Reading(now.value / 2 - held.value, math.hypot(held.stderr, now.stderr / 2), held.first, words)
+    for end in range(width, len(points) - width + 1):
+        early = _mean(points[end - width : end], spread)
+        then = run.past("reward", early.last + run.span)[-1:]
+        if not then or then[-1].last < early.first or (evaluated.highest <= 1 and early.value >= 0.95):
+            continue
+        rise, gain = now.value - then[-1].value, late.value - early.value
+        noise = math.hypot(late.stderr, early.stderr, now.stderr / 4, then[-1].stderr / 4)
+        if now.above(then[-1]) >= STEADY and (worst is None or rise / 4 - gain > worst.value):
+            risen = f"has risen by {rise:.3f} since {run.facts.unit} {early.last}"
+            worst = Reading(rise / 4 - gain, noise, early.last, {"reward": risen, "accuracy": f"by {gain:+.3f}"})
+    return worst
+
+
+def _mean(points: list[tuple[int, float, float]], spread: float) -> Mean:
+    """The mean of some evaluations, one of which has the deviation `spread`, or what was measured of it."""
+    n, errors = len(points), math.hypot(*(error for *_, error in points)) / len(points)
+    value = math.fsum(value for _, value, _ in points) / n
+    return Mean(value, max(spread / math.sqrt(n), errors), points[0][0], points[-1][0])
 
 
 def parts(run: Course) -> dict[str, Mean]:
@@ -26,7 +73,7 @@ TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math", re.IGNORE
 @condition(
     "rewards/*/mean", "reward",
     threshold=0.25,
-    sentence="{part} has fallen from {best:.2f} to {now:.2f} since step {then}, while the whole reward has risen.",
+    sentence="{part} has fallen from {best:.2f} to {now:.2f} since {unit} {then}, while the whole reward has risen.",
     cure="The rest of the reward is had at the task's cost: read completions, and mend or weigh down what pays for it.",
 )  # fmt: skip
 def task_traded(run: Course) -> Reading | None:

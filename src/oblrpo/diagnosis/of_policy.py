@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import math
 
-from oblrpo.diagnosis.condition import TOO_LONG, Reading, changed, condition, log_ratio
-from oblrpo.diagnosis.course import STALLED, Course
+from oblrpo.diagnosis.condition import SURE, TOO_LONG, Reading, changed, condition, log_ratio
+from oblrpo.diagnosis.course import STALLED, STEADY, Course
+from oblrpo.diagnosis.of_rewards import silent
+
+ALL = 0.9  # the share of completions cut from which on none of them ends
+GONE = 0.02  # nats a token
+FAR = 1.0  # nats a token
 
 
 @condition(
     "entropy", "reward",
     threshold=math.log(10),
-    sentence="Entropy has collapsed: it is {now:.3g} nats a token, and was {then:.3g} around step {step}.",
+    sentence="Entropy has collapsed: it is {now:.3g} nats a token, and was {then:.3g} around {unit} {step}.",
     cure=(
         "Completions of a prompt are nearly the same, and nothing new is tried: go back to a checkpoint before that, "
         "and lower the rate ({shorten}), raise temperature or epsilon_high, or take more varied prompts."
     ),
+    turns="-learning_rate +temperature",
 )  # fmt: skip
 def entropy_collapsed(run: Course) -> Reading | None:
     """The policy has stopped exploring.
 
     It looks like a mean entropy at a tenth of its highest or less, while the reward has not risen since, or has stopped
-    rising short of solving the task. An entropy that falls while the reward rises is learning, down to 0.02 nats a
-    token: below that hardly anything is left to choose between.
+    rising short of solving the task; at half of it where meanwhile, with no rise of the reward at all, prompts have
+    fallen silent (`frac_reward_zero_std` from below 0.7 to above). An entropy that falls while the reward rises is
+    learning, down to 0.02 nats a token: below that hardly anything is left to choose between.
     """
     now = run.now("entropy")
     past = run.past("entropy", now.first) if now else []
@@ -33,16 +40,22 @@ def entropy_collapsed(run: Course) -> Reading | None:
     rising = run.reward_since(reference.last) >= STALLED and not run.stalled_since(reference.last)
     if rising and now.value > GONE:
         return None
-    return log_ratio(high, now, now)
+    reading, reward, agreed = log_ratio(high, now, now), run.now("reward"), silent(run, after_rise=False)
+    silenced = agreed and run.columns["frac_reward_zero_std"].windows[0].value < 0.7 <= agreed.value
+    if not silenced or not reward or reward.above(run.columns["reward"].windows[0]) >= STEADY:
+        return reading
+    wider = math.log(10) / math.log(2)
+    return reading._replace(value=wider * reading.value, stderr=wider * reading.stderr)
 
 
 @condition(
     "entropy", "reward",
     threshold=math.log(2),
     sentence=(
-        "Entropy has exploded: {now:.3g} nats a token, and {then:.3g} around step {step}; the reward does not rise."
+        "Entropy has exploded: {now:.3g} nats a token, and {then:.3g} around {unit} {step}; the reward does not rise."
     ),
     cure="The policy drifts to noise. " + TOO_LONG,
+    turns="-learning_rate",
 )  # fmt: skip
 def entropy_exploded(run: Course) -> Reading | None:
     """The policy writes ever more at random.
@@ -53,18 +66,15 @@ def entropy_exploded(run: Course) -> Reading | None:
     return reading if reading and reading.words["now"] - reading.words["then"] >= 0.5 else None
 
 
-GONE = 0.02  # nats a token
-FAR = 1.0  # nats a token
-
-
 @condition(
     "completions/mean_length", "reward",
     threshold=math.log(2),
-    sentence="Completions run away: {now:.0f} tokens, and {then:.0f} around step {step}; the reward has not risen.",
+    sentence="Completions run away: {now:.0f} tokens, and {then:.0f} around {unit} {step}; the reward has not risen.",
     cure=(
         "Read the longest: do they repeat themselves? Reward the answer and not the length, mask or penalise what is "
         "cut, or take a loss that does not favour length (dr_grpo, or a sum over tokens)."
     ),
+    turns="-max_completion_length",
 )  # fmt: skip
 def length_runs_away(run: Course) -> Reading | None:
     """Completions become longer, and no better.
@@ -79,8 +89,9 @@ def length_runs_away(run: Course) -> Reading | None:
     "completions/mean_length",
     "reward",
     threshold=math.log(2),
-    sentence="Completions shrink: {now:.0f} tokens, and {then:.0f} around step {step}; the reward has not risen.",
+    sentence="Completions shrink: {now:.0f} tokens, and {then:.0f} around {unit} {step}; the reward has not risen.",
     cure="Read some: is the answer still there? Check what the reward gives for an empty one. " + TOO_LONG,
+    turns="-learning_rate",
 )
 def length_shrinks(run: Course) -> Reading | None:
     """Completions become shorter, and no better.
@@ -91,24 +102,101 @@ def length_shrinks(run: Course) -> Reading | None:
 
 
 @condition(
+    "reward", "entropy",
+    threshold=1, rows=True,
+    sentence=(
+        "The policy has collapsed: every completion earns {earned} since {unit} {first}, and its {what} is {now:.3g}, "
+        "and was {then:.3g} around {unit} {step}."
+    ),
+    cure="No broken reward does that. " + TOO_LONG,
+    turns="-learning_rate",
+)  # fmt: skip
+def policy_collapsed(run: Course) -> Reading | None:
+    """The policy has lost all that it could do at once, and has become another.
+
+    It looks like rewards that are all the same from some step on, and lower than any before, of completions whose
+    entropy, length or `kl` is twice what it was before the fall (entropy: a third more) or half. Where a reward
+    breaks, these stay as they were.
+    """
+    now, rewards = run.outages.now, run.columns.get("reward")
+    if now is None or rewards is None or not rewards.kept or not run.outages.lasts or now.steps > 2 * run.window:
+        return None
+    good = [step for step, value, _ in rewards.kept if 2 * value >= rewards.highest + now.earned]
+    if not rewards.highest > rewards.lowest >= now.earned or not good or now.first - good[-1] > 3 * run.span:
+        return None  # it has not fallen to the bottom, or has long before
+    last = good[-1]
+    found: list[Reading] = []
+    for key, (what, floor, *limits) in SHOWS.items():
+        column = run.columns.get(key)
+        before = [value for step, value, _ in column.kept if step <= last][-3:] if column and key in run.row else []
+        if column and before:
+            then, after = math.fsum(before) / len(before) + floor, run.now(key, run.rows(5)) or column.mean()
+            noise = after.stderr * math.hypot(math.sqrt(run.rows(5) / len(before)) / then, 1 / (after.value + floor))
+            far = math.log((after.value + floor) / then)
+            limit = math.log(limits[far < 0])
+            words = {"earned": now.figure, "first": now.first, "what": what, "now": after.value, "then": then - floor}
+            found.append(Reading(abs(far) / limit, noise / limit, last + 1, words | {"step": last}))
+    return max(found, key=lambda reading: reading.value - SURE * reading.stderr, default=None)
+
+
+SHOWS = {"entropy": ("entropy", 0.1, 4 / 3, 2.0), "completions/mean_length": ("length", 1.0, 2.0, 2.0),
+         "kl": ("KL", 0.1, 2.0, math.inf)}  # fmt: skip
+"""What shows that a policy has become another: its name in words, what is next to nothing of it, and how many times as
+much or as little is another."""
+
+
+@condition(
+    "completions/clipped_ratio",
+    "reward",
+    threshold=ALL,
+    sentence="From the first step on {value:.0%} of the completions are cut at the limit, and earn next to nothing.",
+    cure=(
+        "They never come to an answer: raise max_completion_length. If they are cut at any length, the policy does not "
+        "end its answers: use the model's chat template, and a token that ends a turn."
+    ),
+    turns="+max_completion_length",
+)  # fmt: skip
+def all_truncated(run: Course) -> Reading | None:
+    """Every completion is cut at the limit before it has an answer: nothing can be earned.
+
+    It looks like a `completions/clipped_ratio` of nine tenths or more from the first step on, over 5 steps, while all
+    earn the same, or a mean reward between 0 and 1 is below 0.1, or seven tenths of the prompts say nothing, and it
+    does not rise. Where answers of a fixed length earn something all the same, the limit is meant, and it is not told.
+    """
+    key, rewards = "completions/clipped_ratio", run.columns.get("reward")
+    if (value := run.value(key)) is None:
+        return None
+    begun, first = run.memory.setdefault("all_truncated", (value, run.step))
+    now, reward, share = (run.now(each, run.rows(5)) for each in (key, "reward", "frac_reward_zero_std"))
+    if begun < ALL or now is None or run.solved:
+        return None
+    nothing = run.outages.lasts
+    if rewards and reward and not nothing and (not rewards.windows or reward.above(rewards.windows[0]) < STALLED):
+        usual = rewards.lowest >= 0 and rewards.highest <= 1
+        silent = share is not None and share.value >= 0.7 and not (usual and reward.value >= 0.5)
+        nothing = silent or (usual and reward.value <= 0.1)
+    return Reading(now.value, 0.0, first, {}) if nothing else None
+
+
+@condition(
     "completions/clipped_ratio",
     "reward",
     threshold=0.25,
     sentence="{value:.0%} of the completions are cut at the limit and judged as they stand.",
-    cure="Raise max_completion_length, mask what is cut (TRL: mask_truncated_completions), or reward brevity.",
+    cure="Raise max_completion_length, or mask what is cut (TRL: mask_truncated_completions).",
+    turns="+max_completion_length",
 )
 def truncation(run: Course) -> Reading | None:
     """Completions are cut before they end, and earn what half an answer earns.
 
     It looks like a mean `completions/clipped_ratio` above a quarter that was below a tenth before, or while the reward
-    does not rise. Where all of them are cut from the first step on, the limit is meant (one line is asked for, say),
-    and it is not told.
+    does not rise. Where nine tenths are cut from the first step on, they are "all truncated", or it is meant.
     """
     now = run.now("completions/clipped_ratio")
     if now is None:
         return None
     past = run.past("completions/clipped_ratio", now.first)
-    if not past or min(past[0].value, now.value) >= 0.9 or run.solved:
+    if not past or min(past[0].value, now.value) >= ALL or run.solved:
         return None
     grown = min(past).value <= 0.1
     then = run.last_beyond("completions/clipped_ratio", now, 0.5) or past[0]
@@ -122,9 +210,10 @@ def truncation(run: Course) -> Reading | None:
     threshold=math.log(3),
     sentence=(
         "The policy runs away from its reference: the KL penalty's term is {now:.3g} nats a token, and was {then:.3g} "
-        "around step {step}."
+        "around {unit} {step}."
     ),
     cure="Lower the rate ({shorten}), raise beta, or go back to a checkpoint before that.",
+    turns="-learning_rate",
 )  # fmt: skip
 def kl_runs_away(run: Course) -> Reading | None:
     """The policy moves away from its reference and gets nothing for it.
@@ -143,6 +232,7 @@ def kl_runs_away(run: Course) -> Reading | None:
     threshold=0.25,
     sentence="{value:.0%} of the tokens are clipped: most of each update's batch no longer counts.",
     cure="Make fewer updates a batch (num_iterations, steps_per_generation), or shorter ones: {shorten}.",
+    turns="-learning_rate",
 )
 def clip_share(run: Course) -> Reading | None:
     """Updates go so far that the ratio leaves out much of the batch.
@@ -164,6 +254,7 @@ def clip_share(run: Course) -> Reading | None:
         "Bring the two closer (data type, vllm_args, the same weights), shorten completions, or correct it "
         "(sampler_correction truncated; TRL: vllm_importance_sampling_correction)."
     ),
+    turns="-max_completion_length",
 )  # fmt: skip
 def sampler_apart(run: Course) -> Reading | None:
     """The sampler draws from another policy than the one that is trained.

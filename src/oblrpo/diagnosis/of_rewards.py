@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 
-from oblrpo.diagnosis.condition import SURE, Reading, condition, log_ratio
-from oblrpo.diagnosis.course import STALLED, WINDOW, Course, Mean, spread_of
-
-LONG = 2 * WINDOW
+from oblrpo.diagnosis.condition import SURE, TOO_LONG, Reading, condition, log_ratio
+from oblrpo.diagnosis.course import STALLED, WINDOW, Course
 
 
 @condition(
     "reward",
-    threshold=1, anew=True,
+    threshold=1, anew=True, rows=True,
     sentence="Nothing to learn from: every completion earned {earned}.",
     cure=(
         "Look at the reward: score some of these completions by hand. If it is right, and others were earned before, "
         "steps were too long: {shorten}. If none ever was, choose other prompts, raise num_generations, or begin with "
         "supervised learning."
     ),
+    turns="-learning_rate",
 )  # fmt: skip
 def same_reward(run: Course) -> Reading | None:
     """Every completion earns the same, whatever it says: what scores them is down or broken, or prompts are too hard.
@@ -29,22 +28,25 @@ def same_reward(run: Course) -> Reading | None:
     show it. Such steps enter no other mean that comes of rewards. What is found in them, and within twenty steps
     after, is named as what follows, and needs no cure of its own.
     """
-    told = run.outages.told
-    words = {"earned": str(run.outages), "found": told[0].found, "until": told[-1].last} if told else {}
-    return Reading(len(told), 0.0, told[0].first, words) if told else None
+    told, known = run.outages.told, run.memory.get("same_reward")
+    if not told or (known and known.words["until"] == told[-1].last and known.value == len(told)):
+        return known if told else None
+    words = {"earned": str(run.outages), "found": told[0].found, "until": told[-1].last}
+    reading = run.memory["same_reward"] = Reading(len(told), 0.0, told[0].first, words)
+    return reading
 
 
 @condition(
     "reward",
-    threshold=1, anew=True, wrong=False,
-    sentence="Solved: every completion has earned {earned} since step {since}.",
+    threshold=1, anew=True, wrong=False, rows=True,
+    sentence="Every completion has earned {earned} since {unit} {since}.",
     cure="Stop here, or go on with harder prompts.",
 )  # fmt: skip
 def solved(run: Course) -> Reading | None:
     """The task is learned: all completions earn the most.
 
-    It looks like the condition before, where that one reward is the highest of the run, and rewards came to it step by
-    step or held-out accuracy, where it was measured then, is above 0.9 or has risen too. A jump is not believed.
+    It looks like "same reward", where that one reward is the highest of the run, and rewards came to it step by step or
+    held-out accuracy, where it was measured then, is above 0.9 or has risen too. A jump is not believed.
     """
     now = run.outages.solved
     words = {"earned": now.figure, "since": now.first, "found": now.last, "until": now.last} if now else {}
@@ -54,8 +56,9 @@ def solved(run: Course) -> Reading | None:
 @condition(
     "reward",
     threshold=100,
+    rows=True,
     sentence=(
-        "An outlying reward: the mean of step {step} was {now:.3g}, and lay between {low:.3g} and {high:.3g} in the "
+        "An outlying reward: the mean of {unit} {step} was {now:.3g}, and lay between {low:.3g} and {high:.3g} in the "
         "{many} before."
     ),
     cure="Find the completion that earned it, and mend or clip the reward: it alone makes that step's gradient.",
@@ -68,16 +71,18 @@ def outlying_reward(run: Course) -> Reading | None:
     `reward_std` is known, rewards of that step spread as far, since a task that is solved at once pays all completions.
     """
     reward, column, spread = run.value("reward"), run.columns.get("reward"), run.columns.get("reward_std")
-    if reward is None or column is None or len(column.last) <= WINDOW:
+    if reward is None or column is None or max(reward - column.lowest, column.highest - reward) <= 10:
         return None
     *before, _ = (value for _, value, _ in column.last)
     within = [value for _, value, _ in spread.last][:-1] if spread else []
+    if len(before) < WINDOW:
+        return None
     low, usual, high = min(before), statistics.median(before), max(before)
     scale, far = max(high - low, -low, high, statistics.median(within or [0.0])), abs(reward - usual)
     if not scale or far <= 10 or far > run.row.get("reward_std", far):
         return None
     words = {"step": run.step, "now": reward, "low": low, "high": high, "many": len(before)}
-    return Reading(far / scale, 0.0, run.step, words)
+    return Reading(run.facts.every * far / scale, 0.0, run.step, words)  # one of the row's steps
 
 
 MANY = 8  # windows of which the best is not believed
@@ -86,8 +91,9 @@ MANY = 8  # windows of which the best is not believed
 @condition(
     "reward",
     threshold=0.3,
-    sentence="The reward has fallen: its mean over {window} steps is {now:.3f}, and was {best:.3f} around step {then}.",
-    cure="Steps are too long: {shorten}, and start again or from an earlier checkpoint.",
+    sentence="The reward has fallen: its mean over {window} is {now:.3f}, and was {best:.3f} around {unit} {then}.",
+    cure=TOO_LONG,
+    turns="-learning_rate",
 )
 def reward_fell(run: Course) -> Reading | None:
     """The policy has lost what it could do.
@@ -112,49 +118,6 @@ def reward_fell(run: Course) -> Reading | None:
     return Reading(value, noise, now.first, {"now": now.value, "best": best.value, "then": best.last})
 
 
-@condition(
-    "reward", "eval/accuracy",
-    threshold=0.05,
-    sentence="The reward has risen by {rise:.3f} since step {then}, and held-out accuracy by {gain:+.3f}.",
-    cure=(
-        "Read completions: the reward can be had without the task, or the training prompts are learned by heart. Mend "
-        "the reward, take more prompts, or stop where held-out accuracy was best."
-    ),
-)  # fmt: skip
-def reward_without_accuracy(run: Course) -> Reading | None:
-    """The reward rises and held-out accuracy does not: reward hacking, or prompts learned by heart.
-
-    It looks like a reward that has risen since an evaluation while accuracy has gained less than a quarter of that.
-    """
-    evaluated, now = run.columns.get("eval/accuracy"), run.now("reward")
-    if evaluated is None or now is None or evaluated.count < 4:
-        return None
-    points = list(evaluated.last)
-    width = max(2, len(points) // 4)
-    spread = spread_of([value for _, value, _ in points])
-    late, worst = _mean(points[-width:], spread), None
-    for end in range(width, len(points) - width + 1):
-        early = _mean(points[end - width : end], spread)
-        then = [mean for mean in run.past("reward", early.last + WINDOW) if mean.last >= early.first]
-        if not then or (evaluated.highest <= 1 and early.value >= 0.95):
-            continue
-        rise, gain = now.value - then[-1].value, late.value - early.value
-        noise = math.hypot(late.stderr, early.stderr, now.stderr / 4, then[-1].stderr / 4)
-        if now.above(then[-1]) >= STEADY and (worst is None or rise / 4 - gain > worst.value):
-            worst = Reading(rise / 4 - gain, noise, early.last, {"rise": rise, "gain": gain, "then": early.last})
-    return worst
-
-
-STEADY = 3.0
-
-
-def _mean(points: list[tuple[int, float, float]], spread: float) -> Mean:
-    """The mean of some evaluations, one of which has the deviation `spread`, or what was measured of it."""
-    n, errors = len(points), math.hypot(*(error for *_, error in points)) / len(points)
-    value = math.fsum(value for _, value, _ in points) / n
-    return Mean(value, max(spread / math.sqrt(n), errors), points[0][0], points[-1][0])
-
-
 def used_up(run: Course) -> bool:
     """Whether the reward has once risen to most of what prompts pay: three quarters, where it lies between 0 and 1.
 
@@ -172,10 +135,10 @@ def used_up(run: Course) -> bool:
 
 def silent(run: Course, after_rise: bool) -> Reading | None:
     """The share of prompts that say nothing, where the reward no longer rises, after it has risen or without that."""
-    share, reward = run.now("frac_reward_zero_std", LONG), run.now("reward")
-    if run.facts.looks_across or share is None or reward is None or run.columns["reward"].count < 3 * LONG:
+    share, reward = run.now("frac_reward_zero_std", run.long), run.now("reward")
+    if run.facts.looks_across or share is None or reward is None or run.columns["reward"].count < 6 * run.window:
         return None
-    if not run.stalled_since(share.first - 2 * LONG) or after_rise != used_up(run):
+    if not run.stalled_since(share.first - 4 * run.span) or after_rise != used_up(run):
         return None
     words = {"reward": reward.value, "which": "easy" if reward.value >= 0.5 else "hard"}
     return Reading(share.value, share.stderr, share.first, words)
@@ -185,7 +148,7 @@ def silent(run: Course, after_rise: bool) -> Reading | None:
     "frac_reward_zero_std", "reward",
     healthy=0.5, threshold=0.7,
     sentence=(
-        "{value:.0%} of the prompts of {long} steps earned one reward with all their completions and taught nothing "
+        "{value:.0%} of the prompts of {long} earned one reward with all their completions and taught nothing "
         "(mean reward {reward:.2f}): they are too {which}."
     ),
     cure=(
@@ -228,24 +191,25 @@ def still(run: Course, fewest: int) -> Reading | None:
     least = run.columns.get("reward_min")
     if n < fewest and (noise or any(mean.value != (least.lowest if least else 0.0) for mean in windows)):
         return None  # a constant that is not the lowest may be rounded, of a course or of a solved task
-    places = [place - (n - 1) / 2 for place in range(n)]
-    squares = math.fsum(place**2 for place in places)
-    slope = math.fsum(place * mean.value for place, mean in zip(places, windows, strict=True)) / squares
+    squares = n * (n * n - 1) / 12  # of the places of windows, from the middle one
+    slope = math.fsum((place - (n - 1) / 2) * mean.value for place, mean in enumerate(windows)) / squares
     rise, stderr = slope * (n - 1), noise / math.sqrt(squares) * (n - 1)
     spread, top = run.now("reward_std"), run.columns.get("reward_max")
     needed = NEEDED * (spread.value if spread else abs(windows[0].value) or (top.highest if top else 0.0))
-    if not needed > 0 or (rise > 0 and rise >= STALLED * stderr):
+    best = max(windows)
+    risen = best.value - windows[0].value >= needed and best.above(windows[0]) >= SURE  # once, and a line shows no step
+    if not needed > 0 or risen or (rise > 0 and rise >= STALLED * stderr):
         return None
     patience = ""
     if slope > 0 and noise:
-        steps = math.ceil(WINDOW * (12 * (3 * noise / slope) ** 2) ** (1 / 3))
-        patience = f" A rise at its present trend would take about {steps} steps in all to be seen."
-    words = {"steps": run.columns["reward"].count, "rise": rise, "margin": 2 * stderr, "needed": needed}
+        rows = math.ceil(run.window * (12 * (3 * noise / slope) ** 2) ** (1 / 3))
+        patience = f" A rise at its present trend would take about {run.said(rows)} in all to be seen."
+    words = {"steps": run.said(run.columns["reward"].count), "rise": rise, "margin": 2 * stderr, "needed": needed}
     return Reading(needed - rise, stderr, windows[0].first, words | {"patience": patience})
 
 
 NOT_RISEN = (
-    "The reward has not risen in {steps} steps: {rise:+.3f} +- {margin:.3f} in all, where noise would have let "
+    "The reward has not risen in {steps}: {rise:+.3f} +- {margin:.3f} in all, where noise would have let "
     "{needed:.2f} be seen.{patience}"
 )
 
@@ -255,9 +219,10 @@ NOT_RISEN = (
     threshold=0.0, sure=3.0,
     sentence=NOT_RISEN,
     cure=(
-        "Raise learning_rate (or let the schedule auto find it), choose prompts that are solved sometimes, or check "
-        "that the reward can be earned at all."
+        "Check that the reward can be earned at all, and choose prompts that are solved sometimes. Where entropy and "
+        "KL do not move either, raise learning_rate, or let the schedule auto find it."
     ),
+    turns="+learning_rate",
 )  # fmt: skip
 def no_progress(run: Course) -> Reading | None:
     """Nothing is learned, and noise does not explain that.
@@ -267,14 +232,14 @@ def no_progress(run: Course) -> Reading | None:
     is too short to say, and is not told. Where the mean of each step is 0 (the lowest reward, where it is known), as
     that of rare successes is when it is rounded to 0.000, 20 steps will do.
     """
-    return still(run, 10)
+    return still(run, ENOUGH)
 
 
 @condition(
     "reward",
     threshold=0.0, sure=3.0, wrong=False,
     sentence=NOT_RISEN,
-    cure="Go on to 100 steps before you judge, or try a higher learning_rate beside it.",
+    cure="Go on to {enough} before you judge.",
 )  # fmt: skip
 def no_progress_yet(run: Course) -> Reading | None:
     """Nothing is learned so far, and noise does not explain that.
@@ -282,18 +247,21 @@ def no_progress_yet(run: Course) -> Reading | None:
     It looks like the condition before, in 40 steps or more, and fewer than 100. Many runs begin so.
     """
     column = run.columns.get("reward")
-    reading = still(run, 4) if column and column.count < 10 * WINDOW else None
-    return reading if reading and reading.stderr else None
+    reading = still(run, 4) if column and column.count < ENOUGH * run.window else None
+    words = {"enough": run.said(ENOUGH * run.window)}
+    return reading._replace(words=reading.words | words) if reading and reading.stderr else None
 
 
 NEEDED = 0.25
+ENOUGH = 10  # windows after which nothing learned is told
 
 
 @condition(
     "reward_std", "reward",
     threshold=math.log(5),
-    sentence="Rewards of a prompt no longer differ: they spread by {now:.3g}, and by {then:.3g} around step {step}.",
+    sentence="Rewards of a prompt no longer differ: they spread by {now:.3g}, and by {then:.3g} around {unit} {step}.",
     cure="Advantages are next to nothing: choose other prompts, raise temperature or num_generations.",
+    turns="+temperature",
 )  # fmt: skip
 def rewards_agree(run: Course) -> Reading | None:
     """Completions of a prompt earn more and more the same, before the task is solved.
@@ -311,16 +279,21 @@ def rewards_agree(run: Course) -> Reading | None:
 @condition(
     "completions/masked_ratio",
     threshold=0.1,
-    sentence="{value:.0%} of the completions of {window} steps have no reward.{update}",
+    rows=True,
+    sentence="{value:.0%} of the completions of {many} have no reward.{update}",
     cure="Look at the reward function's errors.",
 )
 def rewards_missing(run: Course) -> Reading | None:
     """The reward function fails on many completions, which are left out of everything.
 
-    It looks like a mean `completions/masked_ratio` above a tenth, or a step that made no update for want of rewards.
+    It looks like a mean `completions/masked_ratio` above a tenth over 10 steps, or a step in which no completion has a
+    reward, or that made no update for want of rewards.
     """
-    if run.value("frac_prompts_masked") == 1 and not run.value("skipped"):
-        share = run.value("completions/masked_ratio") or 1.0
-        return Reading(share, 0.0, run.step, {"window": 1, "update": " No update was made."})
-    share_now = run.now("completions/masked_ratio")
-    return Reading(share_now.value, share_now.stderr, share_now.first, {"update": ""}) if share_now else None
+    share, column = run.value("completions/masked_ratio"), run.columns.get("completions/masked_ratio")
+    if share == 1 or (run.value("frac_prompts_masked") == 1 and not run.value("skipped")):
+        return Reading(share or 1.0, 0.0, run.step, {"many": run.said(1), "update": " No update was made."})
+    now = run.now("completions/masked_ratio")
+    if not share or column is None or now is None:
+        return None
+    since = next(step for step, missing, _ in column.last[-run.window :] if missing)
+    return Reading(now.value, now.stderr, since, {"many": run.said(run.window), "update": ""})

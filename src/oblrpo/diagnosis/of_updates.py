@@ -9,17 +9,18 @@ from collections import deque
 from itertools import pairwise
 
 from oblrpo.diagnosis.condition import TOO_LONG, Reading, changed, condition
-from oblrpo.diagnosis.course import WINDOW, Course
+from oblrpo.diagnosis.course import SPARSE, WINDOW, Course
 
 
 @condition(
     "skipped",
-    threshold=1,
-    sentence="A {what} was NaN or infinite in step {step}.",
+    threshold=1, rows=True,
+    sentence="A {what} was NaN or infinite in {unit} {step}.",
     cure=(
-        "Look at that step's rewards for outliers and for infinities. If further steps have it, lower the rate "
-        "({shorten}) and start from an earlier checkpoint."
+        "Look at that step's rewards for outliers, infinities and missing ones. If further steps have it, lower the "
+        "rate ({shorten}) and start from an earlier checkpoint."
     ),
+    turns="-learning_rate",
 )  # fmt: skip
 def not_finite(run: Course) -> Reading | None:
     """Numbers have overflowed.
@@ -31,35 +32,66 @@ def not_finite(run: Course) -> Reading | None:
     return None if skipped is None else Reading(skipped, 0.0, run.step, {"step": run.step, "what": run.overflow})
 
 
-@condition(
-    "grad_norm", "reward",
-    threshold=3,
-    sentence="For {steps} steps in a row there was no gradient, though {what}.",
-    cure=(
-        "Where completions of a prompt earn the same, choose prompts that are solved sometimes, or raise "
-        "num_generations. Else see what keeps the loss from the weights: they are frozen, or all tokens are masked."
-    ),
-)  # fmt: skip
-def no_gradient(run: Course) -> Reading | None:
-    """Nothing reaches the weights, though not all completions earn the same.
-
-    It looks like `grad_norm` 0 for three steps in a row: each prompt's completions agree, or the loss is cut off.
-    """
-    norm = run.value("grad_norm")
+def without_gradient(run: Course, differing: bool) -> Reading | None:
+    """By how many rows in a row without a gradient, of three: those show that rewards of a prompt differ, or do not."""
+    norm, share, spread = (run.value(key) for key in ("grad_norm", "frac_reward_zero_std", "reward_std"))
     if norm is None or run.value("reward") is None:
         return None
-    in_a_row = run.memory["no_gradient"] = run.memory.get("no_gradient", 0) + 1 if norm == 0 else 0
-    what = "rewards of a prompt differ" if run.value("reward_std") else "prompts earn different rewards"
-    return Reading(in_a_row, 0.0, run.step - in_a_row + 1, {"steps": in_a_row, "what": what})
+    # TRL's reward_std is that of all completions by now; a norm is that of the last of a row's steps, the share of all
+    differ = bool(spread) if share is None else share < (1 if run.facts.every == 1 else 0.5)
+    place = "gradient_cut_off" if differing else "no_gradient"
+    rows, first = run.memory.get(place, (0, 0))
+    rows, first = run.memory[place] = (rows + 1, first or run.step) if norm == 0 and differ is differing else (0, 0)
+    known = "" if share is not None or spread is not None else ", or the loss does not reach the weights"
+    return Reading(rows / min(3, run.facts.whole or 3), 0.0, first, {"rows": run.said(rows), "known": known})
+
+
+@condition(
+    "grad_norm", "reward",
+    threshold=1, rows=True,
+    sentence="For {rows} there was no gradient (grad_norm 0), though completions of a prompt earned different rewards.",
+    cure=(
+        "Nothing is wrong with the reward: see what keeps the loss from the weights. They are frozen, or all tokens "
+        "are masked, or gradient checkpointing is reentrant under an adapter (use_reentrant False, or "
+        "enable_input_require_grads). A first step in float16 may have been left out for its scale."
+    ),
+)  # fmt: skip
+def gradient_cut_off(run: Course) -> Reading | None:
+    """Rewards differ, and no gradient reaches the weights: nothing can be learned.
+
+    It looks like `grad_norm` 0 for three rows in a row that show rewards of a prompt to differ: `frac_reward_zero_std`
+    below 1, or a `reward_std` above 0 in a log without it. Where a log has but one or two rows, these will do. A
+    loss of 0 alone is no sign of it: advantages sum to 0.
+    """
+    return without_gradient(run, differing=True)
+
+
+@condition(
+    "grad_norm", "reward",
+    threshold=1, rows=True,
+    sentence="For {rows} there was no gradient: completions of each prompt earned the same{known}.",
+    cure=(
+        "Choose prompts that are solved sometimes, or raise temperature or num_generations. Where their rewards "
+        "differ, see what keeps the loss from the weights: they are frozen, or all tokens are masked."
+    ),
+    turns="+temperature",
+)  # fmt: skip
+def no_gradient(run: Course) -> Reading | None:
+    """Nothing reaches the weights, though not all completions earn the same: those of each prompt do.
+
+    It looks like `grad_norm` 0 for three rows in a row, of which none shows that rewards of a prompt differ.
+    """
+    return without_gradient(run, differing=False)
 
 
 @condition(
     "grad_norm",
-    threshold=3,
-    sentence="The gradient spikes: its norm was {norm:.3g} in step {step}, {times:.0f} times its median {usual:.3g}.",
+    threshold=3, rows=True,
+    sentence="The gradient spikes: its norm was {norm:.3g} in {unit} {step}, {times:.0f} times its median {usual:.3g}.",
     cure=(
         "Look at that step's rewards and completions; set max_grad_norm near the median, or shorten steps: {shorten}."
     ),
+    turns="-learning_rate",
 )  # fmt: skip
 def gradient_spikes(run: Course) -> Reading | None:
     """Single batches move the policy far more than the others.
@@ -73,7 +105,9 @@ def gradient_spikes(run: Course) -> Reading | None:
     if norm is None or norm <= 0:
         return None
     log, reading = math.log(norm), None
-    if len(logs) >= 2 * WINDOW:
+    if len(logs) >= 2 * WINDOW and log - min(logs) <= math.log(10):
+        memory["spikes"].append(0.0)
+    elif len(logs) >= 2 * WINDOW:
         usual = statistics.median(logs)
         spread = 1.4826 * statistics.median(abs(each - usual) for each in logs)
         height = log - usual
@@ -90,22 +124,26 @@ def gradient_spikes(run: Course) -> Reading | None:
     "grad_norm", "reward",
     threshold=math.log(10),
     sentence=(
-        "The gradient grows: its norm is {now:.3g}, and was {then:.3g} around step {step}."
+        "The gradient grows: its norm is {now:.3g}, and was {then:.3g} around {unit} {step}."
     ),
     cure="Set max_grad_norm near its usual norm. " + TOO_LONG,
+    turns="-learning_rate",
 )  # fmt: skip
 def gradient_grows(run: Course) -> Reading | None:
     """The gradient becomes ever larger, and the policy no better.
 
     It looks like a mean `grad_norm` of ten times what it was, with no rise of the reward since; of fifty times,
-    whatever the reward does.
+    whatever the reward does. The median has grown as much, since a mean grows by a single spike.
     """
-    return changed(run, "grad_norm", 0.1, enough=50.0)
+    reading = changed(run, "grad_norm", 0.1, enough=50.0)
+    norms = [norm for _, norm, _ in run.columns["grad_norm"].last[-run.window :]] if reading else []
+    return reading if reading and statistics.median(norms) >= 10 * reading.words["then"] else None
 
 
 @condition(
     "learning_rate",
     threshold=WINDOW,
+    rows=True,
     sentence=(
         "The learning rate is lost: for {value:.0f} steps it has been below 1 % of its highest ({now:.2g} of "
         "{high:.2g}).{batch}"
@@ -114,6 +152,7 @@ def gradient_grows(run: Course) -> Reading | None:
         "Where a schedule follows the signal, that is lost in noise: raise the number of prompts a step, stop here, or "
         "take the schedule off to go on regardless. Else check the scheduler and its number of steps."
     ),
+    turns="+prompts",
 )
 def rate_lost(run: Course) -> Reading | None:
     """The learning rate has collapsed, and with it learning.
@@ -128,22 +167,25 @@ def rate_lost(run: Course) -> Reading | None:
     now = run.value(key)
     if now is None or (signal and run.value("grad_norm") == 0):
         return None
-    memory = run.memory.setdefault("rate_lost", {"high": 0.0, "low": 0})
+    memory = run.memory.setdefault("rate_lost", {"high": 0.0, "low": 0, "since": 0})
     memory["high"] = max(memory["high"], now)
     memory["low"] = memory["low"] + 1 if now <= 0.01 * memory["high"] else 0
+    memory["since"] = run.step if memory["low"] == 1 else memory["since"]
     if not signal and (memory["low"] < 0.1 * run.columns[key].count or memory["high"] == 0):
         return None
     critical = run.value("critical_batch_size")
     batch = f" The critical batch is about {critical:.0f} prompts." if signal and critical is not None else ""
     words = {"now": now, "high": memory["high"], "batch": batch}
-    return Reading(memory["low"], 0.0, run.step - memory["low"] + 1, words)
+    return Reading(run.lasted(memory["low"]), 0.0, memory["since"], words)
 
 
 @condition(
     "learning_rate",
     threshold=math.log(2),
+    rows=True,
     sentence="The learning rate oscillates: each step changes it by a factor of {factor:.1f}, up and down.",
     cure="Use more prompts a step, so that less of what is measured is noise, or take a fixed rate.",
+    turns="+prompts",
 )
 def rate_oscillates(run: Course) -> Reading | None:
     """An adaptive rate overshoots and corrects itself, again and again.
@@ -155,22 +197,24 @@ def rate_oscillates(run: Course) -> Reading | None:
     if rate is None or rate <= 0:
         return None
     logs.append(math.log(rate))
-    if len(logs) <= 2 * WINDOW:
+    if len(logs) <= 2 * WINDOW or max(logs) - min(logs) < math.log(2):
         return None
     changes = [after - before for before, after in pairwise(logs)]
     turns = sum(a * b < 0 for a, b in pairwise(changes))
     if turns < 0.75 * (len(changes) - 1):
         return None
     size = statistics.median(map(abs, changes))
-    return Reading(size, 0.0, run.step - 2 * WINDOW, {"factor": math.exp(min(size, 99.0))})
+    return Reading(size, 0.0, run.step - 2 * WINDOW * run.facts.every, {"factor": math.exp(min(size, 99.0))})
 
 
 @condition(
     "step_kl",
     "grad_norm",
     threshold=WINDOW,
+    rows=True,
     sentence="The updates of {value} steps, at a learning rate of {rate:.1e}, changed no log-probability.",
     cure="They are lost in rounding: start from a higher learning_rate, or keep the weights in float32.",
+    turns="+learning_rate",
 )
 def updates_lost(run: Course) -> Reading | None:
     """Updates are too small for the weights' data type.
@@ -180,13 +224,15 @@ def updates_lost(run: Course) -> Reading | None:
     moved, norm = run.value("step_kl"), run.value("grad_norm")
     if moved is None or norm is None:
         return None
-    lost = run.memory["updates_lost"] = run.memory.get("updates_lost", 0) + 1 if moved == 0 and norm else 0
-    return Reading(lost, 0.0, run.step - lost + 1, {"rate": run.value("learning_rate") or 0.0})
+    lost, first = run.memory.get("updates_lost", (0, 0))
+    lost, first = run.memory["updates_lost"] = (lost + 1, first or run.step) if moved == 0 and norm else (0, 0)
+    return Reading(run.lasted(lost), 0.0, first, {"rate": run.value("learning_rate") or 0.0})
 
 
 @condition(
     "baseline/spread",
     threshold=10.0,
+    rows=True,
     sentence="Baselines explode: they spread {value:.0f} times as wide as usual ({now:.3g} against {usual:.3g}).",
     cure="Look at the step's rewards for outliers and clip them{shrink}.",
 )
@@ -201,6 +247,8 @@ def baselines_explode(run: Course) -> Reading | None:
     spreads: list[float] = run.memory.setdefault("baselines_explode", [])  # in order
     usual = spreads[len(spreads) // 2] if len(spreads) >= WINDOW else math.inf
     bisect.insort(spreads, spread)
+    if len(spreads) == SPARSE:
+        del spreads[::2]
     if usual == 0 or spread <= (run.value("reward_std") or 0.0):  # most steps so far paid nothing, which is no scale
         return None
     shrink = "" if run.facts.looks_across else ", or take the baseline oblr_shrunk"
@@ -208,17 +256,17 @@ def baselines_explode(run: Course) -> Reading | None:
 
 
 def n_snr(run: Course) -> tuple[float, float, int] | None:
-    """N SNR over 20 steps, its standard error, and the first of the steps: of each batch's own signal and noise."""
-    signal, noise = run.now("signal2", LONG), run.now("trace_cov", LONG)
-    snr, of_batch = run.value("snr"), run.value("n_snr")
-    prompts = run.facts.prompts or (of_batch / snr if snr and of_batch else 0)
-    if signal is None or noise is None or not noise.value > 0 or not prompts:
+    """N SNR over 20 steps, its standard error, and the first of the steps: of each batch's own signal and noise.
+
+    The steps are those in which these were measured, which TRL's ledger does in some.
+    """
+    signal2, trace_cov, snr, of_batch = map(run.columns.get, ("signal2", "trace_cov", "snr", "n_snr"))
+    prompts = run.facts.prompts or (of_batch.highest / snr.highest if of_batch and snr and snr.highest > 0 else 0)
+    if not signal2 or not trace_cov or min(signal2.count, trace_cov.count) < run.long or not prompts:
         return None
-    scale = prompts / noise.value
-    return scale * signal.value, scale * signal.stderr, signal.first
-
-
-LONG = 2 * WINDOW
+    signal, noise = signal2.mean(run.long), trace_cov.mean(run.long)
+    scale = prompts / noise.value if noise.value > 0 else 0.0
+    return (scale * signal.value, scale * signal.stderr, signal.first) if scale else None
 
 
 @condition(
@@ -226,6 +274,7 @@ LONG = 2 * WINDOW
     threshold=0.0, wrong=False,
     sentence="The batch is far below its critical size: its N SNR is {n_snr:.2g} +- {margin:.1g}, less than 0.1.",
     cure="Nearly all of each gradient is noise: more prompts a step would pay in full.",
+    turns="+prompts",
 )  # fmt: skip
 def batch_far_below(run: Course) -> Reading | None:
     """The batch is so small that its gradient is nearly all noise.
@@ -245,6 +294,7 @@ def batch_far_below(run: Course) -> Reading | None:
     threshold=10.0, healthy=5.0, wrong=False,
     sentence="The batch is far above its critical size: its N SNR is {value:.2g}.",
     cure="Half of the prompts a step would do nearly as well.",
+    turns="-prompts",
 )  # fmt: skip
 def batch_far_above(run: Course) -> Reading | None:
     """The batch is larger than its gradient needs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ Numbers = Mapping[str, float]
 
 CHANCE = 1e-5  # that there is no outage: 5 steps, where agreement follows on at most one in ten that differ
 PLAIN = 20  # steps, where a log tells nothing but the mean
+ROWS, ROWS_PLAIN, ROWS_WAKE = 2, 5, 6  # as many rows at least, where a row is the mean of several steps
 WAKE = 20  # steps after an outage whose alarms are laid to it: ten, and those whose window begins in these
 ROUNDING = 1e-6  # of a reward
 NEAR = 0.1  # the share of a range in which two rewards are near one another
@@ -39,12 +41,12 @@ def alike(row: Numbers) -> bool | None:
     if "reward_min" in row and "reward_max" in row:
         return row["reward_max"] - row["reward_min"] <= small
     spreads = [row[key] for key in ("reward_stderr", "reward_std") if key in row]
-    parts = [value for key, value in row.items() if key.startswith("rewards/") and key.endswith("/std")]
-    spreads += parts if len(parts) == 1 else []  # of several one may count for nothing in the sum
     share = row.get("frac_reward_zero_std")
-    if any(spread > small for spread in spreads) or (share is not None and share < 1 - ROUNDING):
+    if max(spreads, default=0.0) > small or (share is not None and share < 1 - ROUNDING):
         return False
-    return True if spreads or share is not None else None
+    parts = [value for key, value in row.items() if key.startswith("rewards/") and key.endswith("/std")]
+    parts = parts if len(parts) == 1 else []  # of several one may count for nothing in the sum
+    return max(parts, default=0.0) <= small if spreads or parts or share is not None else None
 
 
 @dataclass
@@ -57,6 +59,8 @@ class Stretch:
     """As many steps are no chance."""
     rise: float
     """How far what is earned lies above the lowest reward before; infinite where there was none."""
+    plain: int
+    """As many are none where the log shows nothing but their mean."""
     solved: bool
     """Whether the task is solved, so that nothing is wrong: rewards came to their highest step by step."""
     last: int = 0
@@ -74,7 +78,7 @@ class Stretch:
     @property
     def long(self) -> bool:
         """Whether it is no chance."""
-        return self.shown >= self.needed or self.steps >= max(PLAIN, self.needed)
+        return self.shown >= self.needed or self.steps >= max(self.plain, self.needed)
 
     @property
     def figure(self) -> str:
@@ -117,9 +121,11 @@ def come_to(earned: float, columns: Mapping[str, Column]) -> tuple[float, bool]:
 class Outages:
     """The outages of a run so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int = 1) -> None:
+        self.every = every  # steps a row
         self.now: Stretch | None = None  # whose completions earn the same up to the newest step
         self.told: list[Stretch] = []  # those that are outages
+        self.named: dict[str, list[Stretch]] = {}  # these, by what was earned
         self.solved: Stretch | None = None  # the newest that is none, because the task is solved
         self.news = ""  # what there is to tell after the newest step, in a sentence
         self.differing = self.begun = 0  # the steps whose completions differ, and the stretches
@@ -132,14 +138,21 @@ class Outages:
 
     def explain(self, step: int) -> bool:
         """Whether what is found in a step may follow from an outage, one of these steps or of those in its wake."""
-        return any((each.found if each.shown else each.first) <= step <= each.over for each in self.told)
+        late = takewhile(lambda each: step <= each.over, reversed(self.told))
+        return any((each.found if each.shown else each.first) <= step for each in late)
 
     def __str__(self) -> str:
-        spans: dict[str, list[str]] = {}
-        for each in self.told:
-            spans.setdefault(each.figure, []).append(f"{each.first} to {each.last}")
-        more = {each: f" and {len(steps) - SHOWN} times more" if steps[SHOWN:] else "" for each, steps in spans.items()}
-        return ", and ".join(f"{each} in steps {', '.join(spans[each][:SHOWN])}{more[each]}" for each in spans)
+        shown, named = [], {figure: told for figure, told in self.named.items() if told}
+        for figure, told in islice(named.items(), SHOWN):
+            spans = ", ".join(f"{each.first} to {each.last}" for each in told[:SHOWN])
+            often = f" and {len(told) - SHOWN} times more" if told[SHOWN:] else ""
+            shown.append(f"{figure} in steps {spans}{often}")
+        more = len(named) - len(shown)
+        return ", and ".join([*shown, f"{more} other rewards"] if more else shown)
+
+    def _tell(self, stretch: Stretch) -> None:
+        self.told.append(stretch)
+        self.named.setdefault(stretch.figure, []).append(stretch)
 
     def add(self, step: int, row: Numbers, columns: Mapping[str, Column]) -> Numbers:
         """Take the next step, and return what is to be seen of it: nothing that comes of rewards where these agree."""
@@ -172,25 +185,28 @@ class Outages:
         return {key: each for key, each in row.items() if key.startswith(OF_POLICY) and (finite or key != "skipped")}
 
     def _begin(self, step: int, reward: float, columns: Mapping[str, Column], same: bool) -> Stretch:
-        usual = min(0.8, max(0.1, self.begun / (self.differing + 1)))  # the chance that such a step is followed by one
+        # the chance that such a row is followed by one
+        usual = min(0.8, max(CHANCE, 0.1**self.every, self.begun / (self.differing + 1)))
         self.begun += same
         rise, risen = come_to(reward, columns)
         again = self.solved is not None and math.isclose(self.solved.earned, reward, rel_tol=ROUNDING)
-        return Stretch(reward, step, round(math.log(CHANCE) / math.log(usual)), rise, risen or again)
+        needed = max(ROWS, round(math.log(CHANCE) / math.log(usual)))
+        return Stretch(reward, step, needed, rise, max(ROWS_PLAIN, math.ceil(PLAIN / self.every)), risen or again)
 
     def _judge(self, now: Stretch, step: int, columns: Mapping[str, Column]) -> None:
         """Tell a stretch that is no chance as what it is after this step, and take it out of means."""
-        of_rewards = [column for key, column in columns.items() if not key.startswith(OF_POLICY)]
-        for column in of_rewards if now.over < 0 else ():
-            column.forget(now.first)
+        if now.over < 0:
+            for column in (column for key, column in columns.items() if not key.startswith(OF_POLICY)):
+                column.forget(now.first)
         now.over = step
         if now.solved:
             self.solved = now
             if self.lasts:
                 self.told.pop()
+                self.named[now.figure].pop()
         elif not self.lasts:
             now.found, self.solved = step, None
-            self.told.append(now)
+            self._tell(now)
             self.news = str(now)
 
     def _end(self, now: Stretch, step: int, reward: float, same: bool) -> None:
@@ -199,8 +215,8 @@ class Outages:
             return
         if now.solved and not now.risen and abs(reward - now.earned) > NEAR * abs(now.earned):
             now.solved, now.found, self.solved = False, step, None  # a jump up and back
-            self.told.append(now)
+            self._tell(now)
         if not now.solved:
-            self.left, now.over = WAKE, step
+            self.left, now.over = max(ROWS_WAKE, math.ceil(WAKE / self.every)), step
             span = f"every completion of steps {now.first} to {now.last} earned {now.figure}"
             self.news = "" if same else f"completions earn different rewards again since step {step}; {span}"

@@ -8,25 +8,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oblrpo.diagnosis.condition import Condition, Reading
-from oblrpo.diagnosis.course import WINDOW, Course, Facts
-from oblrpo.diagnosis.of_policy import sampler_apart
-from oblrpo.diagnosis.of_rewards import LONG, rewards_missing, same_reward
+from oblrpo.diagnosis.course import Course, Facts
+from oblrpo.diagnosis.of_parts import format_saturated
+from oblrpo.diagnosis.of_rewards import no_progress, outlying_reward, rewards_agree, same_reward, silent_groups
 from oblrpo.diagnosis.of_updates import not_finite
-from oblrpo.diagnosis.table import CONDITIONS
+from oblrpo.diagnosis.outages import WAKE
+from oblrpo.diagnosis.table import BRINGS, CONDITIONS
 
-APART = (not_finite, rewards_missing, sampler_apart)
-"""The conditions that no outage explains."""
+EACH_ROW = [condition for condition in CONDITIONS if condition.rows]
+STALLS = {silent_groups, rewards_agree, format_saturated, no_progress}
+"""How it shows that nothing more is learned, which is over when the reward has risen since: slow runs begin so."""
+PASSING = (outlying_reward, not_finite)
+"""The conditions that explain what is found while they hold and soon after, and nothing later."""
+EARLY = 3
+"""Windows by which what comes with a cause may show before it: a gradient grows before a reward falls."""
 
 
 def words_of(measured: bool) -> dict[str, Any]:
-    """What sentences and cures say beside what was read; of a run whose rate is measured or not."""
+    """What cures say beside what was read; of a run whose rate is measured or not."""
     shorten = (
         "lower schedule_kl" if measured else "take a third of learning_rate, or let oblrpo measure it (schedule auto)"
     )
-    return {"window": WINDOW, "long": LONG, "shorten": shorten}
+    return {"shorten": shorten, "enough": "100 steps"}
 
 
-@dataclass
+@dataclass(eq=False)
 class Finding:
     """A condition that held."""
 
@@ -39,8 +45,10 @@ class Finding:
     """The last step at which it held."""
     sentence: str
     cure: str
+    unit: str = "step"
+    """What `since`, `found` and `until` count: "row" where a log names no steps."""
     follows: list[Finding] = field(default_factory=list)
-    """What is wrong because of it, and needs no cure of its own."""
+    """What comes with it, and needs no cure of its own."""
 
     @property
     def name(self) -> str:
@@ -66,7 +74,8 @@ class Finding:
     @property
     def when(self) -> str:
         """Since when it holds, in words."""
-        return f"since step {self.since} (seen after step {self.found}, last after step {self.until})"
+        unit = self.unit
+        return f"since {unit} {self.since} (seen after {unit} {self.found}, last after {unit} {self.until})"
 
     def plain(self) -> dict[str, Any]:
         """It as a JSON object; `standard_errors` is None where it was counted and not estimated."""
@@ -93,34 +102,52 @@ class Watch:
     def __post_init__(self) -> None:
         self.course = Course(self.facts)
         self.found: dict[str, Finding] = {}
-        self.words = words_of(self.facts.measured_rate)
+        self.words = words_of(self.facts.measured_rate) | self.course.words
 
     def observe(self, row: Mapping[str, Any]) -> list[Finding]:
         """Take the next step, and return what is found in it for the first time, and follows from nothing else."""
-        before = self.course.step
+        before, judged = self.course.step, self.course.judged
         self.course.add(row)
         new, step = [], self.course.step
-        for condition in CONDITIONS:
+        for condition in CONDITIONS if self.course.judged == step else EACH_ROW:
             reading, known = condition.statistic(self.course), self.found.get(condition.name)
             if reading is None or not condition.holds(reading):
                 if known and condition.anew:
                     del self.found[condition.name]
                 continue
-            again = known and self._follows(known) and known.until != before and not self.course.outages.explain(step)
+            if known and known.reading is reading:
+                continue
+            passed = known is not None and self._passing(known) and not self._passing(known, step)
+            again = passed and known and known.until != (before if condition.rows else judged)
             if known and not condition.anew and not again:
                 known.until = step
                 continue
             words = self.words | {"value": reading.value, "found": step, "until": step} | reading.words
             sentence, cure = condition.sentence.format_map(words), condition.cure.format_map(words)
-            finding = Finding(condition, reading, words["found"], words["until"], sentence, cure)
+            finding = Finding(condition, reading, words["found"], words["until"], sentence, cure, self.facts.unit)
             self.found[condition.name] = finding
-            new += [] if self._follows(finding) or (known and condition.anew) else [finding]
-        return new
+            new += [] if known and condition.anew else [finding]
+        return [each for each in self.findings if each in new] if new else []
 
-    def _follows(self, finding: Finding) -> bool:
-        """Whether it is laid to an outage, which needs no cure of its own."""
-        condition = finding.condition
-        return not condition.anew and condition not in APART and self.course.outages.explain(finding.found)
+    def _passing(self, found: Finding, step: int = 0) -> bool:
+        """Whether something that passes, such as an outage, explains what is found, in that step or when it was."""
+        passing = (self.found[each.name] for each in (same_reward, *PASSING) if each.name in self.found)
+        return any(self._explains(each, found, step) for each in passing)
+
+    def _explains(self, cause: Finding, found: Finding, step: int = 0) -> bool:
+        """Whether a cause brings along what is found, in that step or when it was: by the table, and by its time."""
+        step = step or found.found
+        if found.condition not in BRINGS.get(cause.condition, ()):
+            return False
+        if cause.condition is same_reward:
+            return self.course.outages.explain(step)
+        in_time = cause.found <= step <= cause.until + WAKE * self.facts.every
+        if cause.condition in PASSING:
+            return in_time
+        if CONDITIONS.index(cause.condition) > CONDITIONS.index(found.condition):  # then it is to be found long before
+            return in_time and not self._explains(found, cause)
+        early = EARLY * self.course.window * self.facts.every
+        return bool(cause.condition.turns & found.condition.turns) or step >= cause.since - early
 
     def over(self, rows: Iterable[Mapping[str, Any]]) -> Watch:
         """Take all these steps."""
@@ -130,12 +157,25 @@ class Watch:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found, worst first; what follows from an outage is named in that, and not for itself."""
+        """What was found, worst first, causes alone: each has what comes with it, which needs no cure of its own.
+
+        That is what it explains, and what one would cure by turning back what it turns.
+        """
         found = [self.found[condition.name] for condition in CONDITIONS if condition.name in self.found]
-        follow = [each for each in found if self._follows(each)]
-        if outage := self.found.get(same_reward.name):
-            outage.follows = [each for each in follow if each.wrong]
-        return [each for each in found if each not in follow]
+        left = [each for each in found if each.condition not in STALLS or not self.course.risen_since(each.until)]
+        causes: list[Finding] = []
+        for each in left:
+            each.follows = []
+        while left:
+            chain = left[:1]
+            while up := next((each for each in left if each not in chain and self._explains(each, chain[-1])), None):
+                chain.append(up)
+            part = [each for each in left if each is chain[-1] or self._explains(chain[-1], each)]
+            left = [each for each in left if each not in part]
+            cause = next((each for each in causes if each.condition.opposes(chain[-1].condition)), chain[-1])
+            causes += [cause] if cause is chain[-1] else []
+            cause.follows += [each for each in part if each is not cause and each.wrong]
+        return causes
 
     @property
     def unchecked(self) -> dict[str, tuple[str, ...]]:

@@ -140,8 +140,8 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
 def count_votes(verdicts: Sequence[Verdict], verifier: MathVerifier) -> Votes:
     """Return the votes for each answer of one problem; equal answers in different spellings are one answer.
 
-    The right answers are one answer. A wrong one joins the first wrong answer before it that it equals; one question
-    asks whether it equals any of them. After `MOST_SLOW` questions of a problem that took too long no more are asked.
+    The right answers are one answer. A wrong one joins the first wrong answer before it that it equals. After
+    `MOST_SLOW` questions of a problem that took too long no more are asked.
     """
     wrong = Counter(verdict.extracted for verdict in verdicts if not verdict.correct and verdict.extracted)
     classes: dict[str, int] = {}
@@ -160,17 +160,10 @@ def count_votes(verdicts: Sequence[Verdict], verifier: MathVerifier) -> Votes:
 
 def _first_equal(answer: str, earlier: list[str], verifier: MathVerifier) -> str | None:
     """The first of the earlier answers that this one equals, itself if there is none, None if that took too long."""
-    if not earlier:
-        return answer
-    [any_of_them] = verifier.compare([tuple(earlier)], [answer])
-    if any_of_them.reason != "ok":
-        return None
-    if not any_of_them.correct:
-        return answer
     for other in earlier:
         [same] = verifier.compare([(other,)], [answer])
         if same.correct:
             return other
-        if same.reason != "ok":
-            break
-    return None
+        if same.reason in {"timeout", "crashed"}:
+            return None
+    return answer

@@ -14,7 +14,7 @@ from rich.control import Control
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from oblrpo.diagnosis import Course
+from oblrpo.diagnosis import Watch
 from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
 from oblrpo.report.html import seen
@@ -97,7 +97,8 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | N
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
     if steps:
-        lines += [_curve(steps), *_agreed(steps)]
+        found = Watch().over(steps).found.values()
+        lines += [_curve(steps), *(f"{each.name}: {each.sentence}" for each in found if each.condition.anew)]
     if measured:
         ends = f"{_accuracy(measured[0])} -> {_accuracy(measured[-1])}"
         lines.append(f"held-out accuracy {ends}, 95 % intervals over prompts")
@@ -119,18 +120,6 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | N
     return "\n".join(
         [*lines, f"everything is in {seen(output)}: metrics.jsonl, completions/, checkpoints/, report.html"]
     )
-
-
-def _agreed(rows: list[dict[str, Any]]) -> list[str]:
-    """Write in which steps every completion earned the same, or since when the task is solved."""
-    course = Course()
-    for row in rows:
-        course.add(row)
-    outages, now = course.outages, course.outages.now
-    lines = [f"every completion earned {outages}: look at the reward"] if outages.told else []
-    if now and now is outages.solved:
-        lines.append(f"solved: every completion has earned {now.figure} since step {now.first}")
-    return lines
 
 
 def _signal(n_snr: float | None) -> str:

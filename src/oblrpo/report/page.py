@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 
 from oblrpo.diagnosis import CONDITIONS, Diagnosis, Finding, Watch, facts_of, facts_of_log
+from oblrpo.diagnosis.diagnosis import COMES_WITH, KNOWING
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.report import completions, curves, html, ledger
@@ -107,16 +108,14 @@ def _diagnosis(record: RunRecord) -> str:
     facts = facts_of_log(record.rows) if record.absent else facts_of(record.settings)
     found = Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name)
     parts = [
-        f"<div class=alarm><b>{text(finding.name.capitalize())}, {text(finding.when)}.</b> {text(finding.sentence)} "
+        f"<div class=alarm><b>{text(finding.name)}, {text(finding.when)}.</b> {text(finding.sentence)} "
         f"{text(finding.cure)} <small>{text(finding.sure.capitalize())}.</small>{_follows(finding)}</div>"
         for finding in found.findings
     ]
     if record.failure:
         parts.insert(0, f"<div class=alarm><b>Failed after step {record.done}.</b> {text(record.failure)}</div>")
-    parts += [
-        f"<p><small>{text(note.name.capitalize())}, {text(note.when)}. {text(str(note))}</small></p>"
-        for note in found.notes
-    ]
+    notes = [f"<li>{text(note.name)}, {text(note.when)}. {text(str(note))}</li>" for note in found.notes]
+    parts += [f"<small>{KNOWING}:<ul>{''.join(notes)}</ul></small>"] if notes else []
     looked = f"{len(CONDITIONS) - len(found.unchecked)} of {len(CONDITIONS)} conditions"
     if not found.findings and not record.failure:
         parts.insert(0, f"<p><small>Nothing is wrong: {looked} were looked for after every step.</small></p>")
@@ -125,11 +124,9 @@ def _diagnosis(record: RunRecord) -> str:
 
 
 def _follows(finding: Finding) -> str:
-    """Show what follows from what is wrong, which needs no cure of its own."""
-    points = "".join(
-        f"<li>{text(each.name.capitalize())}, {text(each.when)}. {text(each.sentence)}</li>" for each in finding.follows
-    )
-    return f"<br>What follows from it:<ul>{points}</ul>" if points else ""
+    """Show what comes with what is wrong."""
+    points = [f"<li>{text(each.name)}, {text(each.when)}. {text(each.sentence)}</li>" for each in finding.follows]
+    return f"<br>{COMES_WITH}:<ul>{''.join(points)}</ul>" if points else ""
 
 
 def _absent(record: RunRecord) -> str:

@@ -25,7 +25,7 @@ def read_trl(run: Path) -> RunRecord | None:
     log = newest_state(run)
     if log is None or not log.rows:
         return None
-    rows, last = log.rows, log.steps
+    rows, last = list(log.rows), log.steps
     source, _, damaged = log.source.partition("; ")
     taken = {key for row in rows for key, value in row.items() if value is not None}
     absent = {"Newest state": damaged} if damaged else {}

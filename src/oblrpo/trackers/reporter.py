@@ -18,7 +18,7 @@ NOTE = "trackers.json"
 """The file in the run's folder that holds, by library, the run's name and identity there and the last step sent."""
 
 PATIENCE = 300.0
-"""Seconds that a library may take for a step, or to write at the end what is left."""
+"""Seconds that a library may take to start, for a step, or to write at the end what is left."""
 HANGS = f"no answer in {PATIENCE:g} s"
 
 
@@ -67,19 +67,17 @@ class Reporter:
         entry = self._note.setdefault(name, fresh)
         project = str(self._settings["project"])
         opening = Opening(self._folder.path, entry["name"], entry["id"], project, self._settings, entry["step"])
-        try:
-            self._open[name] = TRACKERS[name](opening)
-        except (Exception, SystemExit) as error:
-            raise InputError(
-                f"{name} cannot be started ({_brief(error)}); mend that, or leave it out of report_to."
-            ) from error
+        opened, fault = _answer(TRACKERS[name], opening)
+        if fault:
+            raise InputError(f"{name} cannot be started ({fault}); mend that, or leave it out of report_to.")
+        self._open[name] = opened
         self._write_note()
 
     def _send(self, name: str, row: Metrics) -> None:
         step = row["step"]
         if name not in self._open or step < self._open[name].lacks:
             return
-        if fault := _fault(self._open[name].log, step, values_of(row) | self._completions(step)):
+        if fault := _answer(self._open[name].log, step, values_of(row) | self._completions(step))[1]:
             self._warn(f"{name} failed at step {step} and gets no more of this run ({fault}); --resume tries again.")
             if fault == HANGS:
                 del self._open[name]
@@ -97,7 +95,7 @@ class Reporter:
 
     def _close(self, names: Sequence[str], failed: bool) -> None:
         for name in names:
-            if fault := _fault(self._open.pop(name).close, failed):
+            if fault := _answer(self._open.pop(name).close, failed)[1]:
                 self._warn(f"{name} did not close, its last steps may be missing ({fault}).")
 
     def _read_note(self) -> dict[str, dict[str, Any]]:
@@ -127,13 +125,13 @@ def values_of(row: Metrics) -> Values:
     return values
 
 
-def _fault(call: Callable[..., None], *args: Any) -> str:
-    """Call a library; return what went wrong, or nothing. Where it hangs, it is left behind in its thread."""
+def _answer(call: Callable[..., Any], *args: Any) -> tuple[Any, str]:
+    """Call a library; return its answer, and what went wrong, or "". One that hangs is left behind in its thread."""
     future = begun(call, *args)
     if future not in wait([future], PATIENCE).done:
-        return HANGS
+        return None, HANGS
     error = future.exception()
-    return _brief(error) if error else ""
+    return (None, _brief(error)) if error else (future.result(), "")
 
 
 def _brief(error: BaseException) -> str:

@@ -31,6 +31,8 @@ from oblrpo.trainer.setup import load_checkpoint, make_learner, set_threads
 from oblrpo.trainer.task import drop_long_prompts, task_of
 
 BATCHES, LEAST = 4, 32
+MOST = 1 << 15
+"""Completions of a batch: the inner products of all their scores are 8 GB."""
 FAR = 2_000_000
 """The look's prompts are those of steps from this one on, which no run reaches."""
 
@@ -186,20 +188,21 @@ def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> Looks:
         checkpoints: how many checkpoints, 1 at least; where fewer are kept, all of them.
 
     Raises:
-        InputError: there is no such run, or no checkpoint, or too few prompts, or no reward on any of them.
+        InputError: there is no such run, or no checkpoint, or too few prompts or too many, or no reward on any of them.
     """
     folder = RunFolder(run)
-    if not folder.config_file.is_file():
-        raise InputError(
-            f"--look needs a run of oblrpo train, whose prompts and rewards are known; {run} is none. In a trainer of "
-            "TRL's add a VarianceLedgerCallback (docs/trl.md)."
-        )
     if checkpoints < 1:
         raise InputError(f"--checkpoints is {checkpoints}; a look needs 1 at least.")
-    config, steps = folder.saved_config(), _whole_steps(folder, checkpoints)
-    size = prompts or max(config.rollout.prompts_per_step, LEAST)
+    config = folder.saved_config()
+    size, most = prompts or max(config.rollout.prompts_per_step, LEAST), MOST // config.rollout.num_generations
     if size < 2 or config.rollout.num_generations < 2:
         raise InputError("a look needs at least 2 prompts, and a run with num_generations of at least 2.")
+    if size > most:
+        raise InputError(
+            f"--prompts is {size:,}; a look at this run takes at most {most:,}, each with "
+            f"{config.rollout.num_generations} completions. --checkpoints looks at more policies."
+        )
+    steps = _whole_steps(folder, checkpoints)
     task, logged = task_of(config), {row["step"]: row.get("n_snr") for row in folder.read_metrics()}
     rewards = Rewards(task, config.task.rewards, config.task.on_reward_error, config.task.reward_seconds)
     try:

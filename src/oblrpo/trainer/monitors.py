@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from oblrpo.diagnosis import Facts, Watch
+from oblrpo.diagnosis.of_policy import entropy_collapsed, length_shrinks
+from oblrpo.diagnosis.of_rewards import reward_fell, same_reward
 
 MOST_SKIPPED = 5  # steps in a row without a finite gradient after which a run ends, or after half of its steps
 
-COLLAPSES = ("reward fell", "entropy collapsed", "length shrinks")
-"""The conditions that a run stops at with `stop_on_collapse`, beside an outage of the reward."""
+COLLAPSES = (same_reward, reward_fell, entropy_collapsed, length_shrinks)
+"""The conditions that a run stops at with `stop_on_collapse`."""
 
 
 class Monitors:
@@ -41,8 +43,11 @@ class Monitors:
                 "on with --resume --accept-changed. Else lower learning_rate, and start anew or from an older one."
             )
         elif self.stop_on_collapse:
-            holding = [each for each in self.watch.findings if each.until == self.watch.course.step]
-            collapsed = next((str(each) for each in holding if each.name in COLLAPSES), "")
-            self.stop = str(outages.now) if outages.lasts else collapsed
-        told = [str(each) for each in new if each.wrong and not each.condition.anew]
-        return [outages.news, *told] if outages.news else told
+            holding = {each.condition: f"{each.name}: {each.sentence} {cause.cure}" for cause in self.watch.findings
+                       for each in (cause, *cause.follows) if each is cause or cause.condition is not same_reward
+                       if each.until == self.watch.course.step}  # fmt: skip
+            self.stop = next((holding[condition] for condition in COLLAPSES if condition in holding), "")
+        told = [each for each in new if each.wrong and not each.condition.anew]
+        outage = next((each for each in self.watch.findings if each.condition is same_reward), None)
+        news = [outage if outages.lasts else outages.news] if outages.news and outage else []
+        return [*(f"{same_reward.name}: {each}" for each in news), *(f"{each.name}: {each}" for each in told)]

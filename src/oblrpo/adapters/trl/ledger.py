@@ -40,10 +40,11 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
 
     The gradients compared are (1/S) sum_s A_s grad log pi(o_s|q_s) with the advantages of each baseline, divided by
     what its authors divide them by (`grpo`: the group's deviation), not with the trainer's own weighting of tokens.
-    `variance/NAME` and `signal2/NAME` are this batch's; `snr`, `n_snr` and `critical_batch_size` (in prompts) are those
-    with `baseline`, averaged over the steps that were looked at. Rewards are as the reward functions give them, with
-    the trainer's weights and without a KL penalty. The token-level baseline is left out. Scores are those of the whole
-    policy; where completions are not sampled from it (top-p and its kin), a warning says that figures are off.
+    `variance/NAME` and `signal2/NAME` are this batch's, and so are `signal2` and `trace_cov` (of one prompt) with
+    `baseline`; its `snr`, `n_snr` and `critical_batch_size` (in prompts) are averaged over looks. Rewards are as the
+    reward functions give them, with the trainer's weights and without a KL penalty. The token-level baseline is left
+    out. Scores are those of the whole policy; where completions are not sampled from it (top-p and its kin), a warning
+    says that figures are off.
 
     Args:
         trainer: a `GRPOTrainer`, an `RLOOTrainer` or a subclass that generates as they do.
@@ -153,10 +154,11 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         self._prior.observe(rewards_PG, norm2_PG, valid_PG)
         self._prior.next_step()
         noise = max(0.0, prompts * values[f"variance/{self.baseline}"])
-        self._average.add(Moments(values[f"signal2/{self.baseline}"], noise, prompts))
+        own = Moments(values[f"signal2/{self.baseline}"], noise, prompts)
+        self._average.add(own)
         moments = self._average.moments
         ratios = {"snr": moments.snr, "n_snr": moments.n_snr, "critical_batch_size": moments.critical_batch_size}
-        return values | ratios
+        return values | ratios | {"signal2": own.signal2, "trace_cov": own.trace_cov}
 
     def _gathered(self, batch: dict[str, Tensor], step: int) -> tuple[Tensor, ...]:
         """What `_score` says of the outputs of all processes.

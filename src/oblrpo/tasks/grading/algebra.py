@@ -1,14 +1,15 @@
-"""Equality of two formulas by math-verify. Runs in the worker, because reading a formula may hang or use up memory."""
+"""Equality of two formulas, read by math-verify's parser. In the worker: reading may hang or use up memory."""
 
 import random
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
-from math_verify.grader import sympy_expr_eq
-from sympy.core.relational import Equality, Relational
+from sympy.core.evalf import PrecisionExhausted
+from sympy.core.function import AppliedUndef
 
 from oblrpo.tasks.grading.normal import split_top
 from oblrpo.tasks.grading.number import number, tolerance
@@ -23,15 +24,35 @@ CONVERSION = ConversionConfig(
     interpret_contains_as_eq=True,
     lowercase_symbols=False,
 )
-# As in math-verify: decimal places (decimals are made rational before), and digits of numeric evaluation.
-ROUNDING, PRECISION = 6, 15
-# Names that the parser takes for something else: \gamma for Euler's constant, E_1 for the number e.
+# Names that the parser takes for something else: \gamma for Euler's constant, E_1 for the number e, ^T for no power.
 RENAMED = [
-    (re.compile(r"\\gamma(?![A-Za-z])"), r"\\Upsilon "),
-    (re.compile(r"(?<![A-Za-z\\])E\s*_"), r"\\Xi_"),
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"\\gamma(?![A-Za-z])", r"\\Upsilon "),
+        (r"(?<![A-Za-z\\])([Ee])\s*_", r"\\Xi_\1_"),
+        (r"\^\s*(?:T(?![A-Za-z])|\{\s*T\s*\})", "^{(T)}"),
+        (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
+        (r"\\log\s*_\s*(?:e|\{\s*e\s*\})", r"\\ln "),
+        (r"(?<![\\A-Za-z])floor\s*\(([^()]*)\)", r"\\lfloor \1\\rfloor "),
+        (r"(?<![\\A-Za-z])ceil(?:ing)?\s*\(([^()]*)\)", r"\\lceil \1\\rceil "),
+        (r"(?<![\\A-Za-z])cbrt\s*\(([^()]*)\)", r"\\sqrt[3]{\1}"),
+        (r"\\text\{\s*(arc?(?:sin|cos|tan)h)\s*\}", r"\\\1"),
+        (r"\\sqrt\s*\[(\d*[13579])\]\s*\{\s*-\s*(\d+)\s*\}", r"(-\\sqrt[\1]{\2})"),
+        (r"\\text\{\s*cis\s*\}\s*(\([^()]*\)|\\frac\{[^{}]*\}\{[^{}]*\}|[^\s+*]+)", r"e^{i(\1)}"),
+        (r"(\d+(?:\.\d+)?)\s*\^\\circ", r"(\\frac{\1}{180}\\pi)"),
+    ]
 ]
-# Points at which two formulas are evaluated, and the relative difference from which on they are different.
-POINTS, DIFFERENT = 3, 1e-9
+# What the parser leaves out without a word, so that f'(x) would be f(x), gcd(a, b) 1 and 1+\ldots+n 1+n; and words.
+LEFT_OUT = re.compile(
+    r"'|!\s*!|\\(?:prime|[lc]?dots|sech|csch|coth)|\\(?:gcd|lcm)(?![^A-Za-z]*\))|(?<!_)(?<!_\{)\\text\{[^{}]*[A-Za-z]{2}[^{}]*\}"
+)
+# Formulas are evaluated at points from these ranges, and are equal if they are at a few and differ nowhere.
+RANGES, ENOUGH = [(1, 2), (2, 9), (0, 1), (0, 1), (9, 40), (-1, 1), (-2, 2), (-9, 9), (-40, 40)], 2
+# Beside these a letter such as n is a whole number, and more points are tried.
+STEPS = (sympy.floor, sympy.ceiling, sympy.Mod, sympy.factorial, sympy.binomial, sympy.Sum, sympy.Product)
+UNDONE = (sympy.floor, sympy.ceiling, sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit)
+# Digits to which a difference is evaluated, besides those of the numbers in it, and the most.
+DIGITS, MAX_DIGITS = 60, 20_000
 
 
 class Unreadable(Exception):  # noqa: N818  (a verdict on the text)
@@ -45,16 +66,7 @@ def same_formula(gold: str, answer: str) -> bool:
     given, decimal = read(answer), number(gold)
     if decimal is not None and decimal.decimal:
         return _rounds_to(given, decimal.value)
-    wanted = read(gold)
-    if isinstance(wanted, Relational) or isinstance(given, Relational):
-        return isinstance(wanted, Relational) and isinstance(given, Relational) and _same_relation(wanted, given)
-    difference = _differ(wanted, given)
-    if difference is True:
-        return False
-    if bool(sympy_expr_eq(wanted, given, ROUNDING, PRECISION)):
-        # math-verify calls differences below its precision zero; a point at which they agree relatively rules that out.
-        return difference is False or bool(sympy.simplify(wanted - given) == 0)
-    return False
+    return _same(read(gold), given)
 
 
 def read(text: str) -> Any:
@@ -66,6 +78,8 @@ def read(text: str) -> Any:
         raise Unreadable("a list")
     for pattern, replacement in RENAMED:
         text = pattern.sub(replacement, text)
+    if LEFT_OUT.search(text):
+        raise Unreadable("primes, dots or words")
     try:
         formula = latex2sympy(
             normalize_latex(text, NORMALIZATION),
@@ -80,6 +94,10 @@ def read(text: str) -> Any:
         # `dv/dt` of a v that does not say how it depends on t is an unknown; sympy takes it for 0.
         unknown = [x for x in formula.atoms(sympy.Derivative) if x.doit() == 0]
         formula = formula.xreplace({x: sympy.Symbol(str(x), real=True) for x in unknown})
+        # F_k under a sum over k is a function of k.
+        sums = formula.atoms(sympy.Sum, sympy.Product)
+        index = {x: k for each in sums for k in each.variables for x in each.free_symbols if k.name in x.name[2:]}
+        formula = formula.xreplace({x: sympy.Function(x.name)(k) for x, k in index.items()})
     except RecursionError:
         raise Unreadable("too deep") from None
     except Exception as error:  # a parser of foreign text raises whatever it likes
@@ -89,15 +107,16 @@ def read(text: str) -> Any:
     return formula
 
 
-def _same_relation(gold: Any, answer: Any) -> bool:
-    """Return whether two equations are multiples of each other; inequalities are compared by math-verify."""
-    if isinstance(gold, Equality) and isinstance(answer, Equality):
-        left, right = sympy.expand((gold.lhs - gold.rhs).doit()), sympy.expand((answer.lhs - answer.rhs).doit())
-        ratio = sympy.simplify(left / right) if right != 0 else sympy.nan
-        return bool(ratio.is_number and ratio.is_finite and ratio != 0)
-    if isinstance(gold, Equality) or isinstance(answer, Equality):
-        return False
-    return bool(sympy_expr_eq(gold, answer, ROUNDING, PRECISION))
+def _same(gold: Any, answer: Any) -> bool:
+    if gold == answer or not all(isinstance(x, sympy.Expr) and x.is_finite is not False for x in (gold, answer)):
+        return bool(gold == answer)
+    if gold.is_Pow and answer.is_Pow and gold.base == answer.base and gold.base.is_Integer and gold.base > 1:
+        return _same(gold.exp, answer.exp)  # towers
+    if not any(x.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative) for x in (gold, answer)):
+        unknown = {x: sympy.Dummy(real=True) for x in gold.atoms(AppliedUndef) | answer.atoms(AppliedUndef)}
+        gold, answer = gold.xreplace(unknown), answer.xreplace(unknown)
+    agree = _agree(gold, answer)
+    return bool(sympy.simplify((gold - answer).doit()) == 0) if agree is None else agree
 
 
 def _rounds_to(answer: Any, gold: Fraction) -> bool:
@@ -108,22 +127,63 @@ def _rounds_to(answer: Any, gold: Fraction) -> bool:
     return abs(Fraction(int(exact.p), int(exact.q)) - gold) <= tolerance(gold)
 
 
-def _differ(gold: Any, answer: Any) -> bool | None:
-    """Return whether the formulas differ at a few random points; None if they cannot be evaluated there."""
-    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    rng = random.Random(0)
-    seen = False
-    for _ in range(POINTS if symbols else 1):
-        # Between 1 and 2, with few digits: inside the domain of most formulas.
-        point = {symbol: sympy.Rational(rng.randint(1001, 1999), 1000) for symbol in symbols}
+def _agree(gold: Any, answer: Any) -> bool | None:
+    """Return whether the formulas agree at a few random points; None if too few can be evaluated.
+
+    Unless i occurs, only points count at which all roots and logarithms are real, if there are such.
+    """
+    parts = [x for formula in (gold, answer) for x in formula.atoms(sympy.Pow, sympy.log, sympy.asin, sympy.acos)]
+    real = not (gold.has(sympy.I) or answer.has(sympy.I)) and gold.has(sympy.Abs) == answer.has(sympy.Abs)
+    inside: list[bool] = []
+    outside: list[bool] = []
+    enough = ENOUGH if gold.free_symbols | answer.free_symbols else 1
+    for point in _points(gold, answer):
         try:
-            one, other = complex(sympy.N(gold.subs(point), 30)), complex(sympy.N(answer.subs(point), 30))
-        except Exception:  # derivatives, unknown functions, overflow
+            one, other = (x.doit() if x.has(*UNDONE) else x for x in (gold.subs(point), answer.subs(point)))
+            same = _zero(one - other)
+            domain = not real or all(sympy.N(part.subs(point)).is_real for part in parts)
+        except Exception:  # unknown functions, poles, overflow
             continue
-        size = max(abs(one), abs(other))
-        if not size < float("inf"):
-            continue
-        if abs(one - other) > DIFFERENT * size:
-            return True
-        seen = True
-    return False if seen else None
+        if domain and same is False:
+            return False
+        if same is not None:
+            (inside if domain else outside).append(same)
+    verdicts = inside if len(inside) >= enough else inside + outside
+    return all(verdicts) if len(verdicts) >= enough else None
+
+
+def _points(gold: Any, answer: Any) -> Iterator[dict[Any, Any]]:
+    """Yield random values of the symbols; beside floors, factorials, sums and (-1)^n those named i to n are whole."""
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    whole = any(
+        isinstance(x, STEPS) or (x.is_Pow and x.base.is_negative)
+        for formula in (gold, answer)
+        for x in sympy.preorder_traversal(formula)
+    )
+    rng = random.Random(0)
+    size = min(10**9, max([1, *(abs(x.p) for x in gold.atoms(sympy.Rational) | answer.atoms(sympy.Rational))]))
+    ranges = [*RANGES, (-2 * size, 2 * size), (size, 9 * size)] * (4 if whole else 1)
+    for round_, (low, high) in enumerate(ranges if symbols else ranges[:1]):
+        yield {
+            x: sympy.Integer(rng.randint(1, min(abs(high), 40)))
+            if whole and (x.name[0] in "ijklmnKMN" or round_ % 2)
+            else sympy.Rational(rng.randint(1000 * low + 1, 1000 * high - 1), 1000)
+            for x in symbols
+        }
+
+
+def _zero(difference: Any) -> bool | None:
+    """Return whether a number is zero: evaluated to more digits than its parts have; None if that is not known."""
+    if difference.is_Rational:
+        return bool(difference == 0)
+    if difference.free_symbols or difference.has(sympy.nan, sympy.zoo, sympy.oo, AppliedUndef):
+        return None
+    parts = difference.atoms(sympy.Pow, sympy.exp, sympy.Rational)
+    parts |= {sympy.exp(x.args[0]) for x in difference.atoms(sympy.sinh, sympy.cosh, sympy.tanh, sympy.coth, sympy.erf)}
+    sizes = [abs(sympy.N(x, 3)) for x in parts]
+    digits = DIGITS + 2 * sum(abs(sympy.log(x, 10)) for x in sizes if x != 0)
+    try:
+        value = difference.evalf(5, maxn=int(min(digits, MAX_DIGITS)), strict=True)
+    except PrecisionExhausted:
+        return True if digits < MAX_DIGITS else None
+    return False if value.is_number and value.is_finite else None

@@ -4,18 +4,21 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from oblrpo.tasks.grading.normal import closes, key, listed, split_top, tidy, without_unit, worded
+from oblrpo.tasks.grading.names import assigned, named, numeric, same_function, without_domains
+from oblrpo.tasks.grading.normal import closes, key, listed, relational, split_top, tidy, top
 from oblrpo.tasks.grading.number import number, same_number
+from oblrpo.tasks.grading.units import Unit, ratio, without_unit
+from oblrpo.tasks.grading.words import choice, choices, moment, worded
 
 Algebra = Callable[[str, str], bool]
 """Returns whether two tidy formulas (gold, answer) are equal; it may raise `NeedsAlgebra` if it cannot tell."""
 
-_MATRIX = re.compile(r"\\begin\{([pb]?matrix)\}(.*)\\end\{\1\}", re.DOTALL)
-_NAME = re.compile(
-    r"\([A-Za-z]( ?, ?[A-Za-z]){1,3}\)|[A-Za-z\\][A-Za-z0-9\\{}_^ ,']{0,40}(?:\([A-Za-z0-9\\ ,_{}]{1,20}\))?"
-)
-_EQUALS = re.compile(r"(?<![<>!:\\])=")
-_BASE = re.compile(r"(\d+)_\{?\d+\}?|([0-9A-F]+)_\{?1[1-6]\}?")
+_MATRIX = re.compile(r"\\begin\{([pbB]?matrix|cases)\}(.*)\\end\{\1\}", re.DOTALL)
+_IF = re.compile(r"(?:\\text\{\s*)?(?:if|for|when)\s*\}?")
+_MOD = re.compile(r"\(?(?:\\text\{ ?)?\(?\\?[pb]?mod(?![A-Za-z])\s*\}?")
+_BASE = re.compile(r"\(?(\d+|[0-9A-F]+(?=\)?_\{?\(?1[1-6]))\)?_\{?\(?(\d+)\)?\}?")
+_COMMA = re.compile(r"(?:-?\d+,(?:\d{1,2}|\d{4,})|-?0,\d+)(?:[^\d,;][^\d,;]*)?")
+_CONSTANT = re.compile(r"\+ ?(?:[cCkK]|\\text\{ ?(?:C|const(?:ant)?)\.? ?\})$")
 
 
 class NeedsAlgebra(Exception):  # noqa: N818  (a reply, not an error)
@@ -49,67 +52,143 @@ def _same(gold: str, answer: str, algebra: Algebra) -> bool:
         return False
     if key(gold) == key(answer):
         return True
-    if based := _BASE.fullmatch(key(gold)):  # the base may be missing, as a unit may: the question names it
-        return key(answer) == based[1]
-    if _BASE.fullmatch(key(answer)):
+    based, other_base = _BASE.fullmatch(key(gold)), _BASE.fullmatch(key(answer))
+    if based:  # the base may be missing, as a unit may: the question names it
+        return based.groups() == (other_base.groups() if other_base else (key(answer), based[2]))
+    if other_base:
         return False
+    wanted = number(gold)
+    decimal = wanted is not None and wanted.decimal and _COMMA.fullmatch(answer)
+    if decimal or (gold.startswith("0,") and _COMMA.fullmatch(gold)):  # a decimal comma
+        gold, answer = gold.replace(",", "."), answer.replace(",", ".")
+    if re.search(r"\+ ?C$", gold) and _CONSTANT.search(answer):  # of an integral, by any name
+        gold, answer = (_CONSTANT.sub("+ C", text) for text in (gold, answer))
+    for verdict in (_same_words(gold, answer, algebra), _same_residue(gold, answer)):
+        if verdict is not None:
+            return verdict
+    if (pair := without_domains(gold, answer)) is None:
+        return False
+    gold, answer = pair
+    if relational(gold) or relational(answer):
+        wanted_set, given_set = (named(text)[1] if "=" in top(text) else text for text in (gold, answer))
+        named_set = (wanted_set, given_set) != (gold, answer)
+        return _same(wanted_set, given_set, algebra) if named_set else algebra(gold, answer)
+    wanted_by_name, given_by_name = assigned(gold), assigned(answer)
+    if wanted_by_name or given_by_name:
+        return _same_values(wanted_by_name or gold, given_by_name or answer, algebra)
+    return _same_named(gold, answer, algebra)
+
+
+def _same_words(gold: str, answer: str, algebra: Algebra) -> bool | None:
+    """Compare letters of multiple choice, dates, times of day and words; None if the gold answer is none of these."""
+    one, other = choice(gold), choice(answer)
+    if (letters := choices(gold)) or (one and choices(answer)):
+        return letters == choices(answer)
+    if one and other:
+        return one[0] == other[0] and (not one[1] or not other[1] or _same(one[1], other[1], algebra))
+    if (one or other or ("", ""))[1]:  # the value of the option alone
+        return _same(one[1] if one else gold, other[1] if other else answer, algebra)
+    if (time := moment(gold)) and (other_time := moment(answer)) and re.search("[a-z]", gold + answer):
+        return time == other_time
     words = worded(gold)
-    if words is not None:
-        return words == (worded(answer) or answer.casefold())
-    gold, answer = _without_names(gold, answer)
-    wanted, given = _group(gold), _group(answer)
+    return None if words is None else words == (worded(answer) or answer.casefold())
+
+
+def _same_residue(gold: str, answer: str) -> bool | None:
+    r"""Compare `x \equiv 3 \pmod 7` with `10 \pmod 7`; None if neither is a residue."""
+    if not _MOD.search(gold) and not _MOD.search(answer):
+        return None
+    residues = []
+    for text in (gold, answer):
+        residue, _, modulus = _MOD.sub("\0", text).partition("\0")
+        name, _, value = residue.rpartition(r"\equiv")
+        values, base = [number(item) for item in listed(value, thousands=True)], number(modulus.strip("{() }"))
+        if not base or base.value < 1 or not all(values):
+            return False
+        residues.append((key(name), base.value, {item.value % base.value for item in values if item}))
+    (name, *wanted), (other, *given) = residues
+    return wanted == given and (name == other or not name or not other)
+
+
+def _same_values(gold: dict[str, str] | str, answer: dict[str, str] | str, algebra: Algebra) -> bool:
+    """Compare values with names; with a list or tuple without, in its order, but for names such as x_1 and x_2."""
+    if isinstance(gold, dict) and isinstance(answer, dict):
+        return gold.keys() == answer.keys() and all(_same(gold[name], answer[name], algebra) for name in gold)
+    names, other = (gold, answer) if isinstance(gold, dict) else (answer, gold)
+    group = _group(str(other))
+    if not group or group.kind not in {"set", "()"} or isinstance(names, str):
+        return False
+    numbered = {name.partition("_")[0] for name in names} in [{"x"}, {"z"}]  # roots
+    one, two = list(names.values()), group.items
+    sides = (one, two) if names is gold else (two, one)
+    if numbered:
+        return _match(*sides, algebra)
+    return len(one) == len(two) and all(_same(*pair, algebra) for pair in zip(*sides, strict=True))
+
+
+def _same_named(gold: str, answer: str, algebra: Algebra) -> bool:
+    r"""Compare without `x =` or `x \in` if one alone has a name, or both have the same; else as equations."""
+    (gold_name, gold_value), (name, value) = named(gold), named(answer)
+    equations = ["=" in top(text) and len(listed(text, thousands=True)) == 1 for text in (gold, answer)]
+    if gold_name and name and gold_name != name:
+        changed = same_function(gold_name, name, value)
+        return algebra(gold, answer) if changed is None else _same(gold_value, changed, algebra)
+    if all(equations) and not (gold_name and name):
+        return algebra(gold, answer)
+    if (equations[0] and not gold_name) or re.search(r"\^\{?\d", gold_name):  # a curve is more than its right side
+        return numeric(gold) and _same_chain(gold, answer, algebra)
+    if equations[1] and not name:
+        return _same_chain(answer, gold, algebra)
+    wanted, given = _group(gold_value), _group(value)
     if wanted or given:
-        return _same_groups(wanted or Group("set", [gold], False), given or Group("set", [answer], False), algebra)
-    return _same_scalars(gold, answer, algebra)
+        groups = (wanted or Group("set", [gold_value], False), given or Group("set", [value], False))
+        return _same_groups(*groups, algebra) or (
+            re.search(r"\\cup|matrix\}", gold + answer) is not None and algebra(gold_value, value)
+        )
+    return _same_scalars(gold_value, value, algebra)
+
+
+def _same_chain(chain: str, other: str, algebra: Algebra) -> bool:
+    r"""Return whether the last side of `3 \times 4 = 12` or `a + b = 12` is the other; numbers before must equal it."""
+    *before, last = split_top(chain, "=") or [""]
+    if not all(_same(side, last, algebra) if numeric(side) else _several_letters(side) for side in before):
+        return False
+    return _same(other, last, algebra)
+
+
+def _several_letters(text: str) -> bool:
+    return len(set(re.findall(r"[A-Za-z](?:_\{?\w+\}?)?", re.sub(r"\\[A-Za-z]+", "", text)))) > 1
 
 
 def _same_scalars(gold: str, answer: str, algebra: Algebra) -> bool:
-    gold_number, answer_number = number(gold), number(answer)
-    if gold_number is None or answer_number is None:
-        gold, gold_unit = without_unit(gold) if gold_number is None else (gold, "")
-        answer, answer_unit = without_unit(answer) if answer_number is None else (answer, "")
-        if gold_unit and answer_unit and gold_unit != answer_unit:
-            return False
-        if r"\pi" in (answer if gold_unit == "degree" else gold) and {gold_unit, answer_unit} == {"degree", ""}:
-            return algebra(_radians(gold, gold_unit), _radians(answer, answer_unit))
-        gold_number, answer_number = number(gold), number(answer)
-    if gold_number is not None and answer_number is not None:
-        return same_number(gold_number, answer_number)
+    (gold, unit), (answer, other) = (
+        without_unit(text) if number(text) is None else (text, Unit()) for text in (gold, answer)
+    )
+    degrees = [powers == (("deg", 1),) for powers in (unit.powers, other.powers)]
+    radians = r"\pi" in (answer if degrees[0] else gold) or (("rad", 1),) in {unit.powers, other.powers}
+    if radians and degrees[0] != degrees[1] and {unit.powers, other.powers} <= {(("deg", 1),), (("rad", 1),), ()}:
+        sides = zip((gold, answer), degrees, strict=True)
+        return algebra(*(rf"({text}) \cdot \frac{{\pi}}{{180}}" if degree else text for text, degree in sides))
+    size = ratio(unit, other)
+    if size is None:
+        return False
+    if size != 1:
+        answer = rf"({answer}) \cdot \frac{{{size.numerator}}}{{{size.denominator}}}"
+    wanted, given = number(gold), number(answer)
+    if wanted and given:
+        return same_number(wanted, given) and (wanted.percent == given.percent or not (unit or other))
     if not gold or not answer or worded(answer) is not None:
         return False
     return key(gold) == key(answer) or algebra(gold, answer)
-
-
-def _radians(text: str, unit: str) -> str:
-    return rf"({text}) \cdot \frac{{\pi}}{{180}}" if unit else text
-
-
-def _without_names(gold: str, answer: str) -> tuple[str, str]:
-    r"""Return both without `x =` or `x \in` if only one of them has a name, or both have the same."""
-    (gold_name, gold_value), (name, value) = _named(gold), _named(answer)
-    if gold_name == name or not gold_name or not name:
-        return gold_value, value
-    return gold, answer
-
-
-def _named(text: str) -> tuple[str, str]:
-    """Return the name and the value of `name = value` (of a chain, the last value), or "" and the text."""
-    if len(listed(text, thousands=True)) > 1:  # the items of a list have names of their own
-        return "", text
-    if r"\in " in text or r"\in[" in text or r"\in(" in text:
-        name, _, value = text.partition(r"\in")
-        if _NAME.fullmatch(name.strip()):
-            return key(name.strip()), value.strip()
-    parts = _EQUALS.split(text)
-    if len(parts) > 1 and _NAME.fullmatch(parts[0].strip()) and parts[-1].strip():
-        return key(parts[0].strip()), parts[-1].strip()
-    return "", text
 
 
 def _group(text: str) -> Group | None:
     """Return the structure of a list, tuple, interval, set, union or matrix; None for anything else."""
     if matrix := _MATRIX.fullmatch(text) or _MATRIX.fullmatch(text[1:-1].strip()):  # or in brackets of its own
         rows = [[cell.strip() for cell in row.split("&")] for row in matrix[2].split(r"\\") if row.strip()]
+        if matrix[1] == "cases":
+            lines = [", ".join(_IF.sub("", cell).strip(" ,") for cell in row) for row in rows]
+            return Group("cases", [f"({line})" for line in lines], False)
         return Group(f"matrix {len(rows)} {[len(row) for row in rows]}", [cell for row in rows for cell in row], True)
     pieces = split_top(text, r"\cup")
     if len(pieces) > 1:
@@ -118,20 +197,31 @@ def _group(text: str) -> Group | None:
     if len(items) > 1 and not ("=" in text and any(word in text for word in ("where", "for"))):
         return Group("set", items, False)
     if text.startswith(r"\{") and text.endswith(r"\}") and closes(text[1:]) == len(text) - 2:
-        return Group("set", listed(text[2:-2], thousands=False), False)
+        items = listed(text[2:-2], thousands=False)
+        return (_group(items[0]) if len(items) == 1 else None) or Group("set", items, False)
     if text[:1] in {"(", "["} and text[-1:] in {")", "]"} and closes(text) == len(text) - 1:
-        items = split_top(text[1:-1], ",")
+        items = split_top(text[1:-1], ",") if "," in text else split_top(text[1:-1], ";")
         if len(items) > 1:
             return Group(text[0] + text[-1], items, True)
+    if len(parts := split_top(text, ":")) > 1:
+        return Group("ratio", parts, True)
     return None
 
 
 def _same_groups(gold: Group, answer: Group, algebra: Algebra) -> bool:
+    if {gold.kind, answer.kind} == {"ratio", "set"}:  # `7:32` and the one number \frac{7}{32}
+        both = (gold.items, answer.items)
+        sides = [items[0] if len(items) == 1 else rf"\frac{{{items[0]}}}{{{items[1]}}}" for items in both]
+        return {len(gold.items), len(answer.items)} == {1, 2} and algebra(*sides)
     if gold.kind != answer.kind:
         return False
     if not gold.ordered:
         return _match(gold.items, answer.items, algebra)
     same_length = len(gold.items) == len(answer.items)
+    if gold.kind == "ratio" and not any(item.startswith("0") for item in gold.items + answer.items):  # no time of day
+        (first, *rest), (other, *others) = gold.items, answer.items
+        crossed = [(rf"({a}) \cdot ({other})", rf"({b}) \cdot ({first})") for a, b in zip(rest, others, strict=False)]
+        return same_length and all(algebra(*pair) for pair in crossed)
     return same_length and all(_same(*pair, algebra) for pair in zip(gold.items, answer.items, strict=True))
 
 

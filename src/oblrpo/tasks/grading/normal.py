@@ -1,33 +1,51 @@
-"""One spelling for the many of LaTeX, and the parts of an answer: lists, brackets, words, units."""
+"""One spelling for the many of LaTeX, and the parts of an answer: lists, brackets, words."""
 
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
 
-_UNICODE = str.maketrans(
-    {
-        "\u2212": "-",
-        "\u2013": "-",
-        "\u00b0": r"^\circ ",
-        "\u00b1": r"\pm ",
-        "\u00b2": "^2 ",
-        "\u00b3": "^3 ",
-        "\u00b7": r"\cdot ",
-        "\u03c0": r"\pi ",
-        "\u221e": r"\infty ",
-        "\u222a": r"\cup ",
-    }
-)
+from oblrpo.tasks.grading.signs import latex_of
+
 _FUNCTIONS = "(?:arc|a)?(?:sin|cos|tan)|(?:sin|cos|tan)h|exp|ln|log|max|min|gcd"
+_PRICE = r"(-?\d(?:(?:[\d.,]|\{,\})*\d)?)(?=\s*(?:\.?$|\\text|\u20ac)|\s[a-z]{2})"
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|omega|sigma|varphi|phi"
 _SUBSTITUTIONS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
+        # JSON within JSON
+        (
+            r"(?<!\\)\\\\(?=(?:left|right|[dt]?frac|sqrt|text|math|begin|end|pi|infty|cup|cdot|times|[lg]eq?)|[{}])",
+            r"\\",
+        ),
+        (r"^\s*(['\"`])(.*)\1\s*$", r"\2"),
+        # what changes the looks alone
+        (r"\\(?:text)?color(?:\[[^\]{}]*\])?\s*\{[^{}]*\}|\\fcolorbox\{[^{}]*\}\{[^{}]*\}|\\colorbox\{[^{}]*\}", ""),
+        (r"\\(?:tag|label|phantom|hspace|vspace)\*?\s*\{[^{}]*\}", " "),
+        (r"\\(?:hline|no(?:number|tag)|(?:thin|med|thick|en)space|hfill|strut|mathstrut|noindent)(?![A-Za-z])", " "),
+        (
+            r"\\bbox(?:\[[^\]]*\])?|\\(?:boxed|fbox|framebox|underline|ensuremath|bm|boldsymbol|pmb|mathit|mathnormal)(?![A-Za-z])",
+            " ",
+        ),
+        (r"\\(?:large|Large|huge|Huge|small|normalsize|rm|bf|it|scriptstyle|bold)(?![A-Za-z])", " "),
+        (r"\\\\\[[^\]]{0,9}\]|\\cr(?![A-Za-z])", r"\\\\"),
+        (
+            r"(?:\\left\s*)?\\\{\s*\\begin\{(aligned|gathered|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}"
+            r"(?:\s*\\right\s*\.)?",
+            r"\\begin{cases}\2\\end{cases}",
+        ),
+        (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\{[lcr| ]*\})?", r"\\\1{matrix}"),
+        (r"\\(?:begin|end)\{(?:align(?:ed|at)?|gather(?:ed)?|equation|split|math|displaymath|center)\*?\}", " "),
         (r"\\!\s*", ""),  # before the spaces: `20,\! 160` is one number
+        (r"(?<=\d)(?:\\[,; ]|\{ \}|\{\\,\}|~)(?=\d{3}(?!\d))", ""),
+        # a price alone: the sign is a unit; elsewhere it is left out
+        (rf"^\s*([-+]?)\s*(?:US)?\\?[$]\s*{_PRICE}(?=[^$]*$)", r"\1\2\\text{ dollars}"),
+        (rf"^\s*([-+]?)\s*\u20ac\s*{_PRICE}|^\s*([-+]?)\s*{_PRICE}\s*\u20ac$", r"\1\2\3\4\\text{ euros}"),
+        (rf"^\s*([-+]?)\s*\u00a3\s*{_PRICE}", r"\1\2\\text{ pounds}"),
         (r"\\[$]|[$]|\u20ac|\u00a3", " "),
         (r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~", " "),
         (r"(?<!\\)\\[()\[\]]", " "),
-        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?", " "),
+        (r"\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (rf"\\(?:operatorname|mathrm|text)\*?\s*\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1"),
         (r"\\(?:mbox|text(?:bf|it|rm|normal|tt|sf)|math(?:rm|bf|it|sf|tt)|operatorname)(?![A-Za-z])\s*", r"\\text"),
@@ -35,92 +53,126 @@ _SUBSTITUTIONS = [
         (r"\^\s*\{\s*\\circ\s*\}|\\degrees?(?![A-Za-z])|\^\s*\\circ", r"^\\circ"),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\l(?:angle|paren)(?![A-Za-z])", "("),
+        (r"\\r(?:angle|paren)(?![A-Za-z])", ")"),
+        (r"\\lbrack(?![A-Za-z])", "["),
+        (r"\\rbrack(?![A-Za-z])", "]"),
+        (r"\\[lr]?vert(?![A-Za-z])", "|"),
         (r"\{,\}", ","),
+        (r"(?<=\d)\{([:.;])\}|(?<![\w\\}_^\]])\{([^{}\\]*)\}", r"\1\2"),
+        (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\choose(?![A-Za-z])([^{}]*)$", r"\\binom{\1\3}{\2\4}"),
+        *(
+            (rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}?\}}?$", f"_{base}")
+            for base, word in enumerate(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 2)
+        ),
+        # relations and sets
+        (r"==", "="),
+        (r"<=|=<|\\l(?:eq|eqslant|eqq)(?![A-Za-z])", r"\\le "),
+        (r">=|\\g(?:eq|eqslant|eqq)(?![A-Za-z])", r"\\ge "),
+        (r"!=|/=|\\neq(?![A-Za-z])|\\not\s*=|\\not\{=\}", r"\\ne "),
+        (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\(?:smallsetminus|backslash)(?![A-Za-z])|-(?=\s*\\\{)", r"\\setminus "),
+        (r"\\(?:varnothing|empty)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\R(?![A-Za-z])", r"\\mathbb{R}"),
+        (r"\\(?:mathbb|Bbb|mathds)\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC]))", r"\\mathbb{\1\2}"),
+        (r"(\\mathbb\{[RZNQC]\})\^$", r"\1^*"),  # the star is taken for bold
+        (r"\\in\s*(?:\\text\{([RZNQ])\}|([RZNQ])(?!\w))", r"\\in \\mathbb{\1\2}"),
+        (r"\\text\{\s*is in\s*\}", r"\\in "),
+        (r"([A-Za-z])\s*:\s*([A-Za-z])\s*\\mapsto(?![A-Za-z])", r"\1(\2)="),
+        (r"\\colon(?![A-Za-z])", ":"),
+        (r":=", "="),
+        (r"\\(?:lor|vee)(?![A-Za-z])", r"\\text{ or }"),
+        (r"\\(?:land|wedge)(?![A-Za-z])", r"\\text{ and }"),
+        (r"(^|[\[(,;=<>]|\\(?:le|ge|ne)(?![A-Za-z]))\s*\+(?=\s*[\w.\\])", r"\1 "),
+        (r"^\s*(?:=|\\(?:therefore|Rightarrow|implies|approx)(?![A-Za-z]))(?!=)", ""),
+        (
+            r"^\\text\{[^{}]*(?::|\b(?:is|are|equals|interval))\s*\}\s*(?=\S)"
+            r"|^[Tt]he answer is |^[A-Za-z][A-Za-z ]{2,30}: (?=\S)",
+            "",
+        ),
+        (r"\\(?:dots[cbmio]?|cdots)(?![A-Za-z])|\.\.\.+|\u2026", r"\\ldots "),
+        (
+            r"^(?:\\text\{)?\s*all real(?:s| numbers?)(?: x)?,? (?:except|other than|but)(?: for)?\s*\}?(?: x ?=)?(.+)",
+            r"\\mathbb{R} \\setminus \\{\1\\}",
+        ),
+        (r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)", ":"),
+        (r"(?<![A-Za-z\\])abs\s*\(([^()]*)\)", r"|\1|"),
+        (r"(?<![A-Za-z\\_])C\s*(?:\((\d+), ?(\d+)\)|_\{?(\d+)\}?\^\{?(\d+)\}?)", r"\\binom{\1\3}{\2\4}"),
+        (r"(?<=[\d}])\s*([\u4e00-\u9fff]{1,6})$", r"\\text{\1}"),
+        (r"\*\*", "^"),
+        (r"\^\s*-\s*(\w+)", r"^{-\1}"),
+        (r"\\sqrt\s*(\[\d\])?\s*\(([^()]*)\)", r"\\sqrt\1{\2}"),
+        (r"\\sqrt\s*(\[\d\])?\s+(\d+)", r"\\sqrt\1{\2}"),
         # Greek and functions that programs write without a backslash, numpy's among them
         (r"\bnp\.", ""),
         (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (rf"(?<![\\A-Za-z])({_FUNCTIONS}|pi|infty|sqrt)(?![A-Za-z])", r"\\\1"),
+        (rf"(?<![\\A-Za-z])({_FUNCTIONS}|pi|infty|sqrt|{_GREEK})(?![A-Za-z])", r"\\\1"),
         (r"\\a(sin|cos|tan)(?![A-Za-z])", r"\\arc\1"),
         # sympy writes f{\left(x \right)}
         (r"(?<![A-Za-z\\])([A-Za-z])\s*\{\s*(\([^(){}]*\))\s*\}", r"\1\2"),
         (r"\s+", " "),
     ]
 ]
+_SPACED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_FRENCH = re.compile(r"([\[\]])([^\[\]]+?[,;][^\[\]]+?)([\[\]])")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|setminus|cap|emptyset|mathbb)(?![A-Za-z])")
+_BUILDER = re.compile(r"\\\{\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:\||:|\\mid(?![A-Za-z])|\\in(?![A-Za-z]))")
+_PHRASES = [
+    (re.compile(phrase), latex)
+    for phrase, latex in [
+        (
+            r"(?:[a-z] (?:is|can be) )?(?:the set of )?(?:all|any)(?: the)? real(?:s| numbers?| values of)?(?: [a-z])?",
+            r"\mathbb{R}",
+        ),
+        (
+            r"(?:the )?empty set|(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|\u7a7a\u96c6|\u65e0\u89e3",
+            r"\emptyset",
+        ),
+        (r"(?:the set of )?(?:all|any)(?: the)? integers?", r"\mathbb{Z}"),
+        (r"(?:positive )?infinity", r"\infty"),
+        (r"(?:negative |minus |-)infinity", r"-\infty"),
+    ]
+]
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])")
-_AND = re.compile(r"\\text\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z])")
+AND = re.compile(r"\\text\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z])")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_UNIT = re.compile(
-    r"(?<=[\d})!])(?:\s*\\text\{([^{}]*)\}|\s((?:[A-Za-z/]{2,20} ?){1,3})|\s*\^\\circ ?[CF]?)\s*(?:\^\{?(\d)\}?)?$"
-)
-
-# Words after a number that change the value, or make it another statement: not units.
-NOT_UNITS = frozenset(
-    """
-    hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens half halves
-    third thirds quarter quarters fourth fourths fifth fifths tenth tenths percent and or to if for when where mod not
-    more less greater than least most minus plus times over is are equals approximately undefined base
-    """.split()  # noqa: SIM905  (a list of eighty literals is no easier to read)
-)
-_MEASURES = {
-    name: names.split()[0]
-    for names in (
-        "mm millimeter millimetre",
-        "cm centimeter centimetre",
-        "m meter metre",
-        "km kilometer kilometre",
-        "in inch inche",
-        "ft foot feet",
-        "yd yard",
-        "mi mile",
-        "mg milligram",
-        "g gram",
-        "kg kilogram",
-        "s sec second",
-        "min minute",
-        "h hr hour",
-        "day",
-        "week",
-        "month",
-        "year yr",
-        "cent",
-        "dollar",
-        "degree deg",
-        "radian rad",
-        "km/h kph kmh",
-        "mph",
-        "l liter litre",
-        "ml milliliter millilitre",
-        "unit",
-    )
-    for name in names.split()
-}
 
 
 @lru_cache(maxsize=4096)
 def tidy(text: str) -> str:
     """Return the text with one spelling for fractions, spaces, delimiters and functions, where there are many."""
-    text = text.translate(_UNICODE)
+    text = latex_of(text)
     for pattern, replacement in _SUBSTITUTIONS:
         text = pattern.sub(replacement, text)
     text = text.strip().rstrip(".,;:").strip()
     while wrapped := _wrapping(text):
-        text = text[wrapped:-1].strip()
-    return text
+        text = text[wrapped:-1].strip().rstrip(".")
+    if r"\begin" not in text:
+        text = re.sub(r"\\\\(?=\s|[a-z]\s*=)", ", ", text.replace("&", ""))  # lines
+    if _SPACED.fullmatch(text):
+        return text.replace(" ", "")
+    level = list(levels(text)) or [0]
+    if min(level) < 0 or level[-1]:  # `]2,5[`
+        text = _FRENCH.sub(lambda m: ("[" if m[1] == "[" else "(") + m[2] + ("]" if m[3] == "]" else ")"), text)
+    plain = " ".join(unworded(text).split()).strip(" .").casefold()
+    return next((latex for phrase, latex in _PHRASES if phrase.fullmatch(plain)), text)
 
 
 def _wrapping(text: str) -> int:
-    r"""Return the length of what opens around the whole text: `{`, or `\text{` (`\textbf{`) around a number; else 0."""
+    r"""Return the length of what opens around the whole text: `{`, or `\text{` (`\textbf{`) around digits; else 0."""
     if text.startswith("{") and closes(text) == len(text) - 1:
         return 1
     opening = len(r"\text{")
     whole = text.startswith(r"\text{") and closes(text[opening - 1 :]) == len(text) - opening
-    return opening if whole and re.fullmatch(r"[-+()\d., ]*\d[-+()\d., ]*", text[opening:-1]) else 0
+    return opening if whole and re.search(r"\d", text[opening:-1]) else 0
 
 
 @lru_cache(maxsize=4096)
 def key(text: str) -> str:
-    """Return a text that is the same for tidy texts that differ only in spaces and needless braces."""
-    text = re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])", "\\1\0", text)
+    r"""Return a text that is the same for tidy texts that differ only in spaces, needless braces and \text{}."""
+    text = re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])", "\\1\0", _TEXT.sub(r"\1", text))
     text = re.sub(r"(?<=\d) (?=\d)", "\0", text)
     text = text.replace(" ", "").replace("\0", " ")
     return re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
@@ -134,6 +186,16 @@ def closes(text: str) -> int:
 def levels(text: str) -> Iterator[int]:
     """Yield how many brackets are open after each character."""
     return accumulate((character in "([{") - (character in ")]}") for character in text)
+
+
+def top(text: str) -> str:
+    """Return the text with NUL in place of all that stands within brackets."""
+    return "".join("\0" if level else character for character, level in zip(text, levels(text), strict=True))
+
+
+def relational(text: str) -> bool:
+    r"""Return whether a text is a condition or a set of numbers, such as `x < 2`, `\{x : x < 2\}` or `\mathbb{R}`."""
+    return r"\begin" not in text and bool(_RELATION.search(top(text)) or _BUILDER.match(text))
 
 
 def split_top(text: str, separator: str, *, thousands: bool = False) -> list[str]:
@@ -158,7 +220,7 @@ def split_top(text: str, separator: str, *, thousands: bool = False) -> list[str
 
 def listed(text: str, *, thousands: bool) -> list[str]:
     r"""Return the items of `1, 2 and 3`, with `a \pm b` as two items; one item if it is no list."""
-    text = _AND.sub(",", text).replace(";", ",")
+    text = AND.sub(",", text).replace(";", ",")
     items = []
     for item in split_top(text, ",", thousands=thousands):
         # In `(1 \pm 2, 3)` the sign belongs to an item of that group.
@@ -168,36 +230,6 @@ def listed(text: str, *, thousands: bool) -> list[str]:
     return [item.strip().removeprefix("+").strip() for item in items]
 
 
-def worded(text: str) -> str | None:
-    r"""Return the words of an answer that is only words, such as `\text{(C)}` or `east`, in lower case; else None."""
-    plain = _TEXT.sub(r" \1 ", text)
-    letter = re.fullmatch(r"\(?\s*([A-Z])\s*\)?\.?", plain.strip())
-    if letter and (plain != text or "(" in plain):
-        return letter[1].lower()
-    if re.fullmatch(r"[A-Za-z][A-Za-z' -]+", plain.strip()) and (plain != text or len(plain.strip()) > 3):
-        return " ".join(plain.casefold().split())
-    return None
-
-
-def without_unit(text: str) -> tuple[str, str]:
-    r"""Return the text without the unit after its number, and the unit if it is a measure (`cm^2`), else "".
-
-    In \text{} any words are a unit but those of `NOT_UNITS`; outside, where `2 xy` is a product, measures alone.
-    """
-    unit = _UNIT.search(text)
-    if not unit:
-        return text, ""
-    if unit[1] is None and unit[2] is None:
-        return text[: unit.start()].strip(), "degree"
-    words, power = (unit[1] if unit[1] is not None else unit[2]).strip().rstrip("."), unit[3] or ""
-    if inner := re.fullmatch(r"(.*[A-Za-z]) ?\^\{?(\d)\}?", words):
-        words, power = inner[1], inner[2]
-    for prefix, exponent in (("square ", "2"), ("sq ", "2"), ("cubic ", "3")):
-        if words.startswith(prefix):
-            words, power = words.removeprefix(prefix), exponent
-    words = words.casefold()
-    measure = _MEASURES.get(words) or _MEASURES.get(words.removesuffix("s")) or ""
-    plain = re.fullmatch(r"[a-z][a-z .'/-]+", words) and not NOT_UNITS.intersection(re.split(r"[ .'/-]", words))
-    if not measure and (unit[1] is None or not plain):
-        return text, ""
-    return text[: unit.start()].strip(), measure + (f"^{power}" if measure and power else "")
+def unworded(text: str) -> str:
+    r"""Return the text with the words of \text{} as they are."""
+    return _TEXT.sub(r" \1 ", text)

@@ -16,8 +16,15 @@ _DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([-+]?\d{{1,4}})|{_TEN})?", re.ASCII)
 _FRACTION = re.compile(
     rf"\\frac\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}\s*\{{\s*(-?)\s*({_PLAIN})\s*\}}|()({_PLAIN})\s*/\s*()({_PLAIN})", re.ASCII
 )
-_MIXED = re.compile(r"(\d+) (\d+)/(\d+)", re.ASCII)
-_PERCENT = re.compile(r"\s*\\?%$|\s*(?:\\text\{\s*)?percent(?:\s*\})?$")
+_SHORT = re.compile(r"\\frac\s*(?:(\d)|\{([^{}]*)\})\s*(?:(\d)|\{([^{}]*)\})", re.ASCII)
+_MIXED = re.compile(r"(\d+)(?: (\d+)/(\d+)|\s*\\frac\{(\d+)\}\{(\d+)\})", re.ASCII)
+_PERCENT = re.compile(r"\s*\\?%$|\s*(?:\\text\{\s*)?(?:percent(?:age)?|per cent|pct)(?:\s*\})?$")
+# A decimal whose last digits go on: under a line or dots, in brackets, or twice before \ldots.
+_REPEATING = re.compile(
+    r"(\d*)\.(\d*?)(?:\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))|\((\d+)\)"
+    r"|\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?|(\d{1,9}?)\9+\s*\\ldots)",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
@@ -31,18 +38,19 @@ class Number:
 
 @lru_cache(maxsize=4096)
 def number(text: str) -> Number | None:
-    r"""Return the number that a tidy text is: `-1,234.5`, `4e21`, `3 \times 10^{8}`, `\frac{1}{2}`, `1 1/2`, `8\%`."""
+    r"""Return the number that a tidy text is: `-1,234.5`, `4e21`, `\frac{1}{2}`, `1 1/2`, `8\%`, `0.\overline{3}`."""
     if len(text) > MAX_DIGITS:
         return None
     body = _PERCENT.sub("", text)
     percent = body != text
+    body = _SHORT.sub(r"\\frac{\1\2}{\3\4}", body)
     sign = -1 if body.startswith("-") else 1
     body = body[1:].strip() if body[:1] in {"-", "+"} else body.strip()
     try:
         value = _value(body)
     except (ZeroDivisionError, ValueError):
         return None
-    decimal = bool(re.search(r"\.|\d[eE]|10\s*\^", body))
+    decimal = bool(re.search(r"\.|\d[eE]|10\s*\^", body)) and not _REPEATING.fullmatch(body)
     return None if value is None else Number(sign * value, decimal, percent)
 
 
@@ -54,7 +62,13 @@ def _value(body: str) -> Fraction | None:
         minus, top, other, bottom = match.groups()[:4] if match[2] else match.groups()[4:]
         return (-1 if minus != other else 1) * _plain(top) / _plain(bottom)
     if match := _MIXED.fullmatch(body):
-        return int(match[1]) + Fraction(int(match[2]), int(match[3]))
+        units, top, bottom = map(int, filter(None, match.groups()))
+        return units + Fraction(top, bottom) if top < bottom else None
+    if match := _REPEATING.fullmatch(re.sub(r"\s*\\ldots$", r"\\ldots", body)):
+        whole, first, *period = match.groups("")
+        digits = "".join(period)
+        nines = 10 ** len(digits) - 1
+        return Fraction(int(whole + first + digits) - int("0" + whole + first), nines * 10 ** len(first))
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from oblrpo.errors import InputError
 from oblrpo.tasks.grading.compare import NeedsAlgebra, equal
-from oblrpo.tasks.grading.extract import extract_answer
+from oblrpo.tasks.grading.extract import extract_answer, is_list
 from oblrpo.workers import Worker, WorkerDied
 
 Reason = Literal["ok", "timeout", "unparsable", "crashed"]
@@ -61,7 +61,10 @@ class MathVerifier:
         for row, gold in enumerate(wanted):
             if not gold or not all(isinstance(part, str) and part.strip() for part in gold):
                 raise InputError(f"the gold answer of completion {row} is empty or not text.")
-        answers = [extract_answer(completion) for completion in completions]
+        answers = [
+            extract_answer(completion, several=len(gold) > 1 or is_list(gold[0]))
+            for gold, completion in zip(wanted, completions, strict=True)
+        ]
         return self.compare(wanted, answers)
 
     def compare(self, golds: Sequence[tuple[str, ...]], answers: Sequence[str | None]) -> list[Verdict]:

@@ -10,15 +10,16 @@ MEMORY = 2 << 30
 
 def reply(message: Any) -> str:
     """Return "right" or "wrong" for [golds, answer], "unparsable" if it is wrong and a formula could not be read."""
-    from oblrpo.tasks.grading.algebra import Unreadable, same_formula
+    from oblrpo.tasks.grading.algebra import Unreadable
     from oblrpo.tasks.grading.compare import equal
+    from oblrpo.tasks.grading.relations import same
 
     unreadable = False
 
     def algebra(gold: str, answer: str) -> bool:
         nonlocal unreadable
         try:
-            return same_formula(gold, answer)
+            return same(gold, answer)
         except Unreadable:
             unreadable = True
             return False
@@ -34,6 +35,6 @@ def reply(message: Any) -> str:
 
 def main() -> None:
     """Grade until the input ends."""
-    import oblrpo.tasks.grading.algebra  # noqa: F401  (slow; before the clock of the first grading starts)
+    import oblrpo.tasks.grading.relations  # noqa: F401  (slow; before the clock of the first grading starts)
 
     serve(reply, MEMORY)

@@ -1,0 +1,122 @@
+r"""Names beside values: `x = 5`, `(k,n) = (45,2)`, `f(x) = 2x`, `n = 3k, k \in \mathbb{Z}`."""
+
+import re
+
+from oblrpo.tasks.grading.normal import closes, key, listed, split_top
+
+# What may stand before `=` or `\in`: x, a_3, f(x), AB, \angle A, |AB|, S_1:S_2, \frac{AB}{CD}, (x, y).
+_NAME = re.compile(
+    r"\([A-Za-z]( ?, ?[A-Za-z]){1,3}\)|\|[A-Za-z0-9\\{}_ ']{1,20}\||[A-Za-z]\^\{-1\}\([A-Za-z]\)"
+    r"|[A-Za-z\\][A-Za-z0-9\\{}_^ ,':/]{0,40}(?:\([A-Za-z0-9\\ ,_{}]{1,20}\))?"
+)
+_FUNCTION = re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([A-Za-z])\)")
+_CASES = re.compile(r"\\begin\{cases\}(.*)\\end\{cases\}", re.DOTALL)
+_IN = re.compile(r"(.*[A-Za-z)}])\s*\\in(?![A-Za-z])\s*(.+)")
+_NUMERIC = re.compile(
+    r"\\(?:frac|sqrt|cdot|times|div|pi|binom|log|ln|sin|cos|tan|circ)(?![A-Za-z])|[^A-Za-z\\]|\\[^A-Za-z]"
+)
+_FOR = r"(?:\\forall|(?:\\text\{)?\s*for(?: any| all| some| every| an)?)"
+# `k \text{ is an integer}` and `\text{for any integer } k` as `k \in \mathbb{Z}`
+_DOMAIN_WORDS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (
+            r"([A-Za-z])\s*(?:\\text\{)?\s*(?:(?:is|are|be) )?(?:any |an )?"
+            r"(?:integers?\s*\.?|\u4e3a\u6574\u6570)\s*\}?$",
+            r"\1 \\in \\mathbb{Z}",
+        ),
+        (rf"{_FOR} integers?\s*\}}?\s*([A-Za-z])$", r", \1 \\in \\mathbb{Z}"),
+        (rf"{_FOR}(?: real)?(?: numbers?| constants?)?\s*\}}?\s*([A-Za-z])$", r", \1 \\in \\mathbb{R}"),
+    ]
+]
+_DOMAIN = re.compile(r"([A-Za-z])\s*\\in\s*(\\mathbb\{[A-Z]\}[\^_+*>0{}]{0,6})\)?$")
+_SUCH_THAT = re.compile(r"\||:|\\mid(?![A-Za-z])")
+_BEFORE = re.compile(r"(?:\\text\{[^{}]*\}|where|with|for|\\forall|for all|for any)$")
+
+
+def named(text: str) -> tuple[str, str]:
+    r"""Return the name and the value of `name = value` or `name \in value`, of a chain the last; or "" and the text."""
+    if r"\begin" not in text and len(listed(text, thousands=True)) > 1:  # the items of a list have names of their own
+        return "", text
+    if (found := _IN.fullmatch(text)) and _NAME.fullmatch(found[1]):
+        return key(found[1]), found[2]
+    sides = split_top(text, "=")
+    if len(sides) == 2 and numeric(sides[0]):  # 5 = x
+        sides.reverse()
+    if len(sides) > 1 and _NAME.fullmatch(sides[0]) and not numeric(sides[0]):
+        value = sides[-1]
+        return key(sides[0]), value[1:-1] if value[0] == "{" and closes(value) == len(value) - 1 else value
+    return "", text
+
+
+def numeric(text: str) -> bool:
+    """Return whether a text holds no letter that could be an unknown."""
+    return not _NUMERIC.sub("", text)
+
+
+def assigned(text: str) -> dict[str, str]:
+    """Return the values by name of `k = 45, n = 2`, `(k,n) = (45,2)` or lines of a system; {} for anything else."""
+    sides = split_top(text, "=")
+    tuples = [side[1:-1] for side in sides if side.startswith("(") and closes(side) == len(side) - 1]
+    if len(tuples) == len(sides) == 2:
+        names, values = (split_top(side.replace(";", ","), ",") for side in tuples)
+        pairs = list(zip(map(key, names), values, strict=True)) if len(names) == len(values) else []
+    elif system := _CASES.fullmatch(text):
+        pairs = [named(line.replace("&", "").strip(" ,;")) for line in system[1].split(r"\\") if line.strip()]
+    else:
+        pairs = [named(item) for item in listed(text, thousands=True)]
+    return dict(pairs) if len(pairs) == len({name for name, _ in pairs if name}) > 1 else {}
+
+
+def same_function(gold: str, answer: str, value: str) -> str | None:
+    """Return the value with the gold's variable, if both names are of one function (or one is `y`); else None."""
+    wanted, given = _FUNCTION.fullmatch(gold), _FUNCTION.fullmatch(answer)
+    if (wanted and answer == "y") or (given and gold == "y"):
+        return value
+    return renamed(value, given[2], wanted[2]) if wanted and given and wanted[1] == given[1] else None
+
+
+def renamed(text: str, old: str, new: str) -> str | None:
+    """Return the text with another letter for a variable; None if that letter stands in it already."""
+    letters = re.findall(r"\\[A-Za-z]+|[A-Za-z]", text)
+    if old != new and new in letters:
+        return None
+    return re.sub(r"\\[A-Za-z]+|[A-Za-z]", lambda found: new if found[0] == old else found[0], text)
+
+
+def without_domains(gold: str, answer: str) -> tuple[str, str] | None:
+    r"""Return both without `, k \in \mathbb{Z}` at the end, with the same letter for k; None if the domains differ.
+
+    Of one alone it may say no more than is understood: an integer called k, n or the like, or a real number.
+    """
+    (gold, letter, domain), (answer, other, other_domain) = _domain(gold), _domain(answer)
+    if domain and not other_domain and len(free := _letters(answer)) == 1:
+        other, other_domain = free.pop(), domain
+    elif other_domain and not domain and len(free := _letters(gold)) == 1:
+        letter, domain = free.pop(), other_domain
+    if domain and other_domain:
+        changed = renamed(answer, other, letter) if domain == other_domain else None
+        return None if changed is None else (gold, changed)
+    understood = (letter or other) in "jklmnpqrst" or (domain or other_domain) == r"\mathbb{R}"
+    return (gold, answer) if understood else None
+
+
+def _letters(text: str) -> set[str]:
+    """Return the unknowns of an answer without its name, such as the k of `x = 2k`."""
+    value = named(text)[1]
+    return {found for found in re.findall(r"\\[A-Za-z]+|[A-Za-z]", value) if found[0] != "\\"} - {"e", "i"}
+
+
+def _domain(text: str) -> tuple[str, str, str]:
+    body = text
+    if text.startswith(r"\{") and closes(text[1:]) == len(text) - 2:  # the multiples \{2k : k \in \mathbb{Z}\}
+        element, _, condition = _SUCH_THAT.sub("\0", text[2:-2], count=1).partition("\0")
+        named_element = len(element.strip()) == 1
+        body = f"{element}, {condition}" if not named_element else condition if "=" in condition else text
+    for pattern, replacement in _DOMAIN_WORDS:
+        body = pattern.sub(replacement, body)
+    found = _DOMAIN.search(body)
+    rest = body[: found.start()].rstrip(" ,;(") if found else ""
+    while (before := _BEFORE.search(rest)) and found:
+        rest = rest[: before.start()].rstrip(" ,;(")
+    return (rest, found[1], key(found[2])) if found and rest else (text, "", "")

@@ -1,0 +1,272 @@
+"""One cause has one cure: what comes with it is named beneath it, and no two cures contradict one another."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from oblrpo.diagnosis import CONDITIONS, Watch, diagnose
+from oblrpo.diagnosis.table import BRINGS
+from oblrpo.diagnosis.watch import words_of
+from oblrpo.trainer.monitors import Monitors
+
+WELL = {
+    "reward": 0.5, "reward_std": 0.4, "frac_reward_zero_std": 0.2, "grad_norm": 0.5, "kl": 0.01, "entropy": 1.2,
+    "loss": 0.01, "completions/mean_length": 100.0, "completions/clipped_ratio": 0.05, "learning_rate": 1e-4,
+}  # fmt: skip
+SAID = {
+    "-learning_rate": r"take a third of learning_rate",
+    "+learning_rate": r"[Rr]aise learning_rate|higher learning_rate",
+    "+max_completion_length": r"[Rr]aise max_completion_length",
+    "-max_completion_length": r"shorten completions|does not favour length",
+    "+temperature": r"raise temperature",
+    "+prompts": r"more prompts a step|number of prompts a step",
+    "-prompts": r"[Hh]alf of the prompts a step",
+}
+"""How a cure says what it turns."""
+
+
+def rows_of_run(count, *changes, seed=0, **values):
+    """A run with noise; each change has its first step, and what rows have from then on (of numbers or functions)."""
+    random, rows = np.random.default_rng(seed), []
+    for step in range(1, count + 1):
+        row = WELL | values | {"step": step}
+        for first, change in changes:
+            row |= {k: v(step - first) if callable(v) else v for k, v in change.items()} if step >= first else {}
+        noise = {"reward": random.normal(0, 0.02), "grad_norm": row["grad_norm"] * random.normal(0, 0.1)}
+        rows.append(row | {key: row[key] + each for key, each in noise.items() if row.get("reward_std")})
+    return rows
+
+
+def names(rows):
+    return {finding.name: [each.name for each in finding.follows] for finding in diagnose(rows).findings}
+
+
+def falling(steps, low=0.0):
+    return lambda since: max(low, 0.5 - 0.5 * since / steps)
+
+
+def test_turns_are_what_cures_say():
+    for condition in CONDITIONS:
+        cure = condition.cure.format_map({"shrink": ""} | words_of(measured=False))
+        said = {way for way, words in SAID.items() if re.search(words, cure)}
+        assert condition.turns == said, condition.name
+        assert not condition.opposes(condition), condition.name
+
+
+def test_causes_are_what_is_wrong():
+    for cause, brought in BRINGS.items():
+        assert cause.wrong
+        assert brought <= set(CONDITIONS)
+
+
+def held_together(chosen, order):
+    """A watch that has found these conditions, one a step in that order."""
+    from oblrpo.diagnosis.condition import Reading
+    from oblrpo.diagnosis.watch import Finding
+
+    watch = Watch()
+    for step in order:
+        condition = chosen[step]
+        reading = Reading(1.0, 0.0, 10 * step + 1, {})
+        watch.found[condition.name] = Finding(condition, reading, 10 * step + 10, 90, "", condition.name)
+    return watch
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_no_two_conditions_are_told_with_cures_that_contradict(order):
+    """All pairs of the table, whichever is found first."""
+    for pair in itertools.combinations(CONDITIONS, 2):
+        told = held_together(pair, order).findings
+        assert told, pair
+        assert len(told) == 1 or not told[0].condition.opposes(told[1].condition), [each.name for each in told]
+        shown = [each.name for cause in told for each in (cause, *cause.follows)]
+        assert {each.name for each in pair if each.wrong} <= set(shown)  # none is lost
+        assert len(shown) == len(set(shown))
+
+
+def test_all_conditions_at_once_have_cures_that_agree():
+    for seed in range(50):
+        order = np.random.default_rng(seed).permutation(len(CONDITIONS))
+        told = held_together(CONDITIONS, order).findings
+        assert not any(a.condition.opposes(b.condition) for a, b in itertools.combinations(told, 2))
+        shown = [each.name for cause in told for each in (cause, *cause.follows)]
+        assert {each.name for each in CONDITIONS if each.wrong} <= set(shown)
+        assert len(shown) == len(set(shown))
+
+
+def too_high(every=1):
+    """The rate is too high from step 60 on: the gradient first, then KL, entropy and the reward, then all else."""
+    rows = rows_of_run(
+        300,
+        (60, {"grad_norm": 10.0, "kl": lambda n: 0.05 + n / 100, "entropy": 0.5}),
+        (75, {"reward": falling(60), "completions/clipped_ratio": 0.6, "completions/mean_length": 250.0}),
+        (140, {"reward_std": 0.05, "frac_reward_zero_std": 0.9}),
+    )
+    keys = [key for key in rows[0] if key != "step"]
+    return [
+        {"step": part[-1]["step"]} | {key: float(np.mean([row[key] for row in part])) for key in keys}
+        for part in (rows[start : start + every] for start in range(0, len(rows), every))
+    ]
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_rate_that_is_too_high_is_one_cause_with_all_that_it_does_beneath(every):
+    found = diagnose(too_high(every))
+    (finding,) = found.findings
+    assert finding.name == "reward fell"
+    assert {"gradient grows", "KL runs away", "truncation", "silent groups"} <= {each.name for each in finding.follows}
+    assert not found.notes
+    assert str(found).count("What to do:") == 1
+    assert "raise" not in str(found).lower()
+    assert min(each.found for each in finding.follows) < finding.found  # the gradient was seen before the fall
+
+
+def test_what_was_wrong_long_before_has_a_cure_of_its_own():
+    """Silent prompts from the start; the fall comes much later."""
+    rows = rows_of_run(300, (230, {"reward": falling(30)}), frac_reward_zero_std=0.9)
+    assert list(names(rows)) == ["reward fell", "silent groups"]
+
+
+def test_a_sampler_apart_is_the_cause_of_a_fall_after_it_and_comes_with_one_before_it():
+    apart, key = 0.4, "sampling/sampling_logp_difference/mean"
+    rows = rows_of_run(160, (30, {key: apart}), (100, {"reward": falling(20)}), **{key: 0.01})
+    assert names(rows) == {"sampler apart": ["reward fell", "no progress"]} or names(rows) == {
+        "sampler apart": ["reward fell"]
+    }
+    rows = rows_of_run(160, (30, {"reward": falling(20)}), (100, {key: apart}), **{key: 0.01})
+    assert list(names(rows)) == ["reward fell"]
+    assert "sampler apart" in names(rows)["reward fell"]
+
+
+def test_an_outlying_reward_explains_the_gradient_of_its_step_and_not_one_much_later():
+    rows = rows_of_run(160)
+    rows[79] |= {"reward": 1e4, "reward_std": 1e5, "grad_norm": 1e4}
+    assert names(rows) == {"outlying reward": ["gradient spikes"]}
+    rows[139] |= {"grad_norm": 1e4}
+    found = names(rows)
+    assert list(found) == ["outlying reward", "gradient spikes"]
+
+
+def test_one_step_that_is_not_finite_does_not_explain_a_fall_long_after_it():
+    rows = rows_of_run(160, (120, {"reward": falling(20)}))
+    rows[19]["loss"] = float("nan")
+    assert list(names(rows)) == ["not finite", "reward fell"]
+    broken = rows_of_run(
+        160, (30, {"loss": float("nan")}), (35, {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0})
+    )
+    assert names(broken) == {"not finite": ["same reward"]}
+
+
+@pytest.mark.parametrize(("before", "then"), [(1.2, 4.0), (1.2, 0.1)])
+def test_a_policy_that_collapses_at_once_is_no_broken_reward(before, then):
+    """All rewards are 0 from step 31 on, of completions that have become others; and of some that have not."""
+    nothing = {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "grad_norm": 0.0, "entropy": then}
+    found = diagnose(rows_of_run(80, (31, nothing), entropy=before))
+    assert [finding.name for finding in found.findings] == ["policy collapsed"]
+    assert found.findings[0].follows[0].name == "same reward"
+    assert "every completion earns 0 since step 31, and its entropy is" in found.findings[0].sentence
+    assert names(rows_of_run(80, (31, nothing), entropy=then)) == {"same reward": []}
+
+
+def test_a_gradient_that_is_cut_off_is_not_laid_to_rewards_that_agree():
+    """By three rows that deny it, or by all rows of a shorter log."""
+    cut = {"grad_norm": 0.0, "loss": -0.0, "frac_reward_zero_std": 0.0}
+    for rows in (rows_of_run(60, (41, cut)), rows_of_run(1, (1, cut)), rows_of_run(2, (1, cut))):
+        (finding,) = diagnose(rows).findings
+        assert finding.name == "gradient cut off"
+        assert "Nothing is wrong with the reward" in finding.cure
+    assert "For 1 step there was no gradient" in diagnose(rows_of_run(1, (1, cut))).findings[0].sentence
+    old = [
+        {key: value for key, value in row.items() if key != "frac_reward_zero_std"} for row in rows_of_run(9, (1, cut))
+    ]
+    assert names(old) == {"gradient cut off": []}
+    agree = rows_of_run(9, (1, cut | {"frac_reward_zero_std": 1.0}))  # TRL's reward_std is that of all completions
+    assert names(agree) == {"no gradient": []}
+
+
+def test_a_first_row_or_two_without_a_gradient_and_a_loss_of_0_are_healthy():
+    rows = rows_of_run(
+        40, (1, {"grad_norm": 0.0, "learning_rate": 0.0}), (3, {"grad_norm": 0.5, "learning_rate": 1e-4})
+    )
+    assert names(rows) == {}
+    assert names(rows_of_run(40, loss=0.0)) == {}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.97])
+def test_completions_that_are_all_cut_and_earn_nothing(share):
+    """Told as that, with what follows beneath; whether all earn the same or a few something."""
+    nothing = {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "grad_norm": 0.0}
+    rows = rows_of_run(120, (1, nothing), **{"completions/clipped_ratio": share})
+    assert names(rows) == {"all truncated": ["same reward"]}
+    assert names([{"step": 0, "eval/accuracy": 0.0}, *rows]) == {"all truncated": ["same reward"]}
+    few = rows_of_run(
+        120, reward=0.05, reward_std=0.01, frac_reward_zero_std=0.9, **{"completions/clipped_ratio": share}
+    )
+    (finding,) = diagnose([row | {"reward": abs(row["reward"] - 0.04)} for row in few]).findings
+    assert finding.name == "all truncated"
+    assert (finding.since, finding.found) == (1, 5)
+    assert "raise max_completion_length" in finding.cure
+
+
+def test_a_limit_that_is_meant_is_not_told():
+    """Answers of a fixed length: the reward is high, rises from the bottom, or is at least something."""
+    cut = {"completions/clipped_ratio": 1.0}
+    assert names(rows_of_run(120, reward=0.95, reward_std=0.1, **cut)) == {}
+    assert names(rows_of_run(120, (1, {"reward": lambda n: 0.15 + n / 200}), **cut)) == {}
+    assert "all truncated" not in names(rows_of_run(120, reward=0.4, **cut))
+    late = rows_of_run(120, (40, {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0} | cut))
+    assert "all truncated" not in names(late)
+
+
+def test_a_kl_that_is_nan_beside_a_loss_that_is_not_is_no_overflow():
+    """TRL's, where every completion of a step is cut and masked."""
+    rows = rows_of_run(30, (7, {"kl": float("nan")}), (9, {"kl": 0.01}), (20, {"entropy": float("nan")}))
+    assert names(rows) == {}
+    assert names([row | {"grad_norm": float("nan")} if row["step"] == 7 else row for row in rows]) == {"not finite": []}
+    assert names([{"step": 3, "reward": 0.1, "kl": float("nan")}]) == {"not finite": []}  # nothing denies it
+
+
+def test_missing_rewards_are_told_with_their_steps():
+    """TRL leaves out what has no reward: steps 5 to 9 of 12."""
+    missing = {"completions/masked_ratio": 1.0, "grad_norm": 0.0, "loss": 0.0}
+    rows = rows_of_run(12, **{"completions/masked_ratio": 0.0})
+    rows = [{"step": row["step"]} | missing if 5 <= row["step"] <= 9 else row for row in rows]
+    found = diagnose(rows)
+    (finding,) = found.findings
+    assert (finding.name, finding.since, finding.found, finding.until, found.steps) == ("rewards missing", 5, 5, 9, 12)
+    half = rows_of_run(30, (15, {"completions/masked_ratio": 0.5}), (22, {"completions/masked_ratio": 0.0}))
+    (finding,) = diagnose([{"completions/masked_ratio": 0.0} | row for row in half]).findings
+    assert (finding.since, finding.until) == (15, 21)
+
+
+def test_a_reward_that_is_always_earned_says_nothing_of_an_accuracy_that_is_low():
+    """There is no rise to go by; a task that is learned has the accuracy, too."""
+    for accuracy, told in ((0.35, ["reward without accuracy"]), (0.9, [])):
+        rows = rows_of_run(120, reward=0.96, reward_std=0.05)
+        random = np.random.default_rng(1)
+        rows = [row | {"reward": min(1.0, row["reward"])} for row in rows]
+        rows = [
+            row | {"eval/accuracy": accuracy + random.normal(0, 0.04)} if row["step"] % 10 == 0 else row for row in rows
+        ]
+        assert list(names(rows)) == told
+
+
+@pytest.mark.parametrize(("entropy", "told"), [(0.4, "entropy collapsed"), (1.1, "silent groups")])
+def test_prompts_that_fall_silent_with_the_entropy_are_not_too_hard(entropy, told):
+    change = {"entropy": entropy, "frac_reward_zero_std": 0.85}
+    found = names(rows_of_run(160, (50, change), reward=0.3, frac_reward_zero_std=0.4))
+    assert next(iter(found)) == told
+    assert ("silent groups" in found) == (told == "silent groups")
+
+
+def test_a_fall_beneath_another_cause_stops_a_run_that_asks_for_it():
+    key = "sampling/sampling_logp_difference/mean"
+    rows = rows_of_run(140, (30, {key: 0.4}), (100, {"reward": falling(20)}), **{key: 0.01})
+    monitors = Monitors(stop_on_collapse=True)
+    stops = [(monitors.observe(row), monitors.stop)[1] for row in rows]
+    assert not any(stops[:100])
+    stop = next(each for each in stops if each)
+    assert "The reward has fallen" in stop
+    assert "Bring the two closer" in stop  # the cure of its cause

@@ -1,0 +1,61 @@
+"""A condition has one name and one sentence: on the console, on the page of a run, and in `oblrpo diagnose`."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import oblrpo
+from oblrpo.diagnosis import CONDITIONS, Finding, Watch, diagnose
+from oblrpo.diagnosis.condition import Reading
+from oblrpo.report.html import text
+from oblrpo.report.page import write_report
+from oblrpo.trainer.monitors import Monitors
+from tests.report.conftest import row
+
+
+def found(condition, follows=()):
+    """It, found in step 3, in words that no other condition has."""
+    words = f"{condition.name} it is.", f"Mend {condition.name}."
+    return Finding(condition, Reading(1.0, 0.0, 2, {}), 3, 3, *words, follows=list(follows))
+
+
+@pytest.fixture
+def all_of_them(monkeypatch):
+    """A run in which every condition holds, and the next one comes with each that is wrong."""
+    after = dict(zip(CONDITIONS, [*CONDITIONS[1:], CONDITIONS[0]], strict=True))
+    findings = [found(each, [found(after[each])] if each.wrong else []) for each in CONDITIONS]
+    monkeypatch.setattr(Watch, "findings", property(lambda self: findings))
+    monkeypatch.setattr(Watch, "observe", lambda self, row: findings)
+    return findings
+
+
+def test_the_page_shows_what_diagnose_shows(write_run, all_of_them):
+    run = write_run([row(step) for step in range(1, 4)], steps=3)
+    page, said = write_report(run).read_text(), str(diagnose(run))
+    for finding in all_of_them:
+        heading = f"{finding.name}, {finding.when}"
+        assert f"{heading}." in page if finding.wrong else f"<li>{heading}. {finding}</li>" in page
+        assert heading in said
+        assert text(finding.cure) in page
+        assert finding.cure in said
+        for each in finding.follows:
+            below = f"{each.name}, {each.when}. {each.sentence}"
+            assert f"<li>{below}</li>" in page
+            assert f"   -  {below}\n" in said
+    headings = set(re.findall(r"^ *(\S.*):$", said, re.MULTILINE))  # of lists
+    assert {words for words in headings if f"{words}:<ul>" not in page} == {"Not looked for, for want of a metric"}
+
+
+def test_the_console_names_what_is_wrong_as_diagnose_does(all_of_them):
+    told = Monitors().observe({"step": 3, "reward": 0.5})
+    assert told == [f"{each.name}: {each}" for each in all_of_them if each.wrong and not each.condition.anew]
+
+
+def test_nobody_else_spells_their_names():
+    """They are attributes of the table's rows; a second list of them would grow old."""
+    source, names = Path(oblrpo.__file__).parent, {each.name for each in CONDITIONS} - {"solved"}  # that is a word, too
+    for path in source.rglob("*.py"):
+        spelt = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)} & names
+        assert not spelt, path
