@@ -259,6 +259,9 @@ def test_prompts_that_fall_silent_with_the_entropy_are_not_too_hard(entropy, tol
     found = names(rows_of_run(160, (50, change), reward=0.3, frac_reward_zero_std=0.4))
     assert next(iter(found)) == told
     assert ("silent groups" in found) == (told == "silent groups")
+    tens = rows_of_run(15, (4, change), reward=0.3, frac_reward_zero_std=0.6)  # a first row of ten steps
+    tens = [row | ({"frac_reward_zero_std": 0.8} if row["step"] in (2, 3) else {}) for row in tens]
+    assert next(iter(names([row | {"step": 10 * row["step"]} for row in tens]))) == told
 
 
 def test_a_fall_beneath_another_cause_stops_a_run_that_asks_for_it():
@@ -270,3 +273,105 @@ def test_a_fall_beneath_another_cause_stops_a_run_that_asks_for_it():
     stop = next(each for each in stops if each)
     assert "The reward has fallen" in stop
     assert "Bring the two closer" in stop  # the cure of its cause
+
+
+def test_a_limit_that_is_meant_is_not_told_while_the_reward_is_low_and_most_prompts_agree():
+    """At no row of the first ten, of rewards between 0 and 1 or not; a first success later takes the finding back."""
+    cut = {"completions/clipped_ratio": 1.0}
+    for low in (0.0, -1.0):
+        rows = rows_of_run(12, reward=low + 0.24, reward_std=0.1, frac_reward_zero_std=0.8, **cut)
+        watch = Watch()
+        assert not [each for row in rows for each in watch.observe(row) if each.name == "all truncated"]
+    late = {"reward": lambda n: 0.05 + n / 200}
+    rows = rows_of_run(140, (20, late), reward=0.04, reward_std=0.1, frac_reward_zero_std=0.6, **cut)
+    rows = [row | {"reward": max(0.0, row["reward"])} for row in rows]
+    assert "all truncated" in names(rows[:15])
+    assert names(rows) == {}
+
+
+def test_silent_prompts_are_easy_or_hard_only_where_it_is_known_what_they_pay():
+    for low, words in ((0.0, "they are too hard."), (3.0, "they are too easy or too hard.")):
+        found = diagnose(rows_of_run(120, reward=low + 0.3, frac_reward_zero_std=0.85)).findings
+        silent = next(each for each in found if each.name == "silent groups")
+        assert silent.sentence.endswith(words)
+
+
+def test_prompts_of_which_some_differ_are_not_said_to_agree():
+    """Of means of ten steps and the norm of the last of these."""
+    rows = [
+        {"step": 10 * n, "reward": 0.5, "reward_std": 0.4, "frac_reward_zero_std": 0.81, "grad_norm": 0.0}
+        for n in range(1, 6)
+    ]
+    (finding,) = diagnose(rows).findings
+    assert finding.sentence == "For 30 steps there was no gradient: completions of 81% of the prompts earned the same."
+
+
+def test_one_outlier_among_rewards_is_not_what_they_once_spread_by():
+    """Half a run later, when nothing is laid to the outlier any more."""
+    rows = rows_of_run(160, frac_reward_zero_std=None)
+    rows[30] |= {"reward": 1e4, "reward_std": 1e5}
+    assert names(rows) == {"outlying reward": []}
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_reward_that_never_changes_is_told_after_80_steps(every):
+    parts = {"rewards/format/mean": 0.98, "rewards/task/mean": 0.0}
+    rows = rows_of_run(150 // every, reward=0.98, reward_std=0.1, **parts)  # as many steps
+    for row in rows:
+        row["step"] *= every
+    (finding,) = diagnose(rows).findings
+    assert (finding.name, finding.found) == ("format saturated", 80 if every == 1 else 90)
+
+
+def test_a_reward_that_rises_slowly_beside_the_format_is_not_told():
+    random = np.random.default_rng(3)
+    rows = [
+        row | {"rewards/format/mean": 0.98, "rewards/task/mean": 0.1 + row["step"] / 1500 + random.normal(0, 0.02)}
+        for row in rows_of_run(150, reward=1.1, reward_std=0.4)
+    ]
+    assert "format saturated" not in names(rows)
+
+
+def test_four_evaluations_that_are_level_by_luck_are_no_reward_without_accuracy():
+    rows = rows_of_run(55, (1, {"reward": lambda n: 0.3 + n / 200}))
+    level = {10: 0.393, 20: 0.402, 30: 0.402, 40: 0.391, 50: 0.48}
+    rows = [row | ({"eval/accuracy": level[row["step"]]} if row["step"] in level else {}) for row in rows]
+    assert names(rows) == {}
+    fallen = {10: 0.4, 20: 0.3, 30: 0.2, 40: 0.1, 50: 0.0}
+    rows = [row | ({"eval/accuracy": fallen[row["step"]]} if row["step"] in fallen else {}) for row in rows]
+    assert names(rows) == {"reward without accuracy": []}
+
+
+ILL_IN_ROWS = {
+    "reward fell": (41, {"reward": 0.1}),
+    "rate lost": (41, {"learning_rate": 1e-9}),
+    "updates lost": (1, {"step_kl": 0.0}),
+    "same reward": (31, {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "grad_norm": 0.0}),
+    "no gradient": (31, {"frac_reward_zero_std": 1.0, "grad_norm": 0.0}),
+    "rewards missing": (41, {"completions/masked_ratio": 0.5}),
+    "silent groups": (1, {"frac_reward_zero_std": 0.9}),
+    "KL runs away": (41, {"kl": 2.0}),
+}
+
+
+@pytest.mark.parametrize("name", ILL_IN_ROWS)
+def test_a_log_without_steps_is_spoken_of_in_rows(name):
+    rows = [{key: each for key, each in row.items() if key != "step"} for row in rows_of_run(90, ILL_IN_ROWS[name])]
+    said = str(diagnose(rows)).partition("Not looked for")[0]
+    assert f". {name}, since row " in said
+    cures = {each.cure for each in diagnose(rows).findings}
+    for cure in cures:
+        said = said.replace(cure, "")
+    assert "step" not in said
+
+
+def test_two_rows_of_ten_steps_are_too_few_to_say_that_nothing_is_wrong():
+    rows = [{"step": 10 * n, "reward": 0.3 + n / 10} for n in range(1, 7)]
+    assert "Nothing is wrong so far, in fewer than 60 steps." in str(diagnose(rows[:2]))
+    assert "Nothing is wrong." in str(diagnose(rows))
+
+
+def test_no_progress_takes_the_place_of_no_progress_yet():
+    for count, told in ((99, ([], ["no progress yet"])), (103, (["no progress"], []))):
+        found = diagnose(rows_of_run(count))
+        assert ([each.name for each in found.findings], [each.name for each in found.notes]) == told

@@ -57,6 +57,14 @@ def test_the_steps_of_progress_bars_count_where_every_row_has_one(tmp_path):
     assert columns(log, "step", "reward") == {"step": [5, 10, 15, 20, 25], "reward": [5, 10, 15, 20, 25]}
     facts = facts_of_log(log.rows)
     assert (facts.unit, facts.every) == ("step", 5)
+    torn = read(tmp_path, f"  1%|█ | 1/100 [00:10<03:00, 2.1s/it]{TRL.format(0.5, 9)[:40]}\n{text}")
+    assert columns(torn, "step", "reward") == {"step": [1, 5, 10, 15, 20, 25], "reward": [None, 5, 10, 15, 20, 25]}
+    evaluated = "\n100%|█| 8/8 [00:10<00:00, 2it/s]\n{'eval_loss': 0.3, 'eval_reward': 0.75}\n  "
+    beside = read(tmp_path, text.replace("}\n  ", "}" + evaluated))
+    assert columns(beside, "step", "eval/accuracy") == {
+        "step": [5, 10, 15, 20, 25],
+        "eval/accuracy": [0.75] * 4 + [None],
+    }
     other = read(tmp_path, text.replace("25/100", "3/100"))  # a bar of something else
     assert columns(other, "step") == {"step": [1, 2, 3, 4, 5]}
     assert diagnose(tmp_path / "log.txt").steps == 5
@@ -108,6 +116,32 @@ def test_an_evaluation_is_no_row_of_its_own(tmp_path):
         ("reward=0.25\nkl=0.125\nreward=0.5\nkl=0.25", {"step": [1, 2], "reward": [0.25, 0.5], "kl": [0.125, 0.25]}),
         ("wandb:   train/global_step 250\nwandb:    train/reward 0.25\nwandb:  train/kl ▁▂",
          {"step": [250], "reward": [0.25]}),
+        ("wandb:   critic/score/mean 0.25\nwandb:    training/global_step 54\nwandb:  zoo ▁▂",
+         {"step": [54], "reward": [0.25]}),
+        (" [12:00] iteration   7/ 21 | samples:  448 | elapsed time: 17m 33s | learning rate: 4.5E-05 | loss: -2.0E-06 "
+         "| reward: 2.5E-01 | rewards/Fits/mean: 5.0E-01 | loss scale: 1.0 | grad norm: 0.016 | skipped:   0 |",
+         {"step": [7], "reward": [0.25], "loss": [-2e-6], "grad_norm": [0.016], "rewards/Fits/mean": [0.5]}),  # swift
+        ("= [all] - METRICS STEP 2 ===\n  grpo_loss/kl_divergence_max: 51.7\n  grpo_loss/kl_divergence_mean: 0.5\n"
+         "  reward/evaluate_response/avg_total_reward: 0.25\n= [all] - METRICS STEP 3 ===\n  grpo_loss/total_loss: 2",
+         {"step": [2, 3], "reward": [0.25, None], "kl": [0.5, None], "loss": [None, 2]}),  # torchforge
+        ("stats: {'objective/kl': array(0.5, dtype=float32), 'kl_dist': array([0., 0.]), 'ppo/mean_scores': .25, "
+         "'ppo/loss/policy': array(2., dtype=float32)}", {"reward": [0.25], "kl": [0.5], "loss": [2]}),  # old TRL
+        ('{"current_steps": 10, "total_steps": 50, "loss": 0.5, "eval_loss": null, "reward": 0.25, "percentage": 20.0}',
+         {"step": [10], "reward": [0.25]}),  # LLaMA-Factory
+        ("Step 1,000 | reward: 1,234.5 | clipped_ratio: 12% | kl: .5\nStep 1,010 | reward: 60.5 % | kl: 0.5",
+         {"step": [1000, 1010], "reward": [1234.5, 0.605], "completions/clipped_ratio": [0.12, None]}),
+        ("['Step 3 | Reward: 0.25 | Time: 7.4s', 'x: 100%| 8/8', 'Step 4 | Reward: 0.5 | Time: 7.5s']",
+         {"step": [3, 4], "reward": [0.25, 0.5]}),
+        ("Step 1 | format reward: 9 | reward: 0.25 | value loss: 9 | loss: 0.5 | init kl: 9 | kl: 0.125 | KL time: 9s"
+         "\nValidation at step 1: reward: 0.75, kl: 9\n12:00 INFO Step 2 | Training reward: 0.5\n[eval] reward: 0.875",
+         {"step": [1, 2], "reward": [0.25, 0.5], "loss": [0.5, None], "kl": [0.125, None],
+          "eval/accuracy": [0.75, 0.875]}),
+        ("kl: 9\nreward: 9\nStep 10\nloss: 2\nreward: 0.25\nStep 20\nloss: 1\nreward: 0.5",
+         {"step": [10, 20], "reward": [0.25, 0.5], "loss": [2, 1], "kl": [None, None]}),
+        ("Step 3\n{'actor': {'entropy': 0.5,\n           'grad_norm': 2},\n 'reward': 0.25}\nStep 4\n{'reward': 0.5}",
+         {"step": [3, 4], "reward": [0.25, 0.5], "entropy": [0.5, None], "grad_norm": [2, None]}),
+        ("loss = 9\niteration 9\nloss = 0.5\nreward = 0.25\niteration 10\nloss = 0.25",
+         {"step": [9, 10], "loss": [0.5, 0.25]}),
     ],
 )  # fmt: skip
 def test_what_others_print(tmp_path, text, expected):
@@ -168,17 +202,51 @@ def test_a_refusal_says_what_was_found_and_what_was_looked_for(tmp_path):
         read(tmp_path, '{"colour": 3, "size": 4}\n{"colour": 4}\n')
     with pytest.raises(InputError, match=r"Found: text \(lines not read: 2\): no names of metrics"):
         read(tmp_path, "hello\nworld 3\n")
-    with pytest.raises(InputError, match="a text with one number for reward, and no log"):
+    with pytest.raises(InputError, match=r"holds numbers for reward, once and .*, and is no log"):
         read(tmp_path, "reward = 1.0")
+    for name, head in {
+        "safetensors": b"\x40\0\0\0\0{'reward': 1}",
+        "zip": b"PK\x03\x04\x14\0\0\0reward: 1, loss: 2",
+    }.items():
+        (tmp_path / name).write_bytes(head)
+        with pytest.raises(InputError, match="is a binary file, no text; give what a trainer prints or writes"):
+            read_log(tmp_path / name)
+    (tmp_path / "sparse").write_bytes(b"\0" * 9999 + b"reward: 0.5 loss: 1\n\x1b[0m\n")  # cut by logrotate
+    assert len(read_log(tmp_path / "sparse").rows) == 1
     for name in ("/proc/kmsg", "/sys/kernel/uevent_seqnum", "/dev/zero"):
         with pytest.raises(InputError, match="cannot be read"):
             diagnose(name)
 
 
-def test_a_setting_is_no_log(tmp_path):
-    """Metrics in a text count where there is no better log beside it."""
-    text = "learning_rate: 1e-6\nclip_ratio=0.2\nthe reward: 7\n" + TRL.format(0.5, 0.25)
-    assert columns(read(tmp_path, text), "step", "reward") == {"step": [1], "reward": [0.25]}
+def test_settings_samples_and_prose_are_no_log(tmp_path):
+    """Metrics in a text count where there is no better log beside it, and dicts with few where others have many."""
+    row = TRL.format(0.5, 0.25)
+    text = f"""learning_rate: 1e-6\nclip_ratio=0.2\nthe reward: 7
+config = {{'learning_rate': 1e-6, 'kl': 0.05, 'kl_penalty': 'kl', 'reward_fn': 'x'}}
+[response] {{"answer": 5, "reward": 10}}
+{row}
+{row}
+I had set 'reward': 5 before.
+{{'eval_reward': 0.75}}
+{row.replace("0.25", "0.5")}
+RuntimeError: CUDA error: loss: 3 reward = 9
+"""
+    log = read(tmp_path, text)
+    expected = {"step": [1, 2, 3], "reward": [0.25, 0.25, 0.5], "kl": [None] * 3, "eval/accuracy": [None, 0.75, None]}
+    assert columns(log, *expected) == expected
+    for text in (
+        "{'learning_rate': 1e-6, 'reward': 1.0, 'kl': 0.05, 'beta': 0.04}",
+        "I give a reward: 1.0 for a right answer and for the format, and the loss: 0.3\nwas fine after 20 steps.",
+        "| Setting | reward | kl |\n|---|---|---|\n| ours | 0.5 | 0.1 |\n| theirs | 0.25 | 0.2 |",
+    ):
+        with pytest.raises(InputError):
+            read(tmp_path, text)
+
+
+def test_rows_of_a_second_run_are_told(tmp_path):
+    log = read(tmp_path, "step,reward,kl\n1,0.25,1\n2,0.5,1\nstep,reward\n1,0.75\n2,1\n")
+    assert columns(log, "step", "reward") == {"step": [1, 2], "reward": [0.75, 1]}
+    assert log.source == "CSV (rows of steps that come again, of which the last count: 2)"
 
 
 def test_objects_that_hold_rows():

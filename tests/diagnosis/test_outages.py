@@ -99,7 +99,7 @@ def test_means_are_taken_over_the_other_steps_and_over_all_where_it_was_chance()
             without.add(row)
         assert course.columns["reward"] == without.columns["reward"]
         assert course.columns["entropy"].count == 60  # which is no matter of rewards
-        assert bool(course.outages.told) == bool(left)
+        assert bool(course.outages.reported) == bool(left)
 
 
 def test_a_log_of_means_forgets_what_it_took_for_rewards():
@@ -124,7 +124,7 @@ def test_where_success_is_rare_steps_of_zeros_are_usual(chance, most):
     for _ in range(30):
         wins = random.binomial(4, chance, (200, 32)) / 4
         rows = [{"reward": r.mean(), "reward_std": r.std(), "reward_stderr": r.std(), "entropy": 1.0} for r in wins]
-        told += bool(Watch().over(rows).course.outages.told)
+        told += bool(Watch().over(rows).course.outages.reported)
     assert told <= most
 
 
@@ -215,7 +215,7 @@ def test_solved_runs_have_no_alarm_and_no_other_note_of_these_steps(facts):
 
 def test_healthy_runs_do_not_hear_of_it():
     for seed in range(9000, 9020):
-        assert not Watch().over(healthy(seed)).course.outages.told
+        assert not Watch().over(healthy(seed)).course.outages.reported
 
 
 def test_the_last_lines_of_a_run_name_it_first():
@@ -252,6 +252,6 @@ def test_many_outages_are_named_in_few_words_and_cost_no_more_than_few():
     differ = {"reward": 0.5, "reward_std": 0.3}
     rows = [AGREE | {"reward": n / 64, "reward_std": 0.0} if k < 60 else differ for n in range(40) for k in range(99)]
     told = Watch().over(rows).course.outages
-    assert len(told.told) == 40
+    assert len(told.reported) == 40
     assert str(told).endswith(", and 37 other rewards")
     assert len(str(told)) < 200

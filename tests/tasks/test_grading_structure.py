@@ -23,7 +23,7 @@ KINDS = {
         ("A,B,D", ["ABD", r"\text{A, B, D}", "(A),(B),(D)", r"D, B \text{ and } A"], ["A,B", "ABC", "A"]),
     ],
     "words": [
-        ("yes", [r"\text{Yes}", "Yes.", "Yes, since it converges"], ["no", "No, but nearly"]),
+        ("yes", [r"\text{Yes}", "Yes.", "Yes, since it converges"], ["no", "No, but nearly", "Yes, no"]),
         (r"\text{south}", ["South", r"\mathrm{south}", "south."], ["north", "thous"]),
         (r"\text{The series diverges}", [r"\text{the series diverges.}"], [r"\text{the series converges}"]),
         (r"\text{Ida and Max}", ["Max and Ida"], ["Max"]),
@@ -32,7 +32,8 @@ KINDS = {
     "dates and times": [
         (r"\text{May 14}", ["May 14", "14 May", r"\text{May 14th}"], ["May 15", "June 14"]),
         (r"\text{4:20 p.m.}", ["4:20 PM", r"4{:}20\text{ p.m.}", "16:20"], ["4:20 a.m.", "5:20 p.m."]),
-        ("9:15", ["9{:}15", "9:15 a.m."], ["9:51", "9.15"]),
+        ("9:15", ["9{:}15", "9:15 a.m."], ["9:51", "9.15", "3:5", r"\frac{3}{5}"]),
+        ("08:15", ["8:15"], ["8:51"]),
         ("11:00", ["11{:}00"], ["1:00", "11"]),
     ],
     "equations": [
@@ -48,7 +49,7 @@ KINDS = {
     ],
     "a value after equals": [
         ("21", [r"3 \times 7 = 21", "=21", "a+b=21", r"N = 3 \cdot 7 = 21", r"x=\boxed{21}", r"|AB|=21", "f(3)=21"],
-         [r"3 \times 7 = 22", r"3 \times 8 = 21", "2x+1=21"]),
+         [r"3 \times 7 = 22", r"3 \times 8 = 21", "2x+1=21", "x^2=21"]),
         ("x+y=9", [], ["9"]),
     ],
     "intervals": [
@@ -87,6 +88,7 @@ KINDS = {
         ("4, 6", ["x_1=6, x_2=4", "x=4,6", r"x\in\{4,6\}"], ["x_1=4", "x_1=4,x_2=5"]),
         ("x_{1}+2", ["2+x_1"], ["2+x_2"]),
         ("5:9", ["5 : 9", "S_1:S_2=5:9", "10:18", r"\frac{5}{9}", r"5\text{ to }9"], ["9:5", "S_1:S_2=9:5"]),
+        (r"x=4 \text{ or } x=6", ["4, 6", "x=6, x=4"], [r"x=4 \text{ and } y=6", "y=4, y=6"]),
         ("2:3:7", ["a:b:c=2:3:7", "4:6:14"], ["2:7:3", "2:3"]),
         (r"\frac{\pi}{5}+k\pi", [r"\frac{\pi}{5}+k\pi, k\in\mathbb{Z}", r"\frac{\pi}{5}+n\pi \quad (n \in \mathbb{Z})",
                                  r"k\pi+\frac{\pi}{5} \text{ for any integer } k"],
@@ -111,6 +113,7 @@ KINDS = {
         (r"\sqrt{7}", ["√7", "√(7)", "７**(1/2)"], ["√8"]),
         ("x^{-2}", ["x⁻²", "x**(-2)"], ["x²", "x₂"]),
         ("(4,5)", ["（4，5）"], ["（5，4）"]),
+        (r"p \lor q", ["p∨q"], [r"p \land q", "p, q"]),
         ("4, 5", ["4或5", r"4\text{ 或 }5", "4、5"], ["4或6"]),
         (r"x\le4", ["x≤4", "x⩽4"], ["x≥4"]),
         (r"3\theta", ["3θ", "3*theta"], ["3φ"]),

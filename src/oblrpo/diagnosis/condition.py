@@ -75,8 +75,8 @@ class Condition:
     """False: it is worth knowing, and nothing is wrong."""
     sure: float
     """How many standard errors a reading must lie above what a healthy run shows."""
-    anew: bool
-    """It is told anew after every step, from what is known then; its words say when it was `found`, and held last."""
+    updated: bool
+    """Its finding is updated after every step; its words say when it was `found`, and `until` when it held."""
     rows: bool
     """It looks at rows one by one, and must see each: windows of long runs are not looked at after every row."""
     turns: frozenset[str]
@@ -114,10 +114,10 @@ def condition(
     healthy: float = 0.0,
     wrong: bool = True,
     sure: float = SURE,
-    anew: bool = False,
+    updated: bool = False,
     rows: bool = False,
     turns: str = "",
 ) -> Callable[[Callable[[Course], Reading | None]], Condition]:
     """Make a condition of a statistic; its name and docstring are those of the function."""
-    last = wrong, sure, anew, rows, frozenset(turns.split())
+    last = wrong, sure, updated, rows, frozenset(turns.split())
     return lambda statistic: Condition(statistic, columns, threshold, healthy, sentence, cure, *last)

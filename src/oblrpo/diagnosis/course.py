@@ -159,7 +159,7 @@ class Course:
         self.overflow = OVERFLOW
         self.step = self.rewarded = 0  # the newest, and how many rows have a reward
         self.count = self.judged = 0  # of rows, and the newest step after which windows were looked at
-        self.outages = Outages(self.facts.every)
+        self.outages = Outages(self.facts.every, self.facts.unit)
         self.memory: dict[str, Any] = {}
         """What conditions remember between steps, by their names."""
 
@@ -188,6 +188,12 @@ class Course:
     def rows(self, steps: int, fewest: int = FEWEST) -> int:
         """How many rows make so many steps: no fewer than `fewest`, and no more than there are steps."""
         return max(math.ceil(steps / self.facts.every), min(fewest, steps))
+
+    def in_a_row(self, what: str, holds: bool) -> tuple[int, int]:
+        """For how many rows up to the newest something holds, and the first step of these."""
+        rows, first = self.memory.get(what, (0, 0))
+        self.memory[what] = found = (rows + 1, first or self.step) if holds else (0, 0)
+        return found
 
     def lasted(self, rows: int) -> int:
         """How many steps so many rows in a row make; 0 where they are too few to say."""

@@ -41,6 +41,8 @@ class Diagnosis:
     """The conditions that could not be looked for, and the metrics that the log lacks for that."""
     unit: str = "step"
     """What `steps` counts: "row" where a log names no steps."""
+    enough: int = 20
+    """The number of steps below which most conditions cannot hold yet: two windows."""
 
     @classmethod
     def of(cls, watch: Watch, source: str) -> Diagnosis:
@@ -48,14 +50,15 @@ class Diagnosis:
         found = watch.findings
         notes = [f for f in found if not f.wrong and f.until >= watch.course.judged - watch.course.span]
         wrong = [f for f in found if f.wrong]
-        return cls(source, watch.course.steps, wrong, notes, watch.unchecked, watch.facts.unit)
+        course = watch.course
+        return cls(source, course.steps, wrong, notes, watch.unchecked, watch.facts.unit, 2 * course.span)
 
     def __str__(self) -> str:
         looked = len(CONDITIONS) - len(self.unchecked)
         counted = f"{self.steps} {self.unit}{'s' * (self.steps != 1)}"
         lines = [f"{self.source}: {counted}; {looked} of {len(CONDITIONS)} conditions could be looked for", ""]
         if not self.findings:
-            so_far = "" if self.steps >= FEWEST else f" so far, in fewer than {FEWEST} {self.unit}s"
+            so_far = "" if self.steps >= self.enough else f" so far, in fewer than {self.enough} {self.unit}s"
             unseen = ", as far as can be told without a reward" if same_reward.name in self.unchecked else ""
             lines += [f"Nothing is wrong{so_far}{unseen}."]
         for number, finding in enumerate(self.findings, start=1):
@@ -83,7 +86,6 @@ class Diagnosis:
 
 
 COMES_WITH, KNOWING = "What comes with it, and needs no cure of its own", "Worth knowing, and not wrong"
-FEWEST = 20  # steps below which most conditions cannot hold yet
 
 
 def diagnose(run: Any) -> Diagnosis:

@@ -6,12 +6,12 @@ import math
 import re
 
 from oblrpo.diagnosis.condition import Reading, condition
-from oblrpo.diagnosis.course import SOLVED, STALLED, STEADY, Course, Mean, spread_of
+from oblrpo.diagnosis.course import SOLVED, STEADY, Course, Mean, spread_of
+from oblrpo.diagnosis.of_rewards import still
 
 
 @condition(
-    "reward", "eval/accuracy",
-    threshold=0.05,
+    "reward", "eval/accuracy", threshold=0.05,
     sentence="The reward {reward}, and held-out accuracy {accuracy}.",
     cure=(
         "Read completions: the reward can be had without the task, or the training prompts are learned by heart. Mend "
@@ -27,9 +27,10 @@ def reward_without_accuracy(run: Course) -> Reading | None:
     evaluated, now = run.columns.get("eval/accuracy"), run.now("reward")
     if evaluated is None or now is None or evaluated.count < 4:
         return None
-    points = list(evaluated.last)
-    width = max(2, len(points) // 4)
-    spread = spread_of([value for _, value, _ in points])
+    points = evaluated.last
+    width, few = max(2, len(points) // 4), len(points) < 8  # which may be close to one another by luck
+    level = max(abs(evaluated.lowest), abs(evaluated.highest))
+    spread = max(spread_of([value for _, value, _ in points]), 0.1 * level * few)
     late, worst, column = _mean(points[-width:], spread), None, run.columns["reward"]
     if column.lowest >= 0 and column.highest <= 1 and now.value >= SOLVED:
         since = max((mean.last for mean in column.windows if mean.value < SOLVED), default=0)
@@ -71,8 +72,7 @@ TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math", re.IGNORE
 
 
 @condition(
-    "rewards/*/mean", "reward",
-    threshold=0.25,
+    "rewards/*/mean", "reward", threshold=0.25,
     sentence="{part} has fallen from {best:.2f} to {now:.2f} since {unit} {then}, while the whole reward has risen.",
     cure="The rest of the reward is had at the task's cost: read completions, and mend or weigh down what pays for it.",
 )  # fmt: skip
@@ -93,8 +93,7 @@ def task_traded(run: Course) -> Reading | None:
 
 
 @condition(
-    "rewards/*/mean", "reward",
-    threshold=0.2,
+    "rewards/*/mean", "reward", threshold=0.2,
     sentence="{done} is earned nearly always ({high:.2f}), and {open} is not ({low:.2f}) and does not rise.",
     cure=(
         "What is left to learn is the task, and the rest of the reward hides it: take the reward that is earned out of "
@@ -105,24 +104,27 @@ def format_saturated(run: Course) -> Reading | None:
     """One of several rewards, often that of the format, is earned by nearly all completions; another is not learned.
 
     It looks like a column `rewards/NAME/mean` at nine tenths of its highest or more for 80 steps, and another that is
-    low and has not risen at any time.
+    low and surely does not rise, as in "no progress", or has never changed.
     """
     means = parts(run)
     found: Reading | None = None
     for done, high in means.items():
-        most = run.columns[f"rewards/{done}/mean"].highest
-        past = run.past(f"rewards/{done}/mean", high.first)[-PATIENT:]
-        if len(past) < PATIENT or most <= 0 or min(mean.value for mean in (*past, high)) < SATURATED * most:
-            continue
+        most, before = run.columns[f"rewards/{done}/mean"].highest, run.past(f"rewards/{done}/mean", high.first)
         for open_, low in means.items():
-            before = run.past(f"rewards/{open_}/mean", low.first)
-            if open_ == done or low.value > 0.5 * most or max(map(low.above, before), default=STALLED) >= STALLED:
+            key, share = f"rewards/{open_}/mean", low.value / most if most > 0 else 1.0
+            if open_ == done or share > 0.5 or (found and 1 - share <= found.value):
                 continue
-            if found is None or 1 - low.value / most > found.value:
+            constant = run.columns[key].lowest == run.columns[key].highest
+            patient = math.ceil(LASTING / run.span) - 1 if constant else PATIENT
+            past = before[-patient:]
+            earned = len(past) == patient and min(mean.value for mean in (*past, high)) >= SATURATED * most
+            slow = earned and not constant and still(run, PATIENT, key)
+            if earned and (constant or (slow and slow.value >= 3 * slow.stderr)):
                 words = {"done": done, "high": high.value, "open": open_, "low": low.value}
-                found = Reading(1 - low.value / most, math.hypot(low.stderr, high.stderr) / most, past[0].first, words)
+                found = Reading(1 - share, math.hypot(low.stderr, high.stderr) / most, (*past, high)[0].first, words)
     return found
 
 
 PATIENT = 7  # windows in which one reward was earned and the other did not rise
+LASTING = 80  # steps in which it did not even change
 SATURATED = 0.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from oblrpo.diagnosis.condition import SURE, TOO_LONG, Reading, changed, condition, log_ratio
-from oblrpo.diagnosis.course import STALLED, STEADY, Course
+from oblrpo.diagnosis.course import STALLED, STEADY, WINDOW, Course
 from oblrpo.diagnosis.of_rewards import silent
 
 ALL = 0.9  # the share of completions cut from which on none of them ends
@@ -14,14 +14,12 @@ FAR = 1.0  # nats a token
 
 
 @condition(
-    "entropy", "reward",
-    threshold=math.log(10),
+    "entropy", "reward", threshold=math.log(10), turns="-learning_rate +temperature",
     sentence="Entropy has collapsed: it is {now:.3g} nats a token, and was {then:.3g} around {unit} {step}.",
     cure=(
         "Completions of a prompt are nearly the same, and nothing new is tried: go back to a checkpoint before that, "
         "and lower the rate ({shorten}), raise temperature or epsilon_high, or take more varied prompts."
     ),
-    turns="-learning_rate +temperature",
 )  # fmt: skip
 def entropy_collapsed(run: Course) -> Reading | None:
     """The policy has stopped exploring.
@@ -41,7 +39,9 @@ def entropy_collapsed(run: Course) -> Reading | None:
     if rising and now.value > GONE:
         return None
     reading, reward, agreed = log_ratio(high, now, now), run.now("reward"), silent(run, after_rise=False)
-    silenced = agreed and run.columns["frac_reward_zero_std"].windows[0].value < 0.7 <= agreed.value
+    share, row = run.columns.get("frac_reward_zero_std"), run.facts.every >= WINDOW  # is as long as a window
+    begun = (share.lowest if row else share.windows[0].value) if share and agreed else 1.0
+    silenced = agreed and begun < 0.7 <= agreed.value
     if not silenced or not reward or reward.above(run.columns["reward"].windows[0]) >= STEADY:
         return reading
     wider = math.log(10) / math.log(2)
@@ -49,13 +49,11 @@ def entropy_collapsed(run: Course) -> Reading | None:
 
 
 @condition(
-    "entropy", "reward",
-    threshold=math.log(2),
+    "entropy", "reward", threshold=math.log(2), turns="-learning_rate",
     sentence=(
         "Entropy has exploded: {now:.3g} nats a token, and {then:.3g} around {unit} {step}; the reward does not rise."
     ),
     cure="The policy drifts to noise. " + TOO_LONG,
-    turns="-learning_rate",
 )  # fmt: skip
 def entropy_exploded(run: Course) -> Reading | None:
     """The policy writes ever more at random.
@@ -67,14 +65,12 @@ def entropy_exploded(run: Course) -> Reading | None:
 
 
 @condition(
-    "completions/mean_length", "reward",
-    threshold=math.log(2),
+    "completions/mean_length", "reward", threshold=math.log(2), turns="-max_completion_length",
     sentence="Completions run away: {now:.0f} tokens, and {then:.0f} around {unit} {step}; the reward has not risen.",
     cure=(
         "Read the longest: do they repeat themselves? Reward the answer and not the length, mask or penalise what is "
         "cut, or take a loss that does not favour length (dr_grpo, or a sum over tokens)."
     ),
-    turns="-max_completion_length",
 )  # fmt: skip
 def length_runs_away(run: Course) -> Reading | None:
     """Completions become longer, and no better.
@@ -86,13 +82,10 @@ def length_runs_away(run: Course) -> Reading | None:
 
 
 @condition(
-    "completions/mean_length",
-    "reward",
-    threshold=math.log(2),
+    "completions/mean_length", "reward", threshold=math.log(2), turns="-learning_rate",
     sentence="Completions shrink: {now:.0f} tokens, and {then:.0f} around {unit} {step}; the reward has not risen.",
     cure="Read some: is the answer still there? Check what the reward gives for an empty one. " + TOO_LONG,
-    turns="-learning_rate",
-)
+)  # fmt: skip
 def length_shrinks(run: Course) -> Reading | None:
     """Completions become shorter, and no better.
 
@@ -102,14 +95,12 @@ def length_shrinks(run: Course) -> Reading | None:
 
 
 @condition(
-    "reward", "entropy",
-    threshold=1, rows=True,
+    "reward", "entropy", threshold=1, rows=True, turns="-learning_rate",
     sentence=(
         "The policy has collapsed: every completion earns {earned} since {unit} {first}, and its {what} is {now:.3g}, "
         "and was {then:.3g} around {unit} {step}."
     ),
     cure="No broken reward does that. " + TOO_LONG,
-    turns="-learning_rate",
 )  # fmt: skip
 def policy_collapsed(run: Course) -> Reading | None:
     """The policy has lost all that it could do at once, and has become another.
@@ -146,22 +137,19 @@ much or as little is another."""
 
 
 @condition(
-    "completions/clipped_ratio",
-    "reward",
-    threshold=ALL,
+    "completions/clipped_ratio", "reward", threshold=ALL, turns="+max_completion_length",
     sentence="From the first step on {value:.0%} of the completions are cut at the limit, and earn next to nothing.",
     cure=(
         "They never come to an answer: raise max_completion_length. If they are cut at any length, the policy does not "
         "end its answers: use the model's chat template, and a token that ends a turn."
     ),
-    turns="+max_completion_length",
 )  # fmt: skip
 def all_truncated(run: Course) -> Reading | None:
     """Every completion is cut at the limit before it has an answer: nothing can be earned.
 
     It looks like a `completions/clipped_ratio` of nine tenths or more from the first step on, over 5 steps, while all
-    earn the same, or a mean reward between 0 and 1 is below 0.1, or seven tenths of the prompts say nothing, and it
-    does not rise. Where answers of a fixed length earn something all the same, the limit is meant, and it is not told.
+    earn the same, or a mean reward between 0 and 1 is below 0.1 (of other rewards: nine tenths of the prompts say
+    nothing) and does not rise. Where answers of a fixed length earn something all the same, the limit is meant.
     """
     key, rewards = "completions/clipped_ratio", run.columns.get("reward")
     if (value := run.value(key)) is None:
@@ -173,19 +161,15 @@ def all_truncated(run: Course) -> Reading | None:
     nothing = run.outages.lasts
     if rewards and reward and not nothing and (not rewards.windows or reward.above(rewards.windows[0]) < STALLED):
         usual = rewards.lowest >= 0 and rewards.highest <= 1
-        silent = share is not None and share.value >= 0.7 and not (usual and reward.value >= 0.5)
-        nothing = silent or (usual and reward.value <= 0.1)
+        nothing = reward.value <= 0.1 if usual else share is not None and share.value >= 0.9
     return Reading(now.value, 0.0, first, {}) if nothing else None
 
 
 @condition(
-    "completions/clipped_ratio",
-    "reward",
-    threshold=0.25,
-    sentence="{value:.0%} of the completions are cut at the limit and judged as they stand.",
+    "completions/clipped_ratio", "reward", threshold=0.25, turns="+max_completion_length",
+    sentence="{value:.0%} of the completions are cut at the limit and scored as they are.",
     cure="Raise max_completion_length, or mask what is cut (TRL: mask_truncated_completions).",
-    turns="+max_completion_length",
-)
+)  # fmt: skip
 def truncation(run: Course) -> Reading | None:
     """Completions are cut before they end, and earn what half an answer earns.
 
@@ -206,14 +190,12 @@ def truncation(run: Course) -> Reading | None:
 
 
 @condition(
-    "kl", "reward",
-    threshold=math.log(3),
+    "kl", "reward", threshold=math.log(3), turns="-learning_rate",
     sentence=(
         "The policy runs away from its reference: the KL penalty's term is {now:.3g} nats a token, and was {then:.3g} "
         "around {unit} {step}."
     ),
     cure="Lower the rate ({shorten}), raise beta, or go back to a checkpoint before that.",
-    turns="-learning_rate",
 )  # fmt: skip
 def kl_runs_away(run: Course) -> Reading | None:
     """The policy moves away from its reference and gets nothing for it.
@@ -228,12 +210,10 @@ def kl_runs_away(run: Course) -> Reading | None:
 
 
 @condition(
-    "clip_ratio/region_mean",
-    threshold=0.25,
+    "clip_ratio/region_mean", threshold=0.25, turns="-learning_rate",
     sentence="{value:.0%} of the tokens are clipped: most of each update's batch no longer counts.",
     cure="Make fewer updates a batch (num_iterations, steps_per_generation), or shorter ones: {shorten}.",
-    turns="-learning_rate",
-)
+)  # fmt: skip
 def clip_share(run: Course) -> Reading | None:
     """Updates go so far that the ratio leaves out much of the batch.
 
@@ -244,8 +224,7 @@ def clip_share(run: Course) -> Reading | None:
 
 
 @condition(
-    "sampling/sampling_logp_difference/mean",
-    threshold=1.0,
+    "sampling/sampling_logp_difference/mean", threshold=1.0, turns="-max_completion_length",
     sentence=(
         "Sampler and trainer are apart: log-probabilities of {what} differ by {apart:.2g} nats in the mean"
         "{bias}"
@@ -254,7 +233,6 @@ def clip_share(run: Course) -> Reading | None:
         "Bring the two closer (data type, vllm_args, the same weights), shorten completions, or correct it "
         "(sampler_correction truncated; TRL: vllm_importance_sampling_correction)."
     ),
-    turns="-max_completion_length",
 )  # fmt: skip
 def sampler_apart(run: Course) -> Reading | None:
     """The sampler draws from another policy than the one that is trained.

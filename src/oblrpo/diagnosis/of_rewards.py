@@ -10,15 +10,13 @@ from oblrpo.diagnosis.course import STALLED, WINDOW, Course
 
 
 @condition(
-    "reward",
-    threshold=1, anew=True, rows=True,
+    "reward", threshold=1, updated=True, rows=True, turns="-learning_rate",
     sentence="Nothing to learn from: every completion earned {earned}.",
     cure=(
         "Look at the reward: score some of these completions by hand. If it is right, and others were earned before, "
         "steps were too long: {shorten}. If none ever was, choose other prompts, raise num_generations, or begin with "
         "supervised learning."
     ),
-    turns="-learning_rate",
 )  # fmt: skip
 def same_reward(run: Course) -> Reading | None:
     """Every completion earns the same, whatever it says: what scores them is down or broken, or prompts are too hard.
@@ -28,19 +26,18 @@ def same_reward(run: Course) -> Reading | None:
     show it. Such steps enter no other mean that comes of rewards. What is found in them, and within twenty steps
     after, is named as what follows, and needs no cure of its own.
     """
-    told, known = run.outages.told, run.memory.get("same_reward")
-    if not told or (known and known.words["until"] == told[-1].last and known.value == len(told)):
-        return known if told else None
-    words = {"earned": str(run.outages), "found": told[0].found, "until": told[-1].last}
-    reading = run.memory["same_reward"] = Reading(len(told), 0.0, told[0].first, words)
+    reported, known = run.outages.reported, run.memory.get("same_reward")
+    if not reported or (known and known.words["until"] == reported[-1].last and known.value == len(reported)):
+        return known if reported else None
+    words = {"earned": str(run.outages), "found": reported[0].found, "until": reported[-1].last}
+    reading = run.memory["same_reward"] = Reading(len(reported), 0.0, reported[0].first, words)
     return reading
 
 
 @condition(
-    "reward",
-    threshold=1, anew=True, wrong=False, rows=True,
+    "reward", threshold=1, updated=True, wrong=False, rows=True,
     sentence="Every completion has earned {earned} since {unit} {since}.",
-    cure="Stop here, or go on with harder prompts.",
+    cure="Stop here, or continue with harder prompts.",
 )  # fmt: skip
 def solved(run: Course) -> Reading | None:
     """The task is learned: all completions earn the most.
@@ -54,15 +51,13 @@ def solved(run: Course) -> Reading | None:
 
 
 @condition(
-    "reward",
-    threshold=100,
-    rows=True,
+    "reward", threshold=100, rows=True,
     sentence=(
         "An outlying reward: the mean of {unit} {step} was {now:.3g}, and lay between {low:.3g} and {high:.3g} in the "
         "{many} before."
     ),
     cure="Find the completion that earned it, and mend or clip the reward: it alone makes that step's gradient.",
-)
+)  # fmt: skip
 def outlying_reward(run: Course) -> Reading | None:
     """A single completion earns far more, or far less, than any before.
 
@@ -89,12 +84,10 @@ MANY = 8  # windows of which the best is not believed
 
 
 @condition(
-    "reward",
-    threshold=0.3,
+    "reward", threshold=0.3, turns="-learning_rate",
     sentence="The reward has fallen: its mean over {window} is {now:.3f}, and was {best:.3f} around {unit} {then}.",
     cure=TOO_LONG,
-    turns="-learning_rate",
-)
+)  # fmt: skip
 def reward_fell(run: Course) -> Reading | None:
     """The policy has lost what it could do.
 
@@ -136,17 +129,18 @@ def used_up(run: Course) -> bool:
 def silent(run: Course, after_rise: bool) -> Reading | None:
     """The share of prompts that say nothing, where the reward no longer rises, after it has risen or without that."""
     share, reward = run.now("frac_reward_zero_std", run.long), run.now("reward")
-    if run.facts.looks_across or share is None or reward is None or run.columns["reward"].count < 6 * run.window:
+    if run.facts.looks_across or share is None or reward is None or run.columns["reward"].count < run.rows(6 * WINDOW):
         return None
     if not run.stalled_since(share.first - 4 * run.span) or after_rise != used_up(run):
         return None
-    words = {"reward": reward.value, "which": "easy" if reward.value >= 0.5 else "hard"}
+    column, easy = run.columns["reward"], "easy" if reward.value >= 0.5 else "hard"
+    which = easy if column.lowest >= 0 and column.highest <= 1 else "easy or too hard"
+    words = {"reward": reward.value, "which": which}
     return Reading(share.value, share.stderr, share.first, words)
 
 
 @condition(
-    "frac_reward_zero_std", "reward",
-    healthy=0.5, threshold=0.7,
+    "frac_reward_zero_std", "reward", healthy=0.5, threshold=0.7,
     sentence=(
         "{value:.0%} of the prompts of {long} earned one reward with all their completions and taught nothing "
         "(mean reward {reward:.2f}): they are too {which}."
@@ -161,16 +155,15 @@ def silent_groups(run: Course) -> Reading | None:
 
     It looks like a mean `frac_reward_zero_std` above 0.7 over 20 steps, after 60 or more, while the reward has stopped
     rising, or never rose, short of what there is to learn. A reward below one half says that prompts are too hard,
-    above that they are too easy. A baseline that looks across prompts learns from them nevertheless, and is not told.
+    above that they are too easy. A baseline that looks across prompts learns from them all the same.
     """
     return silent(run, after_rise=False)
 
 
 @condition(
-    "frac_reward_zero_std", "reward",
-    healthy=0.5, threshold=0.7, wrong=False,
+    "frac_reward_zero_std", "reward", healthy=0.5, threshold=0.7, wrong=False,
     sentence="Prompts are used up: the reward has risen to {reward:.2f}, and {value:.0%} of them teach nothing now.",
-    cure="Stop here, or go on with harder prompts.",
+    cure="Stop here, or continue with harder prompts.",
 )  # fmt: skip
 def prompts_used_up(run: Course) -> Reading | None:
     """The task is learned as far as these prompts teach it.
@@ -181,9 +174,9 @@ def prompts_used_up(run: Course) -> Reading | None:
     return silent(run, after_rise=True)
 
 
-def still(run: Course, fewest: int) -> Reading | None:
-    """By how much the reward has risen less than it should have, after so many windows at least, or 2 of the lowest."""
-    now, windows = run.now("reward"), run.past("reward", run.step + 1)
+def still(run: Course, fewest: int, key: str = "reward") -> Reading | None:
+    """By how much a reward has risen less than it should have, after so many windows at least, or 2 of the lowest."""
+    now, windows = run.now(key), run.past(key, run.step + 1)
     n = len(windows)
     if now is None or n < 2 or run.solved:
         return None
@@ -194,7 +187,8 @@ def still(run: Course, fewest: int) -> Reading | None:
     squares = n * (n * n - 1) / 12  # of the places of windows, from the middle one
     slope = math.fsum((place - (n - 1) / 2) * mean.value for place, mean in enumerate(windows)) / squares
     rise, stderr = slope * (n - 1), noise / math.sqrt(squares) * (n - 1)
-    spread, top = run.now("reward_std"), run.columns.get("reward_max")
+    spread, top = run.now(key.replace("/mean", "/std")) if key != "reward" else None, run.columns.get("reward_max")
+    spread = spread or run.now("reward_std")
     needed = NEEDED * (spread.value if spread else abs(windows[0].value) or (top.highest if top else 0.0))
     best = max(windows)
     risen = best.value - windows[0].value >= needed and best.above(windows[0]) >= SURE  # once, and a line shows no step
@@ -204,7 +198,7 @@ def still(run: Course, fewest: int) -> Reading | None:
     if slope > 0 and noise:
         rows = math.ceil(run.window * (12 * (3 * noise / slope) ** 2) ** (1 / 3))
         patience = f" A rise at its present trend would take about {run.said(rows)} in all to be seen."
-    words = {"steps": run.said(run.columns["reward"].count), "rise": rise, "margin": 2 * stderr, "needed": needed}
+    words = {"steps": run.said(run.columns[key].count), "rise": rise, "margin": 2 * stderr, "needed": needed}
     return Reading(needed - rise, stderr, windows[0].first, words | {"patience": patience})
 
 
@@ -215,31 +209,28 @@ NOT_RISEN = (
 
 
 @condition(
-    "reward",
-    threshold=0.0, sure=3.0,
+    "reward", threshold=0.0, sure=3.0, turns="+learning_rate",
     sentence=NOT_RISEN,
     cure=(
         "Check that the reward can be earned at all, and choose prompts that are solved sometimes. Where entropy and "
         "KL do not move either, raise learning_rate, or let the schedule auto find it."
     ),
-    turns="+learning_rate",
 )  # fmt: skip
 def no_progress(run: Course) -> Reading | None:
     """Nothing is learned, and noise does not explain that.
 
     It looks like a line through the rewards of all steps that has not risen, in 100 steps or more, by a quarter of
     what rewards of a prompt spread (of their size where that is not known), surely. A run whose noise hides such a rise
-    is too short to say, and is not told. Where the mean of each step is 0 (the lowest reward, where it is known), as
+    is too short to say. Where the mean of each step is 0 (the lowest reward, where it is known), as
     that of rare successes is when it is rounded to 0.000, 20 steps will do.
     """
     return still(run, ENOUGH)
 
 
 @condition(
-    "reward",
-    threshold=0.0, sure=3.0, wrong=False,
+    "reward", threshold=0.0, sure=3.0, wrong=False,
     sentence=NOT_RISEN,
-    cure="Go on to {enough} before you judge.",
+    cure="Wait for {enough} before you judge.",
 )  # fmt: skip
 def no_progress_yet(run: Course) -> Reading | None:
     """Nothing is learned so far, and noise does not explain that.
@@ -253,15 +244,13 @@ def no_progress_yet(run: Course) -> Reading | None:
 
 
 NEEDED = 0.25
-ENOUGH = 10  # windows after which nothing learned is told
+ENOUGH = 10  # windows after which a reward that has not risen is wrong
 
 
 @condition(
-    "reward_std", "reward",
-    threshold=math.log(5),
+    "reward_std", "reward", threshold=math.log(5), turns="+temperature",
     sentence="Rewards of a prompt no longer differ: they spread by {now:.3g}, and by {then:.3g} around {unit} {step}.",
     cure="Advantages are next to nothing: choose other prompts, raise temperature or num_generations.",
-    turns="+temperature",
 )  # fmt: skip
 def rewards_agree(run: Course) -> Reading | None:
     """Completions of a prompt earn more and more the same, before the task is solved.
@@ -271,18 +260,17 @@ def rewards_agree(run: Course) -> Reading | None:
     """
     now = run.now("reward_std")
     past = run.past("reward_std", now.first) if now and run.now("frac_reward_zero_std") is None else []
-    if now is None or not past or run.facts.looks_across or not run.stalled_since(max(past).last):
+    high = sorted(past)[-2:][0] if past else None  # a single reward may have made the very highest
+    if now is None or high is None or run.facts.looks_across or not run.stalled_since(high.last):
         return None
-    return None if run.solved or used_up(run) else log_ratio(max(past), now, now)
+    return None if run.solved or used_up(run) else log_ratio(high, now, now)
 
 
 @condition(
-    "completions/masked_ratio",
-    threshold=0.1,
-    rows=True,
+    "completions/masked_ratio", threshold=0.1, rows=True,
     sentence="{value:.0%} of the completions of {many} have no reward.{update}",
     cure="Look at the reward function's errors.",
-)
+)  # fmt: skip
 def rewards_missing(run: Course) -> Reading | None:
     """The reward function fails on many completions, which are left out of everything.
 

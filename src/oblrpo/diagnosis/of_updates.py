@@ -13,14 +13,12 @@ from oblrpo.diagnosis.course import SPARSE, WINDOW, Course
 
 
 @condition(
-    "skipped",
-    threshold=1, rows=True,
+    "skipped", threshold=1, rows=True, turns="-learning_rate",
     sentence="A {what} was NaN or infinite in {unit} {step}.",
     cure=(
         "Look at that step's rewards for outliers, infinities and missing ones. If further steps have it, lower the "
         "rate ({shorten}) and start from an earlier checkpoint."
     ),
-    turns="-learning_rate",
 )  # fmt: skip
 def not_finite(run: Course) -> Reading | None:
     """Numbers have overflowed.
@@ -39,16 +37,16 @@ def without_gradient(run: Course, differing: bool) -> Reading | None:
         return None
     # TRL's reward_std is that of all completions by now; a norm is that of the last of a row's steps, the share of all
     differ = bool(spread) if share is None else share < (1 if run.facts.every == 1 else 0.5)
-    place = "gradient_cut_off" if differing else "no_gradient"
-    rows, first = run.memory.get(place, (0, 0))
-    rows, first = run.memory[place] = (rows + 1, first or run.step) if norm == 0 and differ is differing else (0, 0)
+    what = "gradient_cut_off" if differing else "no_gradient"
+    rows, first = run.in_a_row(what, norm == 0 and differ is differing)
     known = "" if share is not None or spread is not None else ", or the loss does not reach the weights"
-    return Reading(rows / min(3, run.facts.whole or 3), 0.0, first, {"rows": run.said(rows), "known": known})
+    most = f"{share:.0%} of the prompts" if share is not None and share < 0.995 else "each prompt"
+    words = {"rows": run.said(rows), "known": known, "most": most}
+    return Reading(rows / min(3, run.facts.whole or 3), 0.0, first, words)
 
 
 @condition(
-    "grad_norm", "reward",
-    threshold=1, rows=True,
+    "grad_norm", "reward", threshold=1, rows=True,
     sentence="For {rows} there was no gradient (grad_norm 0), though completions of a prompt earned different rewards.",
     cure=(
         "Nothing is wrong with the reward: see what keeps the loss from the weights. They are frozen, or all tokens "
@@ -67,14 +65,12 @@ def gradient_cut_off(run: Course) -> Reading | None:
 
 
 @condition(
-    "grad_norm", "reward",
-    threshold=1, rows=True,
-    sentence="For {rows} there was no gradient: completions of each prompt earned the same{known}.",
+    "grad_norm", "reward", threshold=1, rows=True, turns="+temperature",
+    sentence="For {rows} there was no gradient: completions of {most} earned the same{known}.",
     cure=(
         "Choose prompts that are solved sometimes, or raise temperature or num_generations. Where their rewards "
         "differ, see what keeps the loss from the weights: they are frozen, or all tokens are masked."
     ),
-    turns="+temperature",
 )  # fmt: skip
 def no_gradient(run: Course) -> Reading | None:
     """Nothing reaches the weights, though not all completions earn the same: those of each prompt do.
@@ -85,13 +81,9 @@ def no_gradient(run: Course) -> Reading | None:
 
 
 @condition(
-    "grad_norm",
-    threshold=3, rows=True,
+    "grad_norm", threshold=3, rows=True, turns="-learning_rate",
     sentence="The gradient spikes: its norm was {norm:.3g} in {unit} {step}, {times:.0f} times its median {usual:.3g}.",
-    cure=(
-        "Look at that step's rewards and completions; set max_grad_norm near the median, or shorten steps: {shorten}."
-    ),
-    turns="-learning_rate",
+    cure="Look at that step's rewards and completions; set max_grad_norm near the median, or shorten steps: {shorten}.",
 )  # fmt: skip
 def gradient_spikes(run: Course) -> Reading | None:
     """Single batches move the policy far more than the others.
@@ -121,13 +113,9 @@ def gradient_spikes(run: Course) -> Reading | None:
 
 
 @condition(
-    "grad_norm", "reward",
-    threshold=math.log(10),
-    sentence=(
-        "The gradient grows: its norm is {now:.3g}, and was {then:.3g} around {unit} {step}."
-    ),
+    "grad_norm", "reward", threshold=math.log(10), turns="-learning_rate",
+    sentence="The gradient grows: its norm is {now:.3g}, and was {then:.3g} around {unit} {step}.",
     cure="Set max_grad_norm near its usual norm. " + TOO_LONG,
-    turns="-learning_rate",
 )  # fmt: skip
 def gradient_grows(run: Course) -> Reading | None:
     """The gradient becomes ever larger, and the policy no better.
@@ -141,19 +129,16 @@ def gradient_grows(run: Course) -> Reading | None:
 
 
 @condition(
-    "learning_rate",
-    threshold=WINDOW,
-    rows=True,
+    "learning_rate", threshold=WINDOW, rows=True, turns="+prompts",
     sentence=(
-        "The learning rate is lost: for {value:.0f} steps it has been below 1 % of its highest ({now:.2g} of "
+        "The learning rate is lost: for {value:.0f} {unit}s it has been below 1 % of its highest ({now:.2g} of "
         "{high:.2g}).{batch}"
     ),
     cure=(
         "Where a schedule follows the signal, that is lost in noise: raise the number of prompts a step, stop here, or "
-        "take the schedule off to go on regardless. Else check the scheduler and its number of steps."
+        "take the schedule off to continue regardless. Else check the scheduler and its number of steps."
     ),
-    turns="+prompts",
-)
+)  # fmt: skip
 def rate_lost(run: Course) -> Reading | None:
     """The learning rate has collapsed, and with it learning.
 
@@ -167,26 +152,20 @@ def rate_lost(run: Course) -> Reading | None:
     now = run.value(key)
     if now is None or (signal and run.value("grad_norm") == 0):
         return None
-    memory = run.memory.setdefault("rate_lost", {"high": 0.0, "low": 0, "since": 0})
-    memory["high"] = max(memory["high"], now)
-    memory["low"] = memory["low"] + 1 if now <= 0.01 * memory["high"] else 0
-    memory["since"] = run.step if memory["low"] == 1 else memory["since"]
-    if not signal and (memory["low"] < 0.1 * run.columns[key].count or memory["high"] == 0):
+    high = run.columns[key].highest
+    low, first = run.in_a_row("rate_lost", now <= 0.01 * high)
+    if not signal and (low < 0.1 * run.columns[key].count or high <= 0):
         return None
     critical = run.value("critical_batch_size")
     batch = f" The critical batch is about {critical:.0f} prompts." if signal and critical is not None else ""
-    words = {"now": now, "high": memory["high"], "batch": batch}
-    return Reading(run.lasted(memory["low"]), 0.0, memory["since"], words)
+    return Reading(run.lasted(low), 0.0, first, {"now": now, "high": high, "batch": batch})
 
 
 @condition(
-    "learning_rate",
-    threshold=math.log(2),
-    rows=True,
+    "learning_rate", threshold=math.log(2), rows=True, turns="+prompts",
     sentence="The learning rate oscillates: each step changes it by a factor of {factor:.1f}, up and down.",
     cure="Use more prompts a step, so that less of what is measured is noise, or take a fixed rate.",
-    turns="+prompts",
-)
+)  # fmt: skip
 def rate_oscillates(run: Course) -> Reading | None:
     """An adaptive rate overshoots and corrects itself, again and again.
 
@@ -208,14 +187,10 @@ def rate_oscillates(run: Course) -> Reading | None:
 
 
 @condition(
-    "step_kl",
-    "grad_norm",
-    threshold=WINDOW,
-    rows=True,
-    sentence="The updates of {value} steps, at a learning rate of {rate:.1e}, changed no log-probability.",
+    "step_kl", "grad_norm", threshold=WINDOW, rows=True, turns="+learning_rate",
+    sentence="The updates of {value} {unit}s, at a learning rate of {rate:.1e}, changed no log-probability.",
     cure="They are lost in rounding: start from a higher learning_rate, or keep the weights in float32.",
-    turns="+learning_rate",
-)
+)  # fmt: skip
 def updates_lost(run: Course) -> Reading | None:
     """Updates are too small for the weights' data type.
 
@@ -224,18 +199,15 @@ def updates_lost(run: Course) -> Reading | None:
     moved, norm = run.value("step_kl"), run.value("grad_norm")
     if moved is None or norm is None:
         return None
-    lost, first = run.memory.get("updates_lost", (0, 0))
-    lost, first = run.memory["updates_lost"] = (lost + 1, first or run.step) if moved == 0 and norm else (0, 0)
+    lost, first = run.in_a_row("updates_lost", moved == 0 and bool(norm))
     return Reading(run.lasted(lost), 0.0, first, {"rate": run.value("learning_rate") or 0.0})
 
 
 @condition(
-    "baseline/spread",
-    threshold=10.0,
-    rows=True,
+    "baseline/spread", threshold=10.0, rows=True,
     sentence="Baselines explode: they spread {value:.0f} times as wide as usual ({now:.3g} against {usual:.3g}).",
     cure="Look at the step's rewards for outliers and clip them{shrink}.",
-)
+)  # fmt: skip
 def baselines_explode(run: Course) -> Reading | None:
     """A few rewards, or weights, have made baselines far larger than rewards are.
 
@@ -270,11 +242,9 @@ def n_snr(run: Course) -> tuple[float, float, int] | None:
 
 
 @condition(
-    "signal2", "trace_cov", "reward",
-    threshold=0.0, wrong=False,
+    "signal2", "trace_cov", "reward", threshold=0.0, wrong=False, turns="+prompts",
     sentence="The batch is far below its critical size: its N SNR is {n_snr:.2g} +- {margin:.1g}, less than 0.1.",
     cure="Nearly all of each gradient is noise: more prompts a step would pay in full.",
-    turns="+prompts",
 )  # fmt: skip
 def batch_far_below(run: Course) -> Reading | None:
     """The batch is so small that its gradient is nearly all noise.
@@ -290,11 +260,9 @@ def batch_far_below(run: Course) -> Reading | None:
 
 
 @condition(
-    "signal2", "trace_cov",
-    threshold=10.0, healthy=5.0, wrong=False,
+    "signal2", "trace_cov", threshold=10.0, healthy=5.0, wrong=False, turns="-prompts",
     sentence="The batch is far above its critical size: its N SNR is {value:.2g}.",
     cure="Half of the prompts a step would do nearly as well.",
-    turns="-prompts",
 )  # fmt: skip
 def batch_far_above(run: Course) -> Reading | None:
     """The batch is larger than its gradient needs.

@@ -68,9 +68,9 @@ class Stretch:
     shown: int = 0
     """Those of its steps of which the log shows that completions earned the same."""
     found: int = 0
-    """The step after which it was told as an outage."""
+    """The step after which it was reported as an outage."""
     over: int = -1
-    """The last step in which it still shows, once it is told."""
+    """The last step in which it still shows, once it is reported."""
 
     def __post_init__(self) -> None:
         self.risen = self.solved
@@ -121,10 +121,10 @@ def come_to(earned: float, columns: Mapping[str, Column]) -> tuple[float, bool]:
 class Outages:
     """The outages of a run so far."""
 
-    def __init__(self, every: int = 1) -> None:
-        self.every = every  # steps a row
+    def __init__(self, every: int = 1, unit: str = "step") -> None:
+        self.every, self.unit = every, unit  # steps a row, or "row" where a log names none
         self.now: Stretch | None = None  # whose completions earn the same up to the newest step
-        self.told: list[Stretch] = []  # those that are outages
+        self.reported: list[Stretch] = []  # those that are outages
         self.named: dict[str, list[Stretch]] = {}  # these, by what was earned
         self.solved: Stretch | None = None  # the newest that is none, because the task is solved
         self.news = ""  # what there is to tell after the newest step, in a sentence
@@ -134,24 +134,24 @@ class Outages:
     @property
     def lasts(self) -> bool:
         """Whether the newest step belongs to an outage."""
-        return bool(self.told) and self.told[-1] is self.now
+        return bool(self.reported) and self.reported[-1] is self.now
 
     def explain(self, step: int) -> bool:
         """Whether what is found in a step may follow from an outage, one of these steps or of those in its wake."""
-        late = takewhile(lambda each: step <= each.over, reversed(self.told))
+        late = takewhile(lambda each: step <= each.over, reversed(self.reported))
         return any((each.found if each.shown else each.first) <= step for each in late)
 
     def __str__(self) -> str:
-        shown, named = [], {figure: told for figure, told in self.named.items() if told}
-        for figure, told in islice(named.items(), SHOWN):
-            spans = ", ".join(f"{each.first} to {each.last}" for each in told[:SHOWN])
-            often = f" and {len(told) - SHOWN} times more" if told[SHOWN:] else ""
-            shown.append(f"{figure} in steps {spans}{often}")
+        shown, named = [], {figure: reported for figure, reported in self.named.items() if reported}
+        for figure, reported in islice(named.items(), SHOWN):
+            spans = ", ".join(f"{each.first} to {each.last}" for each in reported[:SHOWN])
+            often = f" and {len(reported) - SHOWN} times more" if reported[SHOWN:] else ""
+            shown.append(f"{figure} in {self.unit}s {spans}{often}")
         more = len(named) - len(shown)
         return ", and ".join([*shown, f"{more} other rewards"] if more else shown)
 
-    def _tell(self, stretch: Stretch) -> None:
-        self.told.append(stretch)
+    def _report(self, stretch: Stretch) -> None:
+        self.reported.append(stretch)
         self.named.setdefault(stretch.figure, []).append(stretch)
 
     def add(self, step: int, row: Numbers, columns: Mapping[str, Column]) -> Numbers:
@@ -161,7 +161,7 @@ class Outages:
             same, before = alike(row), self.now
             self.left = max(0, self.left - 1)
             if self.left:
-                self.told[-1].over = step
+                self.reported[-1].over = step
             if before and (same is False or not math.isclose(row["reward"], before.earned, rel_tol=ROUNDING)):
                 self.now = None
                 self._end(before, step, row["reward"], bool(same))
@@ -202,11 +202,11 @@ class Outages:
         if now.solved:
             self.solved = now
             if self.lasts:
-                self.told.pop()
+                self.reported.pop()
                 self.named[now.figure].pop()
         elif not self.lasts:
             now.found, self.solved = step, None
-            self._tell(now)
+            self._report(now)
             self.news = str(now)
 
     def _end(self, now: Stretch, step: int, reward: float, same: bool) -> None:
@@ -215,7 +215,7 @@ class Outages:
             return
         if now.solved and not now.risen and abs(reward - now.earned) > NEAR * abs(now.earned):
             now.solved, now.found, self.solved = False, step, None  # a jump up and back
-            self._tell(now)
+            self._report(now)
         if not now.solved:
             self.left, now.over = max(ROWS_WAKE, math.ceil(WAKE / self.every)), step
             span = f"every completion of steps {now.first} to {now.last} earned {now.figure}"

@@ -10,14 +10,15 @@ from typing import Any
 from oblrpo.diagnosis.condition import Condition, Reading
 from oblrpo.diagnosis.course import Course, Facts
 from oblrpo.diagnosis.of_parts import format_saturated
+from oblrpo.diagnosis.of_policy import all_truncated
 from oblrpo.diagnosis.of_rewards import no_progress, outlying_reward, rewards_agree, same_reward, silent_groups
 from oblrpo.diagnosis.of_updates import not_finite
 from oblrpo.diagnosis.outages import WAKE
 from oblrpo.diagnosis.table import BRINGS, CONDITIONS
 
 EACH_ROW = [condition for condition in CONDITIONS if condition.rows]
-STALLS = {silent_groups, rewards_agree, format_saturated, no_progress}
-"""How it shows that nothing more is learned, which is over when the reward has risen since: slow runs begin so."""
+STALLS = {all_truncated, silent_groups, rewards_agree, format_saturated, no_progress}
+"""What is dropped when the reward has risen since: slow runs begin like that."""
 PASSING = (outlying_reward, not_finite)
 """The conditions that explain what is found while they hold and soon after, and nothing later."""
 EARLY = 3
@@ -112,22 +113,24 @@ class Watch:
         for condition in CONDITIONS if self.course.judged == step else EACH_ROW:
             reading, known = condition.statistic(self.course), self.found.get(condition.name)
             if reading is None or not condition.holds(reading):
-                if known and condition.anew:
+                if known and condition.updated:
                     del self.found[condition.name]
                 continue
             if known and known.reading is reading:
                 continue
-            passed = known is not None and self._passing(known) and not self._passing(known, step)
-            again = passed and known and known.until != (before if condition.rows else judged)
-            if known and not condition.anew and not again:
+            if known and not condition.updated and not self._again(known, before if condition.rows else judged):
                 known.until = step
                 continue
             words = self.words | {"value": reading.value, "found": step, "until": step} | reading.words
             sentence, cure = condition.sentence.format_map(words), condition.cure.format_map(words)
             finding = Finding(condition, reading, words["found"], words["until"], sentence, cure, self.facts.unit)
             self.found[condition.name] = finding
-            new += [] if known and condition.anew else [finding]
+            new += [] if known and condition.updated else [finding]
         return [each for each in self.findings if each in new] if new else []
+
+    def _again(self, known: Finding, before: int) -> bool:
+        """Whether it holds again after a gap, and what explained it, and passes, does so no more."""
+        return known.until != before and self._passing(known) and not self._passing(known, self.course.step)
 
     def _passing(self, found: Finding, step: int = 0) -> bool:
         """Whether something that passes, such as an outage, explains what is found, in that step or when it was."""
@@ -141,7 +144,7 @@ class Watch:
             return False
         if cause.condition is same_reward:
             return self.course.outages.explain(step)
-        in_time = cause.found <= step <= cause.until + WAKE * self.facts.every
+        in_time = cause.found <= step <= cause.until + self.course.rows(WAKE, 6) * self.facts.every
         if cause.condition in PASSING:
             return in_time
         if CONDITIONS.index(cause.condition) > CONDITIONS.index(found.condition):  # then it is to be found long before

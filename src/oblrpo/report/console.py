@@ -98,7 +98,7 @@ def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | N
     lines = []
     if steps:
         found = Watch().over(steps).found.values()
-        lines += [_curve(steps), *(f"{each.name}: {each.sentence}" for each in found if each.condition.anew)]
+        lines += [_curve(steps), *(f"{each.name}: {each.sentence}" for each in found if each.condition.updated)]
     if measured:
         ends = f"{_accuracy(measured[0])} -> {_accuracy(measured[-1])}"
         lines.append(f"held-out accuracy {ends}, 95 % intervals over prompts")

@@ -8,34 +8,50 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.runs.log_rows import NONE, OURS, UNSAID, named, number
+from oblrpo.runs.log_rows import NONE, OURS, named, number, tells
 
 CONSOLE = re.compile(r"(?:^|\s)(step:\d+ - \S.*)$")
 """A step of verl's console logger: `step:7 - actor/entropy:0.31 - critic/score/mean:0.5`."""
 WRAPPED = re.compile(r"^\s*- |\s- [\w/@.+-]+:|^[\w/@.+-]*:[-+\d.einaf]+\s*$|^[\d.]+\s*$")
 """A line that goes on with it, where a paste has wrapped it."""
 
-NUMBER = r"[-+]?(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?)(?![\w]|\.\d)"
-QUOTED = re.compile(r"""(['"])([^'"]{1,200})\1\s*:\s*['"]?(?:[\w.]+\(\[*)?([-+\w./]+)(?![-+\w./]|\s*,\s*[-+.\d])""")
+QUOTED = re.compile(r"""(['"])([^'"]{1,200})\1\s*:\s*['"]?(?:[\w.]+\(\[*)?([-+\w./%]+)(?![-+\w./%]|\s*,\s*[-+.\d])""")
 """A name and its value in a printed dict: `'loss': 0.1`, `"loss": "0.1"`, `'loss': tensor(0.1, device='cpu')`."""
-PAIR = re.compile(rf"""['"]?(\s*[:=|]\s*|\s)['"]?(?:[\w.]+\(\[?)?({NUMBER})""", re.IGNORECASE)
-"""What is between a name and its value, which the name stands before: `loss: 0.1`, `loss=0.1`, `| loss | 0.1 |`."""
+PAIR = re.compile(
+    r"""['"]?(\s*[:=|]\s*|\s)['"]?(?:[\w.]+\(\[?)?"""
+    r"([-+]?(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d[\d_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?)(?!\w|[.,]\d)(?:\s?%)?)",
+    re.IGNORECASE,
+)
+"""A number and what is between it and its name before: `loss: 0.1`, `loss=0.1`, `| loss | 0.1 |`."""
 BAR = re.compile(r"^\s*(?:Train\w*(?: Progress)?:\s*)?\d+%\|[^|]*\|\s*(\d+)/\d+ \[")
 """A progress bar of steps."""
 COUNT = re.compile(r"([a-z]+)[\s:#=\[]*(\d+)\b", re.IGNORECASE)
 """A step before a printed dict: `step 7: {...}`."""
 BEFORE = re.compile(r"[,|;{}()\[\]\"'•]|\s-\s|: |= ")
 """What ends before a name begins."""
-OTHER = re.compile(r"\b(std|min|max|val\w*|eval\w*|test|best|worst|old|ref\w*|target|total|critic|of|per|no|last)\b")
-"""Words before the name of a metric that make it another's."""
+OTHER = re.compile(r"\b(max|val\w*|eval\w*|test|best|total|critic|of|per|no|last)\b")
+"""Words before a step that make it another's."""
+PLAIN = re.compile(r"(?:[A-Z]{4,}|[^A-Za-z]|\b(?i:train\w*|batch|rollout|episode|current))$")
+"""What before the name of a metric does not make it another's, such as the level of a log."""
+HELD_OUT = re.compile(r"\b(?:val(?:id(?:ation)?)?|eval(?:uation)?|test(?:ing)?|held.?out)\b(?![./])", re.IGNORECASE)
+"""Words before metrics that make them those of an evaluation."""
+PROSE = re.compile(r"(?:\b[a-z']+,? ){5}")
+"""Words that no trainer prints beside its metrics."""
+STARTS = re.compile(rf"{BAR.pattern}|{{|[^\s'\"}}][^}}]*{{|.*\bstep:\d+ - ")
+"""A line that goes on with no printed dict that is open."""
 
 DELIMITERS = {"\t": "a table with tabs", "|": "a table with bars", ";": "CSV by semicolons", ",": "CSV", "": "a table"}
 LONG, MANY = 1 << 22, 300
 """Characters of a line, and lines that a row in several may have."""
-Found = tuple[int, list[Mapping[str, Any]]]
+VERL, PAIRS = "what verl prints", "pairs in a text"
+SURE = {VERL: 2, PAIRS: 0}
+"""How surely something is a log's, by kind; 1 is any other."""
+Found = tuple[str, list[dict[str, Any]]]
+"""A kind, and entries."""
 
 
 class Text:
@@ -43,45 +59,45 @@ class Text:
 
     def __init__(self, lines: Iterable[str], name: str) -> None:
         self.name = name
-        self.kinds: tuple[dict[str, None], ...] = ({}, {}, {})
-        """What was found, by how surely it is a log's."""
+        self.kinds: dict[str, int] = {}
+        """What was found, and how surely it is a log's."""
         self.unread = 0
         """How many lines held nothing."""
         self._lines, self._again = iter(lines), deque[str]()
         self._head: tuple[str, ...] = ()
         self._delimiter = ","
-        self._step: float | None = None  # in a line before
-        self._bar = ""
+        self._step = ""  # in a line before
+        self._bar = ""  # of a progress bar or a line right before, for a dict without one
 
     def entries(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """What lines hold, and how surely it is a log's: 2 what verl prints, 1 a format, 0 pairs in a text."""
+        """What lines hold, and how surely it is a log's."""
+        readers = (self._console, self._row, self._html, self._printed, self._header, self._pairs)
         while (line := self._next()) is not None:
             if line[0] == "{" and isinstance(entry := as_json(line), dict):
-                yield self._told(1, "JSON Lines", [entry])[0], entry
+                self.kinds["JSON Lines"] = 1
+                yield 1, entry
                 continue
             line = re.sub(r"\x1b\[[0-9;]*m", "", line) if "\x1b" in line else line
-            if not any(map(str.isalnum, line)):
+            if not line.endswith("{") and not any(map(str.isalnum, line)):
                 continue
             if bar := BAR.match(line):
                 self._bar = bar[1]
-            found = self._console(line) or self._row(line) or self._html(line)
-            found = found or self._printed(line) or self._header(line) or self._pairs(line)
-            if found is None:
-                self.unread += not bar
-                continue
-            self._bar = "" if found[1] else self._bar
-            yield from ((found[0], entry) for entry in found[1])
+            kind, entries = next((found for read in readers if (found := read(line))), (None, []))
+            if kind:
+                self.kinds[kind] = SURE.get(kind, 1)
+            self.unread += kind is None and not bar
+            self._bar = "" if entries else self._bar
+            yield from ((self.kinds[kind or ""], entry) for entry in entries)
+
+    def _raw(self) -> str | None:
+        return self._again.popleft() if self._again else next(self._lines, None)
 
     def _next(self) -> str | None:
-        while (line := self._again.popleft() if self._again else next(self._lines, None)) is not None:
+        while (line := self._raw()) is not None:
             line = line.replace("\ufeff", "").rstrip("\r\n \0")
             if line := line.lstrip("> ") if line[:1] == ">" else line:  # of an answer that quotes
                 return line
         return None
-
-    def _told(self, sure: int, kind: str, entries: list[Mapping[str, Any]]) -> Found:
-        self.kinds[sure][kind] = None
-        return sure, entries
 
     def _console(self, line: str) -> Found | None:
         if "step:" not in line or not (match := CONSOLE.search(line)):
@@ -93,57 +109,40 @@ class Text:
                 break
             text += f" {more}" if text[-2:] == " -" or more[:2] == "- " else more
         pairs = (part.rpartition(":") for part in text.split(" - "))
-        entry = {name.strip(): re.sub(r"^[\w.]+\((.*)\)$", r"\1", value.strip()) for name, _, value in pairs}
-        return self._told(2, "what verl prints", [entry])
+        return VERL, [{name.strip(): re.sub(r"^[\w.]+\((.*)\)$", r"\1", value.strip()) for name, _, value in pairs}]
 
     def _row(self, line: str) -> Found | None:
         if not self._head:
             return None
-        cells, joined = self._cells(line, self._delimiter), list[str]()
-        if '"' in line and line.count('"') % 2:  # a field of several lines, or a quote that opens nothing
-            while len(joined) < MANY and (more := next(self._lines, None) if not self._again else None) is not None:
-                joined.append(more)
-                if more.count('"') % 2:
-                    cells = self._cells(line + "".join(joined), self._delimiter)
-                    break
-            if len(cells) != len(self._head):
-                self._again.extendleft(reversed(joined))
+        taken: list[str] = []
+
+        def more() -> Iterator[str]:  # of a row with a field of several lines, or a quote that opens nothing
+            for each in islice(iter(self._raw, None), MANY):
+                taken.append(each)
+                yield each
+
+        cells = _cells(line, self._delimiter, more())
         if self._delimiter == "" and len(cells) == len(self._head) + 1:  # the index of a frame of pandas
             cells = cells[1:]
+        if self._delimiter != "," and "," in line:
+            cells = [re.sub(r"^([-+]?\d+),(\d+(?:[eE][-+]?\d+)?)$", r"\1.\2", cell) for cell in cells]  # decimal commas
         if len(cells) != len(self._head) or not any(number(cell) != NONE for cell in cells):
+            self._again.extendleft(reversed(taken))
             return None
-        return self._told(1, DELIMITERS[self._delimiter], [dict(zip(self._head, cells, strict=True))])
-
-    def _cells(self, line: str, delimiter: str) -> list[str]:
-        """The cells of a row; none where quotes are not closed."""
-        if delimiter in ("", "|"):
-            line = line.strip()
-            line = line[1:].removesuffix("|") if line[:1] == "|" else line
-            cells = [each.strip(" *`") for each in (line.split("|") if delimiter else re.split(r"\s{2,}|\t", line))]
-            cells = cells if delimiter or len(cells) > 2 else line.split()
-        elif '"' in line:
-            limit = csv.field_size_limit(len(line) + 1)
-            try:
-                rows = csv.reader(line.splitlines(keepends=True), delimiter=delimiter, strict=True)
-                cells = [cell.strip() for cell in next(rows)]
-            except csv.Error:
-                cells = []
-            finally:
-                csv.field_size_limit(limit)
-        else:
-            cells = [cell.strip() for cell in line.split(delimiter)]
-        if delimiter != "," and "," in line:  # decimal commas
-            cells = [re.sub(r"^([-+]?\d+),(\d+(?:[eE][-+]?\d+)?)$", r"\1.\2", cell) for cell in cells]
-        return cells
+        return DELIMITERS[self._delimiter], [dict(zip(self._head, cells, strict=True))]
 
     def _header(self, line: str) -> Found | None:
         for delimiter in DELIMITERS:
-            cells = self._cells(line, delimiter) if delimiter in line else []
+            cells = _cells(line, delimiter) if delimiter in line else []
             if [cell.lower() for cell in cells] == ["wall time", "step", "value"]:
                 cells[2] = self._of_tensorboard()
-            known = [cell for cell in cells if named(cell)[0]]
-            if len(known) < (1 if delimiter else 2 + len(cells) // 4) or any(number(cell) != NONE for cell in cells):
+            if any(cell[-1:].isdigit() and number(re.split("[:=]", cell)[-1]) != NONE for cell in cells):
                 continue
+            known = [cell for cell in cells if named(cell)[0]]
+            if len(known) < (1 if delimiter else 2 + len(cells) // 4):
+                continue
+            if delimiter == "|" and not any(named(cell)[0] == "step" or cell.lower() == "epoch" for cell in cells):
+                continue  # a comparison in a text
             runs = {run: None for run in (cell.rpartition(" - ")[0] for cell in known) if run}
             if len(runs) > 1:
                 raise InputError(
@@ -151,21 +150,20 @@ class Text:
                     "one of them in it, or export its history."
                 )
             self._head, self._delimiter = tuple(cells), delimiter
-            self.kinds[1].update({f"a chart of the run {run}": None for run in runs})
-            return 1, []
+            return "".join(f"a chart of the run {run}" for run in runs), []
         return None
 
     def _of_tensorboard(self) -> str:
         """The metric that TensorBoard's CSV holds: its name stands in the name of the file."""
         tag = re.sub(r".*(?:^|-)tag-|\.\w+$", "", self.name.rpartition("/")[2]).removeprefix("train_")
-        part = re.fullmatch(r"rewards_(.+?)(_mean|_std)?", tag)
-        known = next((name for name in OURS if name.replace("/", "_") == tag), "")
-        if not known and not part:
-            raise InputError(
-                f"{self.name} holds one metric of TensorBoard's, which only the name of the file can tell: call it as "
-                "TensorBoard does, such as run-grpo-tag-train_reward.csv."
-            )
-        return known or f"rewards/{part[1]}/{(part[2] or '_mean')[1:]}" if part else known
+        if known := next((name for name in OURS if name.replace("/", "_") == tag), ""):
+            return known
+        if part := re.fullmatch(r"rewards_(.+?)(?:_(mean|std))?", tag):
+            return f"rewards/{part[1]}/{part[2] or 'mean'}"
+        raise InputError(
+            f"{self.name} holds one metric of TensorBoard's, which only the name of the file can tell: call it as "
+            "TensorBoard does, such as run-grpo-tag-train_reward.csv."
+        )
 
     def _html(self, line: str) -> Found | None:
         """Rows of HTML become lines with tabs."""
@@ -179,55 +177,83 @@ class Text:
             cells = re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]", row, re.DOTALL)
             texts = (html.unescape(re.sub(r"<[^>]*>|\s+", " ", cell)).strip() for cell in cells)
             self._again.appendleft("\t".join(texts))
-        return 1, []
+        return "", []
 
     def _printed(self, line: str) -> Found | None:
-        start = line.find("{")
-        if not QUOTED.search(line) and line.strip()[-1:] != "{":
+        if not QUOTED.search(line) and not line.endswith("{"):
             return None
-        text, before = line[max(start, 0) :], line[: max(start, 0)]
-        if start >= 0:
-            for _ in range(MANY):
-                if text.count("{") <= text.count("}") or not (more := self._next()):
-                    break
-                if more[0] == "{" or CONSOLE.search(more):
-                    self._again.appendleft(more)
-                    break
-                text += more  # which a paste may have wrapped within a word
-        found: list[Mapping[str, Any]] = []
+        start = max(line.find("{"), 0)
+        before, text = line[:start], line[start:]
+        while text.count("{") > text.count("}") and (more := self._next()):
+            if STARTS.match(more) or text.count("\n") == MANY:
+                self._again.appendleft(more)
+                break
+            text += f"\n{more}"
+        found: list[dict[str, Any]] = []
         steps = [step for word, step in COUNT.findall(before) if named(word)[0] == "step"]
-        bar = BAR.match(before)
-        for group in _groups(text):
-            entry: dict[str, Any] = {name: value for _, name, value in QUOTED.findall(group)}
-            if not _tells(entry):
+        for group in _groups(text.replace("\n", "")):  # a paste may have wrapped it within a word
+            entry = {name: value for _, name, value in QUOTED.findall(group) if number(value) != NONE}
+            if not any(map(tells, entry)):
                 continue
+            if HELD_OUT.search(before):
+                entry = {_heldout(name): value for name, value in entry.items()}
             if steps:
                 entry.setdefault("step", steps[-1])
-            elif bar or self._bar:
-                entry["bar"] = bar[1] if bar else self._bar
+            elif not next(iter(entry)).startswith("eval_") and (bar := BAR.match(before) or self._bar):
+                entry["bar"] = bar if isinstance(bar, str) else bar[1]
             found.append(entry)
-        return self._told(1, "printed dicts", found) if found else None
+        return ("printed dicts", found) if found else None
 
     def _pairs(self, line: str) -> Found | None:
         line = " ".join(re.sub("[│┃║]", "|", line).split())
-        entry, end, found = dict[str, Any](), 0, list(PAIR.finditer(line))
+        if PROSE.search(line):
+            return None
+        entries, end, heldout, found = [dict[str, Any]()], 0, None, list(PAIR.finditer(line))
         for match in found:
-            name = BEFORE.split(line[end : match.start()])[-1].strip(" -*#.>:•")
-            before, _, word = name.rpartition(" ")
-            if before and not named(name)[0] and not OTHER.search(before.lower()):
-                name = word
+            name = _name(line[end : match.start()])
             our = named(name)[0]
             follows = line[match.end() : match.end() + 2].strip()[:1]
             if our and (not match[1].isspace() or len(found) > 2 or our == "step" or not follows.isalnum()):
-                entry.setdefault(name, match[2])
+                if our == "step" and name in entries[-1]:  # line ends that were lost
+                    entries.append({})
+                elif our != "step" and heldout is None:
+                    heldout = HELD_OUT.search(line[: match.start()]) is not None
+                entries[-1].setdefault(_heldout(name) if heldout else name, match[2])
             end = match.end()
-        if not _tells(entry):
-            steps = [value for name, value in entry.items() if named(name)[0] == "step"]
-            self._step = float(steps[-1]) if steps else self._step
-            return None
-        if self._step is not None and not any(named(name)[0] == "step" for name in entry):
-            entry["step"] = self._step
-        return self._told(0, "pairs in a text", [entry])
+        told = [entry for entry in entries if any(map(tells, entry))]
+        steps = [value for entry in entries for name, value in entry.items() if named(name)[0] == "step"]
+        if not told and steps and "wandb:" in line:  # of a summary, which is sorted by name
+            return PAIRS, [{"step": steps[-1]}]
+        if self._step and told and not steps:
+            told[0]["step"] = self._step
+        if steps:
+            self._step = steps[-1]
+        if told:
+            return PAIRS, told
+        self._bar = steps[-1] if steps else self._bar
+        return None
+
+
+def _cells(line: str, delimiter: str, more: Iterable[str] = ()) -> list[str]:
+    """The cells of a row; none where quotes are not closed."""
+    if delimiter in ("", "|"):
+        line = line.strip()
+        line = line[1:].removesuffix("|") if line[:1] == "|" else line
+        cells = [each.strip(" *`") for each in (line.split("|") if delimiter else re.split(r"\s{2,}|\t", line))]
+        cells = cells if delimiter or len(cells) > 2 else line.split()
+    elif '"' in line:
+        limit = csv.field_size_limit(LONG * MANY)
+        try:
+            cells = [
+                cell.strip() for cell in next(csv.reader(chain([f"{line}\n"], more), delimiter=delimiter, strict=True))
+            ]
+        except csv.Error:
+            cells = []
+        finally:
+            csv.field_size_limit(limit)
+    else:
+        cells = [cell.strip() for cell in line.split(delimiter)]
+    return cells
 
 
 def _groups(text: str) -> Iterator[str]:
@@ -245,8 +271,17 @@ def _groups(text: str) -> Iterator[str]:
         yield text[start:]
 
 
-def _tells(entry: Mapping[str, Any]) -> bool:
-    return any(our and our not in UNSAID for our, _ in map(named, entry))
+def _name(text: str) -> str:
+    """The name of a metric at the end of a text, without what stands before it in a log."""
+    name = BEFORE.split(text)[-1].strip(" -*#.>:•")
+    before, _, word = name.rpartition(" ")
+    step = named(word)[0] == "step" and not OTHER.search(before.lower())
+    return word if before and not named(name)[0] and (step or PLAIN.search(before)) else name
+
+
+def _heldout(name: str) -> str:
+    """The name of a metric that is an evaluation's."""
+    return name if named(name)[0] in ("step", "eval/accuracy") else f"eval_{name}"
 
 
 def as_json(text: str) -> Any:

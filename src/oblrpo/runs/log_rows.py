@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,11 +17,12 @@ from oblrpo.runs.rows import Metrics
 NAMES: dict[str, tuple[str, ...]] = {
     # our name, which is TRL's where TRL has one, and what others call it; of several that are there the first counts.
     # Written as `plain` makes them, and without what PART and MEAN leave out.
-    "step": ("step", "global_step", "_step", "global_step/max_steps", "iteration", "iter", "rollout", "perf", "bar"),
+    "step": ("step", "global_step", "_step", "global_step/max_steps", "current_steps", "iteration", "iter", "rollout",
+             "perf", "metrics_step", "bar"),
     "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "objective/scores", "mean_reward", "raw_reward",
                "avg_reward", "average_reward", "reward/avg_raw_reward", "loss/avg_raw_rewards", "task_reward",
-               "final_reward", "total_rewards", "train_reward", "reward/overall", "env/all/reward/total", "rm",
-               "rewards"),
+               "final_reward", "total_rewards", "train_reward", "reward/overall", "env/all/reward/total", "env/reward",
+               "mean_scores", "reward/evaluate_response/avg_total_reward", "rm", "rewards"),
     "reward_std": ("reward_std", "reward/std"),
     "reward_min": ("reward_min", "critic/score/min", "critic/rewards/min", "reward/min"),
     "reward_max": ("reward_max", "critic/score/max", "critic/rewards/max", "reward/max"),
@@ -32,14 +34,16 @@ NAMES: dict[str, tuple[str, ...]] = {
                                 "mean_completion_length", "response_lengths", "response_len", "generate/avg_num_tokens",
                                 "mean_generation_length", "mean_gen_tokens_per_sample", "seq_len", "seq_length",
                                 "val/sequence_lengths", "token/response_length", "mean_response_length",
-                                "avg_response_length", "completion_len", "gen_len", "glen"),
+                                "avg_response_length", "completion_len", "gen_len", "glen", "tokens/responses_len",
+                                "episode/avg_response_tokens"),
     "completions/clipped_ratio": ("completions/clipped_ratio", "response_length/clip_ratio", "clipped_ratio",
                                   "clipped_completions_ratio", "response_clip_ratio", "truncated_ratio",
                                   "is_truncated", "no_eos_ratios"),
     "grad_norm": ("grad_norm", "gradient_norm", "raw_grad_norm", "total_grad_norm"),
     "learning_rate": ("learning_rate", "lr_used", "lr", "actor_lr", "act_lr", "policy_lr", "lr-pg_0"),
     "baseline/spread": ("baseline/spread", "critic/baseline/spread"),
-    "loss": ("loss", "pg_loss", "training_loss", "policy_loss", "act_loss", "actor_loss", "loss/policy", "pg"),
+    "loss": ("loss", "pg_loss", "training_loss", "policy_loss", "act_loss", "actor_loss", "loss/policy", "total_loss",
+             "pg"),
     "clip_ratio/region_mean": ("clip_ratio/region_mean", "pg_clipfrac", "clip_ratio", "clipfrac", "clip_fraction",
                                "ppo_clip_ratio", "ppo_ratio_clipfrac"),
     "sampling/sampling_logp_difference/mean": ("sampling/sampling_logp_difference/mean", "mismatch_kl",
@@ -48,10 +52,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "eval/accuracy": ("eval/accuracy", "eval_reward", "eval/reward", "eval_accuracy"),
 }  # fmt: skip
 OURS = {other: (name, rank) for name, others in NAMES.items() for rank, other in enumerate(others)}
-PART = re.compile(r"(?:(?:train(?:ing|er)?|actor(?:_train)?|policy|rollout|optim|(?:ppo|grpo)_actor|update|system)/)+")
+PART = re.compile(
+    r"(?:(?:train(?:ing|er)?|actor(?:_train)?|policy|rollout|optim|ppo|(?:ppo|grpo)_actor|grpo_loss|update|system)/)+"
+)
 MEAN = re.compile(r"[/_](?:mean|avg)$")
-UNSAID = {"step", "learning_rate", "clip_ratio/region_mean"}
-"""Metrics that alone are no row: settings are called so, too."""
+UNSAID = {"", "step", "learning_rate", "clip_ratio/region_mean"}
+"""What alone is no row: settings are called so, too."""
 
 HELD_OUT = re.compile(
     r"(val-core/.*/mean@\d+|val/test_score/.*|(eval|val|validation|test|held_?out)[_/].*(accuracy|acc|reward|score|pass@1)"
@@ -89,17 +95,21 @@ def named(name: str) -> tuple[str, int]:
     return (plain(name), 0) if low.startswith("rewards/") else ("", 0)
 
 
+def tells(name: str) -> bool:
+    """Whether a name is one of a known metric, and of no setting."""
+    return named(name)[0] not in UNSAID
+
+
 @dataclass(frozen=True)
 class _Shape:
     """What is known of entries with the same names in the same order."""
 
     number: int
-    names: tuple[str, ...]  # plain; empty for what is left out
+    columns: tuple[tuple[str, tuple[int, ...]], ...]  # names, and where their values may stand, the best first
     steps: tuple[int, ...]  # where a step may stand, the best first
     bar: int  # where that of a progress bar stands, or -1
-    ours: tuple[tuple[str, tuple[int, ...]], ...]  # our names, and where their values may stand, the best first
     heldout: tuple[int, ...]
-    told: frozenset[str]  # metrics of a row, by our names
+    told: frozenset[str]  # names of known metrics, of a row
 
 
 class Rows:
@@ -112,13 +122,14 @@ class Rows:
     def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
         self._shapes: dict[tuple[str, ...], _Shape] = {}
         self._by_number: list[_Shape] = []
-        self._shape_E, self._start_E, self._values = array("L"), array("Q"), array("d")
-        self._step_E, self._row_E = array("d"), array("Q")
-        self._told, self._unsteady, self._rows = set[str](), False, 0
+        self._shape_E, self._start_E, self._step_E, self._values = array("L"), array("Q"), array("d"), array("d")
         self._order: Sequence[int] = ()
         self._firsts = array("Q")
+        self._bar, self._unsteady, self._listed = -math.inf, False, False
         self.counted = True
         """Whether the log names no steps, and rows are counted."""
+        self.again = 0
+        """How many entries have a step and metrics that were there before: of a second run, or one that was resumed."""
         for entry in entries:
             self.add(entry, listed=True)
         self.close()
@@ -133,49 +144,79 @@ class Rows:
             return False
         numbers = [value if type(value) is float else number(value) for value in entry.values()]
         step = next((n for p in shape.steps if (n := numbers[p]) != NONE and math.isfinite(n)), math.nan)
-        if shape.bar >= 0 and step == numbers[shape.bar] and self._step_E and not step > self._step_E[-1]:
-            self._unsteady = True  # bars of something else
-        if listed or not self._rows or not self._told.isdisjoint(shape.told):
-            self._rows += 1
-            self._told = set()
-        self._told |= shape.told
+        if shape.bar >= 0 and step == numbers[shape.bar]:
+            self._unsteady |= step <= self._bar  # bars of something else
+            self._bar = step
+        self._listed = listed
         self._shape_E.append(shape.number)
         self._start_E.append(len(self._values))
         self._values.extend(numbers)
         self._step_E.append(math.trunc(step) if math.isfinite(step) else step)
-        self._row_E.append(self._rows)
         return True
 
-    def close(self) -> Rows:
-        """Put the entries in order once all are there."""
-        known = sum(not math.isnan(step) for step in self._step_E)
-        self.counted = 2 * known <= len(self._step_E) or self._unsteady
-        step_E: Sequence[float] = self._row_E
-        if not self.counted:
-            step_E, newest = array("d"), next(step for step in self._step_E if not math.isnan(step))
-            for step in self._step_E:
-                newest = newest if math.isnan(step) else step
-                step_E.append(newest)
-        self._order = range(len(step_E))
-        if any(after < before for before, after in pairwise(step_E)):
-            self._order = array("Q", sorted(self._order, key=step_E.__getitem__))
-        self._step_E = array("d", step_E)
-        places = range(len(step_E))
-        self._firsts = array("Q", (p for p in places if not p or self._at(p) != self._at(p - 1)))
+    def close(self, printed: bool = False) -> Rows:
+        """Put the entries in order once all are there. What is odd among printed ones is no row."""
+        order: Sequence[int] = range(len(self._step_E))
+        if printed and (odd := self._odd()):
+            order = array("Q", (place for place in order if self._shape_E[place] not in odd))
+        told, rows = [shape.told for shape in self._by_number], self._joined(order)
+        for way in (order, reversed(order)):  # a step is that of what follows in its row; alone, of what comes before
+            row, step = 0, math.nan
+            for place in way:
+                if not math.isnan(self._step_E[place]):
+                    row = rows[place] if way is order or not told[self._shape_E[place]] else 0
+                    step = self._step_E[place]
+                elif rows[place] == row:
+                    self._step_E[place] = step
+        stepped = array("Q", (place for place in order if not math.isnan(self._step_E[place])))
+        self.counted = 2 * len(stepped) <= len(order) or self._unsteady
+        if self.counted:
+            self._step_E = array("d", rows)
+        elif len(stepped) < len(order):
+            order = stepped
+        if any(self._step_E[after] < self._step_E[before] for before, after in pairwise(order)):
+            order = array("Q", sorted(order, key=self._step_E.__getitem__))
+        self._order, before = order, -1
+        for index, place in enumerate(order):
+            if before < 0 or self._step_E[place] != self._step_E[before]:
+                self._firsts.append(index)
+            else:
+                self.again += not told[self._shape_E[place]].isdisjoint(told[self._shape_E[before]])
+            before = place
         return self
+
+    def _joined(self, order: Sequence[int]) -> array[int]:
+        """The row of each entry where no steps count: a new one begins with a metric that the last has already."""
+        rows, row, told = array("Q", bytes(8 * len(self._step_E))), 0, frozenset[str]()
+        for place in order:
+            of_entry = self._by_number[self._shape_E[place]].told
+            if not row or not told.isdisjoint(of_entry) or (self._listed and math.isnan(self._step_E[0])):
+                row, told = row + 1, frozenset()
+            told |= of_entry
+            rows[place] = row
+        return rows
+
+    def _odd(self) -> set[int]:
+        """Shapes that come once, with less than half of the metrics of another: settings, samples, words of a text."""
+        once = [self._by_number[shape] for shape, times in Counter(self._shape_E).items() if times == 1]
+        few = (each for each in once if 0 < 2 * len(each.told) <= self.most and not each.steps)
+        sure = {"eval/accuracy", "grad_norm"}
+        return {each.number for each in few if sure.isdisjoint(named(name)[0] for name in each.told)}
+
+    @property
+    def most(self) -> int:
+        """How many known metrics an entry has at most."""
+        return max((len(shape.told) for shape in self._by_number), default=0)
 
     @property
     def names(self) -> list[str]:
         """The names that were found."""
-        return list(dict.fromkeys(name for shape in self._by_number for name in shape.names if name))
+        return list(dict.fromkeys(name for shape in self._by_number for name, _ in shape.columns))
 
     @property
     def steps(self) -> array[float]:
         """The steps of the rows."""
-        return array("d", map(self._at, self._firsts))
-
-    def _at(self, place: int) -> float:
-        return self._step_E[self._order[place]]
+        return array("d", (self._step_E[self._order[first]] for first in self._firsts))
 
     def __len__(self) -> int:
         return len(self._firsts)
@@ -184,7 +225,7 @@ class Rows:
         place = range(len(self))[index]
         first = self._firsts[place]
         end = self._firsts[place + 1] if place + 1 < len(self) else len(self._order)
-        row: Metrics = {"step": int(self._at(first))}
+        row: Metrics = {"step": int(self._step_E[self._order[first]])}
         for entry in self._order[first:end]:
             row |= {key: value for key, value in self._entry(entry).items() if value is not None or key not in row}
         return row
@@ -201,15 +242,19 @@ class Rows:
             if name and (our := named(name))[0]:
                 found.setdefault(our[0], []).append((our[1], place))
         ranked = {name: tuple(place for _, place in sorted(places)) for name, places in found.items()}
+        steps = ranked.pop("step", ())
         heldout = tuple(place for rank, place in found.get("eval/accuracy", ()) if rank == HELD)
-        ours = {name: places for name, places in ranked.items() if name not in ("step", *names) and places != heldout}
+        if ranked.get("eval/accuracy") == heldout:  # no one of them is the accuracy
+            del ranked["eval/accuracy"]
+        columns = dict[str, tuple[int, ...]]()
+        for place, name in enumerate(names):
+            if name and place not in steps:
+                ours = name.removeprefix("actor/")  # ours inside verl
+                columns[ours if ours not in names else name] = (place,)
+        columns |= {name: places for name, places in ranked.items() if name not in names}
+        told = frozenset(filter(tells, names))
         bar = keys.index("bar") if "bar" in keys else -1
-        steps = ranked.get("step", ())
-        # ours inside verl
-        names = [name.removeprefix("actor/") if name.removeprefix("actor/") not in names else name for name in names]
-        told = frozenset(found) - UNSAID
-        names = ["" if place in steps else name for place, name in enumerate(names)]
-        shape = _Shape(len(self._by_number), tuple(names), steps, bar, tuple(ours.items()), heldout, told)
+        shape = _Shape(len(self._by_number), tuple(columns.items()), steps, bar, heldout, told)
         self._shapes[keys] = shape
         self._by_number.append(shape)
         return shape
@@ -217,17 +262,18 @@ class Rows:
     def _entry(self, entry: int) -> Metrics:
         """The numbers of an entry under our names beside their own; `skipped` is 1 where a vital one is not finite."""
         shape, start = self._by_number[self._shape_E[entry]], self._start_E[entry]
-        values = self._values[start : start + len(shape.names)]
-        row: Metrics = {name: value for name, value in zip(shape.names, values, strict=True) if value != NONE and name}
-        for name, places in shape.ours:
-            if (value := next((values[place] for place in places if values[place] != NONE), None)) is not None:
-                row[name] = value
-        if "eval/accuracy" not in row and (
-            held := [v for p in shape.heldout if (v := values[p]) != NONE and math.isfinite(v)]
-        ):
+        row: Metrics = {}
+        for name, places in shape.columns:
+            for place in places:
+                if (value := self._values[start + place]) != NONE:
+                    row[name] = value
+                    break
+        held = [v for p in shape.heldout if (v := self._values[start + p]) != NONE and math.isfinite(v)]
+        if held and "eval/accuracy" not in row:
             row["eval/accuracy"] = math.fsum(held) / len(held)
         generated = "completions/mean_length" in row and math.isfinite(row.get("grad_norm", math.nan))
-        if generated and "reward" in shape.told and math.isnan(row.get("reward", math.nan)):  # no completion has any
+        lost = math.isnan(row.get("reward", math.nan)) and "reward" in dict(shape.columns)
+        if generated and lost:  # no completion has any
             row = {key: value for key, value in row.items() if not key.startswith("reward")}
             row["completions/masked_ratio"] = 1.0
         reward, heldout = row.get("reward", 0.0), row.get("eval/accuracy", math.nan)
@@ -262,6 +308,10 @@ def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+WRITTEN = re.compile(r"\s*([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d*\.?\d+))\s*(%|/\s*\d+)?\s*")
+"""Numbers that Python does not read: `1,024.5`, `55%`, `5/1000`."""
+
+
 def number(value: Any) -> float:
     """A number, of numpy or torch too, or written as text ("5/1000" counts 5); NONE for anything else."""
     if value is None or isinstance(value, bool) or getattr(value, "ndim", False):
@@ -271,5 +321,5 @@ def number(value: Any) -> float:
     except OverflowError:
         return math.inf
     except (TypeError, ValueError, RuntimeError):
-        whole = isinstance(value, str) and re.fullmatch(r"\s*(\d{1,15})\s*/\s*\d+\s*", value)
-        return float(whole[1]) if whole else NONE
+        found = WRITTEN.fullmatch(value) if isinstance(value, str) and len(value) < 99 else None
+        return float(found[1].replace(",", "")) / (100 if found[2] == "%" else 1) if found else NONE

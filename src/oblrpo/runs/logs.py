@@ -39,7 +39,13 @@ def read_log(path: Path) -> Log | None:
         if path.is_dir():
             return newest_state(path)
         with regular(path).open("rb") as file:
-            wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writes
+            head = file.read(4096)
+        wide = head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writes
+        if b"\0" in head.strip(b"\0") and not wide:  # a log that was cut while it was written begins with zeros
+            raise InputError(
+                f"{path} is a binary file, no text; give what a trainer prints or writes, and of TensorBoard or W&B "
+                "the CSV that their pages export."
+            )
         with path.open(encoding="utf-16" if wide else "utf-8-sig", errors="replace") as file:
             return _read(path, file)
     except InputError:
@@ -66,16 +72,20 @@ def _read(path: Path, file: IO[str]) -> Log:
     text, rows = Text(iter(lambda: file.readline(LONG), ""), str(path)), (Rows(), Rows(), Rows())
     for sure, entry in text.entries():
         text.unread += not rows[sure].add(entry)
-    counts = [len(each.close()) for each in rows]
-    best = 2 if counts[2] else int(10 * counts[1] >= counts[0])  # pairs in a text may be anything
+    counts = [len(each.close(printed=sure == 1)) for sure, each in enumerate(rows)]
+    # pairs in a text may be anything: a dict of three metrics is surer, however few there are
+    best = 2 if counts[2] else int(rows[1].most > 2 or 10 * counts[1] >= counts[0])
     text.unread += sum(counts) - counts[best]
-    if best == 0 and counts[0] == 1 and rows[0].counted and len(rows[0][0]) < 4:
+    if best < 2 and counts[best] == 1 and rows[best].counted and not {"loss", "grad_norm"} & rows[best][0].keys():
         raise InputError(
-            f"{path} is a text with one number for {rows[0].names[0]}, and no log; give one of several steps."
+            f"{path} holds numbers for {', '.join(rows[best].names[:8])}, once and with neither a step, a loss nor a "
+            "grad_norm beside them, and is no log; give one of several steps."
         )
-    kinds = " and ".join(text.kinds[best])
-    unread = f" (lines not read: {text.unread})" if text.unread else ""
-    return Log(known(rows[best], str(path), f"{kinds or 'text'}{unread}"), 0, kinds + unread)
+    kinds = " and ".join(kind for kind, sure in text.kinds.items() if sure == best)
+    notes = {"lines not read": text.unread, "rows of steps that come again, of which the last count": rows[best].again}
+    said = "; ".join(f"{note}: {count}" for note, count in notes.items() if count)
+    said = f" ({said})" if said else ""
+    return Log(known(rows[best], str(path), f"{kinds or 'text'}{said}"), 0, kinds + said)
 
 
 def entries_of(value: Any, name: str) -> list[Mapping[str, Any]] | None:

@@ -47,7 +47,7 @@ class Monitors:
                        for each in (cause, *cause.follows) if each is cause or cause.condition is not same_reward
                        if each.until == self.watch.course.step}  # fmt: skip
             self.stop = next((holding[condition] for condition in COLLAPSES if condition in holding), "")
-        told = [each for each in new if each.wrong and not each.condition.anew]
+        told = [each for each in new if each.wrong and not each.condition.updated]
         outage = next((each for each in self.watch.findings if each.condition is same_reward), None)
         news = [outage if outages.lasts else outages.news] if outages.news and outage else []
         return [*(f"{same_reward.name}: {each}" for each in news), *(f"{each.name}: {each}" for each in told)]

@@ -1,5 +1,6 @@
 """Whether an answer equals the gold answer: structure and numbers are compared here, formulas by a function given."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -118,8 +119,12 @@ def _same_values(gold: dict[str, str] | str, answer: dict[str, str] | str, algeb
     group = _group(str(other))
     if not group or group.kind not in {"set", "()"} or isinstance(names, str):
         return False
-    numbered = {name.partition("_")[0] for name in names} in [{"x"}, {"z"}]  # roots
-    one, two = list(names.values()), group.items
+    others, items = zip(*map(named, group.items), strict=True)
+    letters = {name.partition("_")[0] for name in names}
+    numbered = letters in [{"x"}, {"z"}]  # roots
+    if not set(others) <= {"", *(letters if numbered else ())}:
+        return False
+    one, two = list(names.values()), list(items)
     sides = (one, two) if names is gold else (two, one)
     if numbered:
         return _match(*sides, algebra)
@@ -142,9 +147,7 @@ def _same_named(gold: str, answer: str, algebra: Algebra) -> bool:
     wanted, given = _group(gold_value), _group(value)
     if wanted or given:
         groups = (wanted or Group("set", [gold_value], False), given or Group("set", [value], False))
-        return _same_groups(*groups, algebra) or (
-            re.search(r"\\cup|matrix\}", gold + answer) is not None and algebra(gold_value, value)
-        )
+        return _same_groups(*groups, algebra) or ("matrix}" in gold + answer and algebra(gold_value, value))
     return _same_scalars(gold_value, value, algebra)
 
 
@@ -190,9 +193,6 @@ def _group(text: str) -> Group | None:
             lines = [", ".join(_IF.sub("", cell).strip(" ,") for cell in row) for row in rows]
             return Group("cases", [f"({line})" for line in lines], False)
         return Group(f"matrix {len(rows)} {[len(row) for row in rows]}", [cell for row in rows for cell in row], True)
-    pieces = split_top(text, r"\cup")
-    if len(pieces) > 1:
-        return Group("union", pieces, False)
     items = listed(text, thousands=True)
     if len(items) > 1 and not ("=" in text and any(word in text for word in ("where", "for"))):
         return Group("set", items, False)
@@ -209,6 +209,9 @@ def _group(text: str) -> Group | None:
 
 
 def _same_groups(gold: Group, answer: Group, algebra: Algebra) -> bool:
+    if gold.kind == "ratio" and all(map(str.isdecimal, gold.items)) and math.gcd(*map(int, gold.items)) > 1:
+        # `10:45` is a time; a ratio would be in lowest terms.
+        return list(map(number, gold.items)) == list(map(number, answer.items))
     if {gold.kind, answer.kind} == {"ratio", "set"}:  # `7:32` and the one number \frac{7}{32}
         both = (gold.items, answer.items)
         sides = [items[0] if len(items) == 1 else rf"\frac{{{items[0]}}}{{{items[1]}}}" for items in both]

@@ -2,12 +2,12 @@ r"""Names beside values: `x = 5`, `(k,n) = (45,2)`, `f(x) = 2x`, `n = 3k, k \in 
 
 import re
 
-from oblrpo.tasks.grading.normal import closes, key, listed, split_top
+from oblrpo.tasks.grading.normal import closes, key, listed, split_top, unworded
 
 # What may stand before `=` or `\in`: x, a_3, f(x), AB, \angle A, |AB|, S_1:S_2, \frac{AB}{CD}, (x, y).
 _NAME = re.compile(
     r"\([A-Za-z]( ?, ?[A-Za-z]){1,3}\)|\|[A-Za-z0-9\\{}_ ']{1,20}\||[A-Za-z]\^\{-1\}\([A-Za-z]\)"
-    r"|[A-Za-z\\][A-Za-z0-9\\{}_^ ,':/]{0,40}(?:\([A-Za-z0-9\\ ,_{}]{1,20}\))?"
+    r"|[A-Za-z\\](?:[A-Za-z0-9\\{}_ ,':/]|\^(?!\{?\d)){0,40}(?:\([A-Za-z0-9\\ ,_{}]{1,20}\))?"
 )
 _FUNCTION = re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([A-Za-z])\)")
 _CASES = re.compile(r"\\begin\{cases\}(.*)\\end\{cases\}", re.DOTALL)
@@ -15,23 +15,12 @@ _IN = re.compile(r"(.*[A-Za-z)}])\s*\\in(?![A-Za-z])\s*(.+)")
 _NUMERIC = re.compile(
     r"\\(?:frac|sqrt|cdot|times|div|pi|binom|log|ln|sin|cos|tan|circ)(?![A-Za-z])|[^A-Za-z\\]|\\[^A-Za-z]"
 )
-_FOR = r"(?:\\forall|(?:\\text\{)?\s*for(?: any| all| some| every| an)?)"
-# `k \text{ is an integer}` and `\text{for any integer } k` as `k \in \mathbb{Z}`
-_DOMAIN_WORDS = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (
-            r"([A-Za-z])\s*(?:\\text\{)?\s*(?:(?:is|are|be) )?(?:any |an )?"
-            r"(?:integers?\s*\.?|\u4e3a\u6574\u6570)\s*\}?$",
-            r"\1 \\in \\mathbb{Z}",
-        ),
-        (rf"{_FOR} integers?\s*\}}?\s*([A-Za-z])$", r", \1 \\in \\mathbb{Z}"),
-        (rf"{_FOR}(?: real)?(?: numbers?| constants?)?\s*\}}?\s*([A-Za-z])$", r", \1 \\in \\mathbb{R}"),
-    ]
-]
-_DOMAIN = re.compile(r"([A-Za-z])\s*\\in\s*(\\mathbb\{[A-Z]\}[\^_+*>0{}]{0,6})\)?$")
-_SUCH_THAT = re.compile(r"\||:|\\mid(?![A-Za-z])")
-_BEFORE = re.compile(r"(?:\\text\{[^{}]*\}|where|with|for|\\forall|for all|for any)$")
+# `, where k \in \mathbb{Z}`, `for any integer k` or `(k is an integer)` at the end
+_DOMAIN = re.compile(
+    r"[ ,;(]*(?:(?:where|with|for(?: any| all| some| every| an)?|\\forall) )?(?:([A-Za-z]) ?\\in ?"
+    r"(\\mathbb\{[A-Z]\}[\^_+*>0{}]{0,6})|([A-Za-z]) ?(?:(?:is|are|be) )?(?:any |an )?(?:integers?|\u4e3a\u6574\u6570)"
+    r"|(integers?|real numbers?|constants?) ([A-Za-z]))[ .]*\)?$"
+)
 
 
 def named(text: str) -> tuple[str, str]:
@@ -108,15 +97,9 @@ def _letters(text: str) -> set[str]:
 
 
 def _domain(text: str) -> tuple[str, str, str]:
-    body = text
-    if text.startswith(r"\{") and closes(text[1:]) == len(text) - 2:  # the multiples \{2k : k \in \mathbb{Z}\}
-        element, _, condition = _SUCH_THAT.sub("\0", text[2:-2], count=1).partition("\0")
-        named_element = len(element.strip()) == 1
-        body = f"{element}, {condition}" if not named_element else condition if "=" in condition else text
-    for pattern, replacement in _DOMAIN_WORDS:
-        body = pattern.sub(replacement, body)
-    found = _DOMAIN.search(body)
-    rest = body[: found.start()].rstrip(" ,;(") if found else ""
-    while (before := _BEFORE.search(rest)) and found:
-        rest = rest[: before.start()].rstrip(" ,;(")
-    return (rest, found[1], key(found[2])) if found and rest else (text, "", "")
+    found = _DOMAIN.search(" ".join(unworded(text).split()))
+    if not found or not found.start():
+        return text, "", ""
+    real = found[4] and "integer" not in found[4]
+    domain = found[2] or (r"\mathbb{R}" if real else r"\mathbb{Z}")
+    return found.string[: found.start()], found[1] or found[3] or found[5], key(domain)

@@ -8,8 +8,13 @@ from itertools import accumulate
 from oblrpo.tasks.grading.signs import latex_of
 
 _FUNCTIONS = "(?:arc|a)?(?:sin|cos|tan)|(?:sin|cos|tan)h|exp|ln|log|max|min|gcd"
-_PRICE = r"(-?\d(?:(?:[\d.,]|\{,\})*\d)?)(?=\s*(?:\.?$|\\text|\u20ac)|\s[a-z]{2})"
+_PRICE = r"(-?\d(?:(?:[\d.,]|\{,\})*\d)?)(?=\s*(?:\.?$|\\text)|\s[a-z]{2})"
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|omega|sigma|varphi|phi"
+_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_COMMANDS = r"""
+[dtc]frac \\frac; degrees? ^\\circ; lbrace \\{; rbrace \\}; l(?:angle|paren) (; r(?:angle|paren) ); lbrack [; rbrack ]
+; [lr]?vert |; colon :; lt <; gt >; R \\mathbb{R}; (?:dots[cbmio]?|cdots) \\ldots
+"""
 _SUBSTITUTIONS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -19,15 +24,7 @@ _SUBSTITUTIONS = [
             r"\\",
         ),
         (r"^\s*(['\"`])(.*)\1\s*$", r"\2"),
-        # what changes the looks alone
-        (r"\\(?:text)?color(?:\[[^\]{}]*\])?\s*\{[^{}]*\}|\\fcolorbox\{[^{}]*\}\{[^{}]*\}|\\colorbox\{[^{}]*\}", ""),
-        (r"\\(?:tag|label|phantom|hspace|vspace)\*?\s*\{[^{}]*\}", " "),
-        (r"\\(?:hline|no(?:number|tag)|(?:thin|med|thick|en)space|hfill|strut|mathstrut|noindent)(?![A-Za-z])", " "),
-        (
-            r"\\bbox(?:\[[^\]]*\])?|\\(?:boxed|fbox|framebox|underline|ensuremath|bm|boldsymbol|pmb|mathit|mathnormal)(?![A-Za-z])",
-            " ",
-        ),
-        (r"\\(?:large|Large|huge|Huge|small|normalsize|rm|bf|it|scriptstyle|bold)(?![A-Za-z])", " "),
+        # lines
         (r"\\\\\[[^\]]{0,9}\]|\\cr(?![A-Za-z])", r"\\\\"),
         (
             r"(?:\\left\s*)?\\\{\s*\\begin\{(aligned|gathered|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}"
@@ -36,55 +33,54 @@ _SUBSTITUTIONS = [
         ),
         (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\{[lcr| ]*\})?", r"\\\1{matrix}"),
         (r"\\(?:begin|end)\{(?:align(?:ed|at)?|gather(?:ed)?|equation|split|math|displaymath|center)\*?\}", " "),
+        # what changes the looks alone
+        (r"\\(?:text)?color(?:\[[^\]{}]*\])?\s*\{[^{}]*\}|\\fcolorbox\{[^{}]*\}\{[^{}]*\}|\\colorbox\{[^{}]*\}", ""),
+        (
+            r"\\(?:left|right)\s*\.|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|hline|nonumber|boxed"
+            r"|fbox|underline|bm|boldsymbol|pmb|large|Large|small|normalsize|rm|bf|it|bold)(?![A-Za-z])",
+            " ",
+        ),
         (r"\\!\s*", ""),  # before the spaces: `20,\! 160` is one number
         (r"(?<=\d)(?:\\[,; ]|\{ \}|\{\\,\}|~)(?=\d{3}(?!\d))", ""),
         # a price alone: the sign is a unit; elsewhere it is left out
-        (rf"^\s*([-+]?)\s*(?:US)?\\?[$]\s*{_PRICE}(?=[^$]*$)", r"\1\2\\text{ dollars}"),
-        (rf"^\s*([-+]?)\s*\u20ac\s*{_PRICE}|^\s*([-+]?)\s*{_PRICE}\s*\u20ac$", r"\1\2\3\4\\text{ euros}"),
-        (rf"^\s*([-+]?)\s*\u00a3\s*{_PRICE}", r"\1\2\\text{ pounds}"),
-        (r"\\[$]|[$]|\u20ac|\u00a3", " "),
-        (r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~", " "),
-        (r"(?<!\\)\\[()\[\]]", " "),
-        (r"\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?", " "),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (rf"\\(?:operatorname|mathrm|text)\*?\s*\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1"),
-        (r"\\(?:mbox|text(?:bf|it|rm|normal|tt|sf)|math(?:rm|bf|it|sf|tt)|operatorname)(?![A-Za-z])\s*", r"\\text"),
-        (r"\\text\s+\{", r"\\text{"),
-        (r"\^\s*\{\s*\\circ\s*\}|\\degrees?(?![A-Za-z])|\^\s*\\circ", r"^\\circ"),
-        (r"\\lbrace(?![A-Za-z])", r"\\{"),
-        (r"\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"\\l(?:angle|paren)(?![A-Za-z])", "("),
-        (r"\\r(?:angle|paren)(?![A-Za-z])", ")"),
-        (r"\\lbrack(?![A-Za-z])", "["),
-        (r"\\rbrack(?![A-Za-z])", "]"),
-        (r"\\[lr]?vert(?![A-Za-z])", "|"),
-        (r"\{,\}", ","),
-        (r"(?<=\d)\{([:.;])\}|(?<![\w\\}_^\]])\{([^{}\\]*)\}", r"\1\2"),
-        (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\choose(?![A-Za-z])([^{}]*)$", r"\\binom{\1\3}{\2\4}"),
         *(
-            (rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}?\}}?$", f"_{base}")
-            for base, word in enumerate(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 2)
+            (rf"^\s*([-+]?)\s*{sign}\s*{_PRICE}(?=[^$]*$)", rf"\1\2\\text{{ {name}}}")
+            for sign, name in (
+                (r"(?:US)?\\?[$]", "dollars"),
+                ("\u20ac", "euros"),
+                ("\u00a3", "pounds"),
+                ("[\u00a5\uffe5]", "yuan"),
+            )
+        ),
+        (r"(?<=\d)\s*\u20ac$", r"\\text{ euros}"),
+        (r"\\?[$]|\u20ac|\u00a3", " "),
+        (r"(?<!\\)\\(?:[,;: ()\[\]]|q?quad(?![A-Za-z]))|~", " "),
+        (
+            r"\\(?:mbox|text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt)|operatorname)(?![A-Za-z])\*?\s*",
+            r"\\text",
+        ),
+        (rf"\\text\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1"),
+        (r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ"),
+        *((rf"\\{name}(?![A-Za-z])", sign) for name, sign in map(str.split, _COMMANDS.split(";"))),
+        (r"(?<=\d)\{([:.;,])\}|(?<![\w\\}_^\]])\{([^{}\\]*)\}", r"\1\2"),
+        (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\choose(?![A-Za-z])([^{}]*)$", r"\\binom{\1\3}{\2\4}"),
+        (
+            rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*({'|'.join(_BASES)})\s*\}}?\}}?$",
+            lambda found: f"_{_BASES.index(found[1]) + 2}",
         ),
         # relations and sets
-        (r"==", "="),
+        (r"[:=]=", "="),
         (r"<=|=<|\\l(?:eq|eqslant|eqq)(?![A-Za-z])", r"\\le "),
         (r">=|\\g(?:eq|eqslant|eqq)(?![A-Za-z])", r"\\ge "),
         (r"!=|/=|\\neq(?![A-Za-z])|\\not\s*=|\\not\{=\}", r"\\ne "),
         (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
-        (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\gt(?![A-Za-z])", ">"),
         (r"\\(?:smallsetminus|backslash)(?![A-Za-z])|-(?=\s*\\\{)", r"\\setminus "),
         (r"\\(?:varnothing|empty)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\R(?![A-Za-z])", r"\\mathbb{R}"),
         (r"\\(?:mathbb|Bbb|mathds)\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC]))", r"\\mathbb{\1\2}"),
-        (r"(\\mathbb\{[RZNQC]\})\^$", r"\1^*"),  # the star is taken for bold
         (r"\\in\s*(?:\\text\{([RZNQ])\}|([RZNQ])(?!\w))", r"\\in \\mathbb{\1\2}"),
-        (r"\\text\{\s*is in\s*\}", r"\\in "),
-        (r"([A-Za-z])\s*:\s*([A-Za-z])\s*\\mapsto(?![A-Za-z])", r"\1(\2)="),
-        (r"\\colon(?![A-Za-z])", ":"),
-        (r":=", "="),
-        (r"\\(?:lor|vee)(?![A-Za-z])", r"\\text{ or }"),
-        (r"\\(?:land|wedge)(?![A-Za-z])", r"\\text{ and }"),
+        # between conditions alone: of statements, `p \lor q` is no list
+        (r"\\(?:lor|vee)(?![A-Za-z])(?=.*(?:[<>=]|\\[lg]e))", r"\\text{ or }"),
+        (r"\\(?:land|wedge)(?![A-Za-z])(?=.*(?:[<>=]|\\[lg]e))", r"\\text{ and }"),
         (r"(^|[\[(,;=<>]|\\(?:le|ge|ne)(?![A-Za-z]))\s*\+(?=\s*[\w.\\])", r"\1 "),
         (r"^\s*(?:=|\\(?:therefore|Rightarrow|implies|approx)(?![A-Za-z]))(?!=)", ""),
         (
@@ -92,7 +88,7 @@ _SUBSTITUTIONS = [
             r"|^[Tt]he answer is |^[A-Za-z][A-Za-z ]{2,30}: (?=\S)",
             "",
         ),
-        (r"\\(?:dots[cbmio]?|cdots)(?![A-Za-z])|\.\.\.+|\u2026", r"\\ldots "),
+        (r"\.\.\.+|\u2026", r"\\ldots "),
         (
             r"^(?:\\text\{)?\s*all real(?:s| numbers?)(?: x)?,? (?:except|other than|but)(?: for)?\s*\}?(?: x ?=)?(.+)",
             r"\\mathbb{R} \\setminus \\{\1\\}",
@@ -103,21 +99,17 @@ _SUBSTITUTIONS = [
         (r"(?<=[\d}])\s*([\u4e00-\u9fff]{1,6})$", r"\\text{\1}"),
         (r"\*\*", "^"),
         (r"\^\s*-\s*(\w+)", r"^{-\1}"),
-        (r"\\sqrt\s*(\[\d\])?\s*\(([^()]*)\)", r"\\sqrt\1{\2}"),
-        (r"\\sqrt\s*(\[\d\])?\s+(\d+)", r"\\sqrt\1{\2}"),
         # Greek and functions that programs write without a backslash, numpy's among them
         (r"\bnp\.", ""),
-        (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![A-Za-z])\\?sqrt\s*(\[\d\])?(?:\s*\(([^()]*)\)|\s+(\d+))", r"\\sqrt\1{\2\3}"),
         (rf"(?<![\\A-Za-z])({_FUNCTIONS}|pi|infty|sqrt|{_GREEK})(?![A-Za-z])", r"\\\1"),
         (r"\\a(sin|cos|tan)(?![A-Za-z])", r"\\arc\1"),
-        # sympy writes f{\left(x \right)}
-        (r"(?<![A-Za-z\\])([A-Za-z])\s*\{\s*(\([^(){}]*\))\s*\}", r"\1\2"),
         (r"\s+", " "),
     ]
 ]
 _SPACED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _FRENCH = re.compile(r"([\[\]])([^\[\]]+?[,;][^\[\]]+?)([\[\]])")
-_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|setminus|cap|emptyset|mathbb)(?![A-Za-z])")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|setminus|cap|cup|emptyset|mathbb)(?![A-Za-z])")
 _BUILDER = re.compile(r"\\\{\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:\||:|\\mid(?![A-Za-z])|\\in(?![A-Za-z]))")
 _PHRASES = [
     (re.compile(phrase), latex)

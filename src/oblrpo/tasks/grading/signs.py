@@ -20,14 +20,7 @@ _SIGNS = {
     )
     for sign in signs.strip()
 } | {"\u2009": r"\,", "\u202f": r"\,", "\u200a": r"\,", "\u200b": "", "\u2060": "", "\ufeff": ""}
-_WORDS = {
-    chinese: english
-    for words in (
-        "或者: or ,或: or ,以及: and ,和: and ,与: and ,及: and ,且: and ",
-        "厘米:cm,毫米:mm,千米:km,公里:km,千克:kg,公斤:kg,毫升:ml,小时:h,分钟:min,美元: dollars,平方米:m^2",
-    )
-    for chinese, english in (pair.split(":") for pair in words.split(","))
-}
+_WORDS = {"或者": " or ", "或": " or ", "以及": " and "} | dict.fromkeys("和与及且", " and ")
 
 
 def latex_of(text: str) -> str:

@@ -21,17 +21,14 @@ def _names(text: str) -> frozenset[str]:
 _TABLE = """
 m 1 m metre meter 米 | g 1 g gram gramme 克 | s 1 s second sec 秒 | L 1/1000 m^3 l liter litre 升 | A 1 A ampere amp
 | J 1000 g*m^2/s^2 joule | N 1000 g*m/s^2 newton | W 1000 g*m^2/s^3 watt | Pa 1000 g/m/s^2 pascal | Hz 1 s^-1 hertz
-| V 1000 g*m^2/A/s^3 volt | Ω 1 V/A ohm | C 1 A*s coulomb | F 1 C/V farad | T 1 T tesla | eV 1 eV electronvolt
-| mol 1 mol mole | K 1 K kelvin | cal 1 cal calorie | B 1 B byte | bit 1 bit | erg 1/10000000 J
+| V 1000 g*m^2/A/s^3 volt | Ω 1 V/A ohm | C 1 A*s coulomb | F 1 C/V farad | T 1 T tesla | eV 1 eV | K 1 K kelvin
 ~
-in 127/5000 m inch inche | ft 12 in foot feet 英尺 | yd 3 ft yard | mi 5280 ft mile 英里 | 公里 1000 m | acre 1 acre
-| ha 10000 m^2 hectare | min 60 s minute 分 分钟 | h 60 min hour hr 小时 时 | d 24 h day 天 日 | wk 7 d week 周
-| mo 1 mo month 月 | yr 12 mo year 年 岁 | decade 10 yr
-| century 100 yr centurie | lb 1 lb lbs pound GBP sterling 英镑 | oz 1/16 lb ounce | ton 1 ton tonne 吨
-| 公斤 1000 g | 斤 500 g | mph 1 mi/h | kph 1000 m/h kmh | gal 1 gal gallon | qt 1/4 gal quart | pt 1/2 qt pint
-| cup 1/2 pt | atm 1 atm | rpm 1 rpm | knot 1 knot | dollar 1 dollar USD buck 美元 | cent 1/100 dollar penny
-| euro 1 euro EUR 欧元 | yuan 1 yuan RMB CNY 元 | 角 1/10 yuan | yen 1 yen JPY | rupee 1 rupee Rs INR | peso 1 peso
-| deg 1 deg degree 度 | rad 1 rad radian 弧度 | celsius 1 celsius 摄氏度 | fahrenheit 1 fahrenheit 华氏度
+in 127/5000 m inch inche | ft 12 in foot feet | yd 3 ft yard | mi 5280 ft mile | 公里 1000 m | ha 10000 m^2 hectare
+| min 60 s minute 分 分钟 | h 60 min hour hr 小时 时 | d 24 h day 天 日 | wk 7 d week 周 | mo 1 mo month 月
+| yr 12 mo year 年 岁 | lb 1 lb lbs pound GBP | oz 1/16 lb ounce | ton 1 ton tonne 吨 | 公斤 1000 g | 斤 500 g
+| mph 1 mi/h | kph 1000 m/h kmh | gal 1 gal gallon | dollar 1 dollar USD buck 美元 | cent 1/100 dollar | euro 1 euro EUR
+| yuan 1 yuan RMB 元 | 角 1/10 yuan | Rs 1 Rs rupee | unit 1 unit | deg 1 deg degree 度 | rad 1 rad radian
+| celsius 1 celsius 摄氏度 | fahrenheit 1 fahrenheit
 """
 _PREFIXES = {"": Fraction(1)} | _sizes(
     "n nano 1e-9 | \u00b5 \u03bc micro 1e-6 | m milli 毫 1e-3 | c centi 厘 1e-2 | d deci 分 1e-1 | k kilo 千 1e3"
@@ -60,11 +57,11 @@ _NOT_UNITS = _CARDINALS.keys() | _names(
     bigger higher lower longer shorter older younger than least most minus plus times over is are was equal equals
     approximately about undefined base below above under negative positive double doubled triple tripled twice thrice
     fold halved infinity divided multiplied through between except without choose power powers root inverse reciprocal
-    opposite remainder short score gross
+    opposite remainder short score gross light nautical
     """
 )
-_NUMERAL = re.compile(r".*(?:teen|tie)ths?|.*illions?|.*illionths?|.*[倍成多余半].*|.*分之.*|以[上下]")
-_FILLERS = _names("of in the a an total left on at all unit whole each every per")
+_NUMERAL = re.compile(r".*(?:teen|tie)ths?|.*illions?|.*illionths?|.*[倍成多余半折].*|.*分之.*|以[上下]")
+_FILLERS = _names("of in the a an total left on at all whole each every per")
 _PER = {"/", "per", "a", "an", "each", "every"}
 # Without \text, `2 xy`, `2 mg` and `2 sin x` are products; these are not, nor are words, nor `2 m/s`.
 _BARE = _names("cm mm km kg ft in yd mi lb oz hr mL ml Hz kHz MHz eV kW kJ kPa kN st nd rd th")
@@ -82,7 +79,7 @@ _HEAD = re.compile(
     r"(?:\s*(?:\\times|\\cdot)\s*10\^\{?-?\d+\}?)?(?:\s*\\pi)?"
 )
 _MARK = re.compile(r"(?<![_^{ ])\s*(?:\\text\{|\\frac\{\\text|\^\\circ|\\Omega|\\mu\s*\\text|\\in$)")
-_PHRASE = re.compile(r"(?:[^\W\d_]|[-/().,'\s]|\^ ?-?\d|(?<=[a-z])[23](?!\d))*")
+_PHRASE = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d_]|[-/().,\s]|(?<=[a-z])'|\^ ?-?\d|(?<=[a-z])[23](?!\d))*")
 _FLAT = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -94,8 +91,10 @@ _FLAT = [
         (r"\\(min|in)(?![A-Za-z])", r" \1"),  # as the tidy text has it
         (r"\\(?:text|cdot|times)(?![A-Za-z])|[*·]", " "),
         (r"[{}]", ""),
-        (r"degrees? (?:C|[Cc]elsius|centigrade)(?![A-Za-z])", "celsius"),
-        (r"degrees? (?:F|[Ff]ahrenheit)(?![A-Za-z])", "fahrenheit"),
+        (r"degrees? (?:C(?![A-Za-z])|[Cc]elsius)", "celsius"),
+        (r"degrees? (?:F(?![A-Za-z])|[Ff]ahrenheit)", "fahrenheit"),
+        (r"(?<=[a-z]) squared", "^2"),
+        (r"(?<=[a-z]) cubed", "^3"),
         (r"below zero", "belowzero"),
         (r"平方", " square "),
         (r"立方", " cubic "),
@@ -144,7 +143,7 @@ def without_unit(text: str) -> tuple[str, Unit]:
         if factor != 1:
             value = str(exact.value * factor) if exact else rf"({value}) \cdot ({factor})"
         return form.format(value), unit
-    return _summed(text)
+    return text, Unit()
 
 
 def ratio(gold: Unit, answer: Unit) -> Fraction | None:
@@ -177,22 +176,23 @@ def _phrase(text: str, *, bare: bool) -> tuple[Fraction, str, Unit] | None:
             break
         elif word in {"square", "sq", "cubic", "cu"}:
             power = 2 if word[0] == "s" else 3
-        elif place and (token[0] in "^23" or word in {"squared", "cubed"}):
-            exponent = int(token.strip("^ ")) if token[0] in "^23" else 2 + (word == "cubed")
-            units[-1:] = [(part, n * exponent) for part, n in units[-1:]]
-        elif word in _CHANGED:
-            form = _CHANGED[word]
+        elif place and token[0] in "^23":
+            units[-1:] = [(part, n * int(token.strip("^ "))) for part, n in units[-1:]]
+        elif one in _CHANGED:
+            form = _CHANGED[one]
         elif one in _FACTORS and not ordinal:
             factor *= _FACTORS[one]
         elif unit and not (token == "in" and more):
-            if bare and len(token) < 3 and token not in _BARE and not ("/" in text and text[0] == " "):
+            letters = bare and token.isascii() and len(token) < 3 and token not in _BARE
+            if letters and not ("/" in text and text[0] == " "):
                 return None
             units, power = [*units, (unit, sign * power)], 1
         elif (
             token[0] in "^23"
             or word in _NOT_UNITS
+            or one in _CARDINALS
             or _NUMERAL.fullmatch(word)
-            or (len(token) == 1 and token.isascii() and word != "a")
+            or (len(token) == 1 and token.isascii() and not (word == "a" and more))
         ):
             return None
         elif one not in _FILLERS:
@@ -201,30 +201,24 @@ def _phrase(text: str, *, bare: bool) -> tuple[Fraction, str, Unit] | None:
             words.append(one)
         if len(units) > 9 or any(abs(n) > 9 for _, n in units) or not 1 / _LARGEST < abs(factor) < _LARGEST:
             return None
+    return factor, form, _product(units, words)
+
+
+def _product(units: list[tuple[Unit, int]], words: list[str]) -> Unit:
     powers: Counter[str] = Counter()
     size = Fraction(1)
     for part, exponent in units:
         size *= part.size**exponent
         for name, n in part.powers:
             powers[name] += n * exponent
-    return factor, form, Unit(size, tuple(sorted((name, n) for name, n in powers.items() if n)), frozenset(words))
+    if powers == {"unit": 1}:  # of length, or of whatever is counted
+        powers.clear()
+    return Unit(size, tuple(sorted((name, n) for name, n in powers.items() if n)), frozenset(words))
 
 
 def _known(token: str) -> Unit | None:
     names = (token, token.lower(), token.lower().removesuffix("s"), token.lower().removesuffix("es"))
     return next((_UNITS[name] for name in names if name in _UNITS and (len(name) > 1 or name == token)), None)
-
-
-def _summed(text: str) -> tuple[str, Unit]:
-    """Return the sum of `5 feet 3 inches` in the first unit; the text itself if it is no such sum."""
-    parts = re.findall(r"(\d[\d.,]*)\s*([^\d]+)", re.sub(r"\\text|[{}]", " ", text)) if text[:1].isdigit() else []
-    values = [number(digits.rstrip(".,")) for digits, _ in parts]
-    phrases = [_phrase(re.sub(r"(?:,|and)\s*$", "", words.strip()), bare="\\" not in text) for _, words in parts]
-    units = [phrase[2] for phrase in phrases if phrase and phrase[:2] == (Fraction(1), "{}")]
-    if not 1 < len(parts) == len(units) or len({unit.powers for unit in units}) > 1 or not units[0]:
-        return text, Unit()
-    total = sum(value.value * unit.size / units[0].size for value, unit in zip(values, units, strict=True) if value)
-    return str(total), units[0]
 
 
 def _cardinal(words: str) -> Fraction:

@@ -23,7 +23,7 @@ def worded(text: str) -> str | None:
     Of "Yes, because ..." it is the yes. A formula such as `xy` is no word, nor is `p - q`.
     """
     plain = re.sub(r"^(?:an?|the) ", "", _plain(text).strip(" .!\"'").casefold())
-    if verdict := re.match(r"(yes|no|true|false)[,.;:!] ", plain):
+    if verdict := re.match(r"(yes|no|true|false)[,.;:!] (?!.*\b(?:yes|no|true|false)\b)", plain):
         return verdict[1]
     if not _WORDS.fullmatch(plain):
         return None
