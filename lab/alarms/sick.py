@@ -127,7 +127,7 @@ class Hot:
 FELL = ("reward fell", "policy collapsed")
 CAUSES: dict[str, Cause] = {
     "rate-too-high": Cause(FELL, {"learning_rate": 3e-3}, {"learning_rate": 3e-3}),
-    "entropy": Cause(("entropy collapsed",), None, {"learning_rate": 1.5e-3}),
+    "rate-rather-high": Cause((*FELL, "entropy collapsed"), None, {"learning_rate": 1.5e-3}),
     "rate-switched-up": Cause(
         FELL, {"learning_rate": 5e-3, "warmup_steps": 100}, rate=lambda step: 1.0 if step <= ONSET else 10.0
     ),
@@ -140,7 +140,7 @@ CAUSES: dict[str, Cause] = {
     "all-cut": Cause(("all truncated",), {"max_completion_length": 2}, {"max_completion_length": 2}),
     "outage": Cause(("same reward",), rewards=lambda: [Outage()]),
 }
-STEPS = {"ours": 120, "trl-1": 150}
+STEPS = {"ours": 120, "trl-1": 300}
 """Of the runs of each trainer."""
 LOGS = {"ours": "ours", "trl-1": "TRL", "trl-10": "TRL, every 10"}
 
@@ -302,7 +302,7 @@ def table() -> str:
     head = (
         f"Of {len(found)} logs of real runs that were made sick in one way, {right} name the cause first, and {beside} "
         "name something beside it that does not come with it. TRL's runs count twice, as logged every step, and every "
-        "ten, in 15 rows:"
+        "ten, in 30 rows:"
     )
     return "\n".join([head, "", *lines, ""])
 
@@ -323,7 +323,7 @@ def main() -> None:
             for seed in range(arguments.seeds)
             for trainer in STEPS
             for cause, way in CAUSES.items()
-            for size in (SIZES if cause.startswith(("rate", "entropy")) else [list(SIZES)[seed % 2]])
+            for size in (SIZES if cause.startswith("rate") else [list(SIZES)[seed % 2]])
             if (way.ours if trainer == "ours" else way.trl if here else None) is not None
             and cause in (arguments.only or CAUSES)
         ]

@@ -113,7 +113,7 @@ def policy_collapsed(run: Course) -> Reading | None:
     if now is None or rewards is None or not rewards.kept or not run.outages.lasts or now.steps > 2 * run.window:
         return None
     good = [step for step, value, _ in rewards.kept if 2 * value >= rewards.highest + now.earned]
-    if not rewards.highest > rewards.lowest >= now.earned or not good or now.first - good[-1] > 3 * run.span:
+    if not rewards.highest > now.earned <= rewards.lowest or not good or now.first - good[-1] > 3 * run.span:
         return None  # it has not fallen to the bottom, or has long before
     last = good[-1]
     found: list[Reading] = []

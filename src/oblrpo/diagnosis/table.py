@@ -7,12 +7,12 @@ from oblrpo.diagnosis import of_updates as updates
 from oblrpo.diagnosis.condition import Condition
 
 CONDITIONS: tuple[Condition, ...] = (
-    policy.all_truncated, policy.policy_collapsed, rewards.same_reward, rewards.outlying_reward, updates.not_finite,
-    updates.gradient_cut_off, rewards.reward_fell, parts.reward_without_accuracy, parts.task_traded,
-    updates.no_gradient, policy.entropy_collapsed, policy.entropy_exploded, policy.kl_runs_away,
-    policy.length_runs_away, policy.length_shrinks, updates.rate_lost, updates.updates_lost, rewards.rewards_missing,
-    policy.sampler_apart, updates.baselines_explode, updates.gradient_grows, updates.gradient_spikes,
-    updates.rate_oscillates, policy.clip_share, policy.truncation, parts.format_saturated, rewards.silent_groups,
+    policy.all_truncated, policy.policy_collapsed, parts.reward_without_accuracy, rewards.same_reward,
+    rewards.outlying_reward, updates.not_finite, updates.gradient_cut_off, rewards.reward_fell, parts.task_traded,
+    parts.format_saturated, updates.no_gradient, policy.entropy_collapsed, policy.entropy_exploded,
+    policy.kl_runs_away, policy.length_runs_away, policy.length_shrinks, updates.rate_lost, updates.updates_lost,
+    rewards.rewards_missing, policy.sampler_apart, updates.baselines_explode, updates.gradient_grows,
+    updates.gradient_spikes, updates.rate_oscillates, policy.clip_share, policy.truncation, rewards.silent_groups,
     rewards.rewards_agree, rewards.no_progress,
     # worth knowing, and not wrong:
     rewards.no_progress_yet, rewards.solved, rewards.prompts_used_up, updates.batch_far_below,
@@ -39,8 +39,9 @@ RUIN = DAMAGE | {rewards.same_reward, policy.all_truncated, policy.policy_collap
 BRINGS: dict[Condition, frozenset[Condition]] = {
     **dict.fromkeys((
         updates.no_gradient, updates.gradient_cut_off, updates.rate_lost, updates.updates_lost, rewards.rewards_missing,
-        policy.truncation, parts.format_saturated, rewards.silent_groups, rewards.rewards_agree,
+        policy.truncation, rewards.silent_groups, rewards.rewards_agree,
     ), STANDSTILL),
+    parts.format_saturated: STANDSTILL | {rewards.same_reward},
     **dict.fromkeys((
         rewards.outlying_reward, policy.entropy_collapsed, policy.entropy_exploded, policy.kl_runs_away,
         policy.length_runs_away, policy.length_shrinks, updates.baselines_explode, updates.gradient_grows,
@@ -52,7 +53,6 @@ BRINGS: dict[Condition, frozenset[Condition]] = {
     parts.reward_without_accuracy: DAMAGE | {rewards.same_reward, rewards.solved, parts.task_traded},
     rewards.same_reward: DAMAGE - {updates.not_finite} | {
         updates.gradient_cut_off, updates.rate_oscillates, rewards.outlying_reward, parts.task_traded,
-        parts.reward_without_accuracy,
     },
     rewards.no_progress: frozenset({rewards.no_progress_yet}),
 }  # fmt: skip

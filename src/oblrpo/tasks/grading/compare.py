@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from oblrpo.tasks.grading.names import assigned, named, numeric, same_function, without_domains
+from oblrpo.tasks.grading.names import assigned, named, numeric, same_function, several_letters, without_domains
 from oblrpo.tasks.grading.normal import closes, key, listed, relational, split_top, tidy, top
 from oblrpo.tasks.grading.number import number, same_number
 from oblrpo.tasks.grading.units import Unit, ratio, without_unit
@@ -71,7 +71,9 @@ def _same(gold: str, answer: str, algebra: Algebra) -> bool:
         return False
     gold, answer = pair
     if relational(gold) or relational(answer):
-        wanted_set, given_set = (named(text)[1] if "=" in top(text) else text for text in (gold, answer))
+        wanted_set, given_set = (
+            (split_top(named(text)[1], "=") or [text])[-1] if "=" in top(text) else text for text in (gold, answer)
+        )
         named_set = (wanted_set, given_set) != (gold, answer)
         return _same(wanted_set, given_set, algebra) if named_set else algebra(gold, answer)
     wanted_by_name, given_by_name = assigned(gold), assigned(answer)
@@ -124,11 +126,10 @@ def _same_values(gold: dict[str, str] | str, answer: dict[str, str] | str, algeb
     numbered = letters in [{"x"}, {"z"}]  # roots
     if not set(others) <= {"", *(letters if numbered else ())}:
         return False
-    one, two = list(names.values()), list(items)
-    sides = (one, two) if names is gold else (two, one)
+    wanted, given = (list(side) for side in ((names.values(), items) if names is gold else (items, names.values())))
     if numbered:
-        return _match(*sides, algebra)
-    return len(one) == len(two) and all(_same(*pair, algebra) for pair in zip(*sides, strict=True))
+        return _match(wanted, given, algebra)
+    return len(wanted) == len(given) and all(_same(*pair, algebra) for pair in zip(wanted, given, strict=True))
 
 
 def _same_named(gold: str, answer: str, algebra: Algebra) -> bool:
@@ -144,6 +145,9 @@ def _same_named(gold: str, answer: str, algebra: Algebra) -> bool:
         return numeric(gold) and _same_chain(gold, answer, algebra)
     if equations[1] and not name:
         return _same_chain(answer, gold, algebra)
+    for chain, other in ((gold_value, value), (value, gold_value)):
+        if "=" in top(chain) and len(listed(chain, thousands=True)) == 1:
+            return _same_chain(chain, other, algebra)
     wanted, given = _group(gold_value), _group(value)
     if wanted or given:
         groups = (wanted or Group("set", [gold_value], False), given or Group("set", [value], False))
@@ -152,15 +156,11 @@ def _same_named(gold: str, answer: str, algebra: Algebra) -> bool:
 
 
 def _same_chain(chain: str, other: str, algebra: Algebra) -> bool:
-    r"""Return whether the last side of `3 \times 4 = 12` or `a + b = 12` is the other; numbers before must equal it."""
+    r"""Return whether the last side of `3 \times 4 = 12` or `a + b = 12` is the other; the rest must fit."""
     *before, last = split_top(chain, "=") or [""]
-    if not all(_same(side, last, algebra) if numeric(side) else _several_letters(side) for side in before):
+    if not all(several_letters(side) or _same(side, last, algebra) for side in before):
         return False
     return _same(other, last, algebra)
-
-
-def _several_letters(text: str) -> bool:
-    return len(set(re.findall(r"[A-Za-z](?:_\{?\w+\}?)?", re.sub(r"\\[A-Za-z]+", "", text)))) > 1
 
 
 def _same_scalars(gold: str, answer: str, algebra: Algebra) -> bool:
@@ -211,7 +211,7 @@ def _group(text: str) -> Group | None:
 def _same_groups(gold: Group, answer: Group, algebra: Algebra) -> bool:
     if gold.kind == "ratio" and all(map(str.isdecimal, gold.items)) and math.gcd(*map(int, gold.items)) > 1:
         # `10:45` is a time; a ratio would be in lowest terms.
-        return list(map(number, gold.items)) == list(map(number, answer.items))
+        return gold.kind == answer.kind and list(map(number, gold.items)) == list(map(number, answer.items))
     if {gold.kind, answer.kind} == {"ratio", "set"}:  # `7:32` and the one number \frac{7}{32}
         both = (gold.items, answer.items)
         sides = [items[0] if len(items) == 1 else rf"\frac{{{items[0]}}}{{{items[1]}}}" for items in both]

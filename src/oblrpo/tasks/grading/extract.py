@@ -44,8 +44,8 @@ _BETWEEN = re.compile(
     rf"|(?:and|or)(?![A-Za-z])|\u548c|\u6216)*(?:{_NAMED})?"
 )
 # A box that is a part of a formula has one of these before it, or one behind it.
-_OPERATOR = re.compile(r"(?:[-+*/^\d]|\\(?:cdot|times) *|\\frac\{|[\d}] *[+*/] *)$")
-_OPERAND = re.compile(r"\s*(?:[-+*/^]|\\cdot|\\times)\s*(?!\{?\\circ)[\d\\{(]|\}\{|\\(?:pi|sqrt)(?![a-z])")
+_OPERATOR = re.compile(r"(?:[-+/^\d]|[\w)}] ?\*|\\(?:cdot|times) *|\\frac\{|[\d}] *[+/] *)\Z")
+_OPERAND = re.compile(r" ?(?:[-+*/^]|\\cdot|\\times) ?(?!\{?\\(?:circ|text))[\d\\{]|\}\{|\\(?:pi|sqrt)(?![a-z])")
 # What takes an answer back, and then gives another; between boxes, what makes the last the only one.
 _TURNS = "wait|no(?=[,.:])|but|however|actually|oops|sorry|mistake|error|wrong|correction|second thought|hold on"
 _TURN = re.compile(

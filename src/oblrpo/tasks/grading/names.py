@@ -24,7 +24,7 @@ _DOMAIN = re.compile(
 
 
 def named(text: str) -> tuple[str, str]:
-    r"""Return the name and the value of `name = value` or `name \in value`, of a chain the last; or "" and the text."""
+    r"""Return the name and the value of `name = value` or `name \in value`, or "" and the text."""
     if r"\begin" not in text and len(listed(text, thousands=True)) > 1:  # the items of a list have names of their own
         return "", text
     if (found := _IN.fullmatch(text)) and _NAME.fullmatch(found[1]):
@@ -33,7 +33,9 @@ def named(text: str) -> tuple[str, str]:
     if len(sides) == 2 and numeric(sides[0]):  # 5 = x
         sides.reverse()
     if len(sides) > 1 and _NAME.fullmatch(sides[0]) and not numeric(sides[0]):
-        value = sides[-1]
+        if re.match(r"\\(?:sqrt|frac|log|ln)(?![A-Za-z])", sides[0]) and not several_letters(sides[0]):
+            return "", text
+        value = " = ".join(sides[1:])
         return key(sides[0]), value[1:-1] if value[0] == "{" and closes(value) == len(value) - 1 else value
     return "", text
 
@@ -41,6 +43,11 @@ def named(text: str) -> tuple[str, str]:
 def numeric(text: str) -> bool:
     """Return whether a text holds no letter that could be an unknown."""
     return not _NUMERIC.sub("", text)
+
+
+def several_letters(text: str) -> bool:
+    """Return whether a text holds two letters or more that could be unknowns."""
+    return len(set(re.findall(r"[A-Za-z](?:_\{?\w+\}?)?", re.sub(r"\\[A-Za-z]+", "", text)))) > 1
 
 
 def assigned(text: str) -> dict[str, str]:

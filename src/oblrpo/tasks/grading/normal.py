@@ -10,7 +10,6 @@ from oblrpo.tasks.grading.signs import latex_of
 _FUNCTIONS = "(?:arc|a)?(?:sin|cos|tan)|(?:sin|cos|tan)h|exp|ln|log|max|min|gcd"
 _PRICE = r"(-?\d(?:(?:[\d.,]|\{,\})*\d)?)(?=\s*(?:\.?$|\\text)|\s[a-z]{2})"
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|omega|sigma|varphi|phi"
-_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _COMMANDS = r"""
 [dtc]frac \\frac; degrees? ^\\circ; lbrace \\{; rbrace \\}; l(?:angle|paren) (; r(?:angle|paren) ); lbrack [; rbrack ]
 ; [lr]?vert |; colon :; lt <; gt >; R \\mathbb{R}; (?:dots[cbmio]?|cdots) \\ldots
@@ -64,9 +63,9 @@ _SUBSTITUTIONS = [
         *((rf"\\{name}(?![A-Za-z])", sign) for name, sign in map(str.split, _COMMANDS.split(";"))),
         (r"(?<=\d)\{([:.;,])\}|(?<![\w\\}_^\]])\{([^{}\\]*)\}", r"\1\2"),
         (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\choose(?![A-Za-z])([^{}]*)$", r"\\binom{\1\3}{\2\4}"),
-        (
-            rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*({'|'.join(_BASES)})\s*\}}?\}}?$",
-            lambda found: f"_{_BASES.index(found[1]) + 2}",
+        *(
+            (rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}?\}}?$", f"_{base}")
+            for base, word in enumerate(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 2)
         ),
         # relations and sets
         (r"[:=]=", "="),

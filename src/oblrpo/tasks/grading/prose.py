@@ -75,8 +75,9 @@ _REFUSED = re.compile(
 )
 # A value beside the point, if another stands before it: `18 eggs in 3 boxes`, `18 (3 a day)`.
 _ASIDE = re.compile(
-    r"\b(?:for|in|after|every|within|at|over|during|per|on day|of the)(?: all| the last| about)? [$\\(]*$"
-    r"|\([^()\n]{0,60}$|\b(?:because|since)\b[^.,:\n]{0,60}$",
+    r"\b(?:for|in|after|every|within|at|over|during|per|on day|of the|of those)"
+    r"(?: all| about)?(?: the| those)?(?: last)? [$\\(]*$"
+    r"|\([^()\n]{0,60}$|\b(?:because|since)\b[^.,:\n\d]{0,60}$",
     re.I,
 )
 # A number that counts parts of the text: `Step 5`, `5. Done`, `**Case 2**`.
@@ -129,7 +130,7 @@ def last(text: str, bolds: list[tuple[int, int]], start: int, end: int) -> str |
     ]
     while len(numbers) > 1 or (numbers and formulas):  # a value beside the point follows another
         before, at = numbers[-2].end() if len(numbers) > 1 else after, numbers[-1].start()
-        aside = "=" not in numbers[-1][0] and _ASIDE.search(text[max(before, at - 60) : at])
+        aside = "=" not in numbers[-1][0] and _ASIDE.search(text[max(0, at - 60) : at])
         if not aside or _BREAK.search(text, before, at):
             break
         numbers.pop()

@@ -22,6 +22,7 @@ _TABLE = """
 m 1 m metre meter 米 | g 1 g gram gramme 克 | s 1 s second sec 秒 | L 1/1000 m^3 l liter litre 升 | A 1 A ampere amp
 | J 1000 g*m^2/s^2 joule | N 1000 g*m/s^2 newton | W 1000 g*m^2/s^3 watt | Pa 1000 g/m/s^2 pascal | Hz 1 s^-1 hertz
 | V 1000 g*m^2/A/s^3 volt | Ω 1 V/A ohm | C 1 A*s coulomb | F 1 C/V farad | T 1 T tesla | eV 1 eV | K 1 K kelvin
+| mol 1 mol mole
 ~
 in 127/5000 m inch inche | ft 12 in foot feet | yd 3 ft yard | mi 5280 ft mile | 公里 1000 m | ha 10000 m^2 hectare
 | min 60 s minute 分 分钟 | h 60 min hour hr 小时 时 | d 24 h day 天 日 | wk 7 d week 周 | mo 1 mo month 月
@@ -132,7 +133,7 @@ def without_unit(text: str) -> tuple[str, Unit]:
     for start in {head.end() if head else 0: None, mark.start() if mark else 0: None}:
         value, tail = text[:start].strip(), text[start:]
         phrase = _phrase(tail, bare="\\" not in tail) if value and not re.search(r"[-+*/=^_(,\\]$", value) else None
-        if not phrase or not tail.strip():
+        if not phrase:
             continue
         factor, form, unit = phrase
         # Behind a formula there must be a unit; the degrees of \sin 30^\circ belong to the 30.
