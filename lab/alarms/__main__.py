@@ -65,7 +65,7 @@ def of_run(folder: Path) -> dict[str, object]:
     for finding in diagnosis.findings:
         print(f"{folder.name}, step {finding.found}: {finding}", flush=True)
     ours = RunFolder(folder) if (folder / "config.yaml").is_file() else None
-    rows = ours.read_metrics() if ours else getattr(read_log(folder), "rows", [])
+    rows = ours.read_metrics() if ours else list(getattr(read_log(folder), "rows", []))
     facts = facts_of(settings_in(ours.config_file)) if ours else facts_of_log(rows)
     thin = Watch(replace(facts, every=EVERY)).over(thinned(rows, EVERY)).findings
     task, algorithm, seed = folder.name.rsplit("_", 2)
