@@ -38,7 +38,7 @@ def test_missing_rewards_are_left_out_and_told(small_run, oblrpo, tmp_path, algo
     assert [row["learning_rate"] > 0 for row in rows[1:]] == [True, False, True, True]
     assert (rows[2]["reward"], rows[2]["grad_norm"], rows[2]["entropy"]) == (None, None, None)
     (warning,) = [text for row in rows for text in row.get("warnings", [])]
-    assert warning.startswith("100% of the completions of 1 steps have no reward. No update was made.")
+    assert warning.startswith("rewards missing: 100% of the completions of 1 step have no reward. No update was made.")
     assert "No update was made" in out
     lines = (tmp_path / "run" / "completions" / "step_3.jsonl").read_text().splitlines()
     assert [json.loads(line)["reward"] is None for line in lines] == [False, False, True] * 4
