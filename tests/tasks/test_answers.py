@@ -1,4 +1,4 @@
-"""The verdicts on the cases of answers.jsonl, none of which was looked at while the grader was written."""
+"""The verdicts on the cases of answers.jsonl, which were kept apart while the grader was written."""
 
 import json
 from pathlib import Path
