@@ -1,4 +1,4 @@
-"""Shared by the tests of the tasks: hostile completions, and drawn problems with demonstrations."""
+"""Shared by the tests of the tasks: hostile completions, drawn problems with demonstrations, and the verifier."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from oblrpo.tasks import Demonstrator, Problem
+from oblrpo.tasks.grading import MathVerifier
 
 HOSTILE = {
     "empty": "",
@@ -50,3 +51,10 @@ def demonstrated() -> Callable[..., Iterator[tuple[Problem, str]]]:
             yield problem, task.demonstration(problem, rng, noise)
 
     return demonstrated
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[MathVerifier]:
+    pytest.importorskip("math_verify")
+    with MathVerifier(seconds=20) as verifier:
+        yield verifier

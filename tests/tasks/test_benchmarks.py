@@ -11,7 +11,6 @@ import pytest
 
 from oblrpo.errors import InputError
 from oblrpo.tasks.benchmarks import BENCHMARKS, load_benchmark
-from oblrpo.tasks.grading import MathVerifier
 
 ROWS = {
     "gsm8k": ({"question": "How many?", "answer": "Twice 4 is <<2*4=8>>8.\n#### 1,008"}, ("1,008",)),
@@ -119,13 +118,6 @@ def published(request):
         pytest.skip("OBLRPO_BENCHMARK_DATA names no folder with the published files")
     files = [f"{folder}/{stem}.jsonl" for stem in PUBLISHED.get(request.param, [request.param])]
     return request.param, load_benchmark(request.param, files)
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    pytest.importorskip("math_verify")
-    with MathVerifier(seconds=20) as verifier:
-        yield verifier
 
 
 def test_published_golds_are_their_own_answers(published, verifier):

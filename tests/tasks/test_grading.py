@@ -113,12 +113,6 @@ HOSTILE = {
 }
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with MathVerifier(seconds=20) as verifier:
-        yield verifier
-
-
 def boxed(text):
     return f"So the answer must be $\\boxed{{{text}}}$."
 

@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import pytest
 
-from oblrpo.tasks.grading import MathVerifier
 from oblrpo.tasks.grading.normal import tidy
 from oblrpo.tasks.grading.number import number
 from oblrpo.tasks.grading.units import without_unit
@@ -125,12 +124,6 @@ KINDS = {
         ("7!!", [], ["105!", "5040!"]), (r"\operatorname{sech} u", [], [r"\sec (hu)"]),
     ],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    with MathVerifier(seconds=20) as verifier:
-        yield verifier
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from oblrpo.tasks.grading import MathVerifier
 from oblrpo.tasks.grading.compare import NeedsAlgebra, equal
 from oblrpo.tasks.grading.normal import tidy
 from oblrpo.tasks.grading.signs import latex_of
@@ -124,12 +123,6 @@ KINDS = {
         ("|a-9|", ["abs(a-9)", "|9-a|"], ["a-9"]),
     ],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    with MathVerifier(seconds=20) as verifier:
-        yield verifier
 
 
 @pytest.mark.parametrize("kind", KINDS)
