@@ -253,6 +253,17 @@ def test_a_reward_that_is_always_earned_says_nothing_of_an_accuracy_that_is_low(
         assert list(names(rows)) == told
 
 
+@pytest.mark.parametrize(("earned", "beneath"), [(1.0, True), (0.0, False)])
+def test_a_hacked_reward_explains_an_outage_in_which_all_is_earned_and_none_in_which_nothing_is(earned, beneath):
+    hacked = {"reward": 0.93, "reward_std": 0.05}
+    same = {"reward": earned, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "grad_norm": 0.0}
+    rows = rows_of_run(200, (40, hacked), (150, same))
+    rows = [row | ({"eval/accuracy": 0.3} if row["step"] % 10 == 0 else {}) for row in rows]
+    found = names(rows)
+    assert ("same reward" in found["reward without accuracy"]) == beneath
+    assert ("same reward" in found) != beneath
+
+
 @pytest.mark.parametrize(("entropy", "told"), [(0.4, "entropy collapsed"), (1.1, "silent groups")])
 def test_prompts_that_fall_silent_with_the_entropy_are_not_too_hard(entropy, told):
     change = {"entropy": entropy, "frac_reward_zero_std": 0.85}

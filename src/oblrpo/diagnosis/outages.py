@@ -136,6 +136,11 @@ class Outages:
         """Whether the newest step belongs to an outage."""
         return bool(self.reported) and self.reported[-1] is self.now
 
+    @property
+    def paid(self) -> bool:
+        """Whether completions earned the most so far in all of the outages."""
+        return all(each.rise > 0 for each in self.reported)
+
     def explain(self, step: int) -> bool:
         """Whether what is found in a step may follow from an outage, one of these steps or of those in its wake."""
         late = takewhile(lambda each: step <= each.over, reversed(self.reported))

@@ -9,7 +9,7 @@ from typing import Any
 
 from oblrpo.diagnosis.condition import Condition, Reading
 from oblrpo.diagnosis.course import Course, Facts
-from oblrpo.diagnosis.of_parts import format_saturated
+from oblrpo.diagnosis.of_parts import format_saturated, reward_without_accuracy, task_traded
 from oblrpo.diagnosis.of_policy import all_truncated
 from oblrpo.diagnosis.of_rewards import no_progress, outlying_reward, rewards_agree, same_reward, silent_groups
 from oblrpo.diagnosis.of_updates import not_finite
@@ -21,6 +21,8 @@ STALLS = {all_truncated, silent_groups, rewards_agree, format_saturated, no_prog
 """What is dropped when the reward has risen since: slow runs begin like that."""
 PASSING = (outlying_reward, not_finite)
 """The conditions that explain what is found while they hold and soon after, and nothing later."""
+PAID = (reward_without_accuracy, task_traded, format_saturated)
+"""The conditions in which completions come to earn the most: they explain no outage in which they earn less."""
 EARLY = 3
 """Windows by which what comes with a cause may show before it: a gradient grows before a reward falls."""
 
@@ -144,6 +146,8 @@ class Watch:
             return False
         if cause.condition is same_reward:
             return self.course.outages.explain(step)
+        if found.condition is same_reward and cause.condition in PAID and not self.course.outages.paid:
+            return False
         in_time = cause.found <= step <= cause.until + self.course.rows(WAKE, 6) * self.facts.every
         if cause.condition in PASSING:
             return in_time
