@@ -1,5 +1,6 @@
+# make help  these lines
 # make demo  environment + the main job (runs/demo)
-# make test  environment + lint + every test but those of the adapters for TRL and verl
+# make test  environment + lint + every test but those of the adapters for TRL and verl, and of the wheel
 # make quick  lint + the tests that take less than twenty seconds each
 # make smollm2  a real model of 135 M parameters, into models/ (93 MB to download, 540 MB on the disk)
 # make attack  random input and kills by the thousand
@@ -11,6 +12,7 @@
 # make test-trl  an environment with TRL + the tests of the adapter
 # make test-newest  an environment with the newest release of everything (6.6 GB, with CUDA) + every test of `make test`
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
+# make test-wheel  wheel and source archive, installed where nothing else is: alone, and with each extra (a network)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,9 +27,12 @@ TRL_VENV := .venv-trl
 TRL_BIN := $(TRL_VENV)/bin
 TRL_STAMP := $(TRL_VENV)/.installed
 
-.PHONY: env demo smollm2 theory results docs gpu quick test test-newest attack audit test-trl env-trl test-verl env-verl lint format constraints constraints-verl clean
+.PHONY: help env demo smollm2 theory results docs gpu quick test test-newest attack audit test-trl env-trl test-verl env-verl test-wheel lint format constraints constraints-verl clean
 
 env: $(STAMP)
+
+help:
+	@sed -n 's/^# make /make /p' $(firstword $(MAKEFILE_LIST))
 
 # What training needs: torch, transformers, and their own. Plain pip and a constraints file: torch==2.13.0 is the newest
 # with a CPU wheel where this is built.
@@ -43,6 +48,7 @@ $(STAMP): $(CORE)
 
 demo: $(CORE)
 	$(BIN)/oblrpo train demo --output runs/demo
+	@echo 'The page of the run is runs/demo/report.html. To call oblrpo yourself: . $(BIN)/activate'
 
 smollm2: $(CORE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
@@ -63,10 +69,10 @@ gpu:
 	PYTHONPATH=src $(PYTHON) -m lab.benchmarks.gpu --output runs/gpu
 
 quick: lint
-	$(BIN)/pytest -n auto -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow" --ignore tests/wheel
 
 test: lint
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --ignore tests/wheel
 
 env-trl: $(TRL_STAMP)
 
@@ -79,11 +85,11 @@ $(TRL_STAMP): pyproject.toml constraints.txt
 test-trl: $(TRL_STAMP)
 	OMP_NUM_THREADS=1 $(TRL_BIN)/pytest tests/trl -o filterwarnings=ignore
 
-# What `pip install oblrpo` brings today, and not the versions of constraints.txt. CI has no time for it.
+# What pip brings today, and not the versions of constraints.txt. CI has no time for it.
 test-newest:
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/pip install --quiet --disable-pip-version-check --upgrade -e '.[dev]'
-	.venv-newest/bin/pytest -n auto
+	.venv-newest/bin/pytest -n auto --ignore tests/wheel
 
 attack: $(STAMP)
 	OBLRPO_FUZZ=10000 OBLRPO_KILLS=all $(BIN)/pytest -n auto tests/test_fuzz.py tests/cli/test_kills.py
@@ -109,6 +115,10 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 # verl and Ray warn a lot of themselves; ours are errors in `make test`.
 test-verl: $(VERL_STAMP)
 	$(VERL_BIN)/pytest tests/verl -o filterwarnings=ignore
+
+# verl takes six minutes to install: its extra is tried over the environment that is there.
+test-wheel: $(STAMP) $(VERL_STAMP)
+	$(BIN)/pytest -n 2 tests/wheel
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

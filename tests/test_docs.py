@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab import pages
 from oblrpo.algorithms import ALGORITHMS
 from oblrpo.cli.train import _parse
 from oblrpo.commands import check_settings
@@ -54,7 +56,7 @@ def test_links_lead_somewhere(page):
             assert anchor in {slug(head) for head in heads}, f"{target}#{anchor}"
 
 
-REFERENCES = {"lab_book.md", "theory.md", "failures.md"}
+REFERENCES = {"lab_book.md", "theory.md", "conditions.md"}
 """Pages whose entries are looked up one by one."""
 
 
@@ -92,22 +94,30 @@ def test_every_page_is_in_the_navigation():
         assert re.search(rf"[ ]{page.relative_to(ROOT / 'docs')}$", navigation, re.MULTILINE), page
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_page_of_an_algorithm_says_what_the_table_says(name):
-    row, page = ALGORITHMS[name], (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
-    said = dict(
-        re.findall(r"^\| (baseline|normalisation|loss weighting|schedule|ratio) \| `(\w+)`", page, re.MULTILINE)
-    )
-    assert said == {
-        "baseline": row.baseline,
-        "normalisation": row.normalisation,
-        "loss weighting": row.weighting,
-        "schedule": row.schedule,
-        "ratio": row.ratio,
-    }
-    claim = re.search(r"^\| baseline \| `\w+`: (unbiased|in-sample)", page, re.MULTILINE)
-    assert claim
-    assert (claim[1] == "unbiased") == BASELINES[row.baseline].unbiased
+def test_the_pages_that_a_user_needs_are_read_in_an_hour():
+    """Those before "Reference": 11,000 words, code and tables counted."""
+    needed = (ROOT / "mkdocs.yml").read_text().partition("nav:\n")[2].partition("- Reference:")[0]
+    words = {page: len((ROOT / "docs" / page).read_text().split()) for page in re.findall(r"[\w/]+\.md", needed)}
+    assert {"index.md", "limitations.md"} <= set(words)
+    assert sum(words.values()) <= 11_000, words
+
+
+def test_a_link_to_the_site_is_shown_with_a_title_and_a_picture():
+    card = (ROOT / "docs" / ".theme" / "main.html").read_text()
+    assert {"og:title", "og:description", "og:image", "twitter:card"} <= set(re.findall(r'="(\w+:\w+)"', card))
+    width_height = struct.unpack(">II", (ROOT / "docs" / "pictures" / "card.png").read_bytes()[16:24])
+    assert width_height == (1200, 630)
+
+
+@pytest.mark.parametrize("name", pages.PARTS)
+def test_a_page_says_what_the_tables_say(name):
+    """`python -m lab.pages` writes it."""
+    assert (ROOT / "docs" / name).read_text() == pages.page(name)
+
+
+def test_every_algorithm_has_a_section():
+    page = (ROOT / "docs" / "reference" / "algorithms.md").read_text()
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == list(ALGORITHMS)
 
 
 def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page, dense_reward, tmp_path):  # noqa: F811
@@ -123,26 +133,18 @@ def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page,
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     written = {re.sub(rf"^(variance|signal2)/({'|'.join(BASELINES)})$", r"\1/NAME", key) for row in rows for key in row}
     written = {re.sub("^rewards/task/", "rewards/NAME/", key) for key in written}
-    table = (ROOT / "docs" / "metrics.md").read_text().split("| key | meaning | unit |")[1]
+    table = (ROOT / "docs" / "metrics.md").read_text().split("| key | meaning | unit |")[1].partition("\n## ")[0]
     first_cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
     others = {"warnings", "added_variance", "added_variance/measured", "added_variance/of_gradient", "num_gen_batches"}
     others.add("cispo_clip_ratio")
     assert set(re.findall(r"`(.+?)`", " ".join(first_cells))) == written | others
 
 
-def test_the_page_of_baselines_says_what_the_table_says():
-    page = (ROOT / "docs" / "baselines.md").read_text()
-    found = {}
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 6 and re.fullmatch(r"`\w+`", cells[0]):
-            found[cells[0].strip("`")] = cells
-    assert set(found) == set(BASELINES)
-    for name, (_, _, unbiased, needs, normalisation, _) in found.items():
-        entry = BASELINES[name]
-        assert unbiased.startswith("yes" if entry.unbiased else "no"), name
-        assert tuple(re.findall(r"`(\w+)`", needs)) == entry.needs, name
-        assert normalisation.strip("`") == ("" if entry.normalisation == "none" else entry.normalisation), name
+def test_the_charts_that_are_explained_are_drawn():
+    page, source = (ROOT / "docs" / "metrics.md").read_text(), "".join(map(Path.read_text, SOURCE.glob("report/*.py")))
+    names = re.findall(r"^\| ([A-Z].+?) \|", page.partition("| chart |")[2].partition("\n\n")[0], re.MULTILINE)
+    assert names
+    assert [name for cell in names for name in cell.split("; ") if f'"{name}"' not in source] == []
 
 
 def test_the_help_names_every_baseline_to_train_with_algorithm_and_ratio():

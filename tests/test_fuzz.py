@@ -4,7 +4,6 @@
 """
 
 import decimal
-import io
 import json
 import os
 import random
@@ -12,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -320,23 +319,14 @@ def test_compare_specs(tmp_path):
 
 
 def test_flags():
-    """Of `train`: a word that is wrong ends with a box of tyro's and 2, as settings that are wrong do."""
+    """Of `train`: a word that is wrong ends with a sentence, as settings that are wrong do."""
     rng = random.Random("flags")
     names = [f"--{name.replace('_', '-')}" for name in flatten(TrainConfig())] + ["--resume", "--dry-run", "--", "-x"]
     values = ["1", "-1", "1e999", "nan", "9" * 500, "", " ", "\ud800", "true", "{a: 1}", "[", "demo", "\0", "--x=1"]
 
-    def parse(argv):
-        code = 0
-        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            try:
-                _parse(argv, TrainConfig())
-            except SystemExit as end:
-                code = end.code
-        assert code in {0, 2}
-
-    for _ in range(COUNT // 10):  # each takes a third of a second
+    for _ in range(COUNT):
         argv = [rng.choice(rng.choice([names, values, PIECES])) for _ in range(rng.randint(1, 6))]
-        accepted(lambda argv=argv: parse(argv), argv)
+        accepted(lambda argv=argv: _parse(argv, TrainConfig()), argv)
 
 
 def test_completions(tmp_path):

@@ -5,7 +5,7 @@
 Every illness of `synthetic` is drawn with so many seeds, and healthy runs besides; and again ten times as long and
 logged every ten steps, as TRL does, with a quarter of the seeds of illnesses. Folders of real runs that are known to
 learn may follow, which are looked at as they are and as if they were logged so. docs/results/alarms.csv and
-alarms_runs.csv hold what came out, and the page docs/failures.md is written anew. A folder's name is
+alarms_runs.csv hold what came out, and `lab.pages` writes the pages anew. A folder's name is
 TASK_ALGORITHM_SEED. `lab.alarms.runs` makes the real runs.
 """
 
@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.alarms.page import EVERY, FOUND, PAGE, RUNS, page
+from lab import pages
+from lab.alarms.page import EVERY, FOUND, RUNS
 from lab.alarms.synthetic import ILLNESSES, Row, healthy, ill, solved, thinned
 from oblrpo.diagnosis import Facts, Watch, diagnose, facts_of, facts_of_log
 from oblrpo.runs import RunFolder
@@ -98,7 +99,7 @@ def main() -> None:
     write(FOUND, found)
     if arguments.runs:
         write(RUNS, [of_run(run) for run in arguments.runs])
-    PAGE.write_text(page(), "utf-8")
+    pages.write()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/failures.md: the conditions as their docstrings have them, and what was found where."""
+"""What `lab.pages` says of the diagnosis: conditions as their docstrings have them, cures, and what was found where."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ from oblrpo.diagnosis.watch import words_of
 
 FOUND, RUNS = Path("docs/results/alarms.csv"), Path("docs/results/alarms_runs.csv")
 
-PAGE = Path("docs/failures.md")
 EVERY = 10  # steps a row, TRL's default
-
-
-def page() -> str:
-    """The page as it is, with its two made parts anew: the table of conditions, and what was measured."""
-    text = PAGE.read_text("utf-8")
-    for name, part in {"conditions": conditions(), "measured": measured()}.items():
-        before, _, rest = text.partition(f"<!-- begin {name} -->\n")
-        _, _, after = rest.partition(f"<!-- end {name} -->")
-        text = f"{before}<!-- begin {name} -->\n{part}<!-- end {name} -->{after}"
-    return text
+LINE = 37  # words
 
 
 def conditions() -> str:
@@ -32,18 +22,30 @@ def conditions() -> str:
     return "\n".join(_section(each) for each in CONDITIONS)
 
 
+def cures() -> str:
+    """Every condition in a line: its name, and as many sentences of its cure as a line holds."""
+    lines = []
+    for each in CONDITIONS:
+        sentences = re.split(r"(?<=[.?]) ", _cure(each, shorten="use a third of the rate"))
+        while len(sentences) > 1 and len(" ".join(sentences).split()) > LINE:
+            sentences.pop()
+        link = f"[{each.name}](reference/conditions.md#{each.name.lower().replace(' ', '-')})"
+        lines.append(f"- **{link}**{'' if each.wrong else ' (note)'}: {' '.join(sentences)}\n")
+    return "".join(lines)
+
+
 def _section(condition: Condition) -> str:
     what, _, looks = (condition.statistic.__doc__ or "").strip().partition("\n")
     lines = [f"### {condition.name[0].upper()}{condition.name[1:]}", "", f"{what} {' '.join(looks.split())}", ""]
-    lines += [] if condition.wrong else ["It is printed as worth knowing, and leaves the exit code 0.", ""]
-    cure = condition.cure.format_map({"shrink": ", or take the baseline oblr_shrunk"} | words_of(measured=False))
+    lines += [] if condition.wrong else ["It is reported as a note, and leaves the exit code at 0.", ""]
     needs = ", ".join(f"`{key}`" for key in condition.columns)
-    return "\n".join([*lines, f"*Needs* {needs}. *What to do:* {_code(cure)}", ""])
+    return "\n".join([*lines, f"*Needs* {needs}. *What to do:* {_cure(condition)}", ""])
 
 
-def _code(text: str) -> str:
-    """Names of settings, as code."""
-    return re.sub(r"\b[a-z]+(_[a-z]+)+\b", r"`\g<0>`", text)
+def _cure(condition: Condition, **words: str) -> str:
+    """What to do, with names of settings as code."""
+    words = {"shrink": ", or use the baseline oblr_shrunk"} | words_of(measured=False) | words
+    return re.sub(r"\b[a-z]+(_[a-z]+)+\b", r"`\g<0>`", condition.cure.format_map(words))
 
 
 def measured() -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 import os
 
-import tyro
-
 from lab.bench.config import BenchConfig
 from oblrpo.cli import carry_out
+from oblrpo.cli.flags import parse
 
 
 def run(argv: list[str]) -> None:
     """Run `python -m lab.bench`."""
-    config = tyro.cli(BenchConfig, args=argv, prog="python -m lab.bench")
+    config = parse(BenchConfig(), argv, "python -m lab.bench")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the memory meter's profiler is talkative
     from transformers.utils import logging as transformers_logging
 

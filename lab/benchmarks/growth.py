@@ -3,7 +3,7 @@
     python -m lab.benchmarks.growth [--axes completions tokens parameters rows] [--rounds 2] \\
         [--csv docs/results/growth.csv] [--picture docs/pictures/growth.svg] [--only-report]
 
-needs TRL for its half (`pip install 'oblrpo[trl]'`), and leaves it out where it is not installed. Ours is
+needs TRL for its half (`pip install '.[trl]'`), and leaves it out where it is not installed. Ours is
 `oblrpo.train` with its defaults (exact norms, the measured rate), TRL's is GRPOTrainer without activation checkpointing
 and without files. Both begin with the same random weights, in float32 on one thread and in one micro-batch; each case
 is a process of its own, and the two take turns. A step is counted in CPU seconds from one call of the reward function

@@ -3,7 +3,7 @@
     python -m lab.benchmarks.trl_memory [--rows 8 2] [--tokens 512] [--hidden-size 384] [--layers 8] [--cases grpo ...]
         [--shortest 1]
 
-needs TRL (`pip install 'oblrpo[trl]'`). TRL's defaults where memory is concerned: activation checkpointing, AdamW and
+needs TRL (`pip install '.[trl]'`). TRL's defaults where memory is concerned: activation checkpointing, AdamW and
 eight completions a prompt; float32. The peak is that of the second step, when the optimizer has its averages, over what
 the process held before the first, which is a short one. Completions are random tokens, all of one length or, with
 `--shortest`, of lengths drawn evenly from that on: generation is left out. `--rows` are completions of a micro-batch;

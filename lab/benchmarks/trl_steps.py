@@ -3,7 +3,7 @@
     python -m lab.benchmarks.trl_steps [--rounds 5] [--shapes tokens words answers] \\
         [--model models/smollm2-135m-instruct]
 
-needs TRL (`pip install 'oblrpo[trl]'`). All contenders begin with the same weights and train on the same prompts in one
+needs TRL (`pip install '.[trl]'`). All contenders begin with the same weights and train on the same prompts in one
 process and one thread, in float32, without activation checkpointing; completions run to the longest length. They take
 turns within a round, each round beginning with another, so that other work on the machine hits all alike. A round's
 figure is the median over steps, without the first two; calibrated weights take exact norms every tenth step, which the

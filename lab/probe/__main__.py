@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from rich.console import Console
 
 from oblrpo.cli import carry_out
+from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
-from oblrpo.settings import PolicyConfig, RolloutConfig, TaskConfig, TrainConfig, flags_in
+from oblrpo.settings import PolicyConfig, RolloutConfig, TaskConfig, TrainConfig, Word, flags_in
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ProbeCommand:
     `python -m lab.probe path/to/model --task path --max-completion-length 12`.
     """
 
-    target: Annotated[str, tyro.conf.Positional]
+    target: Annotated[str, Word("RUN|MODEL", "the folder of a run, or a model")] = ""
     """Folder of a run, or a model: folder or hub name."""
     prompts: int = 128
     """Prompts of each of two independent batches."""
@@ -63,12 +63,7 @@ def run(argv: list[str]) -> None:
         InputError: settings of a model are given for a run, there is no such folder, or as `probe_run` and
             `probe_model` raise.
     """
-    command = tyro.cli(
-        ProbeCommand,
-        args=argv,
-        prog="python -m lab.probe",
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
+    command = parse(ProbeCommand(), argv, "python -m lab.probe")
     from transformers.utils import logging as transformers_logging
 
     from lab.probe import Effort, print_place, probe_model, probe_run

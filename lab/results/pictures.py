@@ -2,7 +2,7 @@
 
     python -m lab.results.pictures
 
-writes docs/pictures/*.svg, and *-dark.svg for dark pages.
+writes docs/pictures/*.svg, *-dark.svg for dark pages, and card.png, which links to the site show.
 """
 
 from __future__ import annotations
@@ -95,10 +95,31 @@ def learning() -> Figure:
 def window() -> Figure:
     """A pretrained model learns to add, from learning rates three decades apart."""
     page, (axis,) = axes_of(height=3.2)
+    _window(axis)
+    page.legend(frameon=False, ncols=3, fontsize=9, loc="outside upper center")
+    return page
+
+
+def card() -> Figure:
+    """The same under the project's name, 1200 x 630 pixels, as pages that show a link want it."""
+    page = Figure(figsize=(12, 6.3), dpi=100)
+    page.text(0.06, 0.85, "oblrpo", fontsize=48, weight="bold", color=OURS)
+    page.text(0.06, 0.75, "RL of language models that finds its learning rate by itself", fontsize=23)
+    with matplotlib.rc_context({"font.size": 16}):
+        axis = page.add_axes((0.12, 0.15, 0.82, 0.48))
+        axis.spines[["top", "right"]].set_visible(False)
+        _window(axis)
+        for line in axis.lines:
+            line.set(linewidth=2 * line.get_linewidth(), markersize=7)
+        axis.legend(frameon=False, ncols=3, fontsize=15, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return page
+
+
+def _window(axis: Axes) -> None:
     runs = claimed("window")
     for name, label, colour in (
-        ("default", "oblrpo, which begins with it", OURS),
-        ("grpo", "GRPO, which holds it", OTHERS[1]),
+        ("default", "oblrpo, which starts there", OURS),
+        ("grpo", "GRPO, which keeps it", OTHERS[1]),
     ):
         ends = {float(rate): [lines[-1].accuracy for _, lines in of] for (arm, rate), of in runs.items() if arm == name}
         rates = sorted(ends)
@@ -110,8 +131,6 @@ def window() -> Figure:
     axis.axhline(begun, lw=0.8, ls="--", color="#888888", label="before training")
     axis.set(xscale="log", xlabel="learning rate set", ylabel="held-out sums solved", ylim=(0, 1))
     axis.yaxis.set_major_formatter(PercentFormatter(1))
-    page.legend(frameon=False, ncols=3, fontsize=9, loc="outside upper center")
-    return page
 
 
 def instructions() -> Figure:
@@ -266,6 +285,8 @@ def main() -> None:
             for name, draw in PICTURES.items():
                 file = DOCS / "pictures" / f"{name}{suffix}.svg"
                 draw().savefig(file, facecolor=paper, metadata={"Date": None}, bbox_inches="tight", pad_inches=0.12)
+            if not suffix:
+                card().savefig(DOCS / "pictures" / "card.png", facecolor=paper, metadata={"Software": None})
 
 
 if __name__ == "__main__":

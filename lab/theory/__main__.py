@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 
 from oblrpo.cli import carry_out
+from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
 
 
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> None:
     Raises:
         InputError: the page cannot be written, or this machine has fewer cores than threads are asked for.
     """
-    command = tyro.cli(TheoryCommand, args=argv, prog="python -m lab.theory")
+    command = parse(TheoryCommand(), argv, "python -m lab.theory")
     cores = os.cpu_count() or 1
     if not 1 <= command.threads <= cores:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Reinforcement learning of language models that finds its learning rate and tells how noisy its gradient is.
+"""Reinforcement learning of language models that finds its learning rate and measures how noisy its gradient is.
 
     import oblrpo
 
@@ -12,7 +12,7 @@ To train
     Run         a finished run: metrics, policy, report, evaluate(), export()
     evaluate    avg@k and pass@k of any model, with intervals
     diagnose    what is wrong with a run, since when, and what to do
-    InputError  what the user can mend, in one sentence
+    InputError  what the user can fix, in one sentence
 
 In a training loop of your own (torch alone is needed)
     ScoreTape   exact squared score norms of a batch, and its gradient, from one backward

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oblrpo.errors import InputError
-from oblrpo.settings import AlgorithmConfig, OptimConfig, lost
+from oblrpo.settings import AlgorithmConfig, OptimConfig
 
 if TYPE_CHECKING:
     from oblrpo.estimators import Ratio
@@ -73,7 +73,7 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
     }
     for key, (name, table) in {"algorithm": (algorithm.algorithm, ALGORITHMS), **given}.items():
         if (name or key == "algorithm") and name not in table:
-            raise InputError(f"unknown {key} {name!r}; choose one of: {', '.join(table)}.{lost(key, name)}")
+            raise InputError(f"unknown {key} {name!r}; choose one of: {', '.join(table)}.")
     named = {key: name for key, (name, _) in given.items() if name}
     if "baseline" in named:
         named = {"normalisation": BASELINES[named["baseline"]].normalisation} | named

@@ -6,7 +6,7 @@ import inspect
 import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,13 +17,14 @@ from rich.text import Text
 from oblrpo.commands import carry_out, check_asked, check_settings, evaluate_rows
 from oblrpo.errors import InputError, check_current_folder
 from oblrpo.objects import Objects, take
-from oblrpo.runs import RunFolder, run_of
+from oblrpo.runs import RunFolder, checkpoint_of, run_of
 from oblrpo.settings import (
     RewardsConfig,
     SamplingConfig,
     TrainConfig,
     as_in_run,
     check_sampling,
+    enough_samples,
     hint,
     load_recipe,
     with_fields,
@@ -145,17 +146,18 @@ def train(
         reward: `f(prompts, completions, **columns) -> list of numbers` as in TRL, a name as on the command line, or a
             list of both, which are summed.
         reward_weights: a number for each of them, as in TRL; None: 1 each, or what stands behind names (`math@0.5`).
-        resume: go on with the run in `output` from its latest checkpoint; give the same objects again.
-        accept_changed: with `resume`: go on although data or rewards are not what the run began with.
+        resume: continue the run in `output` from its latest checkpoint; give the same objects again.
+        accept_changed: with `resume`: continue although data or rewards have changed since the run started.
         progress: show a bar and figures; False: say nothing.
-        settings: every setting of `oblrpo train`, by the same name: `steps=100, output="runs/mine"`.
+        settings: every setting of `oblrpo train`, by the same name: `steps=100, output="runs/mine"`. Numbers that are
+            not set give way to the data; the first lines of the run say so.
 
     Returns:
         The finished run.
 
     Raises:
-        InputError: what the user can mend, in one sentence, as on the command line.
-        KeyboardInterrupt: stopped, after the step in progress and its checkpoint; `resume` goes on.
+        InputError: what the user can fix, in one sentence, as on the command line.
+        KeyboardInterrupt: stopped, after the step in progress and its checkpoint; `resume` continues.
 
     Examples:
         >>> rows = [{"prompt": f"Word {number}: "} for number in range(100)]
@@ -177,7 +179,7 @@ def train(
     if objects.model is not None:
         # What the settings say of loading does not hold of a model that is loaded.
         dtype = "bfloat16" if "bfloat16" in str(getattr(objects.model, "dtype", "")) else "float32"
-        config = with_settings(config, {"dtype": dtype, "load_in_4bit": False}, "the model")
+        config = with_settings(config, {"dtype": dtype, "load_in_4bit": False}, "the model", ())
     check_settings(config, {name: name for name in said}, base)
 
     import torch
@@ -196,7 +198,7 @@ def train(
             torch.set_num_threads(threads)
     run = Run(trainer, report)
     best = trainer.folder.best_step(trainer.accuracy)
-    end = summary(run.metrics, config.run.output, config.rollout.prompts_per_step, best)
+    end = summary(run.metrics, config.run.output, trainer.monitors.watch.facts, best)
     end = end.encode(console.encoding, PLAIN).decode(console.encoding)
     console.print(Text.from_ansi(end), highlight=False)
     return run
@@ -219,7 +221,8 @@ def evaluate(
     else is said. A loaded model is put into eval mode.
 
     Args:
-        model: a folder or hub name, a checkpoint of a run, or a loaded model; `(model, tokenizer)` is understood too.
+        model: a folder or hub name, a run (its newest checkpoint is taken) or a checkpoint, or a loaded model;
+            `(model, tokenizer)` is understood too.
         data: rows, or names of files or of a data set on the hub; None for the held-out problems of the run.
         reward: a function as of `oblrpo.train`, a name, or a list of both; None for the run's, or else `numeric`.
         tokenizer: the tokenizer of a loaded model.
@@ -233,7 +236,7 @@ def evaluate(
         `result["pass@k"]["4"]["value"]`, and so on.
 
     Raises:
-        InputError: what the user can mend, in one sentence.
+        InputError: what the user can fix, in one sentence.
 
     Examples:
         >>> from oblrpo.policy import make_policy
@@ -246,6 +249,7 @@ def evaluate(
     words, objects = take(model, tokenizer, data, **_rewards(reward, reward_weights, settings))
     if "model" not in words:
         raise InputError("there is no model to evaluate; give a folder, a hub name, or a loaded model.")
+    words["model"] = checkpoint_of(words["model"])
     return _evaluate(words, settings, objects, run_of(words["model"]), k, progress)
 
 
@@ -263,15 +267,16 @@ def _evaluate(
     names = {field.name for part in (asked, judged) for field in fields(part)}
     for name in settings:
         if name not in names:
-            raise InputError(f"oblrpo.evaluate has no setting {name!r}.{hint(name, names)}")
+            raise InputError(f"oblrpo.evaluate has no setting {name!r}.{hint(name, {*names, 'data', 'model'})}")
     objects.refuse_idle(said)
     check_asked({name: name for name in said}, said.get("data", ()), run)
     asked, judged = with_fields(asked, said, "oblrpo.evaluate"), with_fields(judged, said, "oblrpo.evaluate")
     ks = [k] if isinstance(k, int) else list(k)
+    asked = enough_samples(asked, ks, said)
     check_sampling(asked, ks)
 
     from oblrpo.policy import adopt_policy, load_policy
-    from oblrpo.report.console import console_of_program
+    from oblrpo.report.console import console_of_program, evaluating
 
     console, config = console_of_program(progress), asked.policy(words["model"])
     with _quiet_transformers(), TemporaryDirectory() as nowhere:
@@ -280,13 +285,8 @@ def _evaluate(
         else:
             policy = load_policy(config.model, config, train=False)
         folder, data = Path(said.get("output", nowhere)).absolute(), said.get("data", ())
-        with console.status("evaluating") if console.is_terminal else nullcontext() as status:
-
-            def tell(done: int, total: int) -> None:
-                if status is not None:
-                    status.update(f"evaluating: {done} of {total} problems")
-
-            return evaluate_rows(policy, data, run, asked, judged, folder, objects, ks, tell)
+        with evaluating(console=console) as show:
+            return evaluate_rows(policy, data, run, asked, judged, folder, objects, ks, show)
 
 
 def _resolve(recipe: str, said: Mapping[str, Any], resume: bool) -> tuple[TrainConfig, TrainConfig]:
@@ -345,6 +345,6 @@ def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:
     return own.replace(parameters=parameters)
 
 
-_SECTIONS = [getattr(TrainConfig(), field.name) for field in fields(TrainConfig)[1:]]
+_SECTIONS = [getattr(TrainConfig(), field.name) for field in fields(TrainConfig)[2:]]
 train.__signature__ = _signature(train, *_SECTIONS)  # type: ignore[attr-defined]
 evaluate.__signature__ = _signature(evaluate, SamplingConfig(output=""), RewardsConfig())  # type: ignore[attr-defined]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oblrpo.errors import InputError
-from oblrpo.objects import Objects
+from oblrpo.objects import PREFIX, Objects
+from oblrpo.regular_files import regular
 from oblrpo.settings import (
     RewardsConfig,
     SamplingConfig,
@@ -54,10 +55,24 @@ def carry_out(trainer: Trainer, progress: Progress) -> Path:
             trainer.run(progress)
     except Exception:
         if trainer.done is not None and folder.failure():  # it had begun; else the folder may be another's
-            with suppress(Exception):  # what ended it is told, not what that did to the page
+            with suppress(Exception):  # what ended it is reported, not what that did to the page
                 write_report(folder.path)
         raise
     return write_report(folder.path)
+
+
+def check_there(*sources: Sequence[str]) -> None:
+    """Refuse files of data that are not there, before libraries and models load, which takes a while."""
+    from oblrpo.tasks.rows import unreadable
+    from oblrpo.tasks.sources import is_hub_name, path_of
+
+    for names in sources:
+        of_hub = len(names) == 1 and is_hub_name(names[0])
+        for path in [] if of_hub else [path_of(name) for name in names if not name.startswith(PREFIX)]:
+            try:
+                regular(path)
+            except (OSError, ValueError) as error:
+                raise unreadable(path, error) from error
 
 
 def check_asked(
@@ -69,6 +84,7 @@ def check_asked(
     """
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
+    check_there(data)
     of_rows = ["where", "prompt_column", "answer_column"]
     why: dict[str, list[str]] = {}
     if benchmark:
@@ -89,7 +105,7 @@ def evaluate_rows(
     folder: Path,
     objects: Objects | None = None,
     ks: Sequence[int] = (),
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int, Sequence[str]], None] = lambda done, total, notes: None,
 ) -> dict[str, Any]:
     """Return the figures of a policy on the rows of `data`, or on the held-out problems of the run if there are none.
 

@@ -1,15 +1,19 @@
-"""The one exception that means "the user can mend this"."""
+"""The one exception that means "the user can fix this"."""
 
 import difflib
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 LONGEST_TEXT = 500  # the most characters that are shown of a thing that is somebody else's
 
 
 class InputError(ValueError):
-    """What is wrong, where, and how to mend it, in one sentence; the command line prints it and exits with 2."""
+    """What is wrong, where, and how to fix it, in one sentence; the command line prints it and exits with 2."""
 
 
 class DivergedError(InputError):
@@ -31,7 +35,12 @@ def check_current_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise InputError("the current folder is gone: somebody has removed it; go to one that is there.") from None
+        raise InputError("the current folder no longer exists; change to one that does.") from None
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that adds an extra to this Python; pip reads what it is from the package that is installed."""
+    return f"{shlex.quote(sys.executable)} -m pip install 'oblrpo[{extra}]'"
 
 
 def shown(words: Callable[[Any], str], thing: Any) -> str:
@@ -47,3 +56,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the choice that is closest to a word, or nothing if none is close."""
     close = difflib.get_close_matches(str(word)[:100], [str(choice)[:100] for choice in choices], n=1)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def nearby(path: Path) -> str:
+    """` Did you mean 'x'?` for the name in a path's folder that is closest to its own, or nothing if none is close."""
+    with suppress(OSError, ValueError):
+        return did_you_mean(path.name, os.listdir(path.parent))
+    return ""

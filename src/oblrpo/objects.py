@@ -132,7 +132,7 @@ def each_row(given: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for index, row in enumerate(given):
         if index == most:
             raise InputError(
-                f"{name} goes on after {most:,} rows and does not say how many it has; give as many as the run needs, "
+                f"{name} has more than {most:,} rows, maybe without end; give as many as the run needs, "
                 f"such as list(itertools.islice({name}, 10_000))."
             )
         row = row.to_dict() if hasattr(row, "to_dict") else row  # of pandas

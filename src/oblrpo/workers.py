@@ -173,7 +173,7 @@ class Worker:
             if isinstance(said, list) and len(said) == 2 and said[0] == word:
                 return said[1]
         self.stop()
-        raise WorkerLied("something else than its answer came from the process")
+        raise WorkerLied("the process sent something other than its answer")
 
     def _kill(self, process: subprocess.Popen[str]) -> None:
         """Kill a process that nobody has waited for, and what it started: a child would hold the pipe we read from."""

@@ -42,7 +42,7 @@ def test_a_run_saves_adapters_and_they_are_exported_as_they_are_or_merged(base, 
     assert oblrpo("export", tmp_path / "run")[0] == 0
     shared = tmp_path / "run" / "export"
     assert "library_name: peft" in (shared / "README.md").read_text()
-    assert "belong to a model in a folder" in (shared / "README.md").read_text()
+    assert "belong to a model in a local folder" in (shared / "README.md").read_text()
     torch.testing.assert_close(logits_of(AutoModelForCausalLM.from_pretrained(shared).eval()), logits_of(adapted))
     assert oblrpo("export", tmp_path / "run", "--merge", "--output", tmp_path / "merged")[0] == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()

@@ -23,7 +23,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path, kind, write):
             os.mkfifo(tmp_path / "pipe")
         target.symlink_to(tmp_path / "pipe")
     before = stat.S_IFMT(os.lstat(target).st_mode)
-    with pytest.raises(InputError, match="no regular file"):
+    with pytest.raises(InputError, match="not a regular file"):
         write(target)
     assert stat.S_IFMT(os.lstat(target).st_mode) == before
     assert {path.name for path in tmp_path.iterdir()} <= {"there", "pipe"}

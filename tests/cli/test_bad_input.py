@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from oblrpo import cli
 from oblrpo.checksums import write_sums
+from oblrpo.commands import check_there
 from oblrpo.settings import RECIPES, TrainConfig, load_recipe, recipe_settings, refuse_idle
 from oblrpo.tasks import PathTask
 from tests.cli.conftest import complained
@@ -37,17 +38,11 @@ from tests.cli.conftest import complained
         (["--no-such-flag", "1"], ["unknown argument '--no-such-flag'"]),
         (["--learning-rte", "1"], ["unknown argument '--learning-rte'", "Did you mean '--learning-rate'?"]),
         (["--learning-rte=1"], ["unknown argument '--learning-rte=1'", "Did you mean '--learning-rate'?"]),
-        (["--output-dir", "x"], ["unknown argument '--output-dir'", "TRL's --output-dir is --output here."]),
-        (["--top-p", "0.9"], ["TRL's --top-p is not there: the policy is sampled as it is"]),
-        (["--prior-memory", "0.5"], ["unknown argument '--prior-memory'", "--prior-memory is gone: an earlier step"]),
-        (["--schedule-kl-every=8"], ["--schedule-kl-every is gone: an update is measured on one completion of four"]),
-        (["--train-on", "0.3"], ["train_on must be all, exact or", "0.3 is gone: compute-optimal chooses"]),
-        (["--schedule", "length"], ["unknown schedule 'length'", "length is gone: auto measures"]),
-        (["--score-norms", "projected"], ["unknown score_norms 'projected'", "projected is gone: calibrated learns"]),
-        (["--ledger", "off"], ["--ledger is gone: `ledger_steps` 0 takes none"]),
-        (["--split", "test"], ["--split is gone: write it behind the name, such as `data` owner/name[validation]"]),
-        (["--sampler-correction", "none"], ["unknown sampler_correction 'none'", "none is gone: measured takes"]),
-        (["--steps", "many"], ["--steps"]),
+        (["--output-dir", "x"], ["unknown argument '--output-dir'", "It is --output here."]),
+        (["--top-p", "0.9"], ["There is none here: the policy is sampled as it is"]),
+        (["--split", "test"], ["It is --data here, such as owner/name[validation]."]),
+        (["--sampler-correction", "none"], ["unknown sampler_correction 'none'; choose one of: auto, truncated"]),
+        (["--steps", "many"], ["--steps is 'many', but it must be a whole number"]),
         (
             ["--algorithm", "oblrpo", "--num-generations", "1"],
             ["'oblr' compares a prompt's completions", "at least 2, not 1"],
@@ -84,11 +79,10 @@ from tests.cli.conftest import complained
         (["--model-args", "{hiden_size: 8}"], ["model_args has no 'hiden_size'", "Did you mean 'hidden_size'?"]),
         (["--model-args", "{hidden_size: wide}"], ["model_args: hidden_size is 'wide', but it must be a whole number"]),
         (["--lora", "{alpha: 8}"], ["give the adapters' rank r, at least 1, such as '{r: 16}'"]),
-        (["--hidden-size", "8"], ["--hidden-size is gone: write `model_args` {hidden_size: 128}"]),
         (["--optimizer", "LBFGS"], ["LBFGS needs a closure"]),
-        (["--optimizer-args", "{betas: 3}"], ["AdamW refuses its settings"]),
+        (["--optimizer-args", "{betas: 3}"], ["AdamW rejects its settings"]),
         (["--optimizer-args", "{maximize: true}"], ["must not set maximize"]),
-        (["--task-args", "{1: 2}"], ["the key 1 in line 1 is no text"]),
+        (["--task-args", "{1: 2}"], ["the key 1 in line 1 is not text"]),
         (["--task-args", "{seed: 2}"], ["no parameter 'seed'"]),
         (["--seed", "99999999999999999999"], ["seed is 99999999999999999999"]),
         (["--score-method", "guess"], ["unknown score_method 'guess'; choose one of: auto, gram"]),
@@ -114,7 +108,7 @@ def test_settings(small_run, tmp_path, arguments, words):
     ("text", "words"),
     [
         ("learning_rte: 1.0", ["unknown setting 'learning_rte'", "Did you mean 'learning_rate'?"]),
-        ("reward_funcs: [task]", ["unknown setting 'reward_funcs'", "TRL's reward_funcs is rewards here."]),
+        ("reward_funcs: [task]", ["unknown setting 'reward_funcs'", "It is rewards here, such as my.py:function."]),
         ("xyzzy: 1", ["unknown setting 'xyzzy'", "--help"]),
         ("steps: soon", ["steps is 'soon', but it must be a whole number"]),
         ("steps: 1.5", ["steps is 1.5, but it must be a whole number"]),
@@ -123,7 +117,7 @@ def test_settings(small_run, tmp_path, arguments, words):
         ("- a\n- b", ["key: value"]),
         ("a: [", ["not valid YAML"]),
         ("task_args: {colour: 3}", ["no parameter 'colour'"]),
-        ("optimizer_args: {momentumm: 1}", ["AdamW refuses its settings"]),
+        ("optimizer_args: {momentumm: 1}", ["AdamW rejects its settings"]),
     ],
 )
 def test_recipe_files(oblrpo, tmp_path, text, words):
@@ -150,6 +144,8 @@ def test_recipe_files(oblrpo, tmp_path, text, words):
 def test_settings_that_would_change_nothing(oblrpo, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text("model: x\nmodel_args: {hidden_size: 8}\n")
+    for name in ("q.jsonl", "r.jsonl"):
+        (tmp_path / name).touch()
     complained(oblrpo("train", *arguments, "--output", tmp_path / "run"), words)
 
 
@@ -164,9 +160,8 @@ def test_sizes_of_a_recipe_give_way_to_a_model_and_recipes_say_nothing_in_vain(o
 @pytest.mark.page
 def test_unknown_command(oblrpo, tmp_path):
     complained(oblrpo("trian"), "unknown command 'trian'", "train")
-    complained(oblrpo("theory", "--all"), "`oblrpo theory` is now `python -m lab.theory`, in a checkout of the source")
     complained(oblrpo("report", "/no/such/run"), "holds no config.yaml and metrics.jsonl")
-    complained(oblrpo("report", "/no/such/run", "--follow"), "is no folder")
+    complained(oblrpo("report", "/no/such/run", "--follow"), "is not a folder")
     complained(oblrpo("report", tmp_path, "--seconds", 0), "seconds is 0")
     complained(oblrpo("report", tmp_path, "--output", tmp_path / "no" / "page.html"), "cannot write to")
 
@@ -242,7 +237,7 @@ def test_every_prompt_of_a_file_is_measured_before_the_run(small_run, tmp_path):
     rows = [{"prompt": f"{n} " + "x" * (5000 if n == 77 else 5), "answer": n} for n in range(100)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     complained(small_run(data=tmp_path / "data.jsonl"), "77 xxx", "does not fit")
-    complained(small_run(data=tmp_path / "data.jsonl", eval_prompts=90), "eval_prompts", "heldout_fraction")
+    complained(small_run(data=tmp_path / "data.jsonl", eval_prompts=98), "eval_prompts", "100 rows")
     assert not (tmp_path / "run").exists()
 
 
@@ -283,6 +278,18 @@ def test_files_that_are_no_text_or_no_rows(small_run, oblrpo, tmp_path):
     complained(oblrpo("train", "--resume", "--output", run), "step_2", "cannot be read")
     (run / "config.yaml").unlink()
     complained(oblrpo("report", run), "holds no config.yaml")
+
+
+def test_a_file_of_data_is_missed_before_libraries_load(oblrpo, tmp_path, monkeypatch):
+    (tmp_path / "mine.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("oblrpo.cli.train.loading", None)
+    monkeypatch.setattr("oblrpo.cli.evaluate._load", None)
+    said = "Cannot read the data file mien.csv: No such file or directory; check the path. Did you mean 'mine.csv'?"
+    for flag in ("--data", "--eval-data", "--sft-data"):
+        complained(oblrpo("train", flag, "mien.csv"), said)
+    complained(oblrpo("evaluate", "model", "--data", "mien.csv"), said)
+    check_there(["python:3 rows, sha256 0123abcd"], ["owner/name[test]"], ["oblrpo:sums.jsonl", "mine.csv"])
 
 
 def test_names_are_not_taken_for_markup(small_run, tmp_path):

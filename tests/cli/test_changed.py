@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from oblrpo.checksums import marked, write_sums
-from tests.cli.conftest import complained, metrics_of
+from oblrpo.settings import settings_in
+from tests.cli.conftest import SMALL, complained, metrics_of
 
 REWARD = "def f(completions, **columns):\n    return [len(each) % 3 for each in completions]\n"
 
@@ -82,6 +83,23 @@ def test_a_change_is_told_by_name_and_refused_unless_it_is_accepted(begun, place
     assert [row["step"] for row in metrics_of(begun)] == [0, 1, 2, 3, 4]
 
 
+def test_numbers_that_nobody_gave_fit_the_rows_that_are_accepted(tmp_path, oblrpo):
+    free = {"--prompts-per-step", "--eval-prompts"}
+    flags = [word for flag, value in SMALL.items() if flag not in free for word in (flag, value)]
+    data, run = tmp_path / "data.jsonl", ["--output", tmp_path / "run", "--steps"]
+    write_rows(data, *range(30))
+    code, _, err = oblrpo("train", *flags, "--data", data, *run, 1)
+    assert code == 0, err
+    before = settings_in(tmp_path / "run" / "config.yaml")["prompts_per_step"]
+    write_rows(data, *range(20))
+    code, out, err = oblrpo("train", "--resume", "--accept-changed", *run, 2)
+    assert code == 0, err
+    now = settings_in(tmp_path / "run" / "config.yaml")["prompts_per_step"]
+    assert now <= 18
+    assert f"prompts_per_step {now} instead of {before} (no more to train on)" in out
+    assert oblrpo("train", "--resume", *run, 3)[0] == 0
+
+
 def test_the_flag_belongs_to_a_run_that_is_gone_on_with(small_run, tmp_path):
     complained(small_run("--accept-changed"), "--accept-changed would change nothing without --resume")
     assert not (tmp_path / "run").exists()
@@ -96,7 +114,7 @@ def test_a_run_of_an_earlier_version_goes_on_and_says_once_what_it_cannot_know(b
         file.write_text(file.read_text().replace(f'["run", "{word}"], ', ""))
         write_sums(file.parent)
     config.write_text(marked(yaml.safe_dump(settings, sort_keys=False)))
-    told = "an earlier version began the run and kept no digests"
+    told = "an earlier version started the run and kept no digests"
     for steps, said in ((3, True), (4, False)):
         code, out, err = oblrpo("train", "--resume", "--output", begun, "--steps", steps)
         assert code == 0, err

@@ -147,7 +147,7 @@ def test_a_checkpoint_that_the_run_did_not_write_there_is_set_aside(run, whole, 
     code, out, err = oblrpo("train", "--resume", "--output", run)
     assert code == 0, err
     why = "it is of step 2" if other == "its own" else "another run wrote it"
-    assert f"the checkpoint of step 4 is damaged ({why}) and now in" in " ".join((out + err).split())
+    assert f"the checkpoint of step 4 is damaged ({why}) and is now in" in " ".join((out + err).split())
     assert metrics_of(run) == metrics_of(whole)
     assert weights_of(run, 4) == weights_of(whole, 4)
 
@@ -219,7 +219,7 @@ def test_whatever_is_kept_can_be_read_again(run, schedule):
             monitors = Monitors(Facts(measured_rate=schedule != "debiased"))
             for each in [*kept, *[each | {"step": 5} for each in kept[4:] * 12]]:
                 monitors.observe(each)
-            assert "everything is in" in summary(kept, "run", 4)
+            assert "everything is in" in summary(kept, "run", Facts(prompts=4))
 
 
 @pytest.mark.parametrize("lost", [5, 2])
@@ -228,7 +228,7 @@ def test_history_that_is_gone_is_told(run, oblrpo, lost):
     (run / "metrics.jsonl").write_text("".join(lines[lost:]))
     code, out, err = oblrpo("train", "--resume", "--output", run)
     assert code == 0, err
-    assert f"has nothing of {lost} of the 5 steps" in " ".join((out + err).split())
+    assert f"lacks {lost} of the 5 steps" in " ".join((out + err).split())
 
 
 def test_a_start_that_was_killed_before_its_settings_were_written(small_run, oblrpo, whole, run, tmp_path):

@@ -17,11 +17,11 @@ def write(path, rewards):
 def test_the_exit_code_says_whether_something_is_wrong(oblrpo, tmp_path):
     code, out, err = oblrpo("diagnose", write(tmp_path / "well.jsonl", [0.01 * n for n in range(40)]))
     assert (code, err) == (0, "")
-    assert "Nothing is wrong." in out
+    assert "No problem found." in out
     code, out, err = oblrpo("diagnose", write(tmp_path / "ill.jsonl", [0.5, 0.51] * 15 + [0.0, 0.01] * 15))
     assert (code, err) == (1, "")
     assert "1. reward fell, since step 2" in out
-    assert "What to do: Steps are too long" in out
+    assert "What to do: Updates are too large" in out
     complained(oblrpo("diagnose", tmp_path / "none.jsonl"), "cannot be read")
     complained(oblrpo("diagnose", tmp_path), "holds no config.yaml")
 
@@ -47,7 +47,7 @@ def test_a_look_measures_what_no_log_says_and_leaves_the_run_as_it_is(oblrpo, tr
     code, out, err = oblrpo("diagnose", trained, "--look", "--prompts", 8)
     assert code == 0, err
     assert "A look at step 2: 4 batches of 8 fresh prompts x 3 completions" in out
-    for line in ("signal and noise  N SNR", "noise             ", "length            ", "assumption 1      holds"):
+    for line in ("signal and noise  N SNR", "noise             ", "length            ", "bias              unbiased"):
         assert line in out
     assert "rloo           1.00 (1.00 to 1.00)" in out
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
@@ -68,7 +68,7 @@ def test_a_look_at_several_checkpoints(oblrpo, trained):
     state.write_bytes(state.read_bytes()[:-1])
     code, out, err = oblrpo("diagnose", trained, "--look", "--prompts", 8, "--checkpoints", 3)
     assert code == 0, err
-    assert "Of the 3 checkpoints asked for 2 are kept whole (oblrpo train --save-total-limit)" in out
+    assert "Only 2 of the 3 checkpoints asked for are there, undamaged (oblrpo train --save-total-limit" in out
     seen = json.loads(oblrpo("diagnose", trained, "--look", "--prompts", 8, "--checkpoints", 3, "--json")[1])["look"]
     assert [each["step"] for each in seen["checkpoints"]] == [2, 0]
     for key in alone.keys() - {"checkpoints", "mean_n_snr", "mean_critical_batch_size"}:
@@ -90,7 +90,7 @@ def test_a_look_that_cannot_be_had_says_why(oblrpo, trained, tmp_path):
     complained(oblrpo("diagnose", trained, "--prompts", 8), "--prompts is the batch of --look")
     complained(oblrpo("diagnose", trained, "--look", "--prompts", 1), "at least 2 prompts")
     complained(oblrpo("diagnose", trained, "--checkpoints", 2), "--checkpoints are those of --look")
-    complained(oblrpo("diagnose", trained, "--look", "--checkpoints", 0), "--checkpoints is 0; a look needs 1 at least")
+    complained(oblrpo("diagnose", trained, "--look", "--checkpoints", 0), "--checkpoints is 0; a look needs at least 1")
     log = write(tmp_path / "well.jsonl", [0.5] * 5)
     for as_json in ((), ("--json",)):
         code, out, err = oblrpo("diagnose", log, "--look", *as_json)  # ends as the diagnosis does
@@ -114,5 +114,5 @@ def test_a_look_under_a_loss_that_weighs_lengths(small_run, dense_reward, oblrpo
     assert small_run(steps=1, eval_steps=0, ledger_steps=0, algorithm="grpo")[0] == 0
     code, out, err = oblrpo("diagnose", tmp_path / "run", "--look", "--prompts", 8)
     assert code == 0, err
-    assert "where it comes from is not known under this loss weighting" in out
-    assert "assumption 1      broken: grpo changes with the completion" in out
+    assert "its source is not known under this loss weighting" in out
+    assert "bias              biased: grpo changes with the completion" in out

@@ -117,7 +117,7 @@ def ask(oblrpo, tmp_path, model):
 def test_an_evaluation_that_was_stopped_goes_on(ask, tmp_path, model):
     code, out, err = ask()
     assert code == 0, err
-    for words in ("'{prompt}='", "'0+1='", "temperature", "avg@2", "tokens a completion", "cut"):
+    for words in ("'{prompt}='", "'0+1='", "temperature", "avg@2", "tokens per completion", "cut off"):
         assert words in out
     file = tmp_path / "out" / "gsm8k.jsonl"
     whole = file.read_text()

@@ -82,7 +82,7 @@ def test_a_run_from_python_says_what_the_program_gave(tmp_path, dense_reward):
     card = (run.export(tmp_path / "shared") / "README.md").read_text()
     assert re.search(r"\*\*Prompts\*\*: `100 rows, sha256 [0-9a-f]{8}`", card)
     assert "**Reward**: `vowels`" in card
-    assert re.search(r"By `oblrpo.train\(...\)` in a Python program, which gave rewards and data itself", card)
+    assert re.search(r"By `oblrpo.train\(...\)` in a Python program, which passed rewards and data as objects", card)
     assert "oblrpo train " not in card
 
 
@@ -111,7 +111,7 @@ def test_what_was_put_around_prompts_cannot_break_the_card(run, tmp_path):
     config.write_text(config.read_text().replace("system_prompt: ''\n", f"system_prompt: {said}\n"))
     card = (export(run, tmp_path / "shared") / "README.md").read_text()
     outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", card, flags=re.DOTALL | re.MULTILINE)
-    assert "**Around prompts**: a system prompt, as in the settings below" in outside
+    assert "**Prompt format**: a system prompt, as in the settings below" in outside
     assert "No heading" in card
     assert "No heading" not in outside
     assert "``" not in outside
@@ -178,7 +178,7 @@ def goes_on(run):
     ("step", "times", "ends"),
     [
         (None, 1, "after step 5 of 4"),
-        (None, 100, "has removed 5 checkpoints while they were copied; raise its save_total_limit"),
+        (None, 100, "has removed 5 checkpoints while they were being copied; raise its save_total_limit"),
         (4, 1, "has no checkpoint of step 4; choose one of: 5"),
     ],
 )

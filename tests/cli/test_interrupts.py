@@ -46,7 +46,7 @@ def interrupted(process, place, times):
     assert process.returncode in ENDED, err
     assert "Traceback" not in err
     assert err.count("oblrpo: ") == 1, err
-    return err.replace("stopping after this step; once more to stop at once\n", "").strip()
+    return err.replace("stopping after this step; press Ctrl-C again to stop immediately\n", "").strip()
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -60,7 +60,8 @@ def test_a_run_says_so_and_goes_on(place, times, tmp_path, oblrpo):
         return
     if times == 1:
         at = {"warm": "in the warm start", "step": "after step 1", "save": "after step 0"}
-        assert said == f"oblrpo: stopped {at[place]}; go on with --resume."
+        command = f"oblrpo train --resume --output {run} (from Python resume=True)."
+        assert said == f"oblrpo: stopped {at[place]}; continue with: {command}"
     code, _, err = oblrpo("train", "--resume", "--output", run)
     assert code == 0, err
     assert [row["step"] for row in metrics_of(run)] == [0, 1, 2, 3, 4]
@@ -98,7 +99,7 @@ def test_while_a_comparison_starts(after, times, tmp_path):
     )  # fmt: skip
     process.send_signal = lambda number: os.killpg(process.pid, number)
     said = interrupted(process, "start", times)
-    assert times == 2 or said == "oblrpo: stopped with 0 of 6 runs finished; the same command goes on."
+    assert times == 2 or said == "oblrpo: stopped with 0 of 6 runs finished; run the same command to continue."
 
 
 @pytest.mark.parametrize(

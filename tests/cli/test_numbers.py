@@ -116,7 +116,7 @@ def test_a_collapse_ends_the_run_if_asked_to(small_run, oblrpo, tmp_path, monkey
 
     monkeypatch.setattr("oblrpo.tasks.PathTask.reward", reward)
     run = tmp_path / "run"
-    told = "same reward: Nothing to learn from: every completion earned 0 in steps 1"
+    told = "same reward: Nothing to learn from: every completion got the same reward, 0 in steps 1"
     complained(small_run("--stop-on-collapse", steps=30, eval_steps=0, ledger_steps=0), told)
     done = metrics_of(run)[-1]["step"]
     assert 12 < done < 25

@@ -29,7 +29,7 @@ def test_a_current_folder_that_is_gone(oblrpo, tmp_path, monkeypatch, command):
     here.mkdir()
     monkeypatch.chdir(here)
     here.rmdir()
-    complained(oblrpo(*(word.format(tmp_path) for word in command)), "the current folder is gone")
+    complained(oblrpo(*(word.format(tmp_path) for word in command)), "the current folder no longer exists")
 
 
 @pytest.mark.parametrize("away", ["elsewhere", "gone"])
@@ -59,7 +59,7 @@ def test_a_run_whose_folder_goes_away_ends_in_one_sentence(small_run, oblrpo, at
     at_call(0, lambda: None)
     assert small_run(output=whole)[0] == 0
     at_call(30, lambda: run.rename(moved) if harm == "renamed" else shutil.rmtree(run))
-    complained(small_run(), f"{run} is gone: somebody removed or renamed it")
+    complained(small_run(), f"{run} is gone: it was removed or renamed")
     assert not run.exists()
     if harm == "renamed":
         at_call(0, lambda: None)

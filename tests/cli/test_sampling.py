@@ -76,7 +76,7 @@ def test_a_run_without_correction_measures_too_and_warns(small_run, tmp_path, ot
     code, out, _ = small_run(sampler="vllm", sampler_correction="measured", eval_steps=0)
     assert code == 0
     assert other_engine
-    assert "nothing corrects it: the gradient is biased" in " ".join(out.split())
+    assert "nothing corrects for it: the gradient is biased" in " ".join(out.split())
     rows = metrics_of(tmp_path / "run")
     assert sum(len(row.get("warnings", [])) for row in rows) == 1
     assert all(row["sampling/sequence_logp_difference/mean"] > 0.1 for row in rows[1:])

@@ -39,7 +39,7 @@ def loaded(tmp_path):
 def test_an_epoch_then_rl(small_run, write, tmp_path):
     code, out, err = small_run(sft_data=write(ROWS), warm_start_args={"batch": 4}, seed=3)
     assert code == 0, err
-    assert "warm start 3 steps of at most 4 of 10 rows of sft_data, 1 epoch(s), AdamW at 0.003" in out
+    assert "warm start 3 steps on 10 rows of sft_data, 1 epoch(s), batch 4, AdamW at 0.003" in out
     assert "warm start 3: loss" in out
     rows = metrics_of(tmp_path / "run")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
@@ -61,8 +61,8 @@ def test_a_loaded_model_is_measured_before(small_run, write, loaded, tmp_path):
     settings = {"model": loaded, "warm_start_args": {"batch": 2, "learning_rate": 1e-2}, "steps": 1}
     code, out, err = small_run(sft_data=write(messages), warm_start_steps=50, **settings)
     assert code == 0, err
-    assert "50 steps of at most 2 of 10 rows of sft_data, 10 epoch(s), AdamW at 0.01" in out
-    assert "before the supervised learning" in out
+    assert "50 steps on 10 rows of sft_data, 10 epoch(s), batch 2, AdamW at 0.01" in out
+    assert "before warm start" in out
     first = metrics_of(tmp_path / "run")[0]
     assert first["warm_start_loss"] < 1
     assert first["eval/accuracy_before_warm_start"] != first["eval/accuracy"]
@@ -108,8 +108,8 @@ def test_held_out_rows_are_left_out(small_run, write, tmp_path):
     settings = {"data": data, "steps": 0, "prompts_per_step": 2, "heldout_fraction": 0.2, "eval_prompts": 5}
     code, out, err = small_run(sft_data=write(rows), **settings)
     assert code == 0, err
-    assert "5 of 90 rows of sft_data have prompts that are held out; they are left out" in out
-    assert "of 85 rows of sft_data" in out
+    assert "5 of 90 rows of sft_data have held-out prompts; they are left out" in out
+    assert "on 85 rows of sft_data" in out
 
 
 def test_resumed_before_it_had_ended(small_run, write, tmp_path, oblrpo, monkeypatch):

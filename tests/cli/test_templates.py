@@ -5,6 +5,7 @@ import json
 import pytest
 
 from oblrpo.policy import make_policy
+from oblrpo.policy.prompts import BARE
 from oblrpo.settings import PolicyConfig
 
 TEMPLATE = (
@@ -34,7 +35,52 @@ def test_an_argument_that_it_does_not_know(oblrpo, files, tmp_path):
     assert f"template   {words}\n" in out
     code, out, err = oblrpo("evaluate", model, *asked, "--limit", "2", "--samples", "1", "--output", tmp_path / "e")
     assert code == 0, err
-    assert words in out
+    assert words in err
+
+
+def test_text_that_goes_past_it(oblrpo, files, tmp_path):
+    model, rows, output, e = *files, tmp_path / "run", tmp_path / "e"
+    rows.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(60)))
+    small = ["--max-completion-length", "2", "--device", "cpu"]
+    asked = ["--model", model, "--data", rows, "--steps", 0, *small, *FEW, "--eval-samples", "1", "--output"]
+    (tmp_path / "chat.yaml").write_text("chat: false\n")
+
+    def said(*words):
+        code, out, err = oblrpo(*words)
+        assert code == 0, err
+        return BARE in out + err
+
+    for said_so in ("--chat", "--no-chat"):
+        assert not said("train", *asked, tmp_path / said_so, said_so)
+    assert not said("train", tmp_path / "chat.yaml", *asked, tmp_path / "by_file")
+    assert said("train", *asked, output)
+    # What the run has said, nobody has to hear of it again.
+    assert not said("train", "--resume", "--no-chat", "--steps", 0, "--output", output)
+    assert not said("evaluate", output / "checkpoints/step_0", *small, "--limit", 1, "--output", tmp_path / "of_run")
+    assert said("evaluate", model, "--data", rows, *small, "--limit", 1, "--output", e)
+    # An evaluation that says so continues one that did not.
+    assert not said("evaluate", model, "--data", rows, *small, "--limit", 1, "--output", e, "--no-chat")
+
+
+def test_a_checkpoint_is_asked_as_its_run_asked_on_a_benchmark_too(oblrpo, files, tmp_path):
+    pytest.importorskip("math_verify")
+    model, _ = files
+    rows, output = tmp_path / "gsm8k.jsonl", tmp_path / "run"
+    rows.write_text("".join(json.dumps({"question": f"{n}+1", "answer": f"#### {n + 1}"}) + "\n" for n in range(60)))
+    length, data = ["--max-completion-length", 2], ["--data", rows]
+    code, _, err = oblrpo(
+        "train", "--task", "gsm8k", *data, "--model", model, *length, *FEW, "--chat", "--system-prompt", "S",
+        "--eval-samples", 1, "--steps", 0, "--output", output,
+    )  # fmt: skip
+    assert code == 0, err
+    code, out, err = oblrpo(
+        "evaluate", output / "checkpoints/step_0", "--benchmark", "gsm8k", *data, *length, "--limit", 1, "--json",
+        "--output", tmp_path / "e",
+    )  # fmt: skip
+    assert code == 0, err
+    settings = json.loads(out)["results"][0]["settings"]
+    assert (settings["chat"], settings["temperature"]) == (True, 1.0)
+    assert settings["first_prompt"].startswith("<system>S<user>0+1")
 
 
 def test_tools_that_it_does_not_show(oblrpo, files, tmp_path):

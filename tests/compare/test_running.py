@@ -62,7 +62,7 @@ def test_a_comparison_its_repetition_and_one_of_its_runs_alone(write_spec, oblrp
     before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
     code, told, err = oblrpo("compare", spec, "--output", out)
     assert code == 0, err
-    assert "8 of 8 runs are there already" in told
+    assert "8 of 8 runs are already done" in told
     assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")} == before
 
     # an interrupted run goes on where it stopped; a lost one is made again; the folder may have been moved
@@ -75,7 +75,7 @@ def test_a_comparison_its_repetition_and_one_of_its_runs_alone(write_spec, oblrp
     shutil.rmtree(lost.path)
     code, told, err = oblrpo("compare", spec, "--output", tmp_path / "moved")
     assert code == 0, err
-    assert "5 of 8 runs are there already" in told  # and the one that follows from the search
+    assert "5 of 8 runs are already done" in told  # and the one that follows from the search
     assert "[8/8]" in told
     assert all_metrics(tmp_path / "moved") == found
     assert "resuming after step 2" in half.path.with_name("seed_0.log").read_text()
@@ -109,7 +109,7 @@ def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
     shutil.rmtree(broken.folder.checkpoint(2))  # what the sentence says helps
     code, told, err = oblrpo("compare", spec, "--output", out)
     assert code == 0, err
-    assert "3 of 4 runs are there already" in told  # the diverged are not tried again
+    assert "3 of 4 runs are already done" in told  # the diverged are not tried again
     assert broken.finished()
     assert broken.failure() is None
 
@@ -117,7 +117,7 @@ def test_failures_are_named_and_the_rest_goes_on(write_spec, oblrpo, tmp_path):
 @pytest.mark.parametrize(
     ("variant", "words"),
     [
-        ({"optimizer_args": {"momentumm": 1}}, "AdamW refuses its settings"),
+        ({"optimizer_args": {"momentumm": 1}}, "AdamW rejects its settings"),
         ({"model": "/no/such/model"}, "cannot load the model '/no/such/model'"),
         ({"algorithm": "oblrpo", "num_generations": 1}, "the baseline 'oblr' compares a prompt"),
         ({"data": "/no/such.jsonl", "warm_start_steps": 0}, "/no/such.jsonl"),
@@ -165,7 +165,7 @@ def test_prompts_are_checked_as_a_named_model_reads_them(write_spec, tmp_path, t
 def test_every_variant_is_checked_before_anything_starts(write_spec, oblrpo, tmp_path):
     spec = write_spec(variants={"a": {}, "b": {"optimizer_args": {"momentumm": 1}}}, seeds=2)
     result = oblrpo("compare", spec, "--output", tmp_path / "out")
-    complained(result, "b, rate 0.01, seed 0: AdamW refuses its settings")
+    complained(result, "b, rate 0.01, seed 0: AdamW rejects its settings")
     assert not (tmp_path / "out").exists()
 
 
@@ -228,7 +228,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(write_spec, oblrpo, tmp_path)
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=300)
     assert process.returncode == 130, told
-    assert "stopped with 0 of 2 runs finished; the same command goes on" in told
+    assert "stopped with 0 of 2 runs finished; run the same command to continue" in told
     assert not any(Path(f"/proc/{training}").exists() for training in found)
     for folder in folders:
         last = metrics_of(folder.path)[-1]["step"]
@@ -281,4 +281,4 @@ def test_checkpoints_of_finished_runs_need_not_be_kept(write_spec, oblrpo, tmp_p
     assert not list((tmp_path / "out" / "runs").rglob("*.safetensors"))
     code, told, _ = oblrpo("compare", spec, "--output", tmp_path / "out")
     assert code == 0
-    assert "1 of 1 runs are there already" in told
+    assert "1 of 1 runs are already done" in told

@@ -5,7 +5,7 @@ import yaml
 
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import SPECS, Target, read_spec
-from oblrpo.settings import flatten
+from oblrpo.settings import flatten, may_bend
 from tests.cli.conftest import complained
 from tests.compare.conftest import plan_of, pretend
 
@@ -18,19 +18,19 @@ TWO = {"a": {}, "b": {"algorithm": "rloo"}}
         ({}, ["spec.yaml: variants is missing"]),
         ({"variants": ["a", "b"]}, ["variants is ['a', 'b']; it must be a mapping"]),
         ({"variants": {"a": 3}}, ["variant 'a' is 3; it must be a mapping"]),
-        ({"variants": {"a/b": {}}}, ["'a/b' is no name for a variant"]),
-        ({"variants": {1: {}}}, ["the key 1 in line 2 is no text", "in quotes"]),
+        ({"variants": {"a/b": {}}}, ["'a/b' cannot name a variant"]),
+        ({"variants": {1: {}}}, ["the key 1 in line 2 is not text", "quote it"]),
         ({"variants": {"a": {"learning_rte": 1.0}}}, ["variant 'a': unknown setting", "Did you mean 'learning_rate'?"]),
         ({"variants": {"a": {"steps": "soon"}}}, ["variant 'a': steps is 'soon', but it must be a whole number"]),
-        ({"variants": {"a": {"seed": 3}}}, ["variant 'a': seed is not a setting of the runs", "say seeds instead"]),
-        ({"variants": {"a": {"output": "x"}}}, ["output is not a setting of the runs", "say --output instead"]),
-        ({"variants": {"a": {"recipe": "demo"}}}, ["recipe is not a setting of the runs", "say base instead"]),
+        ({"variants": {"a": {"seed": 3}}}, ["variant 'a': seed is not a setting of the runs", "use seeds instead"]),
+        ({"variants": {"a": {"output": "x"}}}, ["output is not a setting of the runs", "use --output instead"]),
+        ({"variants": {"a": {"recipe": "demo"}}}, ["recipe is not a setting of the runs", "use base instead"]),
         ({"variants": {"a": {"learning_rate": 1.0, "learning_rates": [1.0]}}}, ["learning_rate or learning_rates"]),
         ({"variants": TWO, "varants": {}}, ["unknown key 'varants'", "Did you mean 'variants'?"]),
         ({"variants": TWO, "learning_rates": 1e-3}, ["learning_rates is 0.001; give a list of numbers above 0"]),
         ({"variants": TWO, "learning_rates": [1e-3, 0]}, ["give a list of numbers above 0"]),
         ({"variants": TWO, "learning_rates": []}, ["give a list of numbers above 0"]),
-        ({"variants": TWO, "learning_rates": [1e-3, 0.001]}, ["name every rate once"]),
+        ({"variants": TWO, "learning_rates": [1e-3, 0.001]}, ["give every rate once"]),
         ({"variants": TWO, "seeds": 0}, ["seeds is 0; give how many, at least 1"]),
         ({"variants": TWO, "seeds": [1, 1]}, ["list of different whole numbers"]),
         ({"variants": TWO, "seeds": True}, ["seeds is True"]),
@@ -63,8 +63,8 @@ def test_mistakes_in_the_file(oblrpo, tmp_path, keys, words):
         (["--set", "{algorithm: rloo}"], ["--set algorithm: every variant of spec.yaml has its own"]),
         (["--set", "{learning_rate: 1.0}"], ["--set learning_rate: every variant"]),
         (["--set", "{stepz: 3}"], ["unknown setting 'stepz'", "Did you mean 'steps'?"]),
-        (["--set", "{seed: 3}"], ["--set: seed is not a setting of the runs", "say seeds instead"]),
-        (["--set", "[1]"], ["--set", "steps: 60"]),
+        (["--set", "{seed: 3}"], ["--set: seed is not a setting of the runs", "use seeds instead"]),
+        (["--set", "[1]"], ["--set", "must hold settings as YAML has them"]),
         (["--base", "nosuch"], ["no recipe or file 'nosuch'"]),
         (["--seeds", "-2"], ["must not be negative"]),
         (["--seeds", "1"], ["search_seeds is 2, more than the 1 seeds"]),
@@ -153,6 +153,17 @@ def test_built_in_comparisons_can_be_taken_to_another_task(name, tmp_path):
     ]  # fmt: skip
 
 
+def test_what_is_asked_of_the_runs_of_a_comparison(tmp_path):
+    """What somebody wrote, and nothing of what comes with the package; and all variants are measured on one set."""
+    numbers = {"prompts_per_step", "eval_prompts", "heldout_fraction"}
+    assert numbers <= may_bend(read_spec("against-rloo", {}, {"steps": 3}).base_config)
+    assert "eval_prompts" not in may_bend(read_spec("against-rloo", {}, {"eval_prompts": 9}).base_config)
+    for settings, bending in (({}, numbers), ({"prompts_per_step": 8}, numbers - {"heldout_fraction"})):
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"variants": {"a": {}, "b": settings}}))
+        spec = read_spec(str(tmp_path / "mine.yaml"), {}, {})
+        assert may_bend(spec.config(spec.variants[0], 1.0, 1, "")) & numbers == bending
+
+
 def test_a_target_is_laid_over_the_specs(write_spec):
     path = str(write_spec(variants={"a": {}}, target={"of_best": 0.9, "curve": "reward", "window": 9}))
     for changed, expected in (
@@ -169,7 +180,7 @@ def test_another_target_for_runs_that_are_there(write_spec, oblrpo, tmp_path):
     flags = "--only-report", "--target", "{of_gain: 0.5}"
     code, told, err = oblrpo("compare", tmp_path / "spec.yaml", "--output", tmp_path / "out", *flags)
     assert code == 0, err
-    assert "Target: 0.300, 0.5 of the way from where runs begin" in " ".join(told.split())
+    assert "Target: 0.300, 0.5 of the way from where runs start" in " ".join(told.split())
 
 
 def test_runs_of_other_settings_are_not_mixed_in(write_spec, oblrpo, tmp_path):

@@ -98,7 +98,7 @@ def test_what_was_measured_at_its_ends_alone_has_no_rollouts_to_a_target(write_s
     run.note_failure("diverged", "lower learning_rate")
     summary = summarise(plan)
     assert column(summary, "completions to target") == ["", ""]
-    assert "accuracy was taken at the ends of runs alone; set eval_steps" in "\n".join(notes(summary))
+    assert "accuracy was measured at the ends of runs only; set eval_steps" in "\n".join(notes(summary))
     rows = csv.DictReader(write_table(summary, tmp_path).read_text().splitlines())
     assert {row["completions_to_target"] for row in rows} == {""}
 
@@ -225,7 +225,7 @@ def test_where_no_rate_has_an_accuracy_it_is_said(write_spec, tmp_path):
     for run in plan.search(plan.spec.variants[0]):
         pretend(run, [0.2, 0.2, 0.3, 0.3, math.nan if run.config.run.seed else 0.4])
     told = "\n".join(notes(summarise(plan)))
-    assert "a: no rate has an accuracy on every seed that chooses, so that none was chosen." in told
+    assert "a: no rate has an accuracy on every seed that chooses, so none was chosen." in told
 
 
 def test_seeds_that_ended_below_their_start_are_counted(write_spec, tmp_path):
@@ -311,7 +311,7 @@ def test_the_level_of_a_target(filled, tmp_path, target, level):
     spec = read_spec(str(tmp_path / "spec.yaml"), {"target": target}, {})
     summary = summarise(Plan(spec, filled.output))
     assert summary.level == pytest.approx(level)
-    assert ("of the way from where runs begin" in "\n".join(notes(summary))) == ("of_gain" in target)
+    assert ("of the way from where runs start" in "\n".join(notes(summary))) == ("of_gain" in target)
 
 
 def test_no_target_lies_below_where_runs_begin(write_spec, tmp_path):
@@ -335,7 +335,7 @@ def test_where_nothing_is_gained_there_is_no_target(write_spec, tmp_path, target
     summary = summarise(plan)
     assert summary.level is None
     assert column(summary, "completions to target") == ["", ""]
-    assert "There is none: it would not lie above where runs begin" in "\n".join(notes(summary))
+    assert "There is none: it would not lie above where runs start" in "\n".join(notes(summary))
     assert "Completions to" not in write_page(summary, tmp_path).read_text()
     rows = csv.DictReader(write_table(summary, tmp_path).read_text().splitlines())
     assert {row["completions_to_target"] for row in rows} == {""}
@@ -371,13 +371,13 @@ def test_completions_over_the_references_are_of_all_seeds_or_none(write_spec, tm
                 run.note_failure("failed", "the disk is full")
     summary = summarise(plan)
     assert column(summary, "over reference's") == ["", "1.00 (1.00 to 1.00)", "", ""]
-    assert "blank where a seed never arrives or begins there" in "\n".join(notes(summary))
-    assert column(summary, "completions to target")[3].endswith("1 began there)")
+    assert "blank where a seed never reaches the target or starts there" in "\n".join(notes(summary))
+    assert column(summary, "completions to target")[3].endswith("1 started there)")
     told = StringIO()
     print_table(summary, Console(file=told, width=120))
     assert "  1.00  " in told.getvalue()
     backwards = read_spec(str(tmp_path / "spec.yaml"), {"reference": "begins"}, {})
-    assert "not all seeds of the reference arrive" in "\n".join(notes(summarise(Plan(backwards, plan.output))))
+    assert "not all seeds of the reference reach it" in "\n".join(notes(summarise(Plan(backwards, plan.output))))
 
 
 def titles(page):

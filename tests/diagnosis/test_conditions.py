@@ -130,7 +130,7 @@ def test_a_rate_that_a_scheduler_brings_down_is_not_lost():
 def test_a_measured_rate_follows_no_signal_that_could_be_lost():
     rows = [{"lr_factor": 1e-9**step, "learning_rate": 1e-3 * 1e-9**step} for step in range(30)]
     assert not alarms(rows, measured_rate=True)
-    assert [finding.name for finding in alarms(rows)] == ["rate lost"]
+    assert [finding.name for finding in alarms(rows)] == ["rate collapsed"]
 
 
 def test_baselines_near_0_may_spread_ten_times_as_wide():
@@ -138,6 +138,9 @@ def test_baselines_near_0_may_spread_ten_times_as_wide():
     assert not alarms([*rows, {"baseline/spread": 0.03, "reward_std": 0.4}])
     assert not alarms([{"baseline/spread": 0.0}] * 11 + [{"baseline/spread": 0.05}])  # the first success
     assert not alarms([{"baseline/spread": 100.0**step} for step in range(10)])  # too early to say
+    learns = [{"baseline/spread": 0.003, "reward": 0.03, "reward_std": 0.1}] * 20
+    assert not alarms([*learns, {"baseline/spread": 0.34, "reward": 0.3, "reward_std": 0.2}])  # of other prompts 0
+    assert alarms([*learns, {"baseline/spread": 3.4, "reward": 0.3, "reward_std": 0.2}])
 
 
 def test_completions_that_are_all_cut_from_the_start_are_meant_to_be():
@@ -155,7 +158,7 @@ def test_an_outlying_reward_is_named(one):
     rows[49] |= {"reward": one / 32, "grad_norm": math.inf}
     first = diagnose(rows).findings[0]
     assert (first.name, first.found, first.until) == ("outlying reward", 50, 50)
-    assert f"the mean of step 50 was {one / 32:.3g}, and lay between 0.2" in first.sentence
+    assert f"the mean of step 50 was {one / 32:.3g}; in the 49 before it was between 0.2" in first.sentence
     assert "rate" not in first.cure
     quiet = [{"reward": 0.4 + n % 2 / 1e6 - 0.3 * (n > 30)} for n in range(60)]
     assert "outlying reward" not in {finding.name for finding in alarms(quiet)}
@@ -234,20 +237,25 @@ def test_how_sure_and_since_when():
     assert 30 <= finding.found <= 36
     assert finding.until == 59
     assert finding.plain()["since"] == finding.since == finding.found - 9
-    assert "standard errors" in finding.sure
+    assert re.fullmatch(r"not chance \(\d+ standard errors\)", finding.sure)
+    since, found = finding.since, finding.found
+    assert finding.when == f"since step {since}; first reported after step {found}, last seen after step 59"
     (skipped,) = diagnose([{"step": 1, "skipped": 1.0}]).findings
-    assert skipped.sure == "counted, not estimated"
+    assert (skipped.sure, skipped.when) == ("not chance (counted)", "in step 1")
 
 
 def test_what_a_log_lacks_is_said():
     found = diagnose([{"step": n, "reward": 0.1 * n} for n in range(30)])
     assert "entropy collapsed" in found.unchecked
     assert "reward fell" not in found.unchecked
-    assert "-  entropy collapsed (entropy)" in str(found)
-    assert "Nothing is wrong." in str(found)
+    *_, said = str(found).split("\n\n")
+    assert said.startswith(f"Not checked: {len(found.unchecked)} conditions (--json lists them). The log lacks ")
+    assert "entropy" in said
+    assert max(map(len, said.splitlines())) <= 100
+    assert "No problem found." in str(found)
     assert "in fewer than 20 steps." in str(diagnose([{"step": 1, "reward": 1.0}]))
     found = diagnose([{"grad_norm": 0.1 + n % 3, "score": 0.0} for n in range(30)])
-    assert "Nothing is wrong, as far as can be told without a reward." in str(found)
+    assert "No problem found, as far as a log without a reward shows." in str(found)
 
 
 def test_nothing_in_a_row_ends_a_watch():

@@ -163,7 +163,7 @@ def test_a_long_log_is_read_in_linear_time_and_loses_no_single_row():
     assert looked < 5_000 + 1_000 * math.log(7_000 / 5_000) * 1.2
     assert {len(column.windows) < MOST for column in watch.course.columns.values()} == {True}
     assert {"same reward", "not finite"} <= watch.found.keys()
-    assert watch.found["same reward"].sentence.endswith("earned 0 in steps 6000 to 6005.")
+    assert watch.found["same reward"].sentence.endswith("reward, 0 in steps 6000 to 6005.")
     assert watch.found["not finite"].found == 6_501
 
 

@@ -202,14 +202,14 @@ def test_a_refusal_says_what_was_found_and_what_was_looked_for(tmp_path):
         read(tmp_path, '{"colour": 3, "size": 4}\n{"colour": 4}\n')
     with pytest.raises(InputError, match=r"Found: text \(lines not read: 2\): no names of metrics"):
         read(tmp_path, "hello\nworld 3\n")
-    with pytest.raises(InputError, match=r"holds numbers for reward, once and .*, and is no log"):
+    with pytest.raises(InputError, match=r"is not a log: it holds numbers for reward once"):
         read(tmp_path, "reward = 1.0")
     for name, head in {
         "safetensors": b"\x40\0\0\0\0{'reward': 1}",
         "zip": b"PK\x03\x04\x14\0\0\0reward: 1, loss: 2",
     }.items():
         (tmp_path / name).write_bytes(head)
-        with pytest.raises(InputError, match="is a binary file, no text; give what a trainer prints or writes"):
+        with pytest.raises(InputError, match="is a binary file, not text; give what a trainer prints or writes"):
             read_log(tmp_path / name)
     (tmp_path / "sparse").write_bytes(b"\0" * 9999 + b"reward: 0.5 loss: 1\n\x1b[0m\n")  # cut by logrotate
     assert len(read_log(tmp_path / "sparse").rows) == 1
@@ -246,7 +246,7 @@ RuntimeError: CUDA error: loss: 3 reward = 9
 def test_rows_of_a_second_run_are_told(tmp_path):
     log = read(tmp_path, "step,reward,kl\n1,0.25,1\n2,0.5,1\nstep,reward\n1,0.75\n2,1\n")
     assert columns(log, "step", "reward") == {"step": [1, 2], "reward": [0.75, 1]}
-    assert log.source == "CSV (rows of steps that come again, of which the last count: 2)"
+    assert log.source == "CSV (rows of repeated steps, of which the last count: 2)"
 
 
 def test_objects_that_hold_rows():

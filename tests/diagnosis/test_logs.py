@@ -92,7 +92,7 @@ def test_our_trainer_inside_trl_is_known_by_what_it_logs(tmp_path):
     ]
     file = tmp_path / "log.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert not {"silent groups", "rate lost"} & {finding.name for finding in diagnose(file).findings}
+    assert not {"silent groups", "rate collapsed"} & {finding.name for finding in diagnose(file).findings}
 
 
 def as_json(rows):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 
@@ -106,10 +107,22 @@ def test_a_checkpoint_by_name_is_asked_as_its_run_asked(train, tmp_path):
         oblrpo.evaluate(checkpoint, reward=letters, where={"level": 1}, progress=False)
     with pytest.raises(InputError, match="data is 'python:60 rows"):
         oblrpo.evaluate(checkpoint, reward=letters, progress=False)
-    with pytest.raises(InputError, match="is the folder of a run; give one of its checkpoints"):
+    assert oblrpo.evaluate(run.output, ROWS[:6], letters, device="cpu", progress=False) == by_name
+    shutil.rmtree(run.output / "checkpoints")
+    (run.output / "checkpoints").mkdir()
+    with pytest.raises(InputError, match="holds no checkpoint; train with --save-steps"):
         oblrpo.evaluate(run.output, ROWS[:6], letters, progress=False)
     with pytest.raises(InputError, match="has no setting 'model'"):
         run.evaluate(model="another", progress=False)
+
+
+def test_what_nobody_has_set_follows_k_and_the_context():
+    given = {"data": ROWS[:2], "reward": letters, "progress": False}
+    found = oblrpo.evaluate(loaded(max_position_embeddings=90), k=3, **given)
+    assert (found["samples"], list(found["pass@k"])) == (3, ["3"])
+    assert found["settings"]["max_completion_length"] == 90 - len("0 is")
+    with pytest.raises(InputError, match="with completions of 2048 it does not fit the model's 90"):
+        oblrpo.evaluate(loaded(max_position_embeddings=90), max_completion_length=2048, **given)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +132,9 @@ def test_a_checkpoint_by_name_is_asked_as_its_run_asked(train, tmp_path):
         ({"samples": "3"}, "samples is '3', but it must be a whole number"),
         ({"samples": 0}, "samples is 0; it must be at least 1"),
         ({"device": "cpu"}, "device would change nothing, for the model is loaded already"),
-        ({"split": "test"}, "oblrpo.evaluate has no setting 'split'. split is gone: write it behind the name"),
+        ({"split": "test"}, "oblrpo.evaluate has no setting 'split'. It is data here, such as owner/name"),
         ({"reward_seconds": 3.0}, "reward_seconds would change nothing"),
-        ({"k": [9]}, "k is 9; with samples 1 it must be from 1 to 1"),
+        ({"k": [9], "samples": 1}, "k is 9; with samples 1 it must be from 1 to 1"),
         ({"data": None}, "give data to evaluate on, or a benchmark; only a checkpoint of a run has"),
         ({"model": None}, "there is no model to evaluate"),
         ({"model": "no/such/folder/here"}, "cannot load the model 'no/such/folder/here'"),
@@ -178,13 +191,10 @@ def test_the_command_line_scores_what_train_data_trained(checkpoint, tmp_path, c
         (["--where", "{level: 9}"], "where {'level': 9} leaves none of 60 rows"),
         (["--prompt-column", "prompt"], "has no column 'prompt'"),
         (["--rewards", "numerc"], "Did you mean 'numeric'?"),
-        (
-            ["--split", "test"],
-            "see `oblrpo evaluate --help`. --split is gone: write it behind",
-        ),
+        (["--split", "test"], "see `oblrpo evaluate --help`. It is --data here, such as owner/name[validation]"),
         (["--seconds", "3"], "--seconds would change nothing, for no benchmark is named"),
         (["--samples", "0"], "samples is 0; it must be at least 1."),
-        (["--k", "5"], "k is 5; with samples 2 it must be from 1 to 2"),
+        (["--k", "5", "--samples", "2"], "k is 5; with samples 2 it must be from 1 to 2"),
         (["--completions", "x.jsonl"], "leave out the model"),
         (["--benchmark", "gsm8k", "--rewards", "math"], "--rewards would change nothing, for a benchmark has its own"),
     ],

@@ -20,7 +20,7 @@ import oblrpo
 from oblrpo.errors import InputError
 from oblrpo.policy import make_policy
 from oblrpo.report import console
-from oblrpo.settings import PolicyConfig
+from oblrpo.settings import PolicyConfig, TrainConfig, flatten, load_recipe, may_bend, settings_in
 from tests.door.conftest import ROWS, SMALL, config_of, letters, loaded, metrics_of, write_rows
 
 
@@ -251,7 +251,7 @@ def test_a_reward_that_carries_other_values_is_not_resumed_with_and_what_cannot_
             train(reward=other, resume=True, steps=2)
     train(reward=[Less(3), functools.partial(letters, mine=3)], resume=True, steps=2, progress=True)
     said = " ".join(capsys.readouterr().out.split())
-    assert "whether reward 'python:Less' has changed cannot be told: no digest can be had of lock (lock)." in said
+    assert "cannot check whether reward 'python:Less' has changed: there is no digest of lock (lock)." in said
     assert "'python:letters' has changed" not in said
 
 
@@ -272,6 +272,33 @@ def test_a_reward_that_keeps_count_of_its_calls_is_the_same_where_the_run_left_i
     calls.append(0)
     with pytest.raises(InputError, match=": rewards python:f changed since"):
         train(reward=one, steps=4, resume=True)
+
+
+def test_numbers_that_nobody_gave_fit_the_rows_and_stay_those_of_the_run(train, tmp_path, capsys, command_line):
+    free = {"prompts_per_step": None, "eval_prompts": None, "eval_samples": 1, "steps": 1}
+    train(**free, data=ROWS[:9], progress=True)
+    head = capsys.readouterr().out
+    line = (
+        "adjusted   heldout_fraction 0.31 instead of 0.1 (2 of 9 rows are held out); prompts_per_step 7 instead of 64"
+    )
+    assert f"{line} (no more to train on); eval_prompts 2 instead of 128 (no more are held out)\n" in head
+    numbers = {"heldout_fraction": 0.31, "prompts_per_step": 7, "eval_prompts": 2}
+    saved = settings_in(tmp_path / "run" / "config.yaml")
+    assert {name: saved[name] for name in numbers} == numbers
+    run = train(**free | {"steps": 2}, data=ROWS[:9], resume=True, progress=True)
+    assert "adjusted" not in capsys.readouterr().out
+    resumed = flatten(run._trainer.config)
+    assert {name: resumed[name] for name in numbers} == numbers
+    # What a run was given is asked of another that takes its settings; what fitted its rows is not.
+    again = load_recipe(str(tmp_path / "run" / "config.yaml"), TrainConfig())
+    assert set(numbers) <= may_bend(again)
+    assert "max_completion_length" not in may_bend(again)
+    rows = write_rows(tmp_path / "eight.jsonl", ROWS[:8])
+    more = ["--data", rows, "--rewards", "length", "--model", "", "--dry-run"]
+    code, out, err = command_line("train", tmp_path / "run" / "config.yaml", *more)
+    assert code == 0, err
+    assert "prompts_per_step: 6\n" in out
+    assert "prompts_per_step 6 instead of 7" in out
 
 
 def test_the_command_line_reports_and_does_not_resume_objects(tmp_path, train, command_line):
@@ -321,7 +348,7 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ),
         ({"device": "cpu"}, "device would change nothing, for the model is loaded already"),
         ({"reward_seconds": 9.0}, "reward_seconds would change nothing, for functions of this program have no time"),
-        ({"split": "train"}, "unknown setting 'split'.* split is gone: write it behind the name"),
+        ({"split": "train"}, "unknown setting 'split'.* It is data here, such as owner/name"),
         ({"data": [1, 2]}, "data row 0 is a int, not a dict of columns"),
         ({"data": 3}, "data is a int; give file names, or rows"),
         ({"data": iter(())}, "data holds no rows"),
@@ -331,7 +358,7 @@ def test_an_error_of_the_reward_names_it_and_keeps_its_traceback(train, tmp_path
         ({"eval_data": ROWS}, "data has 0 training rows, but 4 .* 60 training problems of data are held out too"),
         (
             {"data": ROWS[:10], "eval_prompts": 128},
-            "data has . held-out rows, but 128 were asked for; set eval_prompts lower",
+            r"data has 10 rows, too few for 4 to train on \(prompts_per_step\) and 128 held out \(eval_prompts\)",
         ),
         ({"reward": 3}, "a reward is a int; give a function, or the name of a reward"),
         ({"reward": letters, "rewards": "numeric"}, "reward and rewards are the same"),

@@ -34,7 +34,7 @@ def test_weightings_by_hand():
 
 @pytest.mark.parametrize(
     ("name", "rewards", "message"),
-    [("group_std", [[1.0], [2.0]], "at least 2 outputs a prompt"), ("batch_std", [[1.0]], "at least 2 rewards")],
+    [("group_std", [[1.0], [2.0]], "at least 2 outputs per prompt"), ("batch_std", [[1.0]], "at least 2 rewards")],
 )
 def test_too_few_rewards_for_a_standard_deviation(name, rewards, message):
     with pytest.raises(ValueError, match=message):

@@ -106,7 +106,7 @@ def test_a_group_of_one_is_defined_without_leave_one_out(name):
 @pytest.mark.parametrize("name", sorted(set(BASELINES) - {"none", "reinforce_pp", "js", "oblr_shrunk"}))
 def test_a_group_of_one_is_refused_where_outputs_of_a_prompt_are_compared(name):
     """Their advantage would be 0 whatever the reward."""
-    with pytest.raises(ValueError, match="at least 2 outputs a prompt"):
+    with pytest.raises(ValueError, match="at least 2 outputs per prompt"):
         estimators.baseline(name, **rows(random_inputs(4, 1), slice(None)))
 
 

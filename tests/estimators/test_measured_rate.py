@@ -35,8 +35,8 @@ def smoothed(roots):
     """Holt's double exponential smoothing of the logarithms, by hand: the level, and the logarithm of the trend."""
     level, trend = roots[0], 0.0
     for root in roots[1:]:
-        before, foretold = level, level * math.exp(trend)
-        level = foretold ** (1 - NEW) * root**NEW
+        before, predicted = level, level * math.exp(trend)
+        level = predicted ** (1 - NEW) * root**NEW
         trend = (1 - TREND) * trend + TREND * math.log(level / before)
     return level, trend
 

@@ -88,12 +88,12 @@ def test_uncorrected_the_noise_of_a_batch_of_all_prompts_is_that_of_a_batch_with
     assert lacks > 0.2 * float(mu_MD.mean(0).square().sum())  # or nothing of this would matter
 
 
-def test_the_noise_of_batches_of_another_size_is_foretold():
+def test_the_noise_of_batches_of_another_size_is_predicted():
     """As `critical_batch_size` does: (trace_cov + n spared) / N - spared, of N prompts, from batches of n."""
     for n, found in FOUND.items():
         for N, other in FOUND.items():
-            foretold = [(each.trace_cov + n * each.spared) / N - each.spared for each in found.moments]
-            assert found.mean(foretold) == pytest.approx(other.variance, abs=1e-12)
+            predicted = [(each.trace_cov + n * each.spared) / N - each.spared for each in found.moments]
+            assert found.mean(predicted) == pytest.approx(other.variance, abs=1e-12)
 
 
 def test_the_critical_batch_is_where_that_noise_equals_the_signal():

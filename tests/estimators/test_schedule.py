@@ -49,15 +49,15 @@ def test_the_ratio_is_that_of_weighted_sums():
     assert factor == pytest.approx(signal2 / (signal2 + trace_cov / 2))
 
 
-def test_a_batch_is_divided_by_what_earlier_ones_foretold_of_its_scale():
-    """Sizes |S| + T of 5, 10, 90 and 1, where 5, 6.5 and 48 are foretold: the last two are over `STABLE` times off."""
+def test_a_batch_is_divided_by_what_earlier_ones_predicted_of_its_scale():
+    """Sizes |S| + T of 5, 10, 90 and 1, where 5, 6.5 and 48 are predicted: the last two are over `STABLE` times off."""
     schedule, batches = SNRSchedule(optimizer_of(), ema=0.5), [(1, 4), (2, 8), (-30, 60), (0.4, 0.6)]
-    foretold, signal2, trace_cov, scales = 5.0, 0.0, 0.0, [5.0, 5.0, 90 / 3, 1 * 3]
+    predicted, signal2, trace_cov, scales = 5.0, 0.0, 0.0, [5.0, 5.0, 90 / 3, 1 * 3]
     for (S, T), scale in zip(batches, scales, strict=True):
         schedule.step(Moments(S, T, 4))
         own = abs(S) + T
-        assert schedule.average.scale == pytest.approx(scale) == min(max(foretold, own / STABLE), own * STABLE)
-        foretold = 0.7 * scale + 0.3 * own
+        assert schedule.average.scale == pytest.approx(scale) == min(max(predicted, own / STABLE), own * STABLE)
+        predicted = 0.7 * scale + 0.3 * own
         signal2, trace_cov = 0.5 * signal2 + S / scale, 0.5 * trace_cov + T / scale
         assert schedule.average._averages[-1].ratio == pytest.approx(signal2 / trace_cov)
 

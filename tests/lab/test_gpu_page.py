@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lab.benchmarks.gpu import __main__ as gpu
-from lab.benchmarks.gpu import exactness, shapes, training
+from lab.benchmarks.gpu import exactness, shapes, sizes, training
 from lab.benchmarks.gpu.page import OutOfTime, Page
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def test_the_whole_page_in_small(tmp_path, monkeypatch, capsys):
     assert "Wrong" not in page
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert torch.__version__.startswith(found["head"]["torch"])  # without +cu130
-    exact, trainer, cost, real = found["parts"]
+    exact, trainer, cost, whole, real = found["parts"]
     rows = exact["tables"][0]["rows"]
     assert {(row[0], row[1]) for row in rows} == {
         (name, dtype) for name in ("gpt2-tied", "qwen3-tied, LoRA") for dtype in ("float32", "bfloat16")
@@ -43,6 +43,9 @@ def test_the_whole_page_in_small(tmp_path, monkeypatch, capsys):
     assert {row[2] for row in rows} == {"auto", "two_pass"}
     assert [row[1:3] for row in trainer["tables"][0]["rows"]] == [["0.0e+00", "0.0e+00"]]
     assert [row[:2] for row in cost["tables"][0]["rows"]] == [["4 x 8", "exact (auto)"]]
+    assert [row[:4] for row in whole["tables"][0]["rows"]] == [
+        ["Qwen3-0.6B", "all parameters", algorithm, "3"] for algorithm in sizes.ALGORITHMS
+    ]
     assert [(row[0], row[1]) for row in real["tables"][0]["rows"]] == [(name, "2") for name in training.REAL]
     assert all(part["seconds"] > 0 for part in found["parts"])
 
@@ -99,7 +102,7 @@ def test_without_torch(monkeypatch):
 def test_what_needs_more_than_torch_and_transformers_is_skipped(tmp_path):
     """The tape and the bench run without the command line's libraries; the trainer's parts name what is missing."""
     code = (
-        "import sys; sys.modules.update(dict.fromkeys(['tyro', 'rich', 'peft', 'plotille'])); "
+        "import sys; sys.modules.update(dict.fromkeys(['rich', 'peft', 'plotille'])); "
         "import lab.benchmarks.gpu.exactness as e, lab.benchmarks.gpu.shapes, lab.benchmarks.gpu.__main__ as g; "
         "e.FAMILIES = ['', 'llama-untied']; e.run = lambda page, *_: page.say('the tape'); "
         "lab.benchmarks.gpu.shapes.run = lambda page, *_: page.say('the bench'); "
@@ -109,10 +112,10 @@ def test_what_needs_more_than_torch_and_transformers_is_skipped(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said = [part["said"] for part in json.loads((tmp_path / "gpu.json").read_text())["parts"]]
-    assert said[::2] == [["the tape"], ["the bench"]]
-    assert said[1] == said[3]
-    assert said[1][0].startswith("Skipped: ")
-    assert said[1][0].endswith(" is not installed here.")
+    assert said[:3:2] == [["the tape"], ["the bench"]]
+    for (sentence,) in (said[1], said[3], said[4]):
+        assert sentence.startswith("Skipped: ")
+        assert sentence.endswith(" is not installed here.")
 
 
 def test_a_part_that_is_late_or_fails_leaves_the_others_and_what_it_has(tmp_path):

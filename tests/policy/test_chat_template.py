@@ -8,6 +8,7 @@ from tokenizers.processors import TemplateProcessing
 
 from oblrpo.errors import InputError
 from oblrpo.policy import PromptFormat, byte_tokenizer
+from oblrpo.policy.prompts import BARE
 from oblrpo.tasks.data import problems_of
 
 SIMPLE = (
@@ -136,8 +137,8 @@ def test_tool_calls_are_in_the_text_that_is_logged():
     [
         (SIMPLE, {"system_prompt": "S", "chat": True}, []),
         (RICH, {"chat": True, "template_args": {"enable_thinking": True}}, []),
-        (RICH, {"template_args": {"x": 1}}, ["the prompts are text, .* without chat_template_args; chat changes that"]),
-        (RICH, {}, []),
+        (RICH, {"template_args": {"x": 1}}, ["chat_template_args has no effect: the prompts are plain text .* --chat"]),
+        (RICH, {"chat": False, "system_prompt": "S"}, ["system_prompt has no effect: the prompts are plain text"]),
         (
             RICH,
             {"chat": True, "template_args": {"enable_thinkng": True}},
@@ -163,6 +164,34 @@ def test_what_the_template_ignores_is_noted(tokenizer, template, settings, notes
     found = PromptFormat(**settings).notes(tokenizer, ["2+2"])
     assert len(found) == len(notes)
     assert all(re.search(words, note) for words, note in zip(notes, found, strict=True))
+
+
+OF_USER = "{% for m in messages if m.role == 'user' %}<user>{{ m.content }}{% endfor %}"
+JOINED = "{% for m in messages %}{{ m.content }}{% endfor %}"
+PARTS = "{% for m in messages %}<u>{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "chat", "noted"),
+    [
+        (SIMPLE, "2+2", None, True),
+        (RICH, "2+2", None, True),
+        (SIMPLE.partition("{% if")[0], "2+2", None, True),  # which shows no beginning of a turn, but answers
+        (SIMPLE, "2+2", True, False),
+        (SIMPLE, "2+2", False, False),
+        (None, "2+2", None, False),
+        (SIMPLE, [ASK], None, False),
+        (SIMPLE, "<user>2+2<assistant>", None, False),  # a text that somebody has put into the template
+        # No turn of the model, nor is there in what only puts contents together, or takes no text.
+        (OF_USER, "2+2", None, False),
+        (JOINED, "2+2", None, False),
+        (PARTS, "2+2", None, False),
+        ("{{ raise_exception('no') }}", "2+2", None, False),
+    ],
+)
+def test_text_that_goes_past_the_template_is_noted_where_nobody_has_said_so(tokenizer, template, prompt, chat, noted):
+    tokenizer.chat_template = template
+    assert PromptFormat(chat).notes(tokenizer, [prompt]) == [BARE] * noted
 
 
 def test_what_is_said_about_a_message_and_not_shown_is_noted(tokenizer):

@@ -89,7 +89,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=r"^cannot load the model '.*cut.gguf': .*is the file whole"):
             policy_of(cut)
     (tmp_path / "text.gguf").write_text("not at all")
-    with pytest.raises(InputError, match="no GGUF file, for its first bytes are not 'GGUF'"):
+    with pytest.raises(InputError, match="not a GGUF file: its first bytes are not 'GGUF'"):
         policy_of(tmp_path / "text.gguf")
     write_gguf(tmp_path / "other.gguf", architecture="mamba-of-mine")
     with pytest.raises(InputError, match=r"mamba-of-mine.*its architecture one that transformers reads"):
@@ -104,7 +104,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     found = importlib.util.find_spec
     for package in ("gguf", "accelerate"):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_, p=package: None if name == p else found(name))
-        with pytest.raises(InputError, match=rf"needs {package}; install it with: pip install 'oblrpo\[gguf\]'"):
+        with pytest.raises(InputError, match=rf"needs {package}; install it with: .* pip install 'oblrpo\[gguf\]'"):
             policy_of(whole)
 
 

@@ -43,6 +43,12 @@ def test_text_stays_text_and_messages_take_the_template(chatty):
     assert shown(chatty, user, template_args={"shout": True}) == "<user>2+2!<assistant>"
 
 
+def test_a_prompt_at_a_glance_is_one_line_as_the_model_reads_it(chatty):
+    assert PromptFormat(chat=True).glance(chatty.tokenizer, "2\n+2") == r"'<user>2\n+2<assistant>'"
+    long = PromptFormat(chat=True).glance(chatty.tokenizer, "x" * 300)
+    assert (long[:8], long[-12:], len(long)) == ("'<user>x", "<assistant>'", 120 + 5 + 75 + 2)
+
+
 def test_texts_and_messages_in_one_batch_keep_their_places(chatty):
     rows = chatty.encode(["a", [{"role": "user", "content": "b"}], "c"], 1)
     assert [chatty.tokenizer.decode(row) for row in rows] == ["a", "<user>b<assistant>", "c"]

@@ -6,6 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
+from oblrpo.diagnosis import Facts
 from oblrpo.report.console import Progress, summary
 
 STEP = {"reward": 0.25, "snr": 0.5, "n_snr": 2.0, "learning_rate": 1e-3, "lr_factor": 0.5, "step_time": 1.0}
@@ -21,8 +22,8 @@ def test_a_step_whose_completions_were_all_masked(nothing):
         progress.step(2, STEP | {"eval/accuracy": 0.5, "eval/accuracy_stderr": nothing})
     assert told.getvalue().splitlines()[1:] == [
         "step 0/2  held-out -",
-        "step 1/2  reward -  held-out -  N SNR -  lr 1.0e-03 (x0.50 of eta_0)",
-        "step 2/2  reward 0.250  held-out 0.500  N SNR 2.00 (67% signal)  lr 1.0e-03 (x0.50 of eta_0)",
+        "step 1/2  reward -  held-out -  N SNR -  lr 1.0e-03 (x0.50 by the schedule)",
+        "step 2/2  reward 0.250  held-out 0.500  N SNR 2.00 (67% signal)  lr 1.0e-03 (x0.50 by the schedule)",
     ]
 
 
@@ -40,11 +41,12 @@ def test_the_summary_of_accuracies_that_may_be_missing(before, after, words):
         {"step": 0} | dict(zip(keys, before, strict=True)),
         {"step": 1} | STEP | dict(zip(keys, after, strict=True)),
     ]
-    assert words in summary(rows, "runs/mine", 64)
+    assert words in summary(rows, "runs/mine", Facts(prompts=64))
 
 
 def test_the_summary_says_what_the_time_went_for():
     rows = [{"step": 0, "time/warm_start": 2.0}, STEP | {"step": 1, "time/training": 5.0, "time/files": 0.5}]
     rows.append(STEP | {"step": 2, "time/training": 2.5})
-    assert "1.00 s a step: training 75%, warm start 20%, files 5%\n" in summary(rows, "runs/x", 4)
-    assert "1.00 s a step\n" in summary([STEP | {"step": 1}], "runs/x", 4)
+    said = summary(rows, "runs/x", Facts(prompts=4))
+    assert "1.00 s per step; of all the time training 75%, warm start 20%, files 5%\n" in said
+    assert "1.00 s per step\n" in summary([STEP | {"step": 1}], "runs/x", Facts(prompts=4))

@@ -80,7 +80,7 @@ def test_a_failure_ends_it(write_run, monkeypatch):
     assert follow(run, run / "page.html", 3, lambda _: None) == run / "page.html"
     page = (run / "page.html").read_text()
     assert "<b>Failed after step 1.</b> training has diverged: a norm is NaN." in page
-    assert "Nothing is wrong" not in page
+    assert "No problem found" not in page
     assert "http-equiv" not in page
 
 
@@ -125,11 +125,11 @@ def test_ctrl_c_before_anything_is_there(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_not_there_or_goes_away(write_run, monkeypatch, tmp_path):
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         follow(tmp_path / "nowhere", tmp_path / "page.html", 1, lambda _: None)
     run = write_run([BEFORE])
     Story(monkeypatch, [lambda: os.rename(run, tmp_path / "gone")])
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         follow(run, tmp_path / "page.html", 1, lambda _: None)
 
 

@@ -35,18 +35,18 @@ def test_everything_is_on_the_page(whole):
     page = write_report(whole).read_text()
     titles = re.findall(r"<figcaption><b>(.*?)</b>", page)
     assert titles == [
-        "Reward and held-out accuracy", "Prompts that taught nothing", "Signal to noise of the batch gradient",
-        "Learning rate it chose", "Critical batch size, and the batch used", "Gradient variance under each baseline",
-        "Variance of unbiased baselines over the run", "Squared score norm", "Score norm of well over badly rewarded",
+        "Reward and held-out accuracy", "Silent groups", "Signal to noise of the batch gradient",
+        "Learning rate", "Critical batch size, and the batch used", "Gradient variance under each baseline",
+        "Variance of unbiased baselines over the run", "Squared score norm", "Score norm, high over low reward",
         "Score norm against reward", "Completion length", "Spread of completion lengths", "Entropy", "Gradient norm",
         "Time",
     ]  # fmt: skip
     assert "0.250 &plusmn; 0.039 to 0.500 &plusmn; 0.059" in page
     assert "20 prompts" in page
     assert "batch used: 4" in page
-    assert "a mean over the policies of the last steps (of one: oblrpo diagnose RUN --look)" in page
-    assert "<b>not finite, since step 10 (seen after step 10, last after step 10).</b>" in page
-    assert "Nothing is wrong" not in page
+    assert "a mean over the policies of the last steps; of one: oblrpo diagnose RUN --look)" in page
+    assert "<b>not finite, in step 10.</b>" in page
+    assert "No problem found" not in page
     assert "finished, 10 steps" in page
     for name in BASELINES:
         assert f">{name}</text>" in page
@@ -84,7 +84,7 @@ def test_a_run_of_little_has_a_page_of_little(write_run):
     for rows in ([BEFORE], [BEFORE, row(1)], [{"step": 0, "eval/accuracy": 0.1, "eval/accuracy_stderr": None}]):
         page = write_report(write_run(rows)).read_text()
         assert f"step {rows[-1]['step']} of 10" in page
-        assert re.search("Nothing is wrong: \\d+ of \\d+ conditions were looked for", page)
+        assert re.search("No problem found: \\d+ of \\d+ conditions were checked", page)
         assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).lower().replace("finan", "")
 
 
@@ -144,7 +144,7 @@ def test_variance_ratios_are_geometric_means(write_run):
 
 
 def test_the_page_shows_what_was_trained_on_and_what_leaving_out_added(write_run):
-    names = ("Completions trained on", "Variance added by leaving out")
+    names = ("Completions trained on", "Variance added by training on fewer")
     every = [row(step, **{"completions/trained_ratio": 1.0}) for step in (1, 2, 3)]
     exact = [row(step, **{"completions/trained_ratio": 0.5}) for step in (1, 2, 3)]
     drawn = [each | {"added_variance": 0.1} for each in exact]
@@ -197,7 +197,7 @@ def test_damaged_files_are_named(whole):
     with pytest.raises(InputError, match=r"step_10.jsonl line 1 has no advantage"):
         write_report(whole)
     (whole / "metrics.jsonl").write_text('{"reward": 1}\n')
-    with pytest.raises(InputError, match=r"metrics.jsonl line 1 is damaged \(no row of a step\)"):
+    with pytest.raises(InputError, match=r"metrics.jsonl line 1 is damaged \(not a row of a step\)"):
         write_report(whole)
     (whole / "metrics.jsonl").write_text('{"step": 1, "reward": 1}\n')
     (whole / "config.yaml").write_text("steps: many\n")

@@ -41,9 +41,9 @@ def missing(page):
 def test_the_page_shows_what_the_log_holds_and_says_what_it_does_not(run):
     page = write_report(run).read_text()
     assert titles(page) == [
-        "Reward and held-out accuracy", "Prompts that taught nothing", "Signal to noise of the batch gradient",
-        "Learning rate it chose", "Critical batch size, and the batch used", "Gradient variance under each baseline",
-        "Variance of unbiased baselines over the run", "Completion length", "Completions cut", "Entropy",
+        "Reward and held-out accuracy", "Silent groups", "Signal to noise of the batch gradient",
+        "Learning rate", "Critical batch size, and the batch used", "Gradient variance under each baseline",
+        "Variance of unbiased baselines over the run", "Completion length", "Truncated completions", "Entropy",
         "Gradient norm", "Time",
     ]  # fmt: skip
     assert "no values" not in page
@@ -67,7 +67,7 @@ def test_without_the_callback_and_without_evaluation_both_are_said_to_be_missing
     state_of(run, 8, plain)
     shutil.rmtree(run / "checkpoint-12")
     page = write_report(run).read_text()
-    assert titles(page)[:3] == ["Reward and held-out accuracy", "Prompts that taught nothing", "Learning rate it chose"]
+    assert titles(page)[:3] == ["Reward and held-out accuracy", "Silent groups", "Learning rate"]
     assert missing(page)[:3] == [
         "Held-out reward",
         "Signal, noise and the critical batch",

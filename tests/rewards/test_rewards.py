@@ -145,7 +145,7 @@ def test_a_reward_cannot_change_what_the_next_one_sees(tmp_path):
         ("numerc", "Did you mean 'numeric'?"),
         ("no way.f", "cannot be imported"),
         ("no.such.module", "cannot be imported: ModuleNotFoundError"),
-        ("math.sqr", "Did you mean 'sqrt'?"),
+        ("math.sqr", "has no function 'sqr'; write math.sqrt; it defines: "),
         ("/no/file.py:f", "/no/file.py does not exist"),
         ("math.sqrt@heavy", "the weight after @ is 'heavy'"),
         ("math.sqrt@nan", "the weight after @ is 'nan'"),
@@ -171,8 +171,28 @@ def test_bad_sets(path, tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(InputError, match=r"must end in \.py"):
         load_reward(f"{tmp_path}/notes.txt:f")
-    with pytest.raises(InputError, match=r"has no function 'lenght'.*Did you mean 'length'"):
-        load_reward(path("lenght"))
+
+
+def test_what_to_type_for_a_function_of_a_file(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from math import sqrt\ndef digits(completions): ...\ndef _own(): ...\ndef vowels(completions): ...\n"
+    )
+    (tmp_path / "empty.py").touch()
+    monkeypatch.chdir(tmp_path)
+    first = r"write mine\.py:digits; it defines: digits, vowels\.$"
+    said = {
+        "mine.digits": r"No module named 'mine'\. Write mine\.py:digits for a function in that file\.$",
+        "mine.py": f"'mine.py' does not name a function of the file; {first}",
+        "mine": f"'mine.py' does not name a function of the file; {first}",
+        "mine.py:typo": f"has no function 'typo'; {first}",
+        "mine.py:vowel": r"has no function 'vowel'; write mine\.py:vowels; it defines",
+        "empty.py:f": r"has no function 'f'; it defines: none\.$",
+        "mine:digits": r"reward file mine does not exist; check the path\. Did you mean 'mine\.py'\?$",
+        "statistics.meen": r"has no function 'meen'; write statistics\.mean; it defines",
+    }
+    for name, words in said.items():
+        with pytest.raises(InputError, match=words):
+            RewardSet([name])
 
 
 def test_what_a_reward_prints_is_no_answer(path):

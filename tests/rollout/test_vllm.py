@@ -149,7 +149,9 @@ def test_sequences_longer_than_the_engine_takes_are_refused(tiny_policy):
 
 
 def test_without_vllm_the_sampler_is_refused_by_name(tiny_policy):
-    with pytest.raises(InputError, match=r"written for vLLM 0.17 to below 0.34, which is not installed: pip install"):
+    with pytest.raises(
+        InputError, match=r"written for vLLM 0.17 to below 0.34, which is not installed; on a .* pip install"
+    ):
         make_sampler(tiny_policy, RolloutConfig(sampler="vllm"))
 
 

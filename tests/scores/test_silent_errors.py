@@ -279,7 +279,7 @@ def test_a_compiled_model_is_refused_by_name(part):
         ),
         (
             lambda experts: setattr(experts, "has_post_expert_norm", True),
-            "form that is known: has_post_expert_norm is True.$",
+            "of a known form: has_post_expert_norm is True.$",
         ),
         (
             lambda experts: experts.register_parameter("scale", nn.Parameter(torch.ones(1))),

@@ -1,47 +1,72 @@
-"""What TRL's settings are called here."""
+"""What the settings of TRL, verl, OpenRLHF and NeMo RL are called here."""
 
 import pytest
 
+from oblrpo.cli.evaluate import EvaluateCommand
+from oblrpo.cli.flags import types_of
 from oblrpo.errors import InputError
-from oblrpo.runs import RunFolder
-from oblrpo.settings import TrainConfig, every_value, flatten, hint, lost, may_change_on_resume, with_settings
-from oblrpo.settings.elsewhere import GONE, GONE_VALUES, NAMED_BY_OTHERS, NAMED_HERE, NOT_HERE
+from oblrpo.settings import TrainConfig, every_value, flatten, hint, may_change_on_resume, with_settings
+from oblrpo.settings.elsewhere import CALLED, NOT_HERE
 
 OURS = set(flatten(TrainConfig()))
 
 
 def test_every_name_that_is_pointed_to_is_there_and_no_name_of_ours_is_shadowed():
-    assert {*NAMED_HERE.values(), *NAMED_BY_OTHERS.values()} <= OURS | {"resume"}
-    assert not (set(NAMED_HERE) | set(NAMED_BY_OTHERS) | set(NOT_HERE)) & OURS
-
-
-def test_a_flag_is_written_as_a_flag():
-    assert hint("output_dir", OURS, "--") == " TRL's --output-dir is --output here."
-    assert hint("max_completion_lenght", OURS, "--") == " Did you mean '--max-completion-length'?"
-    assert hint("qqqq", OURS) == ""
-
-
-def test_what_is_gone_is_told_by_name_and_is_no_setting():
-    assert not set(GONE) & OURS
-    assert {setting for setting, _ in GONE_VALUES} <= OURS
-    assert hint("schedule_kl_every", OURS, "--") == (
-        " --schedule-kl-every is gone: an update is measured on one completion of four."
-    )
-    assert lost("train_on", 0.3) == " 0.3 is gone: compute-optimal chooses how many completions are drawn."
-    assert lost("train_on", "exact") == lost("steps", "0.3") == ""
+    asked = set(types_of(EvaluateCommand()))
+    pointed = [key.partition(",")[0].split("|") for key in CALLED]
+    assert {name for names in pointed for name in names} <= OURS | asked | {"resume"}
+    assert all(set(names[1:]) <= asked for names in pointed)
+    for table in (CALLED, NOT_HERE):
+        names = " ".join(table.values()).split()
+        assert len(set(names)) == len(names)
+        assert not set(names) & OURS
 
 
 @pytest.mark.parametrize(
-    ("written", "words"),
+    ("name", "words"),
     [
-        ("lora_r: 8\n", "unknown setting 'lora_r'.*lora_r is gone: write `lora` {r: 16}"),
-        ("prior_memory: 0.8\n", "unknown setting 'prior_memory'.*prior_memory is gone: an earlier step counts 0.8"),
+        ("rollout.n", "It is --num-generations here."),
+        ("actor_rollout_ref.rollout.n", "It is --num-generations here."),
+        ("actor_rollout_ref.actor.optim.lr", "It is --learning-rate here."),
+        ("critic.optim.lr", "There is none here: a baseline stands in the place of a critic."),
+        ("actor_rollout_ref.model.path", "It is --model here."),
+        ("critic.model.path", "the place of a critic"),
+        ("actor_rollout_ref.actor.fsdp_config.param_offload", "a run has one device"),
+        ("actor_rollout_ref.rollout.val_kwargs.n", "It is --eval-samples here."),
+        ("actor_rollout_ref.rollout.val_kwargs.top_p", "the policy is sampled as it is"),
+        ("reward.custom_reward_function.path", "It is --rewards here, such as my.py:function."),
+        ("trainer.default_local_dir", "It is --output here."),
+        ("policy.temperature", "It is --temperature here."),
+        ("num_train_epochs", "It is --steps here, of prompts_per_step rows each; there are no epochs."),
+        ("N_Samples_Per_Prompt", "It is --num-generations here."),
+        ("logging_steps", "There is none here: every step is logged."),
+        ("loss_fn.reference_policy_kl_penalty", "It is --beta here."),
+        ("grpo.num_prompts_per_step", "It is --prompts-per-step here, which counts prompts."),
+        ("rollout.n_samples", "It is --num-generations here."),
+        ("lora_r", "It is --lora here, such as '{r: 16}'."),
+        ("vllm_gpu_memory_utilization", "It is --vllm-args here, such as '{gpu_memory_utilization: 0.4}'."),
+        ("extra", ""),  # close to no setting: beta is two letters of it
+        ("sample_per_prompt_system", ""),
     ],
 )
-def test_a_run_of_an_earlier_version_is_refused_with_what_is_gone(tmp_path, written, words):
-    (tmp_path / "config.yaml").write_text("steps: 3\n" + written)
-    with pytest.raises(InputError, match=words):
-        RunFolder(tmp_path).saved_config()
+def test_names_of_other_trainers(name, words):
+    said = hint(name, OURS, "--")
+    assert said.endswith(words) if words.startswith(("It is", "Did")) else words in said
+    assert bool(said) == bool(words)
+
+
+def test_a_name_means_another_setting_of_evaluate():
+    asked = set(types_of(EvaluateCommand()))
+    assert hint("n_samples", asked, "--") == " It is --samples here."
+    assert hint("batch_size", asked, "--") == " It is --problems-per-batch here, which counts prompts."
+    assert hint("max_samples", asked, "--") == " It is --limit here."
+    assert "leave rows out" in hint("max_samples", OURS, "--")
+
+
+def test_a_flag_is_written_as_a_flag():
+    assert hint("output_dir", OURS, "--") == " It is --output here."
+    assert hint("max_completion_lenght", OURS, "--") == " Did you mean '--max-completion-length'?"
+    assert hint("qqqq", OURS) == ""
 
 
 def test_keys_of_a_mapping_are_typed_bounded_and_compared_one_by_one():

@@ -18,7 +18,7 @@ HOSTILE = {
     "deeper than": ["a: " + "[" * 5000, "{" * 5000],
     "holds itself": ["a: &a [*a]", "task_args: &a {b: *a}"],
     "its aliases written out": [LAUGHS],
-    "no text": ["{1: 2}", "where: {1: 2}", "{null: 1}", "{2024-01-01: 1}"],
+    "not text": ["{1: 2}", "where: {1: 2}", "{null: 1}", "{2024-01-01: 1}"],
     "not valid YAML": ['output: "\\ud800"', "a: \0", "{[1]: 2}", "<<: 3", "a: " + "9" * 5000, "a: !!binary \u1234"],
 }
 
@@ -49,7 +49,7 @@ def test_aliases_and_merges_that_are_meant_well():
     [
         ({"num_generations": 10**18}, "num_generations is beyond"),
         ({"steps": 10**30}, "steps is beyond"),
-        ({"prompts_per_step": 10**5, "num_generations": 10**5}, "10,000,000,000 completions a step"),
+        ({"prompts_per_step": 10**5, "num_generations": 10**5}, "10,000,000,000 completions per step"),
         ({"threads": 100_000}, "threads is 100000"),
         ({"output": "runs/\udcff"}, "output is .* half a surrogate"),
         ({"rewards": ["\ud800.f"]}, "rewards is .* half a surrogate"),

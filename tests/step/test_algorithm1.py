@@ -181,7 +181,7 @@ def test_weights_that_overflow_have_diverged(tiny_policy, batch):
 def test_what_speaks_of_nan_need_not_have_diverged(tiny_policy, batch):
     rollouts, rewards_PG = batch
     broken = torch.full_like(rollouts.sequences.completion_SC, math.nan, dtype=torch.float32)
-    with pytest.raises(InputError, match="the sampler reports a log-probability that is none") as caught:
+    with pytest.raises(InputError, match="the sampler reports an invalid log-probability") as caught:
         learner_of(tiny_policy).learn(sampled(dataclasses.replace(rollouts, sampler_logps_SC=broken), rewards_PG))
     assert not isinstance(caught.value, DivergedError)
 

@@ -239,7 +239,7 @@ def test_the_ledger_of_a_baseline_by_token_is_that_of_weighted_scores(tiny_polic
 @pytest.mark.parametrize("broken", [math.nan, -math.inf, 0.5])
 def test_what_is_no_log_probability_is_refused(tiny_policy, drawn, broken):
     drawn.sampler_logps_SC[1, 0] = broken
-    with pytest.raises(InputError, match="reports a log-probability that is none"):
+    with pytest.raises(InputError, match="reports an invalid log-probability"):
         learner_of(tiny_policy, Algorithm("rloo"), temperature=0.8).learn(sampled(drawn, torch.randn(3, G).double()))
 
 

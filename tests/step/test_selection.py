@@ -249,7 +249,7 @@ def test_exact_norms_of_what_was_drawn_teach_the_proxy(tiny_policy, rollouts, re
 def test_a_sampler_that_tells_nothing_is_refused(tiny_policy, rollouts, rewards_PG):
     learner = learner_for(tiny_policy, "oblrpo_shrunk", train_on="compute-optimal")
     silent = dataclasses.replace(rollouts, features=None)
-    with pytest.raises(InputError, match="this sampler does not tell what train_on needs"):
+    with pytest.raises(InputError, match="this sampler does not report what train_on needs"):
         learner.learn(sampled(silent, rewards_PG), step=1)
 
 

@@ -98,11 +98,11 @@ def test_duplicate_prompts_are_allowed_and_stay_on_one_side(tmp_path):
 def test_too_few_rows_for_a_batch(make):
     with pytest.raises(
         InputError,
-        match=r"sums has 20 training rows, but 21 were asked for; set prompts_per_step lower, add rows or lower",
+        match=r"sums has 20 training rows, but 21 are needed; set prompts_per_step lower, add rows or lower",
     ):
         make(count=20, heldout_fraction=0.0).train_batch(0, 21)
-    with pytest.raises(InputError, match=r"sums has 0 held-out rows, but 1 were asked for; .* raise heldout_fraction"):
-        make(heldout_fraction=0.0).heldout(1)
+    with pytest.raises(InputError, match=r"sums has 0 held-out rows, but 3 are needed; .* raise heldout_fraction"):
+        make(heldout_fraction=0.0).heldout(3)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True])

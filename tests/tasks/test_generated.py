@@ -157,7 +157,7 @@ def test_small_tasks_repeat_prompts_in_training_but_never_in_heldout():
     trained = set(prompts(task.train_batch(0, 200)))
     assert 60 < len(trained) <= 81
     assert len(task.train_batch(0, 200)) == 200
-    with pytest.raises(InputError, match=r"Task 'addition' has about \d+ held-out problems .* but 100 were asked for"):
+    with pytest.raises(InputError, match=r"Task 'addition' has about \d+ held-out problems .* but 100 are needed"):
         task.heldout(100)
     assert not trained & set(prompts(task.heldout(5)))
 

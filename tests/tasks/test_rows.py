@@ -1,10 +1,12 @@
 """Every way a data file can be wrong, by its message."""
 
 import json
+import re
 
 import pytest
 
 from oblrpo.errors import InputError
+from oblrpo.tasks.data import problems_of
 from oblrpo.tasks.rows import read_objects, text_of
 from tests.tasks.data import task_of_file
 
@@ -23,7 +25,7 @@ BAD_LINES = {
         b'{"promt": "p", "answer": "a"}',
         r"line 2 has no column 'prompt'; its columns are: 'promt', 'answer'. Did you mean 'promt'\?",
     ),
-    "missing_answer": (b'{"prompt": "p", "zz": 1}', "line 2 has no column 'answer'; its columns are: 'prompt', 'zz'.$"),
+    "missing_answer": (b'{"prompt": "p", "zz": 1}', "line 2 has no column 'answer'; its columns are: 'prompt', 'zz'."),
     "no_columns": (b"{}", "line 2 has no column 'answer'; its columns are: none"),
     "list_value": (
         b'{"prompt": ["p"], "answer": "a"}',
@@ -76,8 +78,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         InputError, match=r"Cannot read the data file .*none.jsonl: No such file or directory; check the path"
     ):
         task_of_file(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match=r"Cannot read the data file .*: Is a directory"):
+    with pytest.raises(InputError, match=r"Cannot read the data file .*: Is a directory; .* Give the files in it\.$"):
         task_of_file(tmp_path)
+    (tmp_path / "some.jsonl").write_bytes(GOOD)
+    with pytest.raises(InputError, match=r"check the path\. Did you mean 'some\.jsonl'\?$"):
+        task_of_file(tmp_path / "soem.jsonl")
     with pytest.raises(InputError, match="Cannot read the data file"):
         task_of_file("null\x00byte")
 
@@ -124,3 +129,19 @@ def test_a_huge_integer_is_refused_or_kept_but_never_a_traceback(write):
     path = write(b'{"prompt": "p", "answer": ' + b"9" * 5000 + b"}")
     with pytest.raises(InputError, match="line 1"):
         task_of_file(path, numbers=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "way"),
+    [
+        ({"id": 1, "question": "q", "answer": "a"}, "--prompt-column question (prompt_column='question' in Python)."),
+        ({"x": "q", "answer": "a"}, "--prompt-column NAME (prompt_column='NAME' in Python)."),
+        (
+            {"prompt": "q", "solution": "a"},
+            "--answer-column solution (answer_column='solution' in Python), or choose rewards that need no answer.",
+        ),
+    ],
+)
+def test_a_column_of_another_name_has_a_way_out(row, way):
+    with pytest.raises(InputError, match=re.escape(f"Name yours: {way}") + "$"):
+        problems_of([("mine.csv line 2", row)], "prompt", "answer", "{prompt}")

@@ -44,6 +44,26 @@ def test_bad_csv(tmp_path, text, words):
         list(read_source([str(tmp_path / "bad.csv")], "train"))
 
 
+def test_tabs_and_csv_of_another_encoding(tmp_path):
+    path = tmp_path / "rows.tsv"
+    path.write_text("q\ta\n1, 2\t3\n")
+    assert [row for _, row in read_source([str(path)])] == [{"q": "1, 2", "a": "3"}]
+    path.write_bytes("q\ta\nschön\t3\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"rows\.tsv is not UTF-8 text; save the file as UTF-8\.$"):
+        list(read_source([str(path)]))
+
+
+def test_arrow_as_datasets_writes_it(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    path, table = tmp_path / "data-00000-of-00001.arrow", pyarrow.Table.from_pylist(ROWS)
+    with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    assert [row for _, row in read_source([str(path)])] == ROWS
+    path.write_bytes(b"no arrow")
+    with pytest.raises(InputError, match="Cannot read the data file"):
+        list(read_source([str(path)]))
+
+
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

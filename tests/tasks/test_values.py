@@ -198,7 +198,7 @@ def test_messages_of_odd_values_are_refused_with_what_was_found():
         ({"role": "user", "content": None}, r"message 0 \(user\) has no content"),
         ({"role": "user", "content": None, "id": 3}, r"message 0 \(user\) has no content"),
         ({"role": "user", "content": 3}, r"message 0 \(user\) has a JSON number as its content"),
-        ({"role": "user", "content": [{"type": "image"}]}, r"has a part {\"type\": \"image\"}, which is no text"),
+        ({"role": "user", "content": [{"type": "image"}]}, r"has a part {\"type\": \"image\"}, which is not text"),
     ):
         with pytest.raises(InputError, match=words):
             problems([{"prompt": [message], "answer": "1"}])

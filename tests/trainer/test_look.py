@@ -36,9 +36,9 @@ def test_the_look_of_batches_that_are_known():
     assert seen.variance["oblr_shrunk"].value == pytest.approx(0.25)
     assert (seen.depends, seen.length.value) == (False, 0.5)
     assert "the critical batch is 64 prompts" in str(seen)
-    whose = "of this one policy (step 7); the run's own N SNR there, a mean over the policies of the last steps, is "
-    assert whose + "none" in str(seen)
-    assert whose + "0.31" in str(seen_at(7, (1.0, 3.0), 0.312))
+    whose = "of this one policy (step 7); the run logged {} there, a mean over the policies of its last steps"
+    assert whose.format("none") in str(seen)
+    assert whose.format("0.31") in str(seen_at(7, (1.0, 3.0), 0.312))
 
 
 def test_the_mean_over_policies_takes_what_is_negative_by_chance_as_it_is():
@@ -67,7 +67,7 @@ def test_fewer_checkpoints_than_asked_for_are_told_in_a_line():
     newest = seen_at(30, (1.0, 3.0))
     assert str(Looks((newest,), 1)) == str(newest)
     assert str(Looks((newest,), 4)) == (
-        "Of the 4 checkpoints asked for 1 are kept whole (oblrpo train --save-total-limit): the looks are at these."
+        "Only 1 of the 4 checkpoints asked for are there, undamaged (oblrpo train --save-total-limit keeps more)."
         f"\n\n{newest}"
     )
     nothing = Looks((seen_at(30, (-1.0, -3.0)), seen_at(20, (-1.0, -3.0))), 2)

@@ -136,7 +136,7 @@ def test_a_step_whose_later_updates_are_clipped_away_shows_the_rate_of_the_first
     monitors = Monitors(Facts(measured_rate=schedule == "auto"))
     for step in range(1, 40):
         monitors.observe(found | {"step": step})
-    assert not {"rate lost", "updates lost", "no gradient"} & set(monitors.watch.found)
+    assert not {"rate collapsed", "updates lost", "no gradient"} & set(monitors.watch.found)
     updates = learner.learn(sampled(rollouts, torch.zeros(P, G)))
     nothing = StepResult(rollouts, torch.zeros(P, G), valid_PG, updates, entropy=learner.entropy)
     assert step_metrics(2, nothing, 0)["learning_rate"] == 0

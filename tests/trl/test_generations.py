@@ -68,7 +68,7 @@ def test_an_update_of_several_generations_is_that_of_one(tmp_path, given):
 
 def test_epochs_of_one_prompt_are_refused(tmp_path):
     """An update ends with its epoch, so that all of them would be left out."""
-    with pytest.raises(InputError, match=r"1 prompts an epoch, 1 of them generated at once.*leave out steps_per_gen"):
+    with pytest.raises(InputError, match=r"1 prompts per epoch, 1 of them generated together.*leave out steps_per_gen"):
         ours(tmp_path, prompts=PROMPTS[:1], per_device_train_batch_size=4, steps_per_generation=1)
 
 

@@ -50,7 +50,7 @@ def test_a_look_that_fails_warns_once_and_leaves_the_run_as_it_is(tmp_path, monk
     assert str(logs[0]) == str(logs[1])
     said = [text for text in caplog.messages if text.startswith("VarianceLedgerCallback")]
     assert len(said) == 1
-    assert "goes on without it: OutOfMemoryError: no memory is left" in said[0]
+    assert "continues without it: OutOfMemoryError: no memory is left" in said[0]
     assert ledger._batch is None
     assert not ledger._tape._sequences
 

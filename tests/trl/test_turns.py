@@ -185,11 +185,11 @@ def test_what_the_environment_of_a_rollout_says_has_no_score(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("temperature", "told", "message"),
     [
-        (0.5, lambda logps: logps, "nats a token off the policy's"),
-        (1.0, lambda logps: [0.0] * 6, "nats a token off the policy's"),
-        (1.0, lambda logps: [logps[0], None, *logps[2:]], "none"),
-        (1.0, lambda logps: logps[:2] + logps[4:], "one log-probability a token"),
-        (1.0, lambda logps: [[logp] for logp in logps], "one log-probability a token"),
+        (0.5, lambda logps: logps, "nats per token off the policy's"),
+        (1.0, lambda logps: [0.0] * 6, "nats per token off the policy's"),
+        (1.0, lambda logps: [logps[0], None, *logps[2:]], "invalid log-probabilities"),
+        (1.0, lambda logps: logps[:2] + logps[4:], "one log-probability per token"),
+        (1.0, lambda logps: [[logp] for logp in logps], "one log-probability per token"),
     ],
     ids=["another temperature", "zeros", "unknown", "own tokens alone", "nested"],
 )

@@ -1,11 +1,12 @@
 """One command of at most nine minutes on one GPU, without network, with what is there.
 
-    PYTHONPATH=src python3 -m lab.benchmarks.gpu --output runs/gpu [--seconds 540] [--device cuda] [--small]
+    PYTHONPATH=src python3 -m lab.benchmarks.gpu --output runs/gpu [--seconds 540] [--device cuda] [--small] [--parts]
 
 needs torch 2.8 and transformers 5 or later. The first and the third part need nothing else; what the others miss is
 said. Parts by importance, each with its share of the time (what one leaves the next ones have): is the score tape exact
-on the device; does the trainer run there, and twice the same; what do norms cost at Qwen3-4B's shape; 50 steps of
-smollm2-arithmetic, if its model is there. GPU.md and gpu.json in the folder are written after every line.
+on the device; does the trainer run there, and twice the same; what do norms cost at Qwen3-4B's shape; whole steps at
+the sizes of Qwen3; 50 steps of smollm2-arithmetic, if its model is there. GPU.md and gpu.json in the folder are written
+after every line.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from typing import Any
 
 from lab.benchmarks.gpu.page import OutOfTime, Page
 
-PARTS = (
-    # title, module, function, share of the time after which it ends
-    ("The score tape on the device", "exactness", "run", 0.2),
-    ("The trainer on the device", "training", "two_runs", 0.35),
-    ("What score norms cost", "shapes", "run", 0.75),
-    ("A real model", "training", "real_model", 0.97),
-)
+PARTS = {
+    # title, module, function, share of the time
+    "tape": ("The score tape on the device", "exactness", "run", 20),
+    "trainer": ("The trainer on the device", "training", "two_runs", 15),
+    "norms": ("What score norms cost", "shapes", "run", 30),
+    "sizes": ("Whole steps at the sizes of Qwen3", "sizes", "run", 30),
+    "model": ("A real model", "training", "real_model", 15),
+}
 
 
 def words() -> argparse.Namespace:
@@ -43,6 +45,7 @@ def words() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu")
     parser.add_argument("--model", type=Path, default=Path("models/smollm2-135m-instruct"), help="of the last part")
     parser.add_argument("--small", action="store_true", help="all of it at tiny sizes, for a try on the CPU")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which parts; all of them")
     return parser.parse_args()
 
 
@@ -105,14 +108,17 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     page = Page(arguments.output, head_of(arguments.device))
-    for title, module, function, share in PARTS:
+    parts = [PARTS[name] for name in arguments.parts]
+    whole, share = sum(part[-1] for part in parts), 0
+    for title, module, function, own in parts:
+        share += own
         extra: dict[str, Any] = {"model": arguments.model} if function == "real_model" else {}
 
         def work(module: str = module, function: str = function, extra: dict[str, Any] = extra) -> None:
             run = getattr(importlib.import_module(f"lab.benchmarks.gpu.{module}"), function)
             partial(run, page, arguments.device, arguments.small, **extra)()
 
-        carry_out(page, title, work, began + share * arguments.seconds)
+        carry_out(page, title, work, began + share / whole * arguments.seconds)
     print((arguments.output / "GPU.md").read_text())
     raise SystemExit(1 if any(part.wrong for part in page.parts) else 0)
 

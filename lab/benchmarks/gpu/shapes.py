@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from dataclasses import replace
 
@@ -66,7 +67,8 @@ def _line(page: Page, shape: Shape, name: str, device: str) -> bool:
         return False
     _expected[shape.tokens] = time.monotonic() - began
     norm = "" if found.norm_error is None else f"{found.norm_error:.1e}"
-    cells = [f"{seconds:.3f}", f"{peak / 1e9:.1f}", f"{found.time:.2f}", f"{found.memory:.2f}", f"{found.flops:.2f}"]
+    flops = "" if math.isnan(found.flops) else f"{found.flops:.2f}"
+    cells = [f"{seconds:.3f}", f"{peak / 1e9:.1f}", f"{found.time:.2f}", f"{found.memory:.2f}", flops]
     page.add(where, name, *cells, norm, f"{found.gradient_error:.1e}")
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -53,7 +54,7 @@ def two_runs(page: Page, device: str, small: bool) -> None:
             on = {parameter.device.type for parameter in one.policy.model.parameters()}
             page.check(on == {torch.device(device).type}, f"weights lie on {', '.join(sorted(on))}.")
             weights = _difference(one.policy.parameters, two.policy.parameters)
-            metrics = _difference(*(list(map(_numbers, run.metrics)) for run in (one, two)))
+            metrics = max(_apart(*rows) for rows in zip(one.metrics, two.metrics, strict=True))
             taken = statistics.median(row["step_time"] for row in one.metrics[1:])
             page.add(
                 name, f"{weights:.1e}", f"{metrics:.1e}", f"{taken:.2f}", f"{one.metrics[-1]['eval/accuracy']:.3f}"
@@ -76,9 +77,13 @@ def _states(device: torch.device) -> list[torch.Tensor]:
     return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
 
-def _numbers(row: dict[str, Any]) -> torch.Tensor:
-    known = [value for key, value in row.items() if isinstance(value, float) and "time" not in key and "/s" not in key]
-    return torch.tensor(known, dtype=torch.float64).nan_to_num()
+def _apart(one: dict[str, Any], two: dict[str, Any]) -> float:
+    """Largest relative difference of a metric; infinite where one run has a number and the other has none."""
+    kept = [{key: value for key, value in row.items() if "time" not in key} for row in (one, two)]
+    numbers = [{key: value for key, value in row.items() if isinstance(value, float)} for row in kept]
+    if numbers[0].keys() != numbers[1].keys():
+        return math.inf
+    return max(abs(a - numbers[1][key]) / max(abs(numbers[1][key]), 1e-30) for key, a in numbers[0].items())
 
 
 def _difference(ours: list[Any], others: list[Any]) -> float:

@@ -1,4 +1,4 @@
-"""Conditions on the settings of somebody else's trainer, each with its reason and its cure."""
+"""Requirements on the settings of another library's trainer, each with its reason and its fix."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from oblrpo.errors import InputError
 
 
 class Rule(NamedTuple):
-    """A condition on one setting."""
+    """A requirement on one setting."""
 
     key: str
     holds: Callable[[Any], bool]
     why: str
-    mend: str
+    fix: str
 
 
 def off(value: Any) -> bool:
@@ -23,7 +23,7 @@ def off(value: Any) -> bool:
 
 
 def is_one_of(*values: Any) -> Callable[[Any], bool]:
-    """The condition that a setting is one of these."""
+    """The requirement that a setting is one of these."""
     return lambda value: value in values
 
 
@@ -34,21 +34,21 @@ def check(
     shown: Callable[[Any], str] = str,
     further: Iterable[str] = (),
 ) -> None:
-    """Refuse all settings whose condition does not hold at once, each with its reason and its cure.
+    """Refuse all settings that do not meet their requirement at once, each with its reason and its fix.
 
     Args:
-        rules: the conditions.
+        rules: the requirements.
         trainer: the name of ours, which does not work with such a setting.
         value_of: the value of a setting, by its key.
         shown: how a value is written.
-        further: refusals of what takes more than one setting, as "what: why; cure."
+        further: refusals of what takes more than one setting, as "what: why; fix."
 
     Raises:
-        InputError: a condition does not hold, or there are further refusals.
+        InputError: a requirement is not met, or there are further refusals.
     """
     values = [(rule, value_of(rule.key)) for rule in rules]
     refusals = [
-        f"{rule.key}={shown(value)}: {rule.why}; set {rule.mend}." for rule, value in values if not rule.holds(value)
+        f"{rule.key}={shown(value)}: {rule.why}; set {rule.fix}." for rule, value in values if not rule.holds(value)
     ]
     refusals += further
     if len(refusals) == 1:

@@ -11,7 +11,6 @@ from oblrpo.errors import InputError, check_current_folder, did_you_mean
 from oblrpo.streams import steady
 
 COMMANDS = ("train", "compare", "evaluate", "diagnose", "report", "export")
-LABORATORY = ("bench", "theory", "probe")  # what lies in `lab/` of a checkout, beside the package
 
 USAGE = """\
 oblrpo: RL of language models with the exact variance-optimal baseline and a learning rate that is measured, not set
@@ -20,15 +19,15 @@ oblrpo: RL of language models with the exact variance-optimal baseline and a lea
   oblrpo compare [NAME|FILE] [--set YAML ...]            variants x learning rates x seeds side by side, on one page
   oblrpo evaluate [MODEL] [--benchmark NAME ...]         avg@k, pass@k of a model: benchmarks, or --data by --rewards
   oblrpo diagnose RUN|LOG [--look]                       what is wrong with a run of oblrpo, TRL or verl, and what to do
-  oblrpo report RUN [--follow]                           one page of a run from what it left; again as it goes
+  oblrpo report RUN [--follow]                           one HTML page of a run; --follow rewrites it as it trains
   oblrpo export RUN [--merge]                            the model of a run and its card, in a folder to share
-  oblrpo --version
+  oblrpo help COMMAND                                    what a command takes; `oblrpo --version`
 
 Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
 
 
 LASTING = {"train", "compare", "evaluate"}
-"""Commands that go on when nobody reads what they print (`| head`), for they leave files."""
+"""Commands that keep running when nobody reads what they print (`| head`), for they leave files."""
 
 
 def main() -> None:
@@ -37,10 +36,10 @@ def main() -> None:
 
 
 def carry_out(command: Callable[[list[str]], None], lasting: bool = False) -> None:
-    """Call a command with the words of the command line; a `lasting` one goes on when nobody reads what it prints.
+    """Call a command with the words of the command line; a `lasting` one keeps running when nobody reads it.
 
     Raises:
-        SystemExit: 2 after one sentence about what the user can mend, 130 when interrupted, 1 when nobody reads.
+        SystemExit: 2 after one sentence about what the user can fix, 130 when interrupted, 1 when nobody reads.
         Exception: a fault of ours, or of a library.
     """
     interrupts.catch()
@@ -89,18 +88,15 @@ def _out_of_memory(error: Exception) -> str:
 
 def dispatch(argv: list[str]) -> None:
     """Run one command."""
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
     if not argv or argv[0] in {"-h", "--help"}:
         print(USAGE)
-    elif argv[0] == "--version":
+    elif argv[0] in {"-V", "--version", "version"}:
         print(__version__)
     elif argv[0] in COMMANDS:
         check_current_folder()
         import_module(f"oblrpo.cli.{argv[0]}").run(argv[1:])
-    elif argv[0] in LABORATORY:
-        raise InputError(
-            f"`oblrpo {argv[0]}` is now `python -m lab.{argv[0]}`, in a checkout of the source: the package holds what "
-            "trains, and the laboratory lies beside it."
-        )
     else:
         raise InputError(
             f"unknown command {argv[0]!r}; choose one of: {', '.join(COMMANDS)}.{did_you_mean(argv[0], COMMANDS)}"

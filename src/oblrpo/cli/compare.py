@@ -5,24 +5,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich.console import Console
 
+from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
 from oblrpo.report.html import seen
-from oblrpo.settings import Mapping, yaml_text
+from oblrpo.settings import Mapping, Word, yaml_text
 
 
 @dataclass(frozen=True)
 class CompareCommand:
     """Train every variant of a comparison at its learning rates and seeds, in parallel, and write one page about it.
 
-    What is finished is not repeated: the same command goes on after an interruption. Examples: `oblrpo compare
+    What is finished is not repeated: the same command resumes after an interruption. Examples: `oblrpo compare
     against-rloo --output runs/rloo`; `oblrpo compare my.yaml --dry-run`; `oblrpo compare fixed-rates --seeds 5 --set
     '{steps: 60}'`.
     """
 
-    spec: Annotated[str, tyro.conf.Positional]
+    spec: Annotated[str, Word("NAME|FILE", "a built-in comparison or a YAML file")] = ""
     """A built-in comparison (against-rloo, fixed-rates, uniform-or-weighted) or a YAML file (docs/compare.md)."""
     output: str = ""
     """Folder for runs, page and table. Empty: runs/ and the comparison's name."""
@@ -48,7 +48,7 @@ class CompareCommand:
 
 def run(argv: list[str]) -> None:
     """Run `oblrpo compare`."""
-    command = tyro.cli(CompareCommand, args=argv, prog="oblrpo compare")
+    command = parse(CompareCommand(), argv, "oblrpo compare")
     from oblrpo.compare.conductor import Conductor
     from oblrpo.compare.plan import Plan
     from oblrpo.compare.spec import read_spec

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
+from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
+from oblrpo.settings import Word
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class DiagnoseCommand:
     of TRL's; `oblrpo diagnose train.log`, what a trainer has printed; `oblrpo diagnose metrics.csv`.
     """
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: Annotated[str, Word("RUN|LOG", "the folder of a run, or a log")] = ""
     """Folder of a run, ours or TRL's, or a file: what trainers print or write, JSON, or a table: CSV, of a notebook, or
     exported from W&B or TensorBoard."""
     look: bool = False
@@ -36,7 +36,7 @@ class DiagnoseCommand:
 
 def run(argv: list[str]) -> None:
     """Run `oblrpo diagnose`."""
-    command = tyro.cli(DiagnoseCommand, args=argv, prog="oblrpo diagnose")
+    command = parse(DiagnoseCommand(), argv, "oblrpo diagnose")
     from oblrpo.diagnosis import diagnose
     from oblrpo.report import html
 
@@ -49,8 +49,8 @@ def run(argv: list[str]) -> None:
     if not command.json:
         print(html.seen(str(diagnosis)))
     if command.look and not (Path(command.run) / "config.yaml").is_file():  # what its log says stands all the same
-        words = f"No look: {command.run} is no run of oblrpo train, whose prompts and rewards are known. In a trainer "
-        words += "of TRL's add a VarianceLedgerCallback (docs/trl.md)."
+        words = f"No look: {command.run} is not a run of oblrpo train, so its prompts and rewards are not known. In "
+        words += "a TRL trainer add a VarianceLedgerCallback (docs/trl.md)."
         found["look"] = {"none": words}
         print("" if command.json else f"\n{html.seen(words)}\n", end="")
     elif command.look:

@@ -1,37 +1,43 @@
 """`oblrpo evaluate`: a model on benchmarks or on rows of data, or completions made elsewhere, graded."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich.console import Console
 
 from oblrpo.cli.flags import parse
 from oblrpo.commands import check_asked, evaluate_rows
 from oblrpo.errors import InputError
-from oblrpo.runs import run_of
-from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, as_in_run, check_sampling, flags_in
+from oblrpo.runs import checkpoint_of, run_of
+from oblrpo.settings import (
+    RewardsConfig,
+    SamplingConfig,
+    TrainConfig,
+    Word,
+    as_in_run,
+    check_sampling,
+    enough_samples,
+    flags_in,
+)
 
 
 @dataclass(frozen=True)
 class EvaluateCommand:
     """avg@k, pass@k and maj@k with 95 % intervals over problems: on mathematical benchmarks, or by rewards on any rows.
 
-    A checkpoint of a run, without a benchmark, is asked as the run asked it, by the run's rewards; without `--data` on
-    its held-out problems.
+    A checkpoint of a run, or the newest where the run is named, is asked as the run asked it, by the run's rewards;
+    without `--data` on its held-out problems. On a benchmark only the run's use of the chat template counts.
 
-    Examples: `oblrpo evaluate runs/demo/checkpoints/step_100`;
+    Examples: `oblrpo evaluate runs/demo`; `oblrpo evaluate runs/demo/checkpoints/step_100`;
     `oblrpo evaluate runs/mine/checkpoints/step_100 --data test.jsonl --rewards numeric --samples 8`;
     `oblrpo evaluate Qwen/Qwen3-4B-Base --benchmark math500 amc23 --dtype bfloat16 --output evaluations/base`;
     `oblrpo evaluate --completions out.jsonl --benchmark math500 --data math500.jsonl --json`.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = ""
-    """Folder or hub name. None: grade `completions`."""
+    model: Annotated[str, Word("[MODEL]")] = ""
+    """Folder, hub name, or a run. None: grade `completions`."""
     benchmark: tuple[str, ...] = ()
     """gsm8k, math500, aime24, aime25, amc23, olympiadbench or minerva_math; several with a model. None: by rewards."""
     completions: str = ""
@@ -56,17 +62,20 @@ class EvaluateCommand:
 
 def run(argv: list[str]) -> None:
     """`oblrpo evaluate`."""
-    command, started = _parse(argv, EvaluateCommand()), None
-    if command.model and not command.benchmark and (started := run_of(command.model)):
-        # Without a benchmark the run that the model lies in says what the flags do not.
-        sampling, judged = as_in_run(started)
-        command = _parse(argv, EvaluateCommand(sampling=sampling, judged=judged))
+    command, started = parse(EvaluateCommand(), argv, "oblrpo evaluate"), None
+    if (model := checkpoint_of(command.model)) and (started := run_of(model)):
+        # The run that the model lies in says what the flags do not.
+        sampling, judged = as_in_run(started, bool(command.benchmark))
+        command = parse(EvaluateCommand(sampling=sampling, judged=judged), argv, "oblrpo evaluate")
+    command = replace(command, model=model, sampling=enough_samples(command.sampling, command.k, flags_in(argv)))
     _check(command, flags_in(argv), started)
     if command.benchmark:
         results = _on_benchmarks(command)
     else:
+        from oblrpo.report.console import evaluating
+
         policy, folder = _load(command) if command.model else None, Path(command.sampling.output)
-        with _shown("evaluating") as show:
+        with evaluating() as show:
             results = [
                 evaluate_rows(
                     policy, command.data, started, command.sampling, command.judged, folder, ks=command.k, progress=show
@@ -82,15 +91,10 @@ def run(argv: list[str]) -> None:
 
     for result in results:
         for key, value in result.get("settings", {}).items():
-            print(f"{key:22} {value!r}")
+            if key != "notes":  # which stood at the start
+                print(f"{key:22} {value!r}")
     Console(markup=False).print(table(results))
     print(*map(remarks, results), sep="\n")
-
-
-def _parse(argv: list[str], default: EvaluateCommand) -> EvaluateCommand:
-    parts = (default, default.sampling, default.judged)
-    names = [field.name for part in parts for field in fields(part)]
-    return parse(EvaluateCommand, argv, default, "oblrpo evaluate", names, "--help")
 
 
 def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig | None) -> None:
@@ -126,6 +130,7 @@ def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
             completions = read_completions(Path(command.completions), len(problems))
             return [evaluate_completions(name, problems, completions, verifier, command.k)]
         from oblrpo.evaluation.sampled import SavedCompletions, collect  # needs torch, which grading a file does not
+        from oblrpo.report.console import evaluating
 
         policy = None if command.regrade else _load(command)
         for name, problems in data.items():
@@ -135,7 +140,7 @@ def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
             questions = [problem.question for problem in problems]
             if policy is not None:
                 template = asked.prompt_template or TEMPLATE
-                with _shown(name) as show:
+                with evaluating(name) as show:
                     collect(policy, to_train_on(problems, template), questions, template, asked, saved, show)
             completions, how_drawn = saved.read(questions)
             problems = problems[: len(completions)]
@@ -151,10 +156,3 @@ def _load(command: EvaluateCommand) -> Any:
 
     transformers_logging.disable_progress_bar()
     return load_policy(command.model, command.sampling.policy(command.model), train=False)
-
-
-@contextmanager
-def _shown(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how many problems are done."""
-    with Console(stderr=True, markup=False, highlight=False).status(name) as status:
-        yield lambda done, total: status.update(f"{name}: {done} of {total} problems")

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
+from oblrpo.cli.flags import parse
+from oblrpo.settings import Word
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class ExportCommand:
     Examples: `oblrpo export runs/demo`; `oblrpo export runs/lora --merge --output models/mine`.
     """
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: Annotated[str, Word("RUN", "the folder of a run")] = ""
     """Folder of a run."""
     output: str = ""
     """Folder to write. Empty: RUN/export."""
@@ -28,10 +29,10 @@ class ExportCommand:
 
 def run(argv: list[str]) -> None:
     """Run `oblrpo export`."""
-    command = tyro.cli(ExportCommand, args=argv, prog="oblrpo export")
+    command = parse(ExportCommand(), argv, "oblrpo export")
     from oblrpo.report.export import export
     from oblrpo.report.html import seen
 
     folder = export(Path(command.run), Path(command.output) if command.output else None, command.step, command.merge)
     print(seen(str(folder)))
-    print("README.md is its card. It names no licence: add the one that the model you began with allows.")
+    print("README.md is its card. It names no licence: add one that the base model allows.")

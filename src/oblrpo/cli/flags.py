@@ -1,43 +1,184 @@
-"""Flags become a command; one that is unknown is told with what may have been meant."""
+"""The words of a command line become a command: a dataclass of settings, or of sections of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
-
-import tyro
+import re
+import typing
+from argparse import SUPPRESS, ArgumentError, ArgumentParser
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from os.path import exists, isdir, isfile
+from pathlib import Path
+from typing import Any, TypeVar
 
 from oblrpo.errors import InputError
-from oblrpo.settings import hint
+from oblrpo.settings import Word, as_type, flags_in, hint, read_yaml
+from oblrpo.settings.annotations import annotations_of
 
 Command = TypeVar("Command")
 
+DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+"""The hyphen of a flag, and what a word processor makes of it."""
 
-def parse(
-    kind: type[Command], argv: list[str], default: Command, prog: str, names: Iterable[str], help: str
-) -> Command:
-    """Return the command that these words give, over its default.
+OVERRIDE = r"[+~]*[\w.]+="
+"""How verl and others write a setting, as actor.optim.lr=1e-6."""
 
-    Args:
-        kind: a dataclass.
-        argv: the words.
-        default: what the words override.
-        prog: the command, as it is typed.
-        names: all of its settings.
-        help: the flag under which they are listed.
+
+def parse(default: Command, argv: list[str], prog: str, help: str = "--help") -> Command:
+    """Return the command that these words give, over its default; `help` is the flag that lists all settings.
 
     Raises:
-        InputError: names a flag that is unknown.
+        InputError: a word is unknown, a setting has no value or one of the wrong type, or there is nothing to do.
+        SystemExit: 0, after all settings were listed.
     """
-    command, unknown = tyro.cli(
-        kind,
-        args=argv,
-        prog=prog,
-        default=default,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-        return_unknown_args=True,
-    )
+    if {"-h", "--help", help} & set(argv):
+        from oblrpo.cli.help import print_settings
+
+        print_settings(default, prog)
+        raise SystemExit(0)
+    types, (first, word) = types_of(default), word_of(default)
+    given, rest = _read(argv, types)
+    unknown = []
+    for before, stray in zip(["", *rest], rest, strict=False):
+        if not _is_flag(stray) and _is_flag(before):
+            continue  # the value of an unknown flag
+        if first and first not in given and not _is_flag(stray) and (not re.match(OVERRIDE, stray) or exists(stray)):
+            given[first] = [stray]
+        else:
+            unknown.append(stray)
     if unknown:
-        name = unknown[0].split("=")[0].removeprefix("--").replace("-", "_")
-        raise InputError(f"unknown argument {unknown[0]!r}; see `{prog} {help}`.{hint(name, names, '--')}")
+        raise InputError(_unknown(unknown, types, prog, help, word.name))
+    written = flags_in(argv)
+    said = {name: _value(words, types[name], written.get(name, name)) for name, words in given.items()}
+    if word.needed and not said.get(first):
+        raise InputError(f"give {word.needed}: `{prog} {word.name}`; see `{prog} {help}`.")
+    command: Command = _over(default, said)
     return command
+
+
+def sections(part: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A dataclass, and those in it, each with the types of its own settings; a field with `compare` off is none."""
+    values = {each.name: getattr(part, each.name) for each in fields(part) if each.compare}
+    types = typing.get_type_hints(type(part))
+    yield part, {name: types[name] for name, value in values.items() if not is_dataclass(value)}
+    for value in filter(is_dataclass, values.values()):
+        yield from sections(value)
+
+
+def types_of(part: Any) -> dict[str, Any]:
+    """Name -> type of every setting of a dataclass and of its sections."""
+    return {name: kind for _, types in sections(part) for name, kind in types.items()}
+
+
+def word_of(part: Any) -> tuple[str, Word]:
+    """The setting that is the first word that is no flag, and its note."""
+    notes = ((name, note) for name, notes in annotations_of(part).items() for note in notes if isinstance(note, Word))
+    return next(notes, ("", Word("")))
+
+
+def _read(argv: list[str], types: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the words that are the value of each setting, and those that are of none."""
+    parser = ArgumentParser(
+        prefix_chars=DASHES, add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
+    )
+    alone: dict[str, str] = {}  # a switch without a value -> with it: what comes next may be the RECIPE
+    for name, kind in types.items():
+        names = dict.fromkeys([name.replace("_", "-"), name])
+        how: dict[str, Any] = {"nargs": 1}
+        if typing.get_origin(kind) is tuple:
+            how = {"nargs": "+", "action": "extend"}
+        parser.add_argument(*[f"--{each}" for each in names], dest=name, **how)
+        if bool in (kind, *typing.get_args(kind)):
+            ways = {"": "true", "no-": "false", "no_": "false"}
+            alone |= {f"--{way}{each}": f"--{each}={value}" for each in names for way, value in ways.items()}
+    pairs = zip(argv, [*argv[1:], ""], strict=False)
+    words = [word if after.lower() in {"true", "false"} else alone.get(word, word) for word, after in pairs]
+    try:
+        given, rest = parser.parse_known_args(words)
+    except ArgumentError as error:
+        flag = str(error.argument_name).partition("/")[0]
+        raise InputError(
+            f"{flag} has no value; write it behind the flag, as in `{flag} VALUE`, or `{flag}=VALUE` where it begins "
+            "with a dash."
+        ) from None
+    return vars(given), rest
+
+
+def _is_flag(word: str) -> bool:
+    """Whether a word is meant as a flag: dashes that no number follows."""
+    return bool(re.match(rf"[{DASHES}]+([^\d.]|$)", word))
+
+
+def _value(words: list[str], kind: Any, flag: str) -> Any:
+    """Return words as the value of a setting; `none` is no value, or an empty list."""
+    kinds = typing.get_args(kind) or (kind,)
+    if typing.get_origin(kind) is tuple:
+        return () if words == ["none"] else tuple(_value([word], kinds[0], flag) for word in words)
+    [word] = words
+    if typing.get_origin(kind) is dict:
+        return read_yaml(word, f"{flag} {word}")
+    value: Any = word
+    if type(None) in kinds and word.lower() in {"none", "null"}:
+        value = None
+    elif bool in kinds:
+        value = {"true": True, "false": False}.get(word.lower(), word)
+    elif number := {int, float} & set(kinds):
+        with suppress(ValueError):
+            value = number.pop()(word)
+    return as_type(value, kind, flag)
+
+
+def _over(part: Any, said: dict[str, Any]) -> Any:
+    """Return a dataclass with the settings replaced that were said, in its sections, too."""
+    own = {name: said[name] for name in said.keys() & vars(part).keys()}
+    inner = {name: _over(value, said) for name, value in vars(part).items() if is_dataclass(value)}
+    return replace(part, **(own | inner))  # `task` is a section, and a setting in it
+
+
+def _unknown(unknown: list[str], names: Collection[str], prog: str, help: str, word: str) -> str:
+    """Return what is said of words that are unknown, each with what may have been meant."""
+    takes = f" `{prog}` takes one {word}." if word else ""
+    meant = {stray: _meant(stray, names) or ("" if _is_flag(stray) else takes) for stray in unknown}
+    if len(meant) == 1:
+        return f"unknown argument {unknown[0]!r}; see `{prog} {help}`.{meant[unknown[0]]}"
+    lines = "".join(f"\n  {stray}:{words or ' unknown.'}" for stray, words in meant.items())
+    return f"unknown arguments; see `{prog} {help}`:{lines}"
+
+
+def _meant(word: str, names: Collection[str]) -> str:
+    """Return what may have been meant by a word that gives no setting, as the end of a sentence, or nothing."""
+    bare = word.lstrip(f"{DASHES}+~").partition("=")[0].replace("-", "_")
+    if any(dash in word[:2] for dash in DASHES[1:]) and bare in names:
+        return f" It begins with a typographic dash; type --{bare.replace('_', '-')}."
+    if _is_flag(word):
+        return hint(bare, names, "--")
+    if not word.strip():
+        return " It is blank: a line of a script ends in a space, or as lines of Windows do."
+    if re.match(OVERRIDE, word):
+        return hint(bare, names, "--") or " Settings are written --name VALUE."
+    return misplaced(word) if "data" in names else ""
+
+
+def misplaced(word: str) -> str:
+    """Say under which flag a word belongs that stands where a recipe may, as the end of a sentence, or nothing."""
+    from oblrpo.algorithms import ALGORITHMS
+    from oblrpo.tasks import BENCHMARKS, TASKS
+
+    path = Path(word)
+    meant = {
+        "A data set is given with --data": path.suffix in {".jsonl", ".csv", ".tsv", ".parquet", ".arrow"},
+        "A model is given with --model": path.suffix == ".gguf" or isfile(path / "config.json"),
+        "An algorithm is given with --algorithm": word in ALGORITHMS,
+        "A task is given with --task": word in {*TASKS, *BENCHMARKS},
+    }
+    if said := next((sentence for sentence, fits in meant.items() if fits), ""):
+        return f" {said} {word}."
+    if isfile(path / "config.yaml"):
+        return (
+            f" {word} is the folder of a run: `oblrpo train --resume --output {word}` resumes it, "
+            f"`oblrpo train {path / 'config.yaml'} --output FOLDER` starts another with its settings."
+        )
+    if isdir(path) or ("/" in word and path.suffix not in {".yaml", ".yml"} and not isfile(path)):
+        return " A model is given with --model, a data set with --data."
+    return ""

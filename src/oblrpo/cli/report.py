@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
+from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
+from oblrpo.settings import Word
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class ReportCommand:
     Examples: `oblrpo report runs/demo`; `oblrpo report runs/demo --follow`, while it trains in another terminal.
     """
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: Annotated[str, Word("RUN", "the folder of a run")] = ""
     """Folder of a run, or `output_dir` of one of TRL."""
     output: str = ""
     """File to write. Empty: RUN/report.html."""
@@ -30,7 +30,7 @@ class ReportCommand:
 
 def run(argv: list[str]) -> None:
     """Run `oblrpo report`."""
-    command = tyro.cli(ReportCommand, args=argv, prog="oblrpo report")
+    command = parse(ReportCommand(), argv, "oblrpo report")
     if command.seconds < 1:
         raise InputError(f"seconds is {command.seconds}; it must be at least 1.")
     from oblrpo.report.follow import follow

@@ -1,14 +1,14 @@
 """`oblrpo train`: settings from recipe, run and flags; then the trainer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from oblrpo.cli.flags import parse
+from oblrpo.cli.flags import misplaced, parse
+from oblrpo.cli.help import COMMON, print_settings
 from oblrpo.cli.loading import loading
-from oblrpo.cli.train_help import print_help
-from oblrpo.commands import carry_out, check_settings
+from oblrpo.commands import carry_out, check_settings, check_there
 from oblrpo.errors import InputError
 from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, with_settings, yaml_text
 
@@ -23,9 +23,9 @@ class TrainCommand:
 
     config: TrainConfig
     resume: bool = False
-    """Go on with the run in `--output` from its latest checkpoint, under the settings it was started with."""
+    """Resume the run in `--output` from its latest checkpoint, under the settings it was started with."""
     accept_changed: bool = False
-    """With --resume: go on although data or the source of rewards are not what the run was started with."""
+    """With --resume: resume although data or the source of rewards are not what the run was started with."""
     dry_run: bool = False
     """Print the resolved settings, the parameter count, the batch sizes and the memory of a step; write nothing."""
 
@@ -33,12 +33,13 @@ class TrainCommand:
 def run(argv: list[str]) -> None:
     """Run `oblrpo train`."""
     if {"-h", "--help"} & set(argv):
-        print_help(TrainConfig(), Console(markup=False, highlight=False))
+        print_settings(TrainCommand(TrainConfig()), "oblrpo train", COMMON)
         return
-    argv = ["--help" if word == "--help-all" else word for word in argv]
     command, recipe = _parse(argv, TrainConfig()), TrainConfig()
     # What the flags override comes from the recipe, or from the run to be resumed; then the flags are read again.
     if command.config.recipe:
+        if said := misplaced(command.config.recipe):
+            raise InputError(f"{command.config.recipe!r} is no recipe, and no YAML file of settings.{said}")
         recipe = load_recipe(command.config.recipe, recipe)
         command = _parse(argv, recipe)
     if command.resume:
@@ -49,6 +50,8 @@ def run(argv: list[str]) -> None:
         command = _parse(argv, with_settings(saved, {"output": output}, "--output"))
     elif command.accept_changed:
         raise InputError("--accept-changed would change nothing without --resume; leave it out.")
+    config = command.config
+    check_there(config.task.data, config.task.eval_data, config.warm_start.sft_data)
     with loading():  # torch and transformers load only now: --help is instant
         from transformers.utils import logging as transformers_logging
 
@@ -63,16 +66,17 @@ def run(argv: list[str]) -> None:
     libraries = resident_bytes()
     trainer = Trainer(command.config, command.resume, accept_changed=command.accept_changed)
     if command.dry_run:
-        print(seen(yaml_text(flatten(command.config)) + "\n" + trainer.describe()))
-        peak = peak_memory(trainer.learner, command.config, trainer.longest_prompt, libraries)
+        print(seen(yaml_text(flatten(trainer.config)) + "\n" + trainer.describe()))
+        peak = peak_memory(trainer.learner, trainer.config, trainer.longest_prompt, libraries)
         print(f"memory     {peak}")
         return
     carry_out(trainer, Progress(Console(soft_wrap=True, markup=False)))
-    rows, config = trainer.folder.read_metrics(), command.config
+    rows, config = trainer.folder.read_metrics(), trainer.config
     best = trainer.folder.best_step(trainer.accuracy)
-    print(summary(rows, config.run.output, config.rollout.prompts_per_step, best))
+    print(summary(rows, config.run.output, trainer.monitors.watch.facts, best))
 
 
 def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:
-    names = [*flatten(base), "resume", "accept_changed", "dry_run"]
-    return parse(TrainCommand, argv, TrainCommand(config=base), "oblrpo train", names, "--help-all")
+    command = parse(TrainCommand(base), argv, "oblrpo train", "--help-all")
+    asked = tuple(sorted({*base.asked, *(flags_in(argv).keys() & flatten(base))}))
+    return replace(command, config=replace(command.config, asked=asked))

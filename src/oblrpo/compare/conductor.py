@@ -1,4 +1,4 @@
-"""The conductor starts the runs of a plan as they become possible, tells of them, and keeps what became of them."""
+"""The conductor starts the runs of a plan as they become possible, reports on them, and keeps what became of them."""
 
 import shutil
 import time
@@ -50,19 +50,19 @@ class Conductor:
                 self.settled.add(run.place)
         if self.settled:
             self._settled_before = len(self.settled)
-            self._say(f"{len(self.settled)} of {self.plan.count()} runs are there already")
+            self._say(f"{len(self.settled)} of {self.plan.count()} runs are already done")
         try:
             if len(self.settled) < self.plan.count():
                 training.check(self.plan)
                 self.plan.output.mkdir(parents=True, exist_ok=True)
                 live = Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.progress)
                 with held(self.plan.output), live if self.console.is_terminal else nullcontext():
-                    self._go_on()
+                    self._train()
         except KeyboardInterrupt:
             self._stop()
             settled = sum(run.place in self.settled for run in self.plan.all_known())
             raise KeyboardInterrupt(
-                f"stopped with {settled} of {self.plan.count()} runs finished; the same command goes on."
+                f"stopped with {settled} of {self.plan.count()} runs finished; run the same command to continue."
             ) from None
         finally:
             for current in self.running.values():
@@ -82,12 +82,12 @@ class Conductor:
         spent, ended, total = time.monotonic() - self._begun, sum(map(self._has_ended, self._runs())), self.plan.count()
         done_here = ended - self._settled_before + share_done
         times = f"{ended}/{total} runs, {timedelta(seconds=round(spent))}"
-        if done_here > 0.2:  # before that nothing can be said of the rest
+        if done_here > 0.2:  # before that nothing is known of the rest
             left = (total - ended - share_done) * spent / done_here
             times += f", about {timedelta(seconds=round(left))} left"
         return "\n".join([*lines, times])
 
-    def _go_on(self) -> None:
+    def _train(self) -> None:
         while True:
             for run in self._ready()[: self.processes - len(self.running)]:
                 run.failed_file.unlink(missing_ok=True)
@@ -156,7 +156,7 @@ class Conductor:
                 run.check_same()
                 if run.settled():
                     self.settled.add(run.place)
-            except InputError as error:  # the others go on
+            except InputError as error:  # the others continue
                 self.failed[run.place] = f"{run.name}: {error}"
                 self._tell(run, f"failed: {error}")
 
@@ -170,7 +170,7 @@ class Conductor:
 
     def _stop(self) -> None:
         """Let the trainings finish their step and save."""
-        self._say("stopping after the steps in progress; once more to stop at once")
+        self._say("stopping after the steps in progress; press Ctrl-C again to stop immediately")
         for current in self.running.values():
             current.process.terminate()
         for place, current in list(self.running.items()):

@@ -11,7 +11,7 @@ from oblrpo.runs import write_atomically
 from oblrpo.settings import flatten, yaml_text
 
 CURVES = (
-    "Bands of curves: 95 % by Student's t over seeds; of two seeds, the two. A curve ends where the first of its "
+    "Bands of curves: 95 % by Student's t over seeds; with two seeds, their range. A curve ends where the first of its "
     "runs does. Bars against learning rate: lowest and highest seed."
 )
 
@@ -73,7 +73,7 @@ def _settings(summary: Summary) -> str:
     seeds = ", ".join(map(str, spec.seeds))
     return (
         f"<h2>Settings</h2>{html.table(('variant', 'changes', 'rates'), rows)}<p>Seeds {seeds}.</p>"
-        f"<details><summary>All settings of the base</summary><pre>{text(base)}</pre></details>"
+        f"<details><summary>All base settings</summary><pre>{text(base)}</pre></details>"
     )
 
 

@@ -19,12 +19,12 @@ from oblrpo.workers import cores
 
 @dataclass(eq=False)
 class PlannedRun:
-    """One training, told apart from others by the `place` of its folder, and the files beside that."""
+    """One training, identified by the `place` of its folder, and the files beside that."""
 
     name: str  # variant, rate and seed, for people
     config: TrainConfig
-    start: PlannedRun | None = None  # the run whose policy this one goes on from
-    is_warm_start: bool = False  # whether this run only makes the policy that others go on from
+    start: PlannedRun | None = None  # the run whose policy this one starts from
+    is_warm_start: bool = False  # whether this run only makes the policy that others start from
 
     def __post_init__(self) -> None:
         self.place = self.config.run.output
@@ -78,7 +78,7 @@ class PlannedRun:
         return None if self.is_warm_start or not self.finished() else self.folder.read_metrics()[-1]["eval/accuracy"]
 
     def check_same(self) -> None:
-        """Refuse to go on with, or to report, what lies here if it was made with other settings."""
+        """Refuse to continue, or to report, what lies here if it was made with other settings."""
         if not self.folder.config_file.is_file():
             return
         wrong = ""
@@ -90,11 +90,11 @@ class PlannedRun:
             raise InputError(f"{self.folder.path} {wrong}; give another --output, or remove that folder.")
 
     def as_saved(self) -> TrainConfig:
-        """Return the config, with the shared start where it lay when the run began: the output may have been moved."""
-        saved = self.folder.saved_config().policy.model
-        if self.start is None or Path(saved).parts[-5:] != Path(self.config.policy.model).parts[-5:]:
-            return self.config
-        return replace(self.config, policy=replace(self.config.policy, model=saved))
+        """Return the config as fitted when the run began, and the shared start where it lay: both may have moved."""
+        saved, config = self.folder.saved_config().policy.model, self.folder.fitted(self.config)
+        if self.start is None or Path(saved).parts[-5:] != Path(config.policy.model).parts[-5:]:
+            return config
+        return replace(config, policy=replace(config.policy, model=saved))
 
 
 class Plan:
@@ -105,7 +105,7 @@ class Plan:
         self._made: dict[tuple[str, float, int], PlannedRun] = {}
 
     def run(self, variant: Variant, rate: float, seed: int) -> PlannedRun:
-        """Return the run of a variant at a rate and seed; it goes on from a shared warm start if there can be one."""
+        """Return the run of a variant at a rate and seed; it starts from a shared warm start if there can be one."""
         key = variant.name, rate, seed
         if key not in self._made:
             path = self.output / "runs" / variant.name / f"lr_{rate!r}" / f"seed_{seed}"
@@ -153,7 +153,7 @@ class Plan:
         return sum(len(self.search(v)) + len(self.spec.seeds) - len(self.search_seeds(v)) for v in self.spec.variants)
 
     def processes(self) -> int:
-        """Return how many trainings go on at a time.
+        """Return how many trainings run at a time.
 
         Unless the spec says it, that is one a core, or a single one where a model is named, which may be large.
         """
@@ -178,8 +178,9 @@ class Plan:
             prompts_per_step=2, num_generations=2, max_completion_length=1, prompts_per_micro_batch=(rows + 1) // 2
         )
         start = TrainConfig(
-            run=short, policy=config.policy, warm_start=config.warm_start, task=config.task, rollout=rollout
-        )
+            run=short, policy=config.policy, warm_start=config.warm_start, task=config.task, rollout=rollout,
+            asked=config.asked,  # as much is held out as there
+        )  # fmt: skip
         return PlannedRun(f"warm start, seed {seed}", start, is_warm_start=True)
 
 

@@ -1,13 +1,14 @@
 """What is compared: a YAML file of variants, learning rates and seeds over common settings, checked key by key."""
 
 import re
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError, did_you_mean
-from oblrpo.settings import TrainConfig, load_recipe, read_yaml_file, with_settings
+from oblrpo.settings import TrainConfig, file_named, load_recipe, read_yaml_file, with_settings
 
 SPECS = files("oblrpo") / "recipes" / "compare"
 
@@ -87,12 +88,8 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
 
     `learning_rates` among the overrides replaces the rates of every variant that does not set `learning_rate`.
     """
-    built_in = sorted(entry.name.removesuffix(".yaml") for entry in SPECS.iterdir() if entry.name.endswith(".yaml"))
-    path = SPECS / f"{name}.yaml" if name in built_in else Path(name)
-    if not path.is_file():
-        raise InputError(f"no comparison or file {name!r}; the built-in comparisons are: {', '.join(built_in)}.")
-    raw = read_yaml_file(path)
-    source = name if name in built_in else path.name
+    file, ours = file_named(name, SPECS, "comparison")
+    raw, source = read_yaml_file(file), Path(name).name
     _refuse_unknown(raw, KEYS, source)
     variants = _mapping(raw.get("variants"), "variants", source)
     if "learning_rates" in overrides:
@@ -114,7 +111,7 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
     _refuse_ours({key: base[key] for key in base if key != "recipe" or not isinstance(recipe, str)}, f"{source}, base")
     _refuse_ours(settings, "--set")
     raw["base"] = base | settings
-    spec = _resolve(raw, source)
+    spec = _resolve(raw, source, settings if ours else raw["base"])
     for key in settings:
         hiding = {key, "learning_rates"} if key == "learning_rate" else {key}
         if (key == "learning_rate" and "learning_rates" in raw) or all(
@@ -124,7 +121,7 @@ def read_spec(name: str, overrides: dict[str, Any], settings: dict[str, Any]) ->
     return spec
 
 
-def _resolve(raw: dict[str, Any], source: str) -> Spec:
+def _resolve(raw: dict[str, Any], source: str, asked: Iterable[str]) -> Spec:
     plain: dict[str, Any] = {}
     for key, (default, words) in PLAIN.items():
         plain[key] = value = raw.get(key, default)
@@ -132,14 +129,17 @@ def _resolve(raw: dict[str, Any], source: str) -> Spec:
         _require(holds, f"{source}: {key} is {value!r}; it must be {words}.")
     seeds, few = _seeds(raw.get("seeds", 3), source), plain["search_seeds"]
     _require(few <= len(seeds), f"{source}: search_seeds is {few}, more than the {len(seeds)} seeds there are.")
-    config = with_settings(TrainConfig(), DEFAULTS, source)
+    config = with_settings(TrainConfig(), DEFAULTS, source, ())
     if recipe := raw["base"].get("recipe", ""):
         config = load_recipe(recipe, config)
-    config = with_settings(config, {k: v for k, v in raw["base"].items() if k != "recipe"}, f"{source}, base")
+    config = with_settings(config, {k: v for k, v in raw["base"].items() if k != "recipe"}, f"{source}, base", asked)
     rates = _rates(raw.get("learning_rates", [config.optim.learning_rate]), source)
     named = _mapping(raw.get("variants"), "variants", source).items()
     variants = tuple(_variant(name, settings, rates, source) for name, settings in named)
     _require(variants, f"{source}: variants is missing; give a mapping of names to train settings.")
+    if any({"prompts_per_step", "eval_prompts"} & variant.settings.keys() for variant in variants):
+        # All are measured on the same rows: no variant may hold out others for the sake of its own numbers.
+        config = replace(config, asked=(*config.asked, "heldout_fraction"))
     names = [variant.name for variant in variants]
     reference = raw.get("reference", names[0])
     _require(reference in names, f"{source}: reference is {reference!r}; choose one of: {', '.join(map(str, names))}.")
@@ -161,13 +161,13 @@ def _refuse_unknown(mapping: dict[str, Any], keys: tuple[str, ...], source: str,
 
 def _refuse_ours(settings: dict[str, Any], source: str) -> None:
     for key, instead in OURS.items():
-        _require(key not in settings, f"{source}: {key} is not a setting of the runs compared; say {instead} instead.")
+        _require(key not in settings, f"{source}: {key} is not a setting of the runs compared; use {instead} instead.")
 
 
 def _variant(name: Any, value: Any, rates: tuple[float, ...], source: str) -> Variant:
     _require(
         isinstance(name, str) and re.fullmatch(r"\w[\w.+ -]*", name) and len(name.encode()) <= LONGEST_NAME,
-        f"{source}: {name!r:.100} is no name for a variant, for it names a folder; use letters, digits, - _ . + "
+        f"{source}: {name!r:.100} cannot name a variant, because it also names a folder; use letters, digits, - _ . + "
         f"(a number in quotes), and at most {LONGEST_NAME} bytes.",
     )
     place = f"{source}, variant {name!r}"
@@ -187,7 +187,7 @@ def _rates(value: Any, source: str) -> tuple[float, ...]:
     holds = rates and all(type(rate) in {int, float} and 0 < rate < 1e300 for rate in rates)
     place = f"{source}: learning_rates is {value!r}"
     _require(holds, f"{place}; give a list of numbers above 0, such as [1e-4, 3e-4].")
-    _require(len(set(map(float, rates))) == len(rates), f"{place}; name every rate once.")
+    _require(len(set(map(float, rates))) == len(rates), f"{place}; give every rate once.")
     return tuple(sorted(map(float, rates)))
 
 
@@ -216,11 +216,11 @@ def _target(value: Any, source: str) -> Target:
     curve, window = f"{source}: target curve is {target.curve!r}", f"{source}: target window is {target.window!r}"
     _require(target.curve in ("accuracy", "reward"), f"{curve}; choose one of: accuracy, reward.")
     _require(type(target.window) is int and target.window > 0, f"{window}; it must be a whole number of at least 1.")
-    _require(target.window % 2, f"{window}; it must be odd, for it lies around each point.")
+    _require(target.window % 2, f"{window}; it must be odd, because it is centred on each point.")
     return target
 
 
 def _mapping(value: Any, key: str, source: str) -> dict[str, Any]:
     holds = value is None or isinstance(value, dict)
-    _require(holds, f"{source}: {key} is {value!r}; it must be a mapping, one `name: value` a line.")
+    _require(holds, f"{source}: {key} is {value!r}; it must be a mapping, one `name: value` per line.")
     return value or {}

@@ -58,7 +58,7 @@ class Window:
     """The rates around the best at which final accuracy is at least a share of the best's.
 
     Between the grid's rates accuracy is taken as linear in the logarithm of the rate. An open end is the grid's: the
-    window may well go on.
+    window may extend further.
     """
 
     low: float

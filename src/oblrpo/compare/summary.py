@@ -68,8 +68,8 @@ class Result:
     def completions_to(self, level: float, target: Target) -> float | None:
         """Return the completions until the smoothed curve reaches the level.
 
-        They are infinite if the run ended below it. They are None if the run goes on, and where accuracy was measured
-        at the ends of the run alone.
+        They are infinite if the run ended below it. They are None if it has not ended, and where accuracy was measured
+        at its ends only.
         """
         if target.curve == "accuracy" and self.measured_at_its_ends:
             return None
@@ -234,13 +234,14 @@ def _result(run: PlannedRun, variant: Variant) -> Result:
     run.check_same()
     failure, rows, final = run.failure(), run.folder.read_metrics(), run.final_accuracy()
     if run.finished():
-        masked = "every held-out completion of its last step was masked, so that it has no accuracy"
+        masked = "every held-out completion of its last step was masked, so it has no accuracy"
         state, why = ("unmeasured", masked) if final is None else ("finished", "")
     elif failure:
         state, why = failure
     else:
-        state, why = ("part", f"step {rows[-1]['step']} of {run.config.run.steps}") if rows else ("none", "not begun")
-    config, before = run.config, rows[0].get("eval/accuracy") if rows else None
+        state, why = ("part", f"step {rows[-1]['step']} of {run.config.run.steps}") if rows else ("none", "not started")
+    config = run.as_saved() if run.folder.config_file.is_file() else run.config
+    before = rows[0].get("eval/accuracy") if rows else None
     per_step = config.rollout.prompts_per_step * config.rollout.num_generations
     at_its_ends = not 0 < config.run.eval_steps < config.run.steps
     return Result(

@@ -71,20 +71,20 @@ def notes(summary: Summary) -> list[str]:
     """Say what the figures mean, in the order of the columns, and what is missing from them."""
     spec = summary.spec
     sentences = [
-        "Intervals are 95 % by Student's t over seeds; differences are to the reference, seed by seed, p is of the "
+        "Intervals are 95 % by Student's t over seeds. Differences are to the reference, seed by seed; p is from the "
         "paired t test, adjusted for the number of variants by Holm's method.",
         *_of_target(summary),
-        "Usable rates: those around the best whose final accuracy is at least 90 % of its; an end marked with ~ is the "
-        "grid's own, and the window may go on.",
+        "Usable rates: those around the best with at least 90 % of its final accuracy; an end marked with ~ is that of "
+        "the grid, and the window may extend further.",
     ]
     if spec.search_seeds and any(len(v.learning_rates) > 1 for v in spec.variants):
         sentences.append(
-            f"Rates were chosen on the first {spec.search_seeds} of the {len(spec.seeds)} seeds, which count in the "
-            "figures at the best rate, too: these are a little too good where rates differ little."
+            f"Rates were chosen on the first {spec.search_seeds} of the {len(spec.seeds)} seeds, which also count "
+            "in the results at the best rate: these are slightly optimistic where rates differ little."
         )
     elif any(len(v.learning_rates) > 1 for v in spec.variants):
         sentences.append(
-            "Each rate was chosen on the very seeds it is reported on: a little too good where rates differ little."
+            "Each rate was chosen on the same seeds it is reported on: slightly optimistic where rates differ little."
         )
     return [*sentences, *_of_diverged(summary), *_of_missing(summary)]
 
@@ -96,7 +96,7 @@ def _of_diverged(summary: Summary) -> list[str]:
     lowest = ", the lowest that any run measured" if summary.floor < 0 else ""
     note = (
         f"A run that diverged counts with accuracy {summary.floor:.3g}{lowest}. A rate at which fewer runs diverge is "
-        "chosen before any other."
+        "always preferred."
     )
     wild = [o.variant.name for o in summary.outcomes if all(result.state == "diverged" for result in o.results)]
     return [note, *(f"{name}: every run diverged, at every rate; lower the rates." for name in wild)]
@@ -109,39 +109,37 @@ def _of_missing(summary: Summary) -> list[str]:
     for variant in summary.spec.variants:
         several = len(variant.learning_rates) > 1
         if several and all(run.settled() for run in plan.search(variant)) and plan.best_rate(variant) is None:
-            sentences.append(
-                f"{variant.name}: no rate has an accuracy on every seed that chooses, so that none was chosen."
-            )
+            sentences.append(f"{variant.name}: no rate has an accuracy on every seed that chooses, so none was chosen.")
     if missing := plan.count() - len(ended):
-        sentences.append(f"{missing} of {plan.count()} runs have not ended yet; the same command goes on with them.")
+        sentences.append(f"{missing} of {plan.count()} runs have not ended yet; run the same command to continue.")
     return sentences
 
 
 def _of_target(summary: Summary) -> list[str]:
-    """Say what the target is and what is told of the way there, or why nothing is."""
+    """Say what the target is and what is shown of the way there, or why nothing is."""
     target = summary.spec.target
     curve = "held-out accuracy" if target.curve == "accuracy" else "batch reward"
     best = "best final accuracy" if target.curve == "accuracy" else f"best reward of the last {LAST} steps"
     share = f"{target.of_best:g} of the {best}" if target.of_best is not None else "as given"
     if target.of_gain is not None:
-        share = f"{target.of_gain:g} of the way from where runs begin to the {best}"
+        share = f"{target.of_gain:g} of the way from where runs start to the {best}"
     if summary.level is None:
         return [
-            f"Target: {share}. There is none: it would not lie above where runs begin, or no variant's {curve} ends "
-            "above 0. A share of the way from there is `--target '{of_gain: 0.8}'`."
+            f"Target: {share}. There is none: it would not lie above where runs start, or no variant's {curve} ends "
+            "above 0. For a share of the way from there set `--target '{of_gain: 0.8}'`."
         ]
     note = f"Target: {summary.level:.3f}, {share}"
     if target.curve == "accuracy" and all(result.measured_at_its_ends for result in summary.results):
-        return [note + ". Completions are not known: accuracy was taken at the ends of runs alone; set eval_steps, or "
-                "target: {curve: reward}."]  # fmt: skip
-    note += f"; the median over seeds of the completions until {curve}, averaged over {target.window} points, is there"
+        return [note + ". Completions to it are not known: accuracy was measured at the ends of runs only; set "
+                "eval_steps, or target: {curve: reward}."]  # fmt: skip
+    note += f". Completions to it: the median over seeds until {curve}, averaged over {target.window} points, is there"
     n = max((len(outcome.completions) for outcome in summary.outcomes), default=0)
-    note += f", and the range of {n} seeds, a {1 - 0.5 ** (n - 1):.0%} interval for the median." if n > 2 else "."
-    over = "Over (the reference's): geometric mean of the seeds' ratios, not adjusted for the number of variants"
-    blank = "; blank where a seed never arrives or begins there."
+    note += f", with the range of {n} seeds, a {1 - 0.5 ** (n - 1):.0%} interval for the median." if n > 2 else "."
+    over = "Over the reference's: geometric mean of the seeds' ratios, not adjusted for the number of variants"
+    blank = "; blank where a seed never reaches the target or starts there."
     return [
         note,
-        over + (blank if summary.reference.all_arrive else ". Blank: not all seeds of the reference arrive."),
+        over + (blank if summary.reference.all_arrive else ". Blank: not all seeds of the reference reach it."),
     ]
 
 
@@ -163,7 +161,7 @@ def p_value(p: float | None) -> str:
 
 
 def reached(outcome: Outcome) -> str:
-    """Write the median, the seeds' range, how many arrived at the target, and how many began there."""
+    """Write the median, the seeds' range, how many reached the target, and how many started there."""
     median, values = outcome.median_completions, outcome.completions.values()
     if median is None:
         return ""
@@ -171,7 +169,7 @@ def reached(outcome: Outcome) -> str:
     last = f"{max(values):,.0f}" if arrived == len(values) else "never"
     parts = [f"{min(values):,.0f} to {last}"] if arrived > 1 else []
     parts += [f"{arrived} of {len(values)} reached it"] if arrived < len(values) else []
-    parts += [f"{began} began there"] if began else []
+    parts += [f"{began} started there"] if began else []
     return ("not reached" if math.isinf(median) else f"{median:,.0f}") + (f" ({', '.join(parts)})" if parts else "")
 
 

@@ -23,7 +23,7 @@ from oblrpo.errors import DivergedError, InputError
 from oblrpo.settings import PolicyConfig, TrainConfig
 from oblrpo.streams import steady
 
-STOPPED = 130  # the exit code of a process that was told to stop and has saved what there is
+STOPPED = 130  # the exit code of a process that was asked to stop and has saved what there is
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 CONTEXT.set_forkserver_preload(["oblrpo.compare.loaded"])
 
@@ -57,7 +57,7 @@ def _train(run: PlannedRun, processes: int) -> None:
         print(f"oblrpo: {error}", flush=True)
         run.note_failure("diverged" if isinstance(error, DivergedError) else "failed", str(error))
         sys.exit(2)
-    except Exception as error:  # a fault of ours or of a library: the other runs go on
+    except Exception as error:  # a fault of ours or of a library: the other runs continue
         traceback.print_exc()
         run.note_failure("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         sys.exit(1)
@@ -75,7 +75,7 @@ def _train_here(run: PlannedRun, processes: int) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # of large models; small ones take one
     begun = bool(run.folder.checkpoint_steps())
     if not begun:
-        shutil.rmtree(run.folder.path, ignore_errors=True)  # stopped before its first checkpoint: it starts anew
+        shutil.rmtree(run.folder.path, ignore_errors=True)  # stopped before its first checkpoint: it starts again
     with Progress(Console(soft_wrap=True, markup=False)) as progress:
         Trainer(run.as_saved() if begun else run.config, resume=begun).run(progress)
 
@@ -124,7 +124,7 @@ def _tell_first_mistake(tell: Connection, runs: list[PlannedRun], built: list[Pl
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
         tell.send(first_mistake(runs, built))
-    except Exception as error:  # a fault of ours, or memory: the parent tells of it
+    except Exception as error:  # a fault of ours, or memory: the parent reports it
         tell.send(error)
 
 
@@ -163,4 +163,4 @@ def how_it_ended(process: BaseProcess) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         return f"its process was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    return "its process was told to stop" if code == STOPPED else f"its process ended with exit code {code}"
+    return "its process was asked to stop" if code == STOPPED else f"its process ended with exit code {code}"

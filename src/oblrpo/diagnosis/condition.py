@@ -1,4 +1,4 @@
-"""A condition: one row of the table of what can be wrong with a run."""
+"""A condition: one row of the table of what can go wrong in a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reading(NamedTuple):
     """What the sentence says beside `value`."""
 
 
-TOO_LONG = "Steps are too long: {shorten}, and start again or from an earlier checkpoint."
+TOO_LONG = "Updates are too large: {shorten}, and restart from the beginning or an earlier checkpoint."
 """A cure of several conditions."""
 
 
@@ -72,7 +72,7 @@ class Condition:
     sentence: str
     cure: str
     wrong: bool
-    """False: it is worth knowing, and nothing is wrong."""
+    """False: it is a note, and nothing is wrong."""
     sure: float
     """How many standard errors a reading must lie above what a healthy run shows."""
     updated: bool

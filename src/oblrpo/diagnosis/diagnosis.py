@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,9 +37,11 @@ class Diagnosis:
     findings: list[Finding]
     """What is wrong."""
     notes: list[Finding]
-    """What is worth knowing at the end of it, and not wrong."""
+    """Conditions at the end of it that are no problem."""
     unchecked: dict[str, tuple[str, ...]]
-    """The conditions that could not be looked for, and the metrics that the log lacks for that."""
+    """The conditions that could not be checked, and the metrics that the log lacks for that."""
+    empty: dict[str, int]
+    """Those of these that it has without a finite value, and in how many rows."""
     unit: str = "step"
     """What `steps` counts: "row" where a log names no steps."""
     enough: int = 20
@@ -50,28 +53,30 @@ class Diagnosis:
         found = watch.findings
         notes = [f for f in found if not f.wrong and f.until >= watch.course.judged - watch.course.span]
         wrong = [f for f in found if f.wrong]
-        course = watch.course
-        return cls(source, course.steps, wrong, notes, watch.unchecked, watch.facts.unit, 2 * course.span)
+        course, unchecked = watch.course, watch.unchecked
+        lacking = dict.fromkeys(key for keys in unchecked.values() for key in keys)
+        empty = {key: rows for key in lacking if (rows := course.empty.get(key, 0)) > 1}
+        return cls(source, course.steps, wrong, notes, unchecked, empty, watch.facts.unit, 2 * course.span)
 
     def __str__(self) -> str:
         looked = len(CONDITIONS) - len(self.unchecked)
         counted = f"{self.steps} {self.unit}{'s' * (self.steps != 1)}"
-        lines = [f"{self.source}: {counted}; {looked} of {len(CONDITIONS)} conditions could be looked for", ""]
+        lines = [f"{self.source}: {counted}; {looked} of {len(CONDITIONS)} conditions could be checked"]
         if not self.findings:
             so_far = "" if self.steps >= self.enough else f" so far, in fewer than {self.enough} {self.unit}s"
-            unseen = ", as far as can be told without a reward" if same_reward.name in self.unchecked else ""
-            lines += [f"Nothing is wrong{so_far}{unseen}."]
+            unseen = ", as far as a log without a reward shows" if same_reward.name in self.unchecked else ""
+            lines += ["", f"No problem found{so_far}{unseen}."]
         for number, finding in enumerate(self.findings, start=1):
-            lines += [f"{number}. {finding.name}, {finding.when}: {finding.sure}", f"   {finding.sentence}"]
+            lines += ["", f"{number}. {finding.name}, {finding.when}: {finding.sure}", f"   {finding.sentence}"]
             lines += [f"   What to do: {finding.cure}"]
             lines += [f"   {COMES_WITH}:"] if finding.follows else []
-            lines += [*(f"   -  {each.name}, {each.when}. {each.sentence}" for each in finding.follows), ""]
-        if self.notes:
-            lines += ["", f"{KNOWING}:"]
-            lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}" for note in self.notes]
-        if self.unchecked:
-            lines += ["", "Not looked for, for want of a metric:"]
-            lines += [f"-  {name} ({', '.join(keys)})" for name, keys in self.unchecked.items()]
+            lines += [f"   -  {each.name}, {each.when}. {each.sentence}" for each in finding.follows]
+        lines += ["", f"{NOTES}:"] if self.notes or self.empty else []
+        lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}" for note in self.notes]
+        lines += [f"-  {key} is NaN or infinite in all {rows} rows." for key, rows in self.empty.items()]
+        if lacking := dict.fromkeys(key for keys in self.unchecked.values() for key in keys if key not in self.empty):
+            words = f"Not checked: {len(self.unchecked)} conditions (--json lists them). The log lacks "
+            lines += ["", textwrap.fill(f"{words}{', '.join(lacking)}.", 100, break_long_words=False)]
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
@@ -82,10 +87,11 @@ class Diagnosis:
             "findings": [finding.plain() for finding in self.findings],
             "notes": [note.plain() for note in self.notes],
             "unchecked": {name: list(keys) for name, keys in self.unchecked.items()},
+            "never_finite": self.empty,
         }
 
 
-COMES_WITH, KNOWING = "What comes with it, and needs no cure of its own", "Worth knowing, and not wrong"
+COMES_WITH, NOTES = "What follows from it, and needs no fix of its own", "Notes, not problems"
 
 
 def diagnose(run: Any) -> Diagnosis:
@@ -101,7 +107,7 @@ def diagnose(run: Any) -> Diagnosis:
     Examples:
         >>> rows = [{"step": n, "reward": 0.5 * (n < 30) + n % 2 / 50} for n in range(60)]
         >>> print(diagnose(rows).findings[0].sentence)
-        The reward has fallen: its mean over 10 steps is 0.310, and was 0.510 around step 19.
+        The reward has fallen: its mean over 10 steps is 0.310, down from 0.510 around step 19.
     """
     path = _given(run)
     if isinstance(path, Rows):
@@ -109,12 +115,12 @@ def diagnose(run: Any) -> Diagnosis:
     if os.path.isfile(path / "config.yaml"):  # a name may be too long for pathlib
         folder = RunFolder(path)
         rows, settings = folder.read_metrics(), settings_in(folder.config_file)
-        return Diagnosis.of(Watch(facts_of(settings)).over(rows), f"{path}, of oblrpo train")
+        return Diagnosis.of(Watch(facts_of(settings)).over(rows), f"{path}, a run of oblrpo train")
     log = read_log(path)
     if log is None or not log.rows:
         raise InputError(
             f"{path} holds no config.yaml and metrics.jsonl, nor a trainer_state.json of TRL with a step in it; give "
-            "the folder of a run, or a file: what a trainer prints or writes, JSON, or a table of metrics."
+            "the folder of a run, or a log file: what a trainer prints or writes, JSON, or a table of metrics."
         )
     return Diagnosis.of(Watch(facts_of_log(log.rows)).over(log.rows), f"{path}, {log.source}")
 
@@ -138,7 +144,7 @@ def _given(run: Any) -> Rows | Path:
         elif (entries := entries_of(run, "run")) is not None:
             rows = Rows(entries)
         else:
-            raise InputError("run is a dict without rows; give a list of dicts, one a step, or a dict of lists.")
+            raise InputError("run is a dict without rows; give a list of dicts, one per step, or a dict of lists.")
     except InputError:
         raise
     except Exception as error:  # of an object of the user's own
@@ -171,7 +177,7 @@ def facts_of(settings: Mapping[str, Any]) -> Facts:
 
 
 def facts_of_log(rows: Rows | Sequence[Mapping[str, Any]]) -> Facts:
-    """What the log of another trainer says of it: ours inside TRL and verl tells how far an update went."""
+    """What the log of another trainer says of it: ours inside TRL and verl shows how far an update went."""
     logged = rows if isinstance(rows, Rows) else Rows(rows)
     between = [int(after - before) for before, after in pairwise(logged.steps)]
     ours = "step_kl" in logged.names

@@ -1,4 +1,4 @@
-"""Conditions that show where the reward is not the task: it is had without it, traded for it, or hides it."""
+"""Conditions in which the reward is not the task: it is earned without it, traded for it, or hides it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from oblrpo.diagnosis.of_rewards import still
 
 @condition(
     "reward", "eval/accuracy", threshold=0.05,
-    sentence="The reward {reward}, and held-out accuracy {accuracy}.",
+    sentence="The reward {reward}, but held-out accuracy {accuracy}.",
     cure=(
-        "Read completions: the reward can be had without the task, or the training prompts are learned by heart. Mend "
-        "the reward, take more prompts, or stop where held-out accuracy was best."
+        "Read completions: the reward can be earned without solving the task, or the training prompts are memorized. "
+        "Fix the reward, use more prompts, or stop where held-out accuracy was best."
     ),
 )  # fmt: skip
 def reward_without_accuracy(run: Course) -> Reading | None:
-    """The reward rises and held-out accuracy does not: reward hacking, or prompts learned by heart.
+    """The reward rises and held-out accuracy does not: reward hacking, or memorized prompts.
 
     It looks like a reward that has risen since an evaluation while accuracy has gained less than a quarter of that; or
     one between 0 and 1 that is earned nearly always, with an accuracy of less than half of it.
@@ -47,7 +47,8 @@ def reward_without_accuracy(run: Course) -> Reading | None:
         noise = math.hypot(late.stderr, early.stderr, now.stderr / 4, then[-1].stderr / 4)
         if now.above(then[-1]) >= STEADY and (worst is None or rise / 4 - gain > worst.value):
             risen = f"has risen by {rise:.3f} since {run.facts.unit} {early.last}"
-            worst = Reading(rise / 4 - gain, noise, early.last, {"reward": risen, "accuracy": f"by {gain:+.3f}"})
+            words = {"reward": risen, "accuracy": f"by {gain:+.3f}"}
+            worst = Reading(rise / 4 - gain, noise, early.last, words)
     return worst
 
 
@@ -73,8 +74,8 @@ TASK = re.compile(r"correct|accura|answer|task|solve|pass|right|math", re.IGNORE
 
 @condition(
     "rewards/*/mean", "reward", threshold=0.25,
-    sentence="{part} has fallen from {best:.2f} to {now:.2f} since {unit} {then}, while the whole reward has risen.",
-    cure="The rest of the reward is had at the task's cost: read completions, and mend or weigh down what pays for it.",
+    sentence="{part} has fallen from {best:.2f} to {now:.2f} since {unit} {then}, while the total reward has risen.",
+    cure="The rest of the reward is earned at the task's expense: read completions, and fix or downweight it.",
 )  # fmt: skip
 def task_traded(run: Course) -> Reading | None:
     """The reward of the task falls, and that of something else makes up for it: reward hacking.
@@ -94,10 +95,10 @@ def task_traded(run: Course) -> Reading | None:
 
 @condition(
     "rewards/*/mean", "reward", threshold=0.2,
-    sentence="{done} is earned nearly always ({high:.2f}), and {open} is not ({low:.2f}) and does not rise.",
+    sentence="{done} is saturated (mean {high:.2f}), but {open} is low (mean {low:.2f}) and does not rise.",
     cure=(
-        "What is left to learn is the task, and the rest of the reward hides it: take the reward that is earned out of "
-        "the sum or weigh it less, or choose prompts whose task is solved sometimes."
+        "Only the task is left to learn, and the saturated reward hides it: drop that reward or lower its weight, or "
+        "choose prompts whose task is solved sometimes."
     ),
 )  # fmt: skip
 def format_saturated(run: Course) -> Reading | None:

@@ -9,16 +9,17 @@ from oblrpo.diagnosis.course import STALLED, STEADY, WINDOW, Course
 from oblrpo.diagnosis.of_rewards import silent
 
 ALL = 0.9  # the share of completions cut from which on none of them ends
+NOTHING, AT_ONCE = (0.1, 0.9), (0.005, 0.98)  # next to no reward, and the share of silent prompts that means so
 GONE = 0.02  # nats a token
 FAR = 1.0  # nats a token
 
 
 @condition(
     "entropy", "reward", threshold=math.log(10), turns="-learning_rate +temperature",
-    sentence="Entropy has collapsed: it is {now:.3g} nats a token, and was {then:.3g} around {unit} {step}.",
+    sentence="Entropy has collapsed: it is {now:.3g} nats per token, down from {then:.3g} around {unit} {step}.",
     cure=(
-        "Completions of a prompt are nearly the same, and nothing new is tried: go back to a checkpoint before that, "
-        "and lower the rate ({shorten}), raise temperature or epsilon_high, or take more varied prompts."
+        "Completions of a prompt are nearly identical: the policy no longer explores. Go back to an earlier checkpoint "
+        "and make updates smaller ({shorten}), raise temperature or epsilon_high, or use more varied prompts."
     ),
 )  # fmt: skip
 def entropy_collapsed(run: Course) -> Reading | None:
@@ -51,9 +52,10 @@ def entropy_collapsed(run: Course) -> Reading | None:
 @condition(
     "entropy", "reward", threshold=math.log(2), turns="-learning_rate",
     sentence=(
-        "Entropy has exploded: {now:.3g} nats a token, and {then:.3g} around {unit} {step}; the reward does not rise."
+        "Entropy has exploded: it is {now:.3g} nats per token, up from {then:.3g} around {unit} {step}, and the reward "
+        "does not rise."
     ),
-    cure="The policy drifts to noise. " + TOO_LONG,
+    cure="The policy drifts towards noise. " + TOO_LONG,
 )  # fmt: skip
 def entropy_exploded(run: Course) -> Reading | None:
     """The policy writes ever more at random.
@@ -66,10 +68,10 @@ def entropy_exploded(run: Course) -> Reading | None:
 
 @condition(
     "completions/mean_length", "reward", threshold=math.log(2), turns="-max_completion_length",
-    sentence="Completions run away: {now:.0f} tokens, and {then:.0f} around {unit} {step}; the reward has not risen.",
+    sentence="Length runs away: {now:.0f} tokens, up from {then:.0f} around {unit} {step}; the reward has not risen.",
     cure=(
-        "Read the longest: do they repeat themselves? Reward the answer and not the length, mask or penalise what is "
-        "cut, or take a loss that does not favour length (dr_grpo, or a sum over tokens)."
+        "Read the longest completions: do they repeat themselves? Reward the answer and not the length, mask or "
+        "penalise truncated completions, or use a loss that does not favour length (dr_grpo, or a sum over tokens)."
     ),
 )  # fmt: skip
 def length_runs_away(run: Course) -> Reading | None:
@@ -83,8 +85,8 @@ def length_runs_away(run: Course) -> Reading | None:
 
 @condition(
     "completions/mean_length", "reward", threshold=math.log(2), turns="-learning_rate",
-    sentence="Completions shrink: {now:.0f} tokens, and {then:.0f} around {unit} {step}; the reward has not risen.",
-    cure="Read some: is the answer still there? Check what the reward gives for an empty one. " + TOO_LONG,
+    sentence="Length shrinks: {now:.0f} tokens, down from {then:.0f} around {unit} {step}; the reward has not risen.",
+    cure="Read some completions: is the answer still there? Check what the reward gives an empty one. " + TOO_LONG,
 )  # fmt: skip
 def length_shrinks(run: Course) -> Reading | None:
     """Completions become shorter, and no better.
@@ -97,10 +99,10 @@ def length_shrinks(run: Course) -> Reading | None:
 @condition(
     "reward", "entropy", threshold=1, rows=True, turns="-learning_rate",
     sentence=(
-        "The policy has collapsed: every completion earns {earned} since {unit} {first}, and its {what} is {now:.3g}, "
-        "and was {then:.3g} around {unit} {step}."
+        "The policy has collapsed: since {unit} {first} every completion gets reward {earned}, and {what} is {now:.3g} "
+        "where it was {then:.3g} around {unit} {step}."
     ),
-    cure="No broken reward does that. " + TOO_LONG,
+    cure="A broken reward alone does not do that. " + TOO_LONG,
 )  # fmt: skip
 def policy_collapsed(run: Course) -> Reading | None:
     """The policy has lost all that it could do at once, and has become another.
@@ -138,18 +140,19 @@ much or as little is another."""
 
 @condition(
     "completions/clipped_ratio", "reward", threshold=ALL, turns="+max_completion_length",
-    sentence="From the first step on {value:.0%} of the completions are cut at the limit, and earn next to nothing.",
+    sentence="From the first step on {value:.0%} of the completions are truncated, with next to no reward.",
     cure=(
-        "They never come to an answer: raise max_completion_length. If they are cut at any length, the policy does not "
-        "end its answers: use the model's chat template, and a token that ends a turn."
+        "They never reach an answer: raise max_completion_length. If they are truncated at any length, the policy does "
+        "not end its answers: use the model's chat template, and a token that ends a turn."
     ),
 )  # fmt: skip
 def all_truncated(run: Course) -> Reading | None:
     """Every completion is cut at the limit before it has an answer: nothing can be earned.
 
     It looks like a `completions/clipped_ratio` of nine tenths or more from the first step on, over 5 steps, while all
-    earn the same, or a mean reward between 0 and 1 is below 0.1 (of other rewards: nine tenths of the prompts say
-    nothing) and does not rise. Where answers of a fixed length earn something all the same, the limit is meant.
+    earn the same, or a mean reward between 0 and 1 is below 0.005 (of other rewards: 98 % of the prompts say nothing);
+    below 0.1 (nine tenths) after 20 steps without a rise. A policy built from scratch hardly ever ends an answer, and
+    learns all the same. Where answers of a fixed length earn something, the limit is meant.
     """
     key, rewards = "completions/clipped_ratio", run.columns.get("reward")
     if (value := run.value(key)) is None:
@@ -160,15 +163,17 @@ def all_truncated(run: Course) -> Reading | None:
         return None
     nothing = run.outages.lasts
     if rewards and reward and not nothing and (not rewards.windows or reward.above(rewards.windows[0]) < STALLED):
+        late = run.now("reward") if rewards.count >= run.long else None
+        least, silenced = NOTHING if late and late.above(rewards.windows[0]) < 1 else AT_ONCE
         usual = rewards.lowest >= 0 and rewards.highest <= 1
-        nothing = reward.value <= 0.1 if usual else share is not None and share.value >= 0.9
+        nothing = reward.value <= least if usual else share is not None and share.value >= silenced
     return Reading(now.value, 0.0, first, {}) if nothing else None
 
 
 @condition(
     "completions/clipped_ratio", "reward", threshold=0.25, turns="+max_completion_length",
-    sentence="{value:.0%} of the completions are cut at the limit and scored as they are.",
-    cure="Raise max_completion_length, or mask what is cut (TRL: mask_truncated_completions).",
+    sentence="{value:.0%} of the completions are truncated at the length limit and scored as they are.",
+    cure="Raise max_completion_length, or mask truncated completions (TRL: mask_truncated_completions).",
 )  # fmt: skip
 def truncation(run: Course) -> Reading | None:
     """Completions are cut before they end, and earn what half an answer earns.
@@ -192,10 +197,10 @@ def truncation(run: Course) -> Reading | None:
 @condition(
     "kl", "reward", threshold=math.log(3), turns="-learning_rate",
     sentence=(
-        "The policy runs away from its reference: the KL penalty's term is {now:.3g} nats a token, and was {then:.3g} "
-        "around {unit} {step}."
+        "The policy runs away from its reference: the KL penalty's term is {now:.3g} nats per token, up from "
+        "{then:.3g} around {unit} {step}."
     ),
-    cure="Lower the rate ({shorten}), raise beta, or go back to a checkpoint before that.",
+    cure="Make updates smaller ({shorten}), raise beta, or go back to an earlier checkpoint.",
 )  # fmt: skip
 def kl_runs_away(run: Course) -> Reading | None:
     """The policy moves away from its reference and gets nothing for it.
@@ -211,10 +216,10 @@ def kl_runs_away(run: Course) -> Reading | None:
 
 @condition(
     "clip_ratio/region_mean", threshold=0.25, turns="-learning_rate",
-    sentence="{value:.0%} of the tokens are clipped: most of each update's batch no longer counts.",
-    cure="Make fewer updates a batch (num_iterations, steps_per_generation), or shorter ones: {shorten}.",
+    sentence="{value:.0%} of the tokens are clipped, and no longer contribute to the updates.",
+    cure="Make fewer updates per batch (num_iterations, steps_per_generation), or smaller ones: {shorten}.",
 )  # fmt: skip
-def clip_share(run: Course) -> Reading | None:
+def clipping(run: Course) -> Reading | None:
     """Updates go so far that the ratio leaves out much of the batch.
 
     It looks like a mean `clip_ratio/region_mean` above a quarter.
@@ -226,15 +231,15 @@ def clip_share(run: Course) -> Reading | None:
 @condition(
     "sampling/sampling_logp_difference/mean", threshold=1.0, turns="-max_completion_length",
     sentence=(
-        "Sampler and trainer are apart: log-probabilities of {what} differ by {apart:.2g} nats in the mean"
+        "Sampler and trainer disagree: their log-probabilities of {what} differ by {apart:.2g} nats on average"
         "{bias}"
     ),
     cure=(
-        "Bring the two closer (data type, vllm_args, the same weights), shorten completions, or correct it "
+        "Bring the two closer (same weights, same dtype, vllm_args), shorten completions, or correct for it "
         "(sampler_correction truncated; TRL: vllm_importance_sampling_correction)."
     ),
 )  # fmt: skip
-def sampler_apart(run: Course) -> Reading | None:
+def sampler_mismatch(run: Course) -> Reading | None:
     """The sampler draws from another policy than the one that is trained.
 
     It looks like a mean |log pi - log sampler| of two steps above 0.1 nats a completion where nothing corrects it,
@@ -248,8 +253,8 @@ def sampler_apart(run: Course) -> Reading | None:
     if now is None:
         return None
     truncated = run.value("sampling/truncated_ratio")
-    bias = "." if truncated is None else f", and {truncated:.0%} of the importance weights are truncated, which biases."
+    bias = "." if truncated is None else f", and {truncated:.0%} of the importance weights are truncated, a bias."
     if corrected is False:
-        bias = ", and nothing corrects it: the gradient is biased."
+        bias = ", and nothing corrects for it: the gradient is biased."
     what = "completions" if key == whole else "tokens"
     return Reading(now.value / limit, now.stderr / limit, now.first, {"what": what, "apart": now.value, "bias": bias})

@@ -11,11 +11,11 @@ from oblrpo.diagnosis.course import STALLED, WINDOW, Course
 
 @condition(
     "reward", threshold=1, updated=True, rows=True, turns="-learning_rate",
-    sentence="Nothing to learn from: every completion earned {earned}.",
+    sentence="Nothing to learn from: every completion got the same reward, {earned}.",
     cure=(
-        "Look at the reward: score some of these completions by hand. If it is right, and others were earned before, "
-        "steps were too long: {shorten}. If none ever was, choose other prompts, raise num_generations, or begin with "
-        "supervised learning."
+        "Check the reward: score some of these completions by hand. If it is right, and rewards differed before, "
+        "updates were too large: {shorten}. If they never did, choose other prompts, raise num_generations, or start "
+        "with supervised learning."
     ),
 )  # fmt: skip
 def same_reward(run: Course) -> Reading | None:
@@ -24,7 +24,7 @@ def same_reward(run: Course) -> Reading | None:
     It looks like one reward, of any height, of all completions of five steps in a row (more where steps of one reward
     are usual; 20 where a log has only the mean). `reward_std` and `reward_stderr`, or verl's least and highest score,
     show it. Such steps enter no other mean that comes of rewards. What is found in them, and within twenty steps
-    after, is named as what follows, and needs no cure of its own.
+    after, is listed under it as what follows, and needs no fix of its own.
     """
     reported, known = run.outages.reported, run.memory.get("same_reward")
     if not reported or (known and known.words["until"] == reported[-1].last and known.value == len(reported)):
@@ -36,8 +36,11 @@ def same_reward(run: Course) -> Reading | None:
 
 @condition(
     "reward", threshold=1, updated=True, wrong=False, rows=True,
-    sentence="Every completion has earned {earned} since {unit} {since}.",
-    cure="Stop here, or continue with harder prompts.",
+    sentence="Every completion has had reward {earned}, the most seen so far, since {unit} {since}.",
+    cure=(
+        "If that is all there is to earn, stop here, or continue with harder prompts. If it is not, no completion has "
+        "found the rest yet: reward the steps towards it."
+    ),
 )  # fmt: skip
 def solved(run: Course) -> Reading | None:
     """The task is learned: all completions earn the most.
@@ -46,17 +49,17 @@ def solved(run: Course) -> Reading | None:
     held-out accuracy, where it was measured then, is above 0.9 or has risen too. A jump is not believed.
     """
     now = run.outages.solved
-    words = {"earned": now.figure, "since": now.first, "found": now.last, "until": now.last} if now else {}
+    words = {"earned": now.figure, "since": now.first, "found": now.found, "until": now.last} if now else {}
     return Reading(1, 0.0, now.first, words) if now else None
 
 
 @condition(
     "reward", threshold=100, rows=True,
     sentence=(
-        "An outlying reward: the mean of {unit} {step} was {now:.3g}, and lay between {low:.3g} and {high:.3g} in the "
-        "{many} before."
+        "An outlying reward: the mean of {unit} {step} was {now:.3g}; in the {many} before it was between {low:.3g} "
+        "and {high:.3g}."
     ),
-    cure="Find the completion that earned it, and mend or clip the reward: it alone makes that step's gradient.",
+    cure="Find the completion that got it, and fix or clip the reward: it dominates that step's gradient.",
 )  # fmt: skip
 def outlying_reward(run: Course) -> Reading | None:
     """A single completion earns far more, or far less, than any before.
@@ -85,7 +88,7 @@ MANY = 8  # windows of which the best is not believed
 
 @condition(
     "reward", threshold=0.3, turns="-learning_rate",
-    sentence="The reward has fallen: its mean over {window} is {now:.3f}, and was {best:.3f} around {unit} {then}.",
+    sentence="The reward has fallen: its mean over {window} is {now:.3f}, down from {best:.3f} around {unit} {then}.",
     cure=TOO_LONG,
 )  # fmt: skip
 def reward_fell(run: Course) -> Reading | None:
@@ -142,16 +145,16 @@ def silent(run: Course, after_rise: bool) -> Reading | None:
 @condition(
     "frac_reward_zero_std", "reward", healthy=0.5, threshold=0.7,
     sentence=(
-        "{value:.0%} of the prompts of {long} earned one reward with all their completions and taught nothing "
-        "(mean reward {reward:.2f}): they are too {which}."
+        "All completions of {value:.0%} of the prompts got the same reward over {long}, and gave no gradient: these "
+        "prompts are too {which} (mean reward {reward:.2f})."
     ),
     cure=(
-        "Choose prompts that are solved sometimes, raise num_generations, or take a baseline that looks across prompts "
+        "Choose prompts that are solved sometimes, raise num_generations, or use a baseline that looks across prompts "
         "(oblr_shrunk)."
     ),
 )  # fmt: skip
 def silent_groups(run: Course) -> Reading | None:
-    """Most prompts say nothing: all their completions earn the same.
+    """Most prompts give no gradient: all their completions earn the same.
 
     It looks like a mean `frac_reward_zero_std` above 0.7 over 20 steps, after 60 or more, while the reward has stopped
     rising, or never rose, short of what there is to learn. A reward below one half says that prompts are too hard,
@@ -162,7 +165,7 @@ def silent_groups(run: Course) -> Reading | None:
 
 @condition(
     "frac_reward_zero_std", "reward", healthy=0.5, threshold=0.7, wrong=False,
-    sentence="Prompts are used up: the reward has risen to {reward:.2f}, and {value:.0%} of them teach nothing now.",
+    sentence="Prompts are used up: the reward has risen to {reward:.2f}, and {value:.0%} of them give no gradient now.",
     cure="Stop here, or continue with harder prompts.",
 )  # fmt: skip
 def prompts_used_up(run: Course) -> Reading | None:
@@ -197,14 +200,14 @@ def still(run: Course, fewest: int, key: str = "reward") -> Reading | None:
     patience = ""
     if slope > 0 and noise:
         rows = math.ceil(run.window * (12 * (3 * noise / slope) ** 2) ** (1 / 3))
-        patience = f" A rise at its present trend would take about {run.said(rows)} in all to be seen."
+        patience = f" At the present trend a rise would show after about {run.said(rows)} in all."
     words = {"steps": run.said(run.columns[key].count), "rise": rise, "margin": 2 * stderr, "needed": needed}
     return Reading(needed - rise, stderr, windows[0].first, words | {"patience": patience})
 
 
 NOT_RISEN = (
-    "The reward has not risen in {steps}: {rise:+.3f} +- {margin:.3f} in all, where noise would have let "
-    "{needed:.2f} be seen.{patience}"
+    "The reward has not risen in {steps}: it changed by {rise:+.3f} +- {margin:.3f}, and a rise of {needed:.2f} would "
+    "have shown above the noise.{patience}"
 )
 
 
@@ -212,8 +215,8 @@ NOT_RISEN = (
     "reward", threshold=0.0, sure=3.0, turns="+learning_rate",
     sentence=NOT_RISEN,
     cure=(
-        "Check that the reward can be earned at all, and choose prompts that are solved sometimes. Where entropy and "
-        "KL do not move either, raise learning_rate, or let the schedule auto find it."
+        "Check that the reward can be earned at all, and choose prompts that are solved sometimes. If entropy and KL "
+        "do not move either, raise learning_rate, or let schedule auto measure it."
     ),
 )  # fmt: skip
 def no_progress(run: Course) -> Reading | None:
@@ -230,7 +233,7 @@ def no_progress(run: Course) -> Reading | None:
 @condition(
     "reward", threshold=0.0, sure=3.0, wrong=False,
     sentence=NOT_RISEN,
-    cure="Wait for {enough} before you judge.",
+    cure="It is too early to say: wait for {enough}.",
 )  # fmt: skip
 def no_progress_yet(run: Course) -> Reading | None:
     """Nothing is learned so far, and noise does not explain that.
@@ -249,14 +252,14 @@ ENOUGH = 10  # windows after which a reward that has not risen is wrong
 
 @condition(
     "reward_std", "reward", threshold=math.log(5), turns="+temperature",
-    sentence="Rewards of a prompt no longer differ: they spread by {now:.3g}, and by {then:.3g} around {unit} {step}.",
-    cure="Advantages are next to nothing: choose other prompts, raise temperature or num_generations.",
+    sentence="Rewards of a prompt hardly differ: their spread is {now:.3g}, down from {then:.3g} around {unit} {step}.",
+    cure="Advantages are close to 0: choose other prompts, or raise temperature or num_generations.",
 )  # fmt: skip
 def rewards_agree(run: Course) -> Reading | None:
     """Completions of a prompt earn more and more the same, before the task is solved.
 
     It looks like a mean `reward_std` at a fifth of its highest or less, while the reward has stopped rising, in a log
-    without `frac_reward_zero_std`, which tells it better.
+    without `frac_reward_zero_std`, which shows it better.
     """
     now = run.now("reward_std")
     past = run.past("reward_std", now.first) if now and run.now("frac_reward_zero_std") is None else []
@@ -269,7 +272,7 @@ def rewards_agree(run: Course) -> Reading | None:
 @condition(
     "completions/masked_ratio", threshold=0.1, rows=True,
     sentence="{value:.0%} of the completions of {many} have no reward.{update}",
-    cure="Look at the reward function's errors.",
+    cure="Check the reward function's errors.",
 )  # fmt: skip
 def rewards_missing(run: Course) -> Reading | None:
     """The reward function fails on many completions, which are left out of everything.

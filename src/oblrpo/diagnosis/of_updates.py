@@ -16,8 +16,8 @@ from oblrpo.diagnosis.course import SPARSE, WINDOW, Course
     "skipped", threshold=1, rows=True, turns="-learning_rate",
     sentence="A {what} was NaN or infinite in {unit} {step}.",
     cure=(
-        "Look at that step's rewards for outliers, infinities and missing ones. If further steps have it, lower the "
-        "rate ({shorten}) and start from an earlier checkpoint."
+        "Check that step's rewards for outliers, infinities and missing values. If it happens again, make updates "
+        "smaller ({shorten}), and restart from an earlier checkpoint."
     ),
 )  # fmt: skip
 def not_finite(run: Course) -> Reading | None:
@@ -28,6 +28,26 @@ def not_finite(run: Course) -> Reading | None:
     """
     skipped = run.value("skipped")
     return None if skipped is None else Reading(skipped, 0.0, run.step, {"step": run.step, "what": run.overflow})
+
+
+@condition(
+    "loss", threshold=3, wrong=False,
+    sentence="The loss is 0 in every {unit}, though there is a gradient: it is no measure of progress.",
+    cure=(
+        "In the first update of a batch advantages sum to 0, so GRPO's loss is 0 and its gradient is not. Watch the "
+        "reward."
+    ),
+)  # fmt: skip
+def loss_of_zero(run: Course) -> Reading | None:
+    """The loss of GRPO and its kin is 0, and the policy learns all the same.
+
+    It looks like a `loss` of at most 0.0001 in three rows and all others, beside a `grad_norm` above 0 (a `reward_std`
+    in a log without it).
+    """
+    loss, norm = run.columns.get("loss"), run.columns.get("grad_norm") or run.columns.get("reward_std")
+    if not loss or not norm or max(-loss.lowest, loss.highest) > 1e-4 or norm.highest <= 0:
+        return None
+    return Reading(loss.count, 0.0, run.memory.setdefault("loss_of_zero", run.step), {})
 
 
 def without_gradient(run: Course, differing: bool) -> Reading | None:
@@ -47,11 +67,11 @@ def without_gradient(run: Course, differing: bool) -> Reading | None:
 
 @condition(
     "grad_norm", "reward", threshold=1, rows=True,
-    sentence="For {rows} there was no gradient (grad_norm 0), though completions of a prompt earned different rewards.",
+    sentence="For {rows} there was no gradient (grad_norm 0), though completions of a prompt got different rewards.",
     cure=(
-        "Nothing is wrong with the reward: see what keeps the loss from the weights. They are frozen, or all tokens "
+        "The reward is not the cause: find what cuts the weights off from the loss. They are frozen, or all tokens "
         "are masked, or gradient checkpointing is reentrant under an adapter (use_reentrant False, or "
-        "enable_input_require_grads). A first step in float16 may have been left out for its scale."
+        "enable_input_require_grads). In float16 the loss scaler may have skipped a first step."
     ),
 )  # fmt: skip
 def gradient_cut_off(run: Course) -> Reading | None:
@@ -59,17 +79,17 @@ def gradient_cut_off(run: Course) -> Reading | None:
 
     It looks like `grad_norm` 0 for three rows in a row that show rewards of a prompt to differ: `frac_reward_zero_std`
     below 1, or a `reward_std` above 0 in a log without it. Where a log has but one or two rows, these will do. A
-    loss of 0 alone is no sign of it: advantages sum to 0.
+    "loss of zero" is no sign of it.
     """
     return without_gradient(run, differing=True)
 
 
 @condition(
     "grad_norm", "reward", threshold=1, rows=True, turns="+temperature",
-    sentence="For {rows} there was no gradient: completions of {most} earned the same{known}.",
+    sentence="For {rows} there was no gradient: all completions of {most} got the same reward{known}.",
     cure=(
-        "Choose prompts that are solved sometimes, or raise temperature or num_generations. Where their rewards "
-        "differ, see what keeps the loss from the weights: they are frozen, or all tokens are masked."
+        "Choose prompts that are solved sometimes, or raise temperature or num_generations. If their rewards differ, "
+        "find what cuts the weights off from the loss: they are frozen, or all tokens are masked."
     ),
 )  # fmt: skip
 def no_gradient(run: Course) -> Reading | None:
@@ -82,8 +102,8 @@ def no_gradient(run: Course) -> Reading | None:
 
 @condition(
     "grad_norm", threshold=3, rows=True, turns="-learning_rate",
-    sentence="The gradient spikes: its norm was {norm:.3g} in {unit} {step}, {times:.0f} times its median {usual:.3g}.",
-    cure="Look at that step's rewards and completions; set max_grad_norm near the median, or shorten steps: {shorten}.",
+    sentence="The gradient spikes: its norm was {norm:.3g} in {unit} {step}, {times:.0f} times the median {usual:.3g}.",
+    cure="Check that step's rewards and completions. Set max_grad_norm near the median, or shrink updates: {shorten}.",
 )  # fmt: skip
 def gradient_spikes(run: Course) -> Reading | None:
     """Single batches move the policy far more than the others.
@@ -114,7 +134,7 @@ def gradient_spikes(run: Course) -> Reading | None:
 
 @condition(
     "grad_norm", "reward", threshold=math.log(10), turns="-learning_rate",
-    sentence="The gradient grows: its norm is {now:.3g}, and was {then:.3g} around {unit} {step}.",
+    sentence="The gradient grows: its norm is {now:.3g}, up from {then:.3g} around {unit} {step}.",
     cure="Set max_grad_norm near its usual norm. " + TOO_LONG,
 )  # fmt: skip
 def gradient_grows(run: Course) -> Reading | None:
@@ -131,15 +151,15 @@ def gradient_grows(run: Course) -> Reading | None:
 @condition(
     "learning_rate", threshold=WINDOW, rows=True, turns="+prompts",
     sentence=(
-        "The learning rate is lost: for {value:.0f} {unit}s it has been below 1 % of its highest ({now:.2g} of "
+        "The learning rate has collapsed: for {value:.0f} {unit}s it has been below 1 % of its maximum ({now:.2g} of "
         "{high:.2g}).{batch}"
     ),
     cure=(
-        "Where a schedule follows the signal, that is lost in noise: raise the number of prompts a step, stop here, or "
-        "take the schedule off to continue regardless. Else check the scheduler and its number of steps."
+        "If a schedule follows the signal, the signal is lost in noise: use more prompts per step, stop here, or set "
+        "schedule to off to continue regardless. Otherwise check the scheduler and its number of steps."
     ),
 )  # fmt: skip
-def rate_lost(run: Course) -> Reading | None:
+def rate_collapsed(run: Course) -> Reading | None:
     """The learning rate has collapsed, and with it learning.
 
     It looks like a rate (of a schedule that follows the signal: its factor `lr_factor`) at one hundredth of its highest
@@ -153,7 +173,7 @@ def rate_lost(run: Course) -> Reading | None:
     if now is None or (signal and run.value("grad_norm") == 0):
         return None
     high = run.columns[key].highest
-    low, first = run.in_a_row("rate_lost", now <= 0.01 * high)
+    low, first = run.in_a_row("rate_collapsed", now <= 0.01 * high)
     if not signal and (low < 0.1 * run.columns[key].count or high <= 0):
         return None
     critical = run.value("critical_batch_size")
@@ -164,7 +184,7 @@ def rate_lost(run: Course) -> Reading | None:
 @condition(
     "learning_rate", threshold=math.log(2), rows=True, turns="+prompts",
     sentence="The learning rate oscillates: each step changes it by a factor of {factor:.1f}, up and down.",
-    cure="Use more prompts a step, so that less of what is measured is noise, or take a fixed rate.",
+    cure="Use more prompts per step, so that the measurement is less noisy, or a fixed rate.",
 )  # fmt: skip
 def rate_oscillates(run: Course) -> Reading | None:
     """An adaptive rate overshoots and corrects itself, again and again.
@@ -188,8 +208,8 @@ def rate_oscillates(run: Course) -> Reading | None:
 
 @condition(
     "step_kl", "grad_norm", threshold=WINDOW, rows=True, turns="+learning_rate",
-    sentence="The updates of {value} {unit}s, at a learning rate of {rate:.1e}, changed no log-probability.",
-    cure="They are lost in rounding: start from a higher learning_rate, or keep the weights in float32.",
+    sentence="For {value} {unit}s updates at a learning rate of {rate:.1e} changed no log-probability.",
+    cure="They are lost in rounding: raise learning_rate, or keep the weights in float32.",
 )  # fmt: skip
 def updates_lost(run: Course) -> Reading | None:
     """Updates are too small for the weights' data type.
@@ -205,15 +225,16 @@ def updates_lost(run: Course) -> Reading | None:
 
 @condition(
     "baseline/spread", threshold=10.0, rows=True,
-    sentence="Baselines explode: they spread {value:.0f} times as wide as usual ({now:.3g} against {usual:.3g}).",
-    cure="Look at the step's rewards for outliers and clip them{shrink}.",
+    sentence="Baselines explode: their spread is {value:.0f} times the usual one ({now:.3g} against {usual:.3g}).",
+    cure="Check that step's rewards for outliers, and clip them{shrink}.",
 )  # fmt: skip
 def baselines_explode(run: Course) -> Reading | None:
     """A few rewards, or weights, have made baselines far larger than rewards are.
 
-    It looks like a `baseline/spread` of ten times its median, wider than rewards of a prompt spread.
+    It looks like a `baseline/spread` of ten times its median, wider than rewards of a prompt spread, and than half of
+    the range of rewards between 0 and 1: that of a policy that learns some prompts first grows, too.
     """
-    spread = run.value("baseline/spread")
+    spread, rewards = run.value("baseline/spread"), run.columns.get("reward")
     if spread is None:
         return None
     spreads: list[float] = run.memory.setdefault("baselines_explode", [])  # in order
@@ -223,7 +244,9 @@ def baselines_explode(run: Course) -> Reading | None:
         del spreads[::2]
     if usual == 0 or spread <= (run.value("reward_std") or 0.0):  # most steps so far paid nothing, which is no scale
         return None
-    shrink = "" if run.facts.looks_across else ", or take the baseline oblr_shrunk"
+    if rewards and rewards.lowest >= 0 and rewards.highest <= 1 and spread <= 0.5:
+        return None
+    shrink = "" if run.facts.looks_across else ", or use the baseline oblr_shrunk"
     return Reading(spread / usual, 0.0, run.step, {"now": spread, "usual": usual, "shrink": shrink})
 
 
@@ -243,8 +266,8 @@ def n_snr(run: Course) -> tuple[float, float, int] | None:
 
 @condition(
     "signal2", "trace_cov", "reward", threshold=0.0, wrong=False, turns="+prompts",
-    sentence="The batch is far below its critical size: its N SNR is {n_snr:.2g} +- {margin:.1g}, less than 0.1.",
-    cure="Nearly all of each gradient is noise: more prompts a step would pay in full.",
+    sentence="The batch is far below the critical batch: its N SNR is {n_snr:.2g} +- {margin:.1g}, less than 0.1.",
+    cure="Nearly all of each gradient is noise: more prompts per step would pay off in full.",
 )  # fmt: skip
 def batch_far_below(run: Course) -> Reading | None:
     """The batch is so small that its gradient is nearly all noise.
@@ -261,8 +284,8 @@ def batch_far_below(run: Course) -> Reading | None:
 
 @condition(
     "signal2", "trace_cov", threshold=10.0, healthy=5.0, wrong=False, turns="-prompts",
-    sentence="The batch is far above its critical size: its N SNR is {value:.2g}.",
-    cure="Half of the prompts a step would do nearly as well.",
+    sentence="The batch is far above the critical batch: its N SNR is {value:.2g}.",
+    cure="Half as many prompts per step would do nearly as well.",
 )  # fmt: skip
 def batch_far_above(run: Course) -> Reading | None:
     """The batch is larger than its gradient needs.

@@ -15,7 +15,7 @@ Numbers = Mapping[str, float]
 """The metrics of a step that are finite numbers."""
 
 CHANCE = 1e-5  # that there is no outage: 5 steps, where agreement follows on at most one in ten that differ
-PLAIN = 20  # steps, where a log tells nothing but the mean
+PLAIN = 20  # steps, where a log shows nothing but the mean
 ROWS, ROWS_PLAIN, ROWS_WAKE = 2, 5, 6  # as many rows at least, where a row is the mean of several steps
 WAKE = 20  # steps after an outage whose alarms are laid to it: ten, and those whose window begins in these
 ROUNDING = 1e-6  # of a reward
@@ -68,7 +68,7 @@ class Stretch:
     shown: int = 0
     """Those of its steps of which the log shows that completions earned the same."""
     found: int = 0
-    """The step after which it was reported as an outage."""
+    """The step after which it was reported."""
     over: int = -1
     """The last step in which it still shows, once it is reported."""
 
@@ -86,7 +86,7 @@ class Stretch:
         return f"{self.earned + 0.0:.4g}"  # no -0
 
     def __str__(self) -> str:
-        return f"every completion of the last {self.steps} steps earned {self.figure}: look at the reward"
+        return f"every completion of the last {self.steps} steps got reward {self.figure}: check the reward"
 
     def evaluated(self, accuracy: float, margin: float, lowest: float) -> None:
         """Judge by held-out accuracy whether the task is solved; `lowest` is that of all evaluations before.
@@ -127,7 +127,7 @@ class Outages:
         self.reported: list[Stretch] = []  # those that are outages
         self.named: dict[str, list[Stretch]] = {}  # these, by what was earned
         self.solved: Stretch | None = None  # the newest that is none, because the task is solved
-        self.news = ""  # what there is to tell after the newest step, in a sentence
+        self.news = ""  # what there is to report after the newest step, in a sentence
         self.differing = self.begun = 0  # the steps whose completions differ, and the stretches
         self.left = 0  # steps in which an outage that is over still shows
 
@@ -150,7 +150,7 @@ class Outages:
         shown, named = [], {figure: reported for figure, reported in self.named.items() if reported}
         for figure, reported in islice(named.items(), SHOWN):
             spans = ", ".join(f"{each.first} to {each.last}" for each in reported[:SHOWN])
-            often = f" and {len(reported) - SHOWN} times more" if reported[SHOWN:] else ""
+            often = f" and {len(reported) - SHOWN} more times" if reported[SHOWN:] else ""
             shown.append(f"{figure} in {self.unit}s {spans}{often}")
         more = len(named) - len(shown)
         return ", and ".join([*shown, f"{more} other rewards"] if more else shown)
@@ -199,13 +199,13 @@ class Outages:
         return Stretch(reward, step, needed, rise, max(ROWS_PLAIN, math.ceil(PLAIN / self.every)), risen or again)
 
     def _judge(self, now: Stretch, step: int, columns: Mapping[str, Column]) -> None:
-        """Tell a stretch that is no chance as what it is after this step, and take it out of means."""
+        """Report a stretch that is no chance after this step, and take it out of means."""
         if now.over < 0:
             for column in (column for key, column in columns.items() if not key.startswith(OF_POLICY)):
                 column.forget(now.first)
         now.over = step
         if now.solved:
-            self.solved = now
+            self.solved, now.found = now, now.found or step
             if self.lasts:
                 self.reported.pop()
                 self.named[now.figure].pop()
@@ -223,5 +223,5 @@ class Outages:
             self._report(now)
         if not now.solved:
             self.left, now.over = max(ROWS_WAKE, math.ceil(WAKE / self.every)), step
-            span = f"every completion of steps {now.first} to {now.last} earned {now.figure}"
-            self.news = "" if same else f"completions earn different rewards again since step {step}; {span}"
+            span = f"every completion of steps {now.first} to {now.last} got reward {now.figure}"
+            self.news = "" if same else f"rewards differ again since step {step}; {span}"

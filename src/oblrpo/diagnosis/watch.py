@@ -30,7 +30,7 @@ EARLY = 3
 def words_of(measured: bool) -> dict[str, Any]:
     """What cures say beside what was read; of a run whose rate is measured or not."""
     shorten = (
-        "lower schedule_kl" if measured else "take a third of learning_rate, or let oblrpo measure it (schedule auto)"
+        "lower schedule_kl" if measured else "use a third of learning_rate, or let oblrpo measure it (schedule auto)"
     )
     return {"shorten": shorten, "enough": "100 steps"}
 
@@ -51,7 +51,7 @@ class Finding:
     unit: str = "step"
     """What `since`, `found` and `until` count: "row" where a log names no steps."""
     follows: list[Finding] = field(default_factory=list)
-    """What comes with it, and needs no cure of its own."""
+    """What follows from it, and needs no fix of its own."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class Finding:
 
     @property
     def wrong(self) -> bool:
-        """Whether something is wrong, or only worth knowing."""
+        """Whether something is wrong; else it is a note."""
         return self.condition.wrong
 
     @property
@@ -72,13 +72,15 @@ class Finding:
     def sure(self) -> str:
         """How sure it is, in words."""
         many = self.condition.sureness(self.reading)
-        return "counted, not estimated" if math.isinf(many) else f"{many:.0f} standard errors from a healthy run"
+        return f"not chance ({'counted' if math.isinf(many) else f'{many:.0f} standard errors'})"
 
     @property
     def when(self) -> str:
         """Since when it holds, in words."""
-        unit = self.unit
-        return f"since {unit} {self.since} (seen after {unit} {self.found}, last after {unit} {self.until})"
+        if self.since == self.until:
+            return f"in {self.unit} {self.since}"
+        last = f", last seen after {self.unit} {self.until}" if self.until > self.found else ""
+        return f"since {self.unit} {self.since}; first reported after {self.unit} {self.found}{last}"
 
     def plain(self) -> dict[str, Any]:
         """It as a JSON object; `standard_errors` is None where it was counted and not estimated."""
@@ -186,7 +188,7 @@ class Watch:
 
     @property
     def unchecked(self) -> dict[str, tuple[str, ...]]:
-        """The conditions that could not be looked for, and the metrics that the log lacks for that."""
+        """The conditions that could not be checked, and the metrics that the log lacks for that."""
         lacking = {c.name: tuple(key for key in c.columns if not self._has(key)) for c in CONDITIONS}
         return {name: keys for name, keys in lacking.items() if keys}
 

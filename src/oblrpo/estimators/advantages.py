@@ -29,7 +29,7 @@ def group_std(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
         ValueError: there is one output a prompt.
     """
     if rewards_PG.shape[1] < 2:
-        raise ValueError("the group's standard deviation needs at least 2 outputs a prompt.")
+        raise ValueError("the group's standard deviation needs at least 2 outputs per prompt.")
     return (_std(rewards_PG, valid_PG, 1) + STD_EPSILON).expand_as(rewards_PG)
 
 

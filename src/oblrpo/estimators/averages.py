@@ -12,7 +12,7 @@ SHORTER = (0.5, 0.75, 0.9)
 APART = 2.0
 """How many standard errors a shorter average must lie from a longer one for the ratio to have moved in between."""
 STABLE = 3.0
-"""How many times a batch's scale may differ from what earlier batches foretold; beyond it, it is the batch's own."""
+"""How many times a batch's scale may differ from what earlier batches predicted; beyond it, it is the batch's own."""
 SCALE_MEMORY = 0.7
 """Decay of the scale that earlier batches foretell."""
 CHOSEN = 1.1
@@ -67,7 +67,7 @@ class MomentAverage:
     """SNR = sum a S / c over sum a T / c, with exponential weights a and c the scale of each batch's squared gradient.
 
     Divided by their scale, batches weigh alike whether gradients shrink or grow, and no outlier outweighs the others.
-    c is what the batches before foretold, so that a batch is weighed without a look at itself, unless its own size
+    c is what the batches before predicted, so that a batch is weighed without a look at itself, unless its own size
     |S| + T is more than `STABLE` times off: then it is that size over or times `STABLE`. A ratio of means is biased by
     the order of one batch's noise over their number, a mean of ratios by that noise itself.
 

@@ -255,10 +255,10 @@ def _entry(name: str, rewards_PG: Tensor, inputs: dict[str, Tensor]) -> Baseline
         raise ValueError(f"unknown baseline {name!r}; choose one of: {', '.join(BASELINES)}.")
     entry = BASELINES[name]
     if rewards_PG.ndim != 2:
-        raise ValueError(f"rewards_PG must have shape (prompts, outputs a prompt), got {tuple(rewards_PG.shape)}.")
+        raise ValueError(f"rewards_PG must have shape (prompts, outputs per prompt), got {tuple(rewards_PG.shape)}.")
     if rewards_PG.shape[1] < entry.smallest_group:
         raise ValueError(
-            f"baseline {name!r} needs at least {entry.smallest_group} outputs a prompt, got {rewards_PG.shape[1]}."
+            f"baseline {name!r} needs at least {entry.smallest_group} outputs per prompt, got {rewards_PG.shape[1]}."
         )
     accepted = {need for other in BASELINES.values() for need in other.needs} - {"prior"}
     if missing := [need for need in entry.needs if need not in inputs and need != "prior"]:

@@ -235,8 +235,8 @@ class MeasuredRate(MeasuringRule):
     def _learn(self, kl: float, used: float) -> None:
         if kl > 0:
             root = math.sqrt(kl / self._tokens) / used
-            foretold = self._root * math.exp(self._trend) if self._root else root
-            level = foretold * (root / foretold) ** NEW
+            predicted = self._root * math.exp(self._trend) if self._root else root
+            level = predicted * (root / predicted) ** NEW
             self._trend += TREND * (math.log(level / self._root) - self._trend) if self._root else 0.0
             self._root = level
 

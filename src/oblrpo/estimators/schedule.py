@@ -49,7 +49,7 @@ class SNRSchedule:
     - `plugin`, the paper read literally, takes ||g||^2 for ||grad J||^2: it cannot brake (`PlugIn`).
     - `auto` sets the rate at which a step is as long as the gradients after the last ones say that they should have
       been (`MeasuredRate`); eta_0 is only where it starts.
-      Call `confine` after every `optimizer.step()`, tell `step` the outputs' mean length, and leave the gradient in
+      Call `confine` after every `optimizer.step()`, give `step` the outputs' mean length, and leave the gradient in
       `.grad` for it.
     - `kl` keeps the movement of a step near a set number of nats, whatever the noise (`KLAdaptive`); eta_0 is only
       where it starts. It needs `confine`, too.
@@ -57,7 +57,7 @@ class SNRSchedule:
     - `off` takes the factor 1; the moments are still averaged for `smoothed`.
 
     S and T of every batch are divided by the scale of its gradient, averaged over steps, and divided by each other last
-    (`MomentAverage`). Off-policy, where `step` is told the effective sample size, all modes but `off` and `kl` are
+    (`MomentAverage`). Off-policy, where `step` gets the effective sample size, all modes but `off` and `kl` are
     multiplied by sqrt(ESS / B), too.
 
     No signal, no step: a batch without any gradient gets the factor 0 in every mode, and no rate grows by it.

@@ -9,7 +9,7 @@ end of the step. The next batch has other prompts, so that its gradient g of J i
 With J of curvature c and a gradient of signal S and noise T / N, g'd is eta (S - eta c (S + T/N)) in the mean, which is
 0 at theorem 4's eta = (1/c) S / (S + T / N), whatever c, S and T are.
 
-A step that is best by itself is too long for a run: what its noise breaks, later steps have to mend. How much that is
+A step that is best by itself is too long for a run: what its noise breaks, later steps have to repair. How much that is
 can be bounded. Averaged over a noise n, an update changes J by E[F sum_t m_t] / 2, where m_t is the part of token t.
 Its mean is 0 whatever came before, so that tokens with orthogonal scores add up as sqrt(T), and noise costs up to a
 constant times sd(F) sqrt(T) y^2. The noise s that one prompt puts into r is sd(F) sqrt(2 T / G) for G outputs a prompt:

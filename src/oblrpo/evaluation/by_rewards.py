@@ -22,7 +22,7 @@ def evaluate_policy(
     saved: SavedCompletions,
     threshold: float = 1.0,
     ks: Sequence[int] = (),
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int, Sequence[str]], None] = lambda done, total, notes: None,
 ) -> dict[str, Any]:
     """Draw the completions that are not there yet, and return the figures of all, with what they were drawn with.
 

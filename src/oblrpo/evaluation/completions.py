@@ -76,7 +76,7 @@ def remarks(result: dict[str, Any]) -> str:
     if "threshold" in result:
         said.insert(0, f"rewards {' + '.join(result['rewards'])}, pass: a reward of at least {result['threshold']:g}")
     if "mean_length" in result:
-        said += [f"{result['mean_length']:.0f} tokens a completion", f"{result['clipped_ratio']:.1%} cut"]
+        said += [f"{result['mean_length']:.0f} tokens per completion", f"{result['clipped_ratio']:.1%} cut off"]
     return f"{_title(result)}: {', '.join(said)}"
 
 

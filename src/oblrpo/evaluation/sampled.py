@@ -25,6 +25,10 @@ OF_DRAWS = ("samples", "temperature", "top_p", "max_completion_length", "problem
 """The settings, beside model and prompts, that completions depend on."""
 
 
+LONGEST = 2048
+"""Tokens of a completion at most, where nobody has said how many."""
+
+
 class SavedCompletions:
     """The files FOLDER/NAME.jsonl, a row for each completion, and FOLDER/NAME.settings.json, how they were drawn."""
 
@@ -33,16 +37,16 @@ class SavedCompletions:
         self.settings_file = folder / f"{name}.settings.json"
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Begin an evaluation, or go on with one of the same settings."""
+        """Begin an evaluation, or resume one of the same settings."""
         if self.settings_file.is_file():
             old = self.settings()
-            changed = [key for key in settings if old.get(key) != settings[key]]
+            changed = [key for key in settings if key != "notes" and old.get(key) != settings[key]]
             if changed:
                 differences = ", ".join(f"{key} (was {old.get(key)!r}, now {settings[key]!r})" for key in changed)
                 raise InputError(f"{self.file} was drawn with other settings: {differences}; give another --output.")
             return
         if self.file.exists():
-            raise InputError(f"{self.file} is there, but not what it was drawn with; give another --output.")
+            raise InputError(f"{self.file} is there, but not its settings file; give another --output.")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.settings_file, json.dumps(settings, indent=1))
@@ -103,7 +107,7 @@ def collect(
     template: str,
     asked: SamplingConfig,
     saved: SavedCompletions,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int, Sequence[str]], None] = lambda done, total, notes: None,
     with_ids: bool = False,
 ) -> list[dict[str, Any]]:
     """Return rows {index, sample, completion, tokens, clipped} of every problem; those on disk already are kept.
@@ -111,12 +115,19 @@ def collect(
     Every batch has a seed of its own, so an evaluation that was stopped and continued gives what it would have given.
 
     `problems` are `questions` put into `template`; questions tell later whether completions answer the same data.
-    `progress` is called with the numbers of problems that are done, and of all. Rows may have `completion_ids`, too.
+    `progress` is called with the numbers of problems that are done, and of all, and at first with what a user should
+    know before. Rows may have `completion_ids`, too.
     """
-    policy.lengths([problem.prompt for problem in problems], asked.max_completion_length)
-    draws = {name: getattr(asked, name) for name in OF_DRAWS}
-    saved.open(settings_of(policy, problems[0].prompt, questions, template, draws))
+    prompts, length = [problem.prompt for problem in problems], asked.max_completion_length
+    if length is None:
+        _, length = policy.room(prompts, LONGEST)
+    else:
+        policy.lengths(prompts, length)
+    draws = {name: getattr(asked, name) for name in OF_DRAWS} | {"max_completion_length": length}
+    settings = settings_of(policy, problems[0].prompt, questions, template, draws)
+    saved.open(settings)
     size, total = asked.problems_per_batch, len(problems)
+    progress(0, total, settings.get("notes", ()))
     with held(saved.file):
         rows = saved.rows()
         have = Counter(row.get("index") for row in rows)
@@ -128,22 +139,22 @@ def collect(
         }
         kept = [row for row in rows if row["index"] // size * size in whole]
         if len(whole) < len(starts):
-            saved.keep(kept)  # without a last line that was not finished, which the next would go on
+            saved.keep(kept)  # without an unfinished last line, which the next would continue
         for start in starts:
             if start not in whole:
-                drawn = _batch(policy, problems[start : start + size], start, asked, with_ids)
+                drawn = _batch(policy, problems[start : start + size], start, asked, length, with_ids)
                 saved.append(drawn)
                 kept += drawn
-            progress(min(start + size, total), total)
+            progress(min(start + size, total), total, ())
     return sorted(kept, key=lambda row: (row["index"], row["sample"]))
 
 
 def _batch(
-    policy: Policy, problems: Sequence[Problem], start: int, asked: SamplingConfig, with_ids: bool
+    policy: Policy, problems: Sequence[Problem], start: int, asked: SamplingConfig, length: int, with_ids: bool
 ) -> list[dict[str, Any]]:
     prompts = [problem.prompt for problem in problems]
     with policy.seeded(seed_of(asked.seed, start)):
-        drawn = sample(policy, prompts, asked.samples, asked.max_completion_length, asked.temperature, asked.top_p)
+        drawn = sample(policy, prompts, asked.samples, length, asked.temperature, asked.top_p)
     figures = zip(drawn.completions, drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist(), strict=True)
     ids = [{"completion_ids": row} for row in drawn.ids()] if with_ids else [{}] * len(drawn.completions)
     return [
@@ -164,7 +175,7 @@ def settings_of(
         "questions": digest_of_questions(questions),
         "prompt_template": template,
         "first_prompt": policy.format.text(policy.tokenizer, prompt),
-        "chat": policy.format.chat,
+        "chat": bool(policy.format.chat),
         **({"notes": notes} if (notes := policy.format.notes(policy.tokenizer, [prompt])) else {}),
         "ends": policy.end_words,
         "precision": "bfloat16 arithmetic" if policy.bf16 else str(policy.model.dtype).removeprefix("torch."),

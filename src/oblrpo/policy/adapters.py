@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, pip_install
 from oblrpo.policy.files import check_complete
 from oblrpo.settings import PolicyConfig
 
@@ -143,5 +143,5 @@ def _read_weights(model: Any, folder: str, adapter: str = "default") -> dict[str
 
 def _peft() -> Any:
     if importlib.util.find_spec("peft") is None:
-        raise InputError("adapters need PEFT; install it with: pip install 'oblrpo[lora]'")
+        raise InputError(f"adapters need PEFT; install it with: {pip_install('lora')}")
     return importlib.import_module("peft")

@@ -38,6 +38,14 @@ class Conversation:
         answer = {"role": "assistant", "content": ANSWER}
         return replace(self, messages=[*self.messages, answer, *behind], begins=False)
 
+    def turn(self) -> str:
+        """What stands behind the last message where the model's turn begins; nothing if answers are not shown."""
+        asked, answered = (
+            shown_or_nothing(each).rpartition(self.messages[-1]["content"])[1:] for each in (self, self.answered())
+        )
+        before, answer, _ = answered[1].partition(ANSWER)
+        return (asked[1].strip() or before.strip()) if all(answered) and answer else ""
+
     def lost(self, own: Iterable[str]) -> str:
         """Return in words the first thing that the template passes over, or nothing.
 

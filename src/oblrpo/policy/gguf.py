@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, pip_install
 from oblrpo.policy.files import check_complete
 
 NEEDED = ("gguf", "accelerate")
@@ -58,10 +58,10 @@ def _read(name: str, kind: Any, **options: Any) -> Any:
     except OSError as error:
         raise InputError(f"{failed}: {error.strerror}.") from None
     if begins != b"GGUF":
-        raise InputError(f"{failed}: it is no GGUF file, for its first bytes are not 'GGUF'.")
+        raise InputError(f"{failed}: it is not a GGUF file: its first bytes are not 'GGUF'.")
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
-            raise InputError(f"{failed}: a GGUF file needs {package}; install it with: pip install 'oblrpo[gguf]'")
+            raise InputError(f"{failed}: a GGUF file needs {package}; install it with: {pip_install('gguf')}")
     try:
         with redirect_stderr(io.StringIO()):  # for a progress bar that transformers has no switch for
             return kind.from_pretrained(str(path.parent.resolve()), gguf_file=path.name, **options)

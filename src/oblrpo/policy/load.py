@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from oblrpo.checksums import SUMS, damage
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, pip_install
 from oblrpo.objects import PREFIX
 from oblrpo.policy.adapters import (
     add_adapter,
@@ -204,7 +204,7 @@ def check_policy(config: PolicyConfig) -> None:
     if config.load_in_4bit and is_gguf(base_of(config.model) or config.model):
         raise InputError("load_in_4bit cannot quantise a GGUF file; leave it out, or give a folder of safetensors.")
     if config.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
-        raise InputError("load_in_4bit needs bitsandbytes; install it with: pip install 'oblrpo[qlora]'")
+        raise InputError(f"load_in_4bit needs bitsandbytes; install it with: {pip_install('qlora')}")
     if config.dtype == "bfloat16" and not adapters:
         raise InputError(
             "weights in bfloat16 lose updates smaller than 1/256 of them; train in float32 with bf16 arithmetic "

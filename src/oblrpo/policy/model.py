@@ -26,6 +26,8 @@ READING, CALLS = 24, {"cpu": 10**8, "cuda": 2 * 10**12}
 
 On a CPU SmolLM2's took as long as about 24 tokens; a GPU's is a reckoning (30 ms of calls, 400 TFLOP/s), not measured.
 """
+ROOM = 64
+"""Tokens that a completion keeps, where nobody has said how many and the model's context leaves few."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,12 @@ class Policy:
             lengths = list(map(len, self.tokens(prompts)))
         self._check_fit(prompts, lengths, room)
         return lengths
+
+    def room(self, prompts: Sequence[Prompt], most: int, spare: int = 1) -> tuple[int, int]:
+        """Return the tokens of the longest prompt, and those that a context with `spare` such leaves, up to `most`."""
+        least = min(most, ROOM)
+        longest = max(self.lengths(prompts, least))
+        return longest, max(least, min(most, self.longest - spare * longest))
 
     @cached_property
     def _knows_all(self) -> bool:

@@ -22,6 +22,12 @@ SECONDS = 60.0
 BLOCK = 1024
 """Prompts that are tokenized at a time where only their lengths are kept."""
 
+SET = "set --chat (chat=True in Python)"
+BARE = (
+    "the model has a chat template, but the prompts are plain text and do not go through it. That suits a base model; "
+    f"for an instruct model {SET}. --no-chat hides this line."
+)
+
 CALLS = ("__call__", "_encode_plus")
 """What a class of tokenizers has of its own if it reads text in its own way."""
 
@@ -32,8 +38,8 @@ Returned = TypeVar("Returned")
 class PromptFormat:
     """How prompts become tokens: text as it is, messages by the tokenizer's chat template."""
 
-    chat: bool = False
-    """Whether text, too, is shown to the model as a message of the user."""
+    chat: bool | None = None
+    """Whether text, too, is shown to the model as a message of the user; None, where nobody has said, is no."""
     system_prompt: str = ""
     """First message of a conversation that has no system message."""
     template_args: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +52,7 @@ class PromptFormat:
         rows: list[list[int]] = [[] for _ in prompts]
         if plain:
             # As the tokenizer does by itself, with the tokens that begin a text, if it has any; without those that end
-            # one, because the policy goes on from here.
+            # one, because the policy continues it.
             texts = [str(prompts[row]) for row in plain]
             before, behind = _added(tokenizer, next(filter(None, texts), ""))
             for row, ids in zip(plain, tokenizer(texts, padding=False).input_ids, strict=True):
@@ -59,7 +65,7 @@ class PromptFormat:
             for row, text in zip(messages, shown, strict=True):
                 rows[row] = tokenizer(text, add_special_tokens=False).input_ids
         if not all(rows):
-            raise InputError("a prompt is empty: it has no token for the policy to go on from.")
+            raise InputError("a prompt is empty; the policy needs at least one token to continue.")
         return rows
 
     def is_text(self, prompt: Prompt) -> bool:
@@ -114,13 +120,21 @@ class PromptFormat:
             )
         return shown
 
+    def glance(self, tokenizer: Any, prompt: Prompt) -> str:
+        """Return the text that the model reads in a line, with its escapes; the middle of a long one is left out."""
+        text = self.text(tokenizer, prompt)
+        return repr(text if len(text) <= 200 else f"{text[:120]} ... {text[-75:]}")
+
     def notes(self, tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
-        """Return what a user should know of the chat template, by the first prompt that it shows."""
+        """Return what a user should know of the chat template, by the first prompt that it shows, or else the first."""
         shown = next((prompt for prompt in prompts if not self.is_text(prompt)), None)
         if shown is None:
             given = {"system_prompt": self.system_prompt, "chat_template_args": self.template_args}
-            idle = " and ".join(name for name, value in given.items() if value)
-            return [f"the prompts are text, which is read as it is, without {idle}; chat changes that."] if idle else []
+            if idle := " and ".join(name for name, value in given.items() if value):
+                return [f"{idle} has no effect: the prompts are plain text and skip the chat template; {SET}."]
+            # A text that somebody has put into a template holds what that puts between a question and its answer.
+            turn = "" if self.chat is False else in_time(self._conversation(tokenizer, "A question").turn, SECONDS)
+            return [BARE] if turn and not any(turn.splitlines()[0] in prompt for prompt in prompts) else []
         return in_time(lambda: self._conversation(tokenizer, shown).notes(self.template_args), SECONDS)
 
     def _conversation(self, tokenizer: Any, prompt: Prompt) -> Conversation:

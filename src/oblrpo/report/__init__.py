@@ -1,1 +1,1 @@
-"""What a person sees of a run: the console while it goes on, one HTML page, charts and the shell of all pages."""
+"""What a person sees of a run: the console while it trains, one HTML page, charts and the shell of all pages."""

@@ -1,10 +1,12 @@
-"""The console of a run: what a person sees while it goes on, and at its end."""
+"""The console of a run: what a person sees while it trains, and at its end."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeGuard
 
@@ -14,14 +16,13 @@ from rich.control import Control
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from oblrpo.diagnosis import Watch
+from oblrpo.diagnosis import Facts, Watch
 from oblrpo.intervals import Z95
 from oblrpo.report.advice import advice
 from oblrpo.report.html import seen
 
 LINES = 20  # the number of plain lines that a run prints where the console is no terminal
-MEANS = ("reward", "learning_rate", "lr_factor", "step_time")
-"""The metrics whose means over the last steps the summary tells."""
+LAST = 20  # steps whose means are in the summary
 
 
 class Progress:
@@ -57,8 +58,6 @@ class Progress:
         """Say what is about to run; `done` is the step a resumed run has reached."""
         self._steps, self._warm_steps = steps, warm_start_steps
         self.console.print(seen(description), highlight=False)
-        if done is not None:
-            self.console.print(f"resuming after step {done}", highlight=False)
         self._warm = self._bar.add_task(
             "warm start", total=warm_start_steps, note="", visible=done is None and warm_start_steps > 0
         )
@@ -66,13 +65,13 @@ class Progress:
 
     def warm_start(self, step: int, loss: float) -> None:
         """Show that a step of supervised learning is done."""
-        self._bar.update(self._warm, completed=step + 1, note=f"loss {loss:.3f} nats a token")
+        self._bar.update(self._warm, completed=step + 1, note=f"loss {loss:.3f} nats per token")
         every = max(1, self._warm_steps // LINES)
         if not self.console.is_terminal and (step % every == every - 1 or step + 1 == self._warm_steps):
-            self.console.print(f"warm start {step + 1}: loss {loss:.3f} nats a token", highlight=False)
+            self.console.print(f"warm start {step + 1}: loss {loss:.3f} nats per token", highlight=False)
 
     def warn(self, message: str) -> None:
-        """Tell of something that has gone wrong and that the user can mend."""
+        """Warn of something that the user can fix."""
         self.console.print(f"warning: {seen(message)}", style="yellow", highlight=False)
 
     def step(self, step: int, metrics: dict[str, Any]) -> None:
@@ -83,40 +82,42 @@ class Progress:
         if step:
             learned = "no gradient, no update"
             if metrics.get("grad_norm") != 0:
-                factor = _factor([metrics], metrics["lr_factor"])
-                learned = f"{_signal(metrics['n_snr'])}  lr {metrics['learning_rate']:.1e}{factor}"
+                learned = f"{_signal(metrics['n_snr'])}  lr {_rate([metrics])}"
             note = f"reward {_figure(metrics['reward'])}  {note}  {learned}"
         self._bar.update(self._train, completed=step, note=note)
         if not self.console.is_terminal and (step % max(1, self._steps // LINES) == 0 or step == self._steps):
             self.console.print(f"step {step}/{self._steps}  {note}", highlight=False)
 
 
-def summary(rows: list[dict[str, Any]], output: str, prompts: int, best: int | None = None) -> str:
+def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | None = None) -> str:
     """Sum a run up from its metrics: a curve of its rewards, then words; `best` is the step of the best checkpoint."""
     measured = [row for row in rows if "eval/accuracy" in row]
     steps = [row for row in rows if row.get("reward") is not None]  # None: all completions of the step were masked
     lines = []
     if steps:
-        found = Watch().over(steps).found.values()
+        watch = Watch(facts)
+        warned = {each.name: each for row in steps for each in watch.observe(row) if each.wrong}
+        found = watch.found.values()
         lines += [_curve(steps), *(f"{each.name}: {each.sentence}" for each in found if each.condition.updated)]
+        lines += [f"{each.name}: reported after step {each.found}, not seen since step {each.until}" for each in
+                  warned.values() if not each.condition.updated and each.until < watch.course.judged]  # fmt: skip
     if measured:
         ends = f"{_accuracy(measured[0])} -> {_accuracy(measured[-1])}"
         lines.append(f"held-out accuracy {ends}, 95 % intervals over prompts")
         if best is not None and best != measured[-1]["step"]:
             value = next(row["eval/accuracy"] for row in measured if row["step"] == best)
-            lines.append(f"highest of it     {_figure(value)}, kept in checkpoints/step_{best}")
+            lines.append(f"best held-out     {_figure(value)}, kept in checkpoints/step_{best}")
     if _is_number(before := rows[0].get("eval/accuracy_before_warm_start") if rows else None):
-        lines.append(f"before it          {before:.3f}, before the supervised learning")
+        lines.append(f"before warm start {before:.3f}, held-out accuracy of the model as it was loaded")
     if steps:
-        tail = steps[-20:]
-        mean = {key: sum(row[key] for row in tail) / len(tail) for key in MEANS}
-        learned = next((row for row in reversed(steps) if row.get("grad_norm") != 0), {"n_snr": None})
-        lines += [
-            f"reward            {mean['reward']:.3f}, mean of the last {len(tail)} steps",
-            f"learning rate     {mean['learning_rate']:.1e}{_factor(tail, mean['lr_factor'])}, mean of the same steps",
-            f"batch             {advice(prompts, learned['n_snr'])}",
-            f"time              {mean['step_time']:.2f} s a step{_shares(rows)}",
-        ]
+        tail, updates = steps[-LAST:], [row for row in steps if row["learning_rate"]][-LAST:]
+        lines.append(f"reward            {_mean(tail, 'reward'):.3f}, mean of the last {len(tail)} steps")
+        if updates:
+            lines.append(f"learning rate     {_rate(updates)}, mean of the last {len(updates)} updates")
+        last = updates[-1] if updates and updates[-1]["step"] >= tail[0]["step"] else {"n_snr": None}
+        if _is_number(last["n_snr"]) and last.get("snr_low") != 0:  # else the critical batch is not known
+            lines.append(f"batch             {advice(facts.prompts, last['n_snr'])}")
+        lines.append(f"time              {_mean(tail, 'step_time'):.2f} s per step{_shares(rows)}")
     return "\n".join(
         [*lines, f"everything is in {seen(output)}: metrics.jsonl, completions/, checkpoints/, report.html"]
     )
@@ -136,12 +137,18 @@ def _shares(rows: list[dict[str, Any]]) -> str:
     whole = sum(spent.values())
     largest_first = sorted(spent, key=lambda name: -spent[name])
     shares = ", ".join(f"{name.replace('_', ' ')} {spent[name] / whole:.0%}" for name in largest_first)
-    return f": {shares}" if whole else ""
+    return f"; of all the time {shares}" if whole else ""
 
 
-def _factor(steps: list[dict[str, Any]], factor: float) -> str:
-    """Write the factor on eta_0, unless the schedule measures its rate: eta_0 is then an arbitrary start."""
-    return "" if any("step_kl" in row for row in steps) else f" (x{factor:.2f} of eta_0)"
+def _mean(steps: list[dict[str, Any]], key: str) -> float:
+    return math.fsum(row[key] for row in steps) / len(steps)
+
+
+def _rate(steps: list[dict[str, Any]]) -> str:
+    """Write the mean rate, and the schedule's factor on it unless it measures the rate, from an arbitrary start."""
+    factor = _mean(steps, "lr_factor")
+    by = "" if factor == 1 or any("step_kl" in row for row in steps) else f" (x{factor:.2f} by the schedule)"
+    return f"{_mean(steps, 'learning_rate'):.1e}{by}"
 
 
 def _accuracy(row: dict[str, Any]) -> str:
@@ -191,8 +198,25 @@ class _NotebookConsole(Console):
         """Leave it out; it would come as an empty line."""
 
 
+@contextmanager
+def evaluating(
+    name: str = "evaluating", console: Console | None = None
+) -> Iterator[Callable[[int, int, Sequence[str]], None]]:
+    """Yield what shows how many problems are done, of how many, and notes; on stderr where no console is given."""
+    console = console or Console(stderr=True, markup=False, soft_wrap=True)
+    with console.status(name) if console.is_terminal else nullcontext() as status:
+
+        def show(done: int, total: int, notes: Sequence[str]) -> None:
+            for note in notes:
+                console.print(seen(note), highlight=False)
+            if status is not None:
+                status.update(f"{name}: {done} of {total} problems")
+
+        yield show
+
+
 def console_of_program(progress: bool) -> Console:
-    """Return where a Python program is told how far it is: a bar in a terminal, and in a notebook with ipywidgets."""
+    """Return where a Python program shows its progress: a bar in a terminal, and in a notebook with ipywidgets."""
     if not progress:
         return Console(quiet=True, force_terminal=False)
     console = _LastingConsole(soft_wrap=True, markup=False)

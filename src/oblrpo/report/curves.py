@@ -16,23 +16,22 @@ SHOWN_WIDER = 10.0  # an open end of an interval of the critical batch is drawn 
 
 
 def learning(record: RunRecord) -> list[str]:
-    """Draw reward and held-out accuracy, and the share of prompts that taught nothing."""
+    """Draw reward and held-out accuracy, and the share of prompts without a gradient."""
     note = (
-        f"Dots: each batch. Line: mean of the {WINDOW} steps around. Bands: 95 %, over prompts. Held-out prompts are "
-        "never trained on: what the reward has above them is learned by heart."
+        f"Dots: each batch. Line: mean over {WINDOW} steps. Bands: 95 % intervals over prompts. Held-out prompts are "
+        "never trained on: what the reward has above them is memorized."
     )
-    errors = [row.get("eval/accuracy_stderr") for row in record.measured]
     accuracy = _line(record.measured, "eval/accuracy", "held-out accuracy")
-    margins = [None if error is None else Z95 * error for error in errors]
+    margins = [None if (error := row.get("eval/accuracy_stderr")) is None else Z95 * error for row in record.measured]
     lines = [reward_line(record.steps), _with_margins(accuracy, margins)]
     drawn = [chart("Reward and held-out accuracy", lines, ylabel="mean reward", note=note)]
     if any(row.get("frac_reward_zero_std") is not None for row in record.steps):
         note = (
-            "All completions of the prompt earned the same. Near 1: prompts are too easy or too hard, or the reward "
-            "cannot tell completions apart."
+            "Prompts of which all completions got the same reward. Near 1: prompts are too easy or too hard, or the "
+            "reward cannot tell completions apart."
         )
         flat = _averaged(record.steps, "frac_reward_zero_std", "share of prompts")
-        drawn.append(chart("Prompts that taught nothing", [flat], ylabel="share of prompts", note=note))
+        drawn.append(chart("Silent groups", [flat], ylabel="share of prompts", note=note))
     return drawn
 
 
@@ -42,7 +41,7 @@ def noise(record: RunRecord) -> list[str]:
     rate = _line(steps, "learning_rate", "learning rate")
     schedule = record.of_algorithm("schedule")
     eta_0, fixed = record.number("learning_rate"), schedule == "off"
-    followed = "where it starts" if any("step_kl" in row for row in steps) else "eta_0"
+    followed = "where it starts" if any("step_kl" in row for row in steps) else "as set, before the schedule"
     taken = [row for row in steps if "n_snr" in row]  # another trainer's may be there in some steps only, or in none
     n_snr = _line(taken, "n_snr", "N SNR")
     ends = [[None if row.get(key) is None else prompts * row[key] for row in taken] for key in ("snr_low", "snr_high")]
@@ -54,9 +53,9 @@ def noise(record: RunRecord) -> list[str]:
             levels=[Level(1, "signal = noise")],
         ),
         chart(
-            "Learning rate" if fixed else "Learning rate it chose", [rate], ylabel="learning rate",
+            "Learning rate", [rate], ylabel="learning rate",
             logarithmic=_wide([*rate.y, eta_0]),
-            note="Fixed: the schedule is off." if fixed else f"Of each step, by the schedule {schedule}.",
+            note="Fixed: the schedule is off." if fixed else f"Set at each step by the schedule {schedule}.",
             levels=[Level(eta_0, followed)] if eta_0 > 0 and not fixed else [],
         ),
         _critical(taken, prompts),
@@ -77,7 +76,7 @@ def _critical(steps: Sequence[Metrics], prompts: int) -> str:
         high = [None if row.get("snr_low") is None else 1 / max(row["snr_low"], 1 / top) for row in rows]
     note = (
         "Prompts at which noise equals signal (1 / SNR), a mean over the policies of the steps before, with its 95 % "
-        "interval. A batch far below it wanders; far above it, prompts are spent for little."
+        "interval. A batch far below it is mostly noise; one far above it wastes prompts."
     )
     return chart(
         "Critical batch size, and the batch used", [replace(line, low=low, high=high)], logarithmic=True,
@@ -94,10 +93,10 @@ def norms(record: RunRecord) -> list[str]:
     kappa = _averaged(taken, "score_norm2/kappa", "kappa")
     return [
         chart("Squared score norm", [mean], logarithmic=_wide([*mean.y, *(mean.dots or [])]), ylabel="‖∇ log π‖²",
-              note=f"Mean over the completions of a step (dots) and of the {WINDOW} steps around (line)."),
-        chart("Score norm of well over badly rewarded", [kappa], logarithmic=_wide(kappa.dots or []), ylabel="kappa",
-              note="Ratio of mean squared norms. Far from 1 the optimal baseline leaves the mean reward.",
-              levels=[Level(1, "no matter")]),
+              note=f"Mean over the completions of a step (dots) and over {WINDOW} steps (line)."),
+        chart("Score norm, high over low reward", [kappa], logarithmic=_wide(kappa.dots or []), ylabel="kappa",
+              note="Ratio of mean squared norms. Far from 1, the optimal baseline differs from the mean reward.",
+              levels=[Level(1, "equal norms")]),
     ]  # fmt: skip
 
 
@@ -106,7 +105,7 @@ def selection(record: RunRecord) -> list[str]:
     trained = _averaged(record.steps, "completions/trained_ratio", "trained on")
     if all(value == 1 for value in trained.dots or ()):
         return []
-    note = "The others were only sampled: a forward and a backward of each was saved."
+    note = "The others were only sampled, which saves a forward and a backward of each."
     drawn = [chart("Completions trained on", [trained], ylabel="share of completions", note=note)]
     labels = {
         "added_variance": "predicted", "added_variance/measured": "measured",
@@ -115,10 +114,10 @@ def selection(record: RunRecord) -> list[str]:
     lines = [_line(record.steps, key, label) for key, label in labels.items()]
     if any(line.x for line in lines):
         note = (
-            "Over the noise of the completions one by one, as predicted before the forward and as measured by the "
-            "ledger; and over the whole variance of the gradient."
+            "Relative to the noise of single completions, as predicted before the forward and as measured by the "
+            "ledger; and relative to the whole variance of the gradient."
         )
-        drawn.append(chart("Variance added by leaving out", lines, ylabel="share", note=note))
+        drawn.append(chart("Variance added by training on fewer", lines, ylabel="share", note=note))
     return drawn
 
 
@@ -128,13 +127,13 @@ def lengths(record: RunRecord) -> list[str]:
     limit = record.whole("max_completion_length")
     near = limit and any(value and value > limit / 2 for value in mean.y)
     cut = _averaged(record.steps, "completions/clipped_ratio", "cut")
-    note = f"Mean over the completions of a step (dots) and of the {WINDOW} steps around (line), end token included."
+    note = f"Mean over the completions of a step (dots) and over {WINDOW} steps (line), end token included."
     drawn = [
         chart("Completion length", [mean], ylabel="tokens", note=note, levels=[Level(limit, "limit")] if near else [])
     ]
     if any(cut.dots or ()):
-        note = "Completions cut at max_completion_length and judged as they stand: raise it if the share grows."
-        drawn.append(chart("Completions cut", [cut], ylabel="share of completions", note=note))
+        note = "Cut at max_completion_length and scored as they are: raise it if the share grows."
+        drawn.append(chart("Truncated completions", [cut], ylabel="share of completions", note=note))
     return drawn
 
 
@@ -142,14 +141,14 @@ def further(record: RunRecord) -> list[str]:
     """Draw the other metrics that the run has."""
     steps = record.steps
     kinds = (
-        ("Entropy", "entropy", "nats a token", "Of the sampling distribution. At 0 there is nothing left to explore."),
-        ("Movement of the policy", "step_kl", "nats a step", "KL(before || after) of a completion, on its own tokens."),
-        ("Movement that was meant", "step_kl_target", "nats a step", "How far the schedule meant the policy to move."),
+        ("Entropy", "entropy", "nats per token", "Of the sampling distribution. At 0 nothing is explored any more."),
+        ("Change of the policy", "step_kl", "nats per step", "KL(before || after) of a completion, on its own tokens."),
+        ("Intended change", "step_kl_target", "nats per step", "How far the schedule meant the policy to move."),
         ("Gradient norm", "grad_norm", "‖g‖", "Of the batch, before clipping."),
-        ("Mismatch of the sampler", "sampling/sequence_logp_difference/mean", "nats a completion",
+        ("Sampler mismatch", "sampling/sequence_logp_difference/mean", "nats per completion",
          "|log π - log sampler|, mean over completions."),
-        ("Completions without a reward", "completions/masked_ratio", "share", "Left out of all that rewards enter."),
-        ("Time", "step_time", "seconds a step", "Sampling, gradient, update, and evaluation where there was one."),
+        ("Completions without a reward", "completions/masked_ratio", "share", "Excluded wherever rewards are used."),
+        ("Time", "step_time", "seconds per step", "Sampling, gradient, update, and evaluation where there was one."),
     )  # fmt: skip
     drawn = []
     for title, key, unit, note in kinds:

@@ -20,7 +20,7 @@ ADAPTERS = "adapter_config.json"
 OF_LOADING = ("dtype", "load_in_4bit", "trust_remote_code")
 """The settings of a run under which the model beneath its adapters is loaded again."""
 TRIES = 5
-"""How many checkpoints a run that goes on may remove while they are copied."""
+"""How many checkpoints a run in progress may remove while they are copied."""
 
 
 def export(run: Path, output: Path | None = None, step: int | None = None, merge: bool = False) -> Path:
@@ -43,7 +43,7 @@ def export(run: Path, output: Path | None = None, step: int | None = None, merge
         raise InputError(
             f"{run} holds no config.yaml and metrics.jsonl with a finished step; give the folder of a run."
         )
-    checkpoint = record.folder.checkpoint(_step(record.folder, step))
+    checkpoint = record.folder.checkpoint(record.folder.reached(step))
     if merge and not (checkpoint / ADAPTERS).is_file() and checkpoint.is_dir():
         raise InputError(f"{checkpoint} holds a whole model, and no adapters to merge; leave out --merge.")
     output = run / "export" if output is None else output
@@ -72,28 +72,15 @@ def export(run: Path, output: Path | None = None, step: int | None = None, merge
     return output
 
 
-def _step(folder: RunFolder, step: int | None) -> int:
-    """The step of a checkpoint that is there; the newest for None."""
-    steps = folder.checkpoint_steps() or folder.checkpoint_steps()  # the only one may be replaced while it is listed
-    if not steps:
-        raise InputError(f"{folder.path} holds no checkpoint; train with --save-steps.")
-    reached = steps[-1] if step is None else step
-    if reached not in steps:
-        raise InputError(
-            f"{folder.path} has no checkpoint of step {reached}; choose one of: {', '.join(map(str, steps))}."
-        )
-    return reached
-
-
 def _copy(folder: RunFolder, step: int | None, target: Path) -> int:
     """Copy the model of a checkpoint, as its checksums have it, and return the step.
 
-    A run that goes on may remove the checkpoint meanwhile: the newest is then another.
+    A run in progress may remove the checkpoint meanwhile: the newest is then another.
     """
     from oblrpo.runs.state_files import STATE, TENSORS
 
     for _ in range(TRIES):
-        reached = _step(folder, step)
+        reached = folder.reached(step)
         checkpoint, wrong = folder.checkpoint(reached), ""
         try:
             for name in {SUMS, *read_sums(checkpoint)} - {TENSORS}:
@@ -112,8 +99,8 @@ def _copy(folder: RunFolder, step: int | None, target: Path) -> int:
             raise InputError(f"{checkpoint} is damaged ({wrong}); give another --step.")
         shutil.rmtree(target, ignore_errors=True)
     raise InputError(
-        f"{folder.path} has removed {TRIES} checkpoints while they were copied; raise its save_total_limit, or export "
-        "when it has ended."
+        f"{folder.path} has removed {TRIES} checkpoints while they were being copied; raise its save_total_limit, or "
+        "export after it has ended."
     )
 
 

@@ -1,4 +1,4 @@
-"""`oblrpo report --follow` writes the page again and again while the run goes on."""
+"""`oblrpo report --follow` writes the page again and again while the run trains."""
 
 import os
 import time
@@ -16,15 +16,15 @@ def follow(run: Path, output: Path, seconds: int, tell: Callable[[str], None]) -
     """Write the page whenever the run has moved, until its last step, its failure or Ctrl-C.
 
     It returns the page's path, or None if the run never began. A run may be stopped, and resumed from an earlier step,
-    meanwhile: the page shows what is there. A page of a run that goes on asks the browser to read it anew; the last one
+    meanwhile: the page shows what is there. A page of a run in progress asks the browser to reload it; the last one
     written does not.
     """
     record, seen = None, None
-    tell(f"following {run}; Ctrl-C ends it")
+    tell(f"following {run}; press Ctrl-C to stop")
     try:
         while True:
             if not run.is_dir():
-                raise InputError(f"{run} is no folder; give the folder of a run that has been started.")
+                raise InputError(f"{run} is not a folder; give the folder of a run that has been started.")
             now = _signature(run)
             if now != seen:
                 record, seen = _render(run, output, seconds, tell) or record, now

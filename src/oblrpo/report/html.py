@@ -7,7 +7,7 @@ from unicodedata import category
 
 
 def page(title: str, body: Iterable[str], reload_seconds: int = 0) -> str:
-    """Return a whole page; `body` is HTML, `title` text. A browser reads it anew every `reload_seconds`, unless 0."""
+    """Return a whole page; `body` is HTML, `title` text. A browser reloads it every `reload_seconds`, unless 0."""
     again = f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else ""
     return PAGE.format(title=text(title), again=again, body="\n".join(body))
 

@@ -69,9 +69,9 @@ def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: floa
 
     fair = {"rloo", *UNBIASED}
     order = sorted(ratios, key=lambda name: (name not in fair, ratios[name].value))
-    taken = f"Geometric mean of {steps} steps, 95 % over them" if steps > 1 else "Of one step"
+    taken = f"Geometric mean of {steps} steps, 95 % intervals over them" if steps > 1 else "Of one step"
     note = (
         f"{taken}; left of the line is less than RLOO's. Filled: unbiased. "
-        "Hollow: biased, the gradient shrinks or is scaled as well, so that less variance is no gain by itself."
+        "Hollow: biased, and the gradient is rescaled as well, so that less variance is no gain by itself."
     ) + (" Bold: this run's." if used in ratios else "")
     return drawing("Gradient variance under each baseline", "variance / RLOO's", draw, height, note=note)

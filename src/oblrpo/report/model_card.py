@@ -17,7 +17,7 @@ from oblrpo.tasks import BENCHMARKS
 from oblrpo.tasks.sources import is_hub_name
 
 OF_A_FOLDER = (
-    "The adapters belong to a model in a folder of the machine that trained them, which `adapter_config.json` names. "
+    "The adapters belong to a model in a local folder of the machine that trained them (see `adapter_config.json`). "
     "`oblrpo export RUN --merge` writes a whole model instead.\n"
 )
 PLACES = {"recipe", "output", "threads", "report_to", "project", "log_completions"}
@@ -42,17 +42,17 @@ def model_card(record: RunRecord, step: int, name: str, base: str, adapters: boo
         f"{_began_with(record.settings, base)}, trained by reinforcement learning with oblrpo (algorithm "
         f"{_code(record.settings.get('algorithm'))}, [OBLR-PO](https://arxiv.org/abs/2511.23310)). "
         f"These are {'adapters' if adapters else 'the weights'} after step {step:,} of {whole}. "
-        f"A step had {P} prompts and {G} completions of each.\n",
-        "## What it learned from\n",
+        f"Each step used {P} prompts with {G} completions each.\n",
+        "## Training data and reward\n",
         *(f"- **{what}**: {words}" for what, words in _learned_from(record.settings).items()),
-        "\n## Before and after\n",
+        "\n## Evaluation\n",
         _accuracies(record, step),
         "\n## Use\n",
         _fenced(_use(record.settings, adapters), "python"),
         "" if base or not adapters else OF_A_FOLDER,
-        "## How it was made\n",
+        "## How to reproduce it\n",
         _made_by(record.settings, said),
-        "\nThe settings that are not oblrpo's defaults, and those of the machine left out:\n",
+        "\nSettings that differ from oblrpo's defaults, without those of the machine:\n",
         _fenced(yaml_text(said), "yaml"),
         f"\nThis card was written by oblrpo {version('oblrpo')}.",
     ]
@@ -66,7 +66,7 @@ def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _front(settings: Mapping[str, Any], base: str, adapters: bool) -> dict[str, Any]:
-    """What the hub reads of a card. A licence is not among it: nobody but its owner can name it."""
+    """What the hub reads of a card. A licence is not among it: only its owner can name one."""
     data = [
         source.split(":")[0].split("[")[0]
         for source in settings.get("data") or []
@@ -99,21 +99,21 @@ def _learned_from(settings: Mapping[str, Any]) -> dict[str, str]:
         return ", ".join(_code(str(name).removeprefix(PREFIX)) for name in names)
 
     data, task = settings.get("data") or [], settings.get("task")
-    told = {"Prompts": listed(data) if data else f"the task {_code(task)}" + _with(settings.get("task_args"))}
+    said = {"Prompts": listed(data) if data else f"the task {_code(task)}" + _with(settings.get("task_args"))}
     if settings.get("sft_data"):
-        told["Supervised learning, before"] = listed(settings["sft_data"])
+        said["Supervised learning before RL"] = listed(settings["sft_data"])
     elif settings.get("warm_start_steps"):
-        told["Supervised learning, before"] = f"{settings['warm_start_steps']} steps of the task's own demonstrations"
+        said["Supervised learning before RL"] = f"{settings['warm_start_steps']} steps of the task's own demonstrations"
     rewards = settings.get("rewards") or []
     unsaid = "`numeric`" if data else "`math`" if task in BENCHMARKS else "the task's own"
-    told["Reward"] = listed(rewards) if rewards else unsaid
+    said["Reward"] = listed(rewards) if rewards else unsaid
     around = {"prompt_template": "a template", "chat": "the chat template", "system_prompt": "a system prompt"}
     if put := [words for key, words in around.items() if settings.get(key)]:
-        told["Around prompts"] = f"{' and '.join(put)}, as in the settings below"
-    told["Completions"] = (
+        said["Prompt format"] = f"{' and '.join(put)}, as in the settings below"
+    said["Completions"] = (
         f"at most {settings.get('max_completion_length')} tokens, temperature {settings.get('temperature')}"
     )
-    return told
+    return said
 
 
 def _with(arguments: Any) -> str:
@@ -126,7 +126,7 @@ def _accuracies(record: RunRecord, step: int) -> str:
     if not measured:
         return "The run's metrics hold no held-out accuracy."
     before = record.rows[0].get("eval/accuracy_before_warm_start")
-    lines = [] if before is None else [f"| as it was loaded | {before:.3f} | |"]
+    lines = [] if before is None else [f"| as loaded | {before:.3f} | |"]
     for row, what in zip([measured[0], measured[-1]][: len(measured)], ("before RL", "last measured"), strict=False):
         error = row.get("eval/accuracy_stderr")
         margin = "" if error is None else f"± {Z95 * error:.3f}"
@@ -138,8 +138,8 @@ def _accuracies(record: RunRecord, step: int) -> str:
             *lines,
             "",
             f"Measured on {record.whole('eval_prompts')} held-out prompts at most, {record.whole('eval_samples')} "
-            f"completions each, drawn as in training. The interval is over prompts. It is one run, of seed "
-            f"{record.whole('seed')}: another seed ends elsewhere.",
+            f"completions each, sampled as in training. The interval is over prompts. This is one run, with seed "
+            f"{record.whole('seed')}: other seeds give other results.",
         ]
     )
 
@@ -151,7 +151,7 @@ def _use(settings: Mapping[str, Any], adapters: bool) -> str:
         imports = f"from peft import {kind}\nfrom transformers import AutoTokenizer"
     foreign = ", trust_remote_code=True" if settings.get("trust_remote_code") else ""
     return (
-        f'{imports}\n\nfolder = "."  # this, or its name on the hub\n'
+        f'{imports}\n\nfolder = "."  # this folder, or its name on the hub\n'
         f"model = {kind}.from_pretrained(folder{foreign})\ntokenizer = AutoTokenizer.from_pretrained(folder{foreign})\n"
     )
 
@@ -179,8 +179,8 @@ def _made_by(settings: Mapping[str, Any], said: Mapping[str, Any]) -> str:
     objects = [key for key, value in said.items() for word in _words(value) if word.startswith(PREFIX)]
     if objects:
         return (
-            f"By `oblrpo.train(...)` in a Python program, which gave {' and '.join(dict.fromkeys(objects))} itself. "
-            "They stand below by their names and digests."
+            f"By `oblrpo.train(...)` in a Python program, which passed {' and '.join(dict.fromkeys(objects))} as "
+            "objects. Below, they are listed by name and digest."
         )
     recipe, changed = str(settings.get("recipe") or ""), dict(said)
     if recipe and (RECIPES / f"{recipe}.yaml").is_file():

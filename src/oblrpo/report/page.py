@@ -1,10 +1,10 @@
-"""The page of a run, RUN/report.html: how it went, or goes, from what it left on the disk."""
+"""The page of a run, RUN/report.html: how it went, or is going, from what it left on the disk."""
 
 import statistics
 from pathlib import Path
 
 from oblrpo.diagnosis import CONDITIONS, Diagnosis, Finding, Watch, facts_of, facts_of_log
-from oblrpo.diagnosis.diagnosis import COMES_WITH, KNOWING
+from oblrpo.diagnosis.diagnosis import COMES_WITH, NOTES
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
 from oblrpo.report import completions, curves, html, ledger
@@ -31,7 +31,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
 
 
 def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path:
-    """Write the page of a record. A browser reads it anew every `reload_seconds`, unless 0."""
+    """Write the page of a record. A browser reloads it every `reload_seconds`, unless 0."""
     sections = {
         "Learning": html.charts(curves.learning(record), large=True) if record.steps else "",
         "Noise and learning rate": html.charts(curves.noise(record), large=True) if record.steps else "",
@@ -44,7 +44,7 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
         "Samples": completions.samples(record),
         "More": html.charts(curves.further(record), large=True),
         "Settings": "" if record.absent else _settings(record),
-        "What is not here": _absent(record),
+        "What is missing": _absent(record),
     }
     shown = {name: body for name, body in sections.items() if "<svg" in body or "<table" in body}
     anchors = {name: name.lower().replace(" ", "-") for name in shown}
@@ -63,7 +63,7 @@ def _state(record: RunRecord, reload_seconds: int) -> str:
     words = [text(yaml_line(part)) for part in parts if part]
     words.append(f"finished, {steps} steps" if record.finished else f"step {record.done} of {steps}")
     if reload_seconds:
-        words.append(f"live: this page is read anew every {reload_seconds} s")
+        words.append(f"live: this page reloads every {reload_seconds} s")
     return f"<p><small>{' · '.join(words)}</small></p>"
 
 
@@ -79,32 +79,33 @@ def _facts(record: RunRecord) -> str:
         ]
         value = f"{first['eval/accuracy']:.3f} &rarr; {last['eval/accuracy']:.3f}" if first is not last else ends[0]
         over = " (95 % interval over prompts)" if "&plusmn;" in ends[-1] else ""
-        facts["Held-out accuracy"] = (value, f"{ends[0]} to {ends[-1]}{over}")
+        course = f"{ends[0]} to {ends[-1]}" if first is not last else f"at step {first['step']}"
+        facts["Held-out accuracy"] = (value, f"{course}{over}")
     before = record.rows[0].get("eval/accuracy_before_warm_start") if record.rows else None
     if before is not None:
-        facts["Before supervised learning"] = (f"{before:.3f}", "held-out accuracy of the model as it was loaded")
+        facts["Before warm start"] = (f"{before:.3f}", "held-out accuracy of the model as it was loaded")
     tail = record.steps[-LAST:]
     rewards = [row["reward"] for row in tail if row["reward"] is not None]
     if rewards:
         facts["Reward"] = (f"{statistics.fmean(rewards):.3f}", f"mean of the last {len(rewards)} steps")
     if tail:
-        last = {key: value for row in tail for key, value in row.items()}  # of each metric, where it was taken last
+        # of each metric, where it was taken last
         signal = {key: value for row in tail if row.get("grad_norm") != 0 for key, value in row.items()}
         if signal.get("n_snr") is not None and record.prompts:
             sentence = text(advice(record.prompts, signal["n_snr"], ours=not record.absent))
             critical = signal.get("critical_batch_size")
             size = f"{critical:.0f} prompts" if critical else "none found"
             facts["Critical batch size"] = (size, sentence[0].upper() + sentence[1:])
-        if last.get("learning_rate") is not None:
+        if signal.get("learning_rate") is not None:
             schedule = text(record.of_algorithm("schedule"))
-            facts["Learning rate"] = (short(last["learning_rate"]), f"of the last step, schedule {schedule}")
+            facts["Learning rate"] = (short(signal["learning_rate"]), f"of the last update, schedule {schedule}")
         per_step = statistics.fmean(row.get("step_time") or 0.0 for row in tail)
-        facts["Time"] = (f"{per_step:.2f} s a step", f"{short(tail[-1].get('num_tokens') or 0)} tokens trained on")
+        facts["Time"] = (f"{per_step:.2f} s per step", f"{short(tail[-1].get('num_tokens') or 0)} tokens trained on")
     return html.facts(facts)
 
 
 def _diagnosis(record: RunRecord) -> str:
-    """Show what is wrong with the run, worst first, and what is worth knowing."""
+    """Show what is wrong with the run, worst first, and notes."""
     facts = facts_of_log(record.rows) if record.absent else facts_of(record.settings)
     found = Diagnosis.of(Watch(facts).over(record.rows), record.folder.path.name)
     parts = [
@@ -115,16 +116,16 @@ def _diagnosis(record: RunRecord) -> str:
     if record.failure:
         parts.insert(0, f"<div class=alarm><b>Failed after step {record.done}.</b> {text(record.failure)}</div>")
     notes = [f"<li>{text(note.name)}, {text(note.when)}. {text(str(note))}</li>" for note in found.notes]
-    parts += [f"<small>{KNOWING}:<ul>{''.join(notes)}</ul></small>"] if notes else []
+    parts += [f"<small>{NOTES}:<ul>{''.join(notes)}</ul></small>"] if notes else []
     looked = f"{len(CONDITIONS) - len(found.unchecked)} of {len(CONDITIONS)} conditions"
     if not found.findings and not record.failure:
-        parts.insert(0, f"<p><small>Nothing is wrong: {looked} were looked for after every step.</small></p>")
+        parts.insert(0, f"<p><small>No problem found: {looked} were checked after every step.</small></p>")
         return "".join(parts)
     return f"<h2 id=diagnosis>Diagnosis</h2>{''.join(parts)}"
 
 
 def _follows(finding: Finding) -> str:
-    """Show what comes with what is wrong."""
+    """Show what follows from what is wrong."""
     points = [f"<li>{text(each.name)}, {text(each.when)}. {text(each.sentence)}</li>" for each in finding.follows]
     return f"<br>{COMES_WITH}:<ul>{''.join(points)}</ul>" if points else ""
 
@@ -132,7 +133,7 @@ def _follows(finding: Finding) -> str:
 def _absent(record: RunRecord) -> str:
     """Show what the log of another trainer lacks."""
     rows = [[text(word) for word in pair] for pair in record.absent.items()]
-    return html.table(("missing", "how to have it"), rows) if rows else ""
+    return html.table(("missing", "how to get it"), rows) if rows else ""
 
 
 def _settings(record: RunRecord) -> str:

@@ -20,14 +20,14 @@ class RunRecord:
     rows: list[Metrics]  # the rows of `metrics.jsonl`; step 0 holds the held-out accuracy alone
     failure: str  # the reason why the run ended, if it failed
     absent: Mapping[str, str] = field(default_factory=dict)
-    """What the page cannot show, of a run of another trainer, and how to have it."""
+    """What the page cannot show, of a run of another trainer, and how to get it."""
 
     def __post_init__(self) -> None:
         self.steps = [row for row in self.rows if "reward" in row]  # of RL
         self.measured = [row for row in self.rows if row.get("eval/accuracy") is not None]
         self.done = int(self.rows[-1]["step"])
         self.finished = self.done >= self.whole("steps")
-        self.ended = self.finished or bool(self.failure)  # it does not go on by itself
+        self.ended = self.finished or bool(self.failure)  # it does not continue by itself
         self.prompts = self.whole("prompts_per_step")  # P
 
     def number(self, key: str) -> float:
@@ -45,7 +45,7 @@ class RunRecord:
         return int(value)
 
     def of_algorithm(self, part: str) -> str:
-        """Return what the run trains with, such as its `baseline` or its `schedule`; empty if nobody can tell."""
+        """Return what the run trains with, such as its `baseline` or its `schedule`; empty if it is not known."""
         algorithm = ALGORITHMS.get(str(self.settings.get("algorithm")))
         return str(self.settings.get(part) or (getattr(algorithm, part) if algorithm else ""))
 

@@ -7,7 +7,7 @@ from oblrpo.runs import RunFolder
 from oblrpo.runs.logs import newest_state
 
 ABSENT = {
-    # what the page would show: a key that its chart is drawn from, and how to have it
+    # what the page would show: a key that its chart is drawn from, and how to get it
     "Held-out reward": ("eval/accuracy", "give the trainer an eval_dataset, eval_strategy and eval_steps"),
     "Signal, noise and the critical batch": (
         "n_snr", "train with OBLRPOTrainer, or add a VarianceLedgerCallback",

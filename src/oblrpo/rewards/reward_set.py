@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import isfile
 from typing import Any, Literal
 
 from oblrpo.errors import InputError, did_you_mean
@@ -138,7 +139,7 @@ class RewardSet:
             if len(values) != len(completions):
                 raise RewardFailed(f"returned {len(values)} values for {len(completions)} completions")
         except RewardFailed as what:
-            message = f"reward '{name}' {what}; mend it, or leave such batches out with on_reward_error mask."
+            message = f"reward '{name}' {what}; fix it, or leave such batches out with on_reward_error mask."
             # The cause is what a function of this process raised, with its traceback.
             self._failed(self.errors.calls, name, message, what.__cause__)
             return [[]] * len(completions)
@@ -240,7 +241,9 @@ def _load(name: str, further: Mapping[str, Callable[..., Any]], seconds: float) 
         return further[name]
     if name in BUILT_IN:
         return BUILT_IN[name]()
-    if "." not in name:
+    if isfile(f"{name}.py"):
+        name = f"{name}.py"
+    if not {".", ":"} & set(name):
         names = list(dict.fromkeys([*BUILT_IN, *further]))
         raise InputError(
             f"unknown reward '{name}'; choose one of: {', '.join(names)}, or write package.module.function or "

@@ -39,7 +39,7 @@ class WorkerReward:
         self.close = self._worker.stop
         try:
             reply = self._worker.ask({"path": path}, START)
-            refused = reply.get("refused") if isinstance(reply, dict) else "its process answers what is no answer."
+            refused = reply.get("refused") if isinstance(reply, dict) else "its process sent no valid answer."
         except (TimeoutError, WorkerDied) as error:
             refused = f"reward '{path}' cannot be imported: {error}."
         if refused:
@@ -82,7 +82,7 @@ class WorkerReward:
         values: Any = reply.get("values")
         # The function shares its process with what answers for it, and may have spoilt that.
         if not isinstance(values, list) or not all(map(_is_value, values)):
-            raise RewardFailed("spoils the answers of its process")
+            raise RewardFailed("corrupts the answers of its process")
         return values
 
     def _withhold(self, given: dict[str, Any], prompts: Sequence[Any]) -> None:

@@ -3,13 +3,16 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from os.path import isfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from oblrpo.errors import InputError, did_you_mean, shown
+from oblrpo.errors import InputError, nearby, shown
 from oblrpo.rewards.user import RewardFailed, call_reward, takes, waits
 from oblrpo.workers import serve
 
@@ -19,23 +22,31 @@ _loaded: dict[str, Reward] = {}
 
 def load_reward(path: str) -> Reward:
     """Return the function at `package.module.function` or `file.py:function`; the module or file is run."""
-    file, colon, name = path.rpartition(":")
+    file, colon, name = (path, ":", "") if path.endswith(".py") else path.rpartition(":")
     if not colon:
         file, _, name = path.rpartition(".")
-    if not file or not name.isidentifier():
+    if not file or not (name.isidentifier() or path.endswith(".py")):
         raise InputError(
-            f"reward '{path}' is no path of a function; write package.module.function or file.py:function."
+            f"reward '{path}' is not the path of a function; write package.module.function or file.py:function."
         )
     try:
         module = _run_file(Path(file)) if colon else importlib.import_module(file)
     except InputError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise InputError(f"reward '{path}' cannot be imported: {type(error).__name__}: {shown(str, error)}.") from error
+        here = f"{file.replace('.', '/')}.py"
+        hint = f" Write {here}:{name} for a function in that file." if not colon and isfile(here) else ""
+        raise InputError(
+            f"reward '{path}' cannot be imported: {type(error).__name__}: {shown(str, error)}.{hint}"
+        ) from error
     function: Reward | None = getattr(module, name, None)
     if function is None:
-        names = [word for word, value in vars(module).items() if callable(value)]
-        raise InputError(f"reward '{path}': {file} has no function '{name}'.{did_you_mean(name, names)}")
+        routines = {word: each for word, each in vars(module).items() if inspect.isroutine(each) and word[0] != "_"}
+        own = [word for word, each in routines.items() if each.__module__ == module.__name__]
+        fix = f"write {file}{colon or '.'}{(get_close_matches(name, own, 1) or own)[0]}; " if own else ""
+        lacks = f": {file} has no function '{name}'" if name else " does not name a function of the file"
+        more = ", ..." if len(own) > 10 else ""
+        raise InputError(f"reward '{path}'{lacks}; {fix}it defines: {', '.join(own[:10]) or 'none'}{more}.")
     if not callable(function):
         raise InputError(f"reward '{path}' is a {type(function).__name__}, not a function.")
     return function
@@ -44,12 +55,12 @@ def load_reward(path: str) -> Reward:
 def _run_file(file: Path) -> ModuleType:
     """Return the module that a file makes."""
     if not file.is_file():
-        raise InputError(f"reward file {file} does not exist; check the path.")
+        raise InputError(f"reward file {file} does not exist; check the path.{nearby(file)}")
     # A name of its own, so that two files called reward.py do not take each other's place.
     name = f"oblrpo_reward_{hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InputError(f"reward file {file} is no Python file; its name must end in .py.")
+        raise InputError(f"reward file {file} is not a Python file; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:

@@ -103,7 +103,7 @@ def decode(
             value_SC[live.row_N, column] = value_N.to(wide)
         tokens = token_N.tolist()
         if min(tokens) < 0:
-            raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.")
+            raise DivergedError("the policy's probabilities are NaN; lower learning_rate.")
         token_N = live.without([token in ends for token in tokens], token_N)
         if not len(token_N) or column + 1 == longest:
             break

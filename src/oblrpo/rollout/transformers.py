@@ -112,7 +112,7 @@ def _by_generate(
         except RuntimeError as error:
             if "probability tensor" not in str(error):
                 raise
-            raise DivergedError("the policy's probabilities are no numbers any more; lower learning_rate.") from None
+            raise DivergedError("the policy's probabilities are NaN; lower learning_rate.") from None
     completion_SC = ids_ST[:, prompt_SQ.shape[1] :]
     return completion_SC, record.logps(completion_SC) if logps else None
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, pip_install
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.sequences import pad
@@ -162,7 +162,7 @@ def _check_machine(policy: Policy) -> None:
         version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
         raise InputError(
-            f"{wanted}, which is not installed: pip install 'oblrpo[vllm]' on a machine with a GPU."
+            f"{wanted}, which is not installed; on a machine with a GPU, install it with: {pip_install('vllm')}"
         ) from None
     if not LEAST_VERSION <= tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < BELOW_VERSION:
         raise InputError(f"{wanted}; here is {version}. Install one of those, or use the sampler transformers.")

@@ -48,7 +48,7 @@ def check_writable(path: Path) -> None:
     except (OSError, ValueError) as error:  # ValueError: no name
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"cannot write to {str(path)[:200]!r} ({reason}); give a file in a folder that is there."
+            f"cannot write to {str(path)[:200]!r} ({reason}); give a file in a folder that exists."
         ) from None
 
 
@@ -68,7 +68,7 @@ def _beside(path: Path) -> Path:
 
 def _refuse_irregular(path: Path) -> None:
     if os.path.lexists(path) and not path.is_file():
-        raise InputError(f"{path} is there and is no regular file; give another.")
+        raise InputError(f"{path} exists and is not a regular file; give another.")
 
 
 def sync_folder(folder: Path) -> None:
@@ -116,6 +116,6 @@ def disk_trouble(error: Exception) -> str:
         return ""
     where = f" {str(name)[:200]!r}" if isinstance(name, (str, os.PathLike)) else ""
     return (
-        f"the disk refused{where}: {os.strerror(number)}; mend that (room, permissions, a limit, another name), then "
-        "go on: what was written before is whole, and a run goes on with --resume."
+        f"the disk refused{where}: {os.strerror(number)}; fix that (space, permissions, quota, name). "
+        "What was written before is intact, and a run continues with --resume."
     )

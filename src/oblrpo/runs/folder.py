@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,9 +21,10 @@ from oblrpo.settings import (
     TrainConfig,
     every_value,
     flatten,
+    may_bend,
     may_change_on_resume,
     read_yaml_file,
-    settings_in,
+    with_file,
     with_settings,
     yaml_text,
 )
@@ -31,7 +33,7 @@ from oblrpo.settings import (
 class RunFolder:
     """RUN/: `config.yaml`, `metrics.jsonl`, `completions/step_N.jsonl`, `checkpoints/step_N/`, `report.html`.
 
-    There is also `failure.txt`, while what ended the run has not been mended.
+    There is also `failure.txt`, while what ended the run has not been fixed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,9 +52,9 @@ class RunFolder:
     def make(self) -> None:
         """Make the folders of a new run."""
         if os.path.lexists(self.path) and not self._never_began():
-            mend = "add --resume to go on with it, or give another --output"
+            fix = "add --resume to continue it, or give another --output"
             raise InputError(
-                f"{self.path} already exists; {mend if self.config_file.is_file() else 'give another --output'}."
+                f"{self.path} already exists; {fix if self.config_file.is_file() else 'give another --output'}."
             )
         try:
             self.completions.mkdir(parents=True, exist_ok=True)
@@ -70,26 +72,31 @@ class RunFolder:
         )
 
     def write_config(self, config: TrainConfig, identity: Identity) -> None:
-        """Write the settings to `config.yaml`, and what else tells the run from others, under their checksum."""
-        text = yaml_text(flatten(config) | {IDENTITY: identity.plain()})
+        """Write the settings to `config.yaml`, and what else identifies the run, under their checksum."""
+        text = yaml_text(flatten(config) | {IDENTITY: identity.plain() | {"asked": list(config.asked)}})
         write_atomically(self.config_file, marked(text))
 
     def identity(self) -> Identity:
-        """What tells the run from others that may have the same settings."""
+        """What identifies the run among others with the same settings."""
         return Identity.read(read_yaml_file(self.config_file).get(IDENTITY), str(self.config_file))
 
     def saved_config(self) -> TrainConfig:
         """Return the config that the run was started with."""
         if not self.config_file.is_file():
             raise InputError(f"{self.path} holds no run to resume (no config.yaml); leave out --resume to start one.")
-        return with_settings(TrainConfig(), settings_in(self.config_file), str(self.config_file))
+        return with_file(TrainConfig(), self.config_file)
+
+    def fitted(self, config: TrainConfig) -> TrainConfig:
+        """`config` with the numbers that nobody asked for as they were fitted when the run began."""
+        saved = flatten(self.saved_config())
+        return with_settings(config, {name: saved[name] for name in may_bend(config)}, "", ())
 
     def check_resumable(self, config: TrainConfig) -> None:
         """Refuse to resume under settings that would make it another run."""
         if not is_as_marked(self.config_file.read_text("utf-8", errors="replace")):
             raise InputError(
-                f"{self.config_file} is not what the run wrote, or lacks its checksum: put it back as it was, or start "
-                "anew from a checkpoint with --model."
+                f"{self.config_file} is not what the run wrote, or lacks its checksum: restore it, or start a new run "
+                "from a checkpoint with --model."
             )
         if differences := self.differences(config):
             raise InputError(
@@ -122,7 +129,7 @@ class RunFolder:
         return read_steps(self.metrics_file) if self.metrics_file.is_file() else []
 
     def write_failure(self, message: str) -> None:
-        """Note what ended the run before its last step; an empty text says that it goes on."""
+        """Note what ended the run before its last step; an empty text says that it continues."""
         if message:
             write_atomically(self.failure_file, message + "\n")
         else:
@@ -151,10 +158,10 @@ class RunFolder:
                 file.write(b"".join(line + b"\n" for line in damaged))
                 file.flush()
                 os.fsync(file.fileno())
-            lost.append(f"{len(damaged)} lines of {self.metrics_file} are damaged, and now in {aside}.")
+            lost.append(f"{len(damaged)} lines of {self.metrics_file} are damaged and were moved to {aside}.")
         write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
         if missing := step + 1 - len(kept):
-            lost.append(f"{self.metrics_file} has nothing of {missing} of the {step + 1} steps before.")
+            lost.append(f"{self.metrics_file} lacks {missing} of the {step + 1} steps so far.")
         return lost
 
     def write_completions(self, step: int, rows: list[dict[str, Any]]) -> None:
@@ -200,7 +207,7 @@ class RunFolder:
             damaged[step] = wrong
         if damaged:
             reasons = "; ".join(f"step_{step}: {wrong}" for step, wrong in damaged.items())
-            raise InputError(f"every checkpoint in {self.checkpoints} is damaged ({reasons}); start anew elsewhere.")
+            raise InputError(f"every checkpoint in {self.checkpoints} is damaged ({reasons}); start a new run.")
         return None, damaged
 
     def wrong_with(self, step: int, copy: Path | None = None) -> str:
@@ -239,19 +246,30 @@ class RunFolder:
         steps = (entry.name.removeprefix("step_") for entry in self.checkpoints.glob("step_*") if entry.is_dir())
         return sorted(int(step) for step in steps if re.fullmatch("0|[1-9][0-9]{0,17}", step))
 
+    def reached(self, step: int | None = None) -> int:
+        """The step of a checkpoint that is there; the newest for None."""
+        steps = self.checkpoint_steps() or self.checkpoint_steps()  # the only one may be replaced while it is listed
+        if not steps:
+            raise InputError(f"{self.path} holds no checkpoint; train with --save-steps.")
+        if step not in {None, *steps}:
+            raise InputError(
+                f"{self.path} has no checkpoint of step {step}; choose one of: {', '.join(map(str, steps))}."
+            )
+        return steps[-1] if step is None else step
+
     def clean_up(self) -> None:
         """Remove what an interrupted write left, and see that the run has its folders."""
         for folder in (self.completions, self.checkpoints):
             try:
                 folder.mkdir(exist_ok=True)
             except FileExistsError:
-                raise InputError(f"{folder} is no folder; move it away.") from None
+                raise InputError(f"{folder} is not a folder; move it away.") from None
         for file in (self.metrics_file, self.failure_file):
             if file.exists() and not file.is_file():
-                raise InputError(f"{file} is no file; move it away.")
+                raise InputError(f"{file} is not a file; move it away.")
         for place in self.checkpoints.glob("step_*"):
             if not place.is_dir():
-                raise InputError(f"{place} is no checkpoint but a file; move it away.")
+                raise InputError(f"{place} is a file and no checkpoint; move it away.")
         for folder in (self.completions, self.checkpoints):
             for partial in folder.glob(".*step_*.partial"):
                 _remove(partial)
@@ -280,15 +298,30 @@ def _replace(partial: Path, target: Path) -> None:
     sync(target.parent)
 
 
+def again(config: TrainConfig) -> str:
+    """How a run is resumed, as the end of a sentence."""
+    command = f"oblrpo train --resume --output {shlex.quote(config.run.output)}"
+    return f"continue with: {command} (from Python resume=True)"
+
+
+def checkpoint_of(model: str) -> str:
+    """Return the newest checkpoint where a model is given by the folder of its run, or else the name as it is.
+
+    Raises:
+        InputError: there is no checkpoint.
+    """
+    folder = RunFolder(Path(model))
+    is_run = model and folder.config_file.is_file() and folder.checkpoints.is_dir()
+    return str(folder.checkpoint(folder.reached())) if is_run else model
+
+
 def run_of(model: str) -> TrainConfig | None:
     """Return the settings of the run that a checkpoint or its export lies in; None if it lies in none.
 
     Raises:
-        InputError: the settings cannot be read, or it is the folder of a run itself.
+        InputError: the settings cannot be read.
     """
     path = Path(model)
-    if (itself := RunFolder(path)).config_file.is_file() and itself.checkpoints.is_dir():
-        raise InputError(f"{model} is the folder of a run; give one of its checkpoints, those in {itself.checkpoints}.")
     folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
     inside = path.parent == folder.checkpoints or path == folder.path / "export"
     return folder.saved_config() if inside and folder.config_file.is_file() else None

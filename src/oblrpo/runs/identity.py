@@ -1,4 +1,4 @@
-"""What tells a run from others, beside its settings."""
+"""What identifies a run, beside its settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Identity:
         return [name for name, digests in known.items() if sources.get(name) not in digests]
 
     def going_on(self, sources: Mapping[str, str]) -> Identity:
-        """The identity of the run as it goes on with these sources; those that have not changed are kept."""
+        """The identity of the run as it resumes with these sources; those that have not changed are kept."""
         changed = self.changed(sources)
         kept = {name: digest for name, digest in self.sources.items() if name not in changed}
         return replace(self, sources={**sources, **kept}, left={})

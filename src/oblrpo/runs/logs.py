@@ -43,8 +43,8 @@ def read_log(path: Path) -> Log | None:
         wide = head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writes
         if b"\0" in head.strip(b"\0") and not wide:  # a log that was cut while it was written begins with zeros
             raise InputError(
-                f"{path} is a binary file, no text; give what a trainer prints or writes, and of TensorBoard or W&B "
-                "the CSV that their pages export."
+                f"{path} is a binary file, not text; give what a trainer prints or writes, or for TensorBoard and "
+                "W&B the CSV that their pages export."
             )
         with path.open(encoding="utf-16" if wide else "utf-8-sig", errors="replace") as file:
             return _read(path, file)
@@ -78,11 +78,11 @@ def _read(path: Path, file: IO[str]) -> Log:
     text.unread += sum(counts) - counts[best]
     if best < 2 and counts[best] == 1 and rows[best].counted and not {"loss", "grad_norm"} & rows[best][0].keys():
         raise InputError(
-            f"{path} holds numbers for {', '.join(rows[best].names[:8])}, once and with neither a step, a loss nor a "
-            "grad_norm beside them, and is no log; give one of several steps."
+            f"{path} is not a log: it holds numbers for {', '.join(rows[best].names[:8])} once, with no step, loss or "
+            "grad_norm; give a log of several steps."
         )
     kinds = " and ".join(kind for kind, sure in text.kinds.items() if sure == best)
-    notes = {"lines not read": text.unread, "rows of steps that come again, of which the last count": rows[best].again}
+    notes = {"lines not read": text.unread, "rows of repeated steps, of which the last count": rows[best].again}
     said = "; ".join(f"{note}: {count}" for note, count in notes.items() if count)
     said = f" ({said})" if said else ""
     return Log(known(rows[best], str(path), f"{kinds or 'text'}{said}"), 0, kinds + said)
@@ -180,5 +180,5 @@ def read_state(file: Path) -> Log:
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r:.50} is no number of steps")
+        raise ValueError(f"{value!r:.50} is not a number of steps")
     return value

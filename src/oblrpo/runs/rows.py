@@ -32,7 +32,7 @@ def read_rows(path: Path, is_row: Callable[[Metrics], bool] = lambda row: True) 
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         row = parsed(line)
         if row is None or not is_row(row):
-            what = "no JSON object" if row is None else "no row of a step"
+            what = "no JSON object" if row is None else "not a row of a step"
             raise InputError(f"{path} line {number} is damaged ({what}); remove that line.")
         rows.append(row)
     return rows

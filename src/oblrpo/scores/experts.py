@@ -60,7 +60,7 @@ def forward_for(path: str, module: nn.Module) -> Forward | None:
         odd.append("it has no method _apply_gate")
     if odd:
         raise UnsupportedModelError(
-            f"{path}: {type(module).__name__} is no batched-experts layer of the form that is known: {'; '.join(odd)}."
+            f"{path}: {type(module).__name__} is not a batched-experts layer of a known form: {'; '.join(odd)}."
         )
     return _experts
 

@@ -49,7 +49,7 @@ def _lookup(operation: Operation, args: Any, kwargs: Any) -> Factored | None:
         return None
     source, padding = weight.sources[0], given.get("padding_idx")
     if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
-        raise UnsupportedModelError(f"{source.path}: no gradient a sequence with max_norm or scale_grad_by_freq.")
+        raise UnsupportedModelError(f"{source.path}: no per-sequence gradient with max_norm or scale_grad_by_freq.")
     vocabulary = len(source.in_place)
 
     def rule(call: LayerCall, grad: Tensor) -> dict[str, Contribution]:

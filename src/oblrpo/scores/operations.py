@@ -89,7 +89,7 @@ class Operation:
             if source.in_place.numel() > limit:
                 raise UnsupportedModelError(
                     f"{source.path}: no score-norm rule for {source.kind}, and with "
-                    f"{source.in_place.numel()} numbers it is too large to hold a gradient a sequence; freeze it or "
+                    f"{source.in_place.numel()} numbers it is too large to hold a gradient per sequence; freeze it or "
                     "add a rule with oblrpo.scores.register_rule."
                 )
         for derived in self.derived.values():

@@ -86,7 +86,7 @@ class Features:
     def __post_init__(self) -> None:
         shapes = {name: tuple(values.shape) for name, values in vars(self).items()}
         if self.length_S.ndim != 1 or len(set(shapes.values())) > 1:
-            raise ValueError(f"features must be vectors with one entry a completion, got {shapes}.")
+            raise ValueError(f"features must be vectors with one entry per completion, got {shapes}.")
         for name, values in vars(self).items():
             if not values.isfinite().all():
                 raise ValueError(f"{name} holds NaN or infinity.")

@@ -171,7 +171,7 @@ def gain_offset(module: nn.Module) -> float:
                 _GAIN_OFFSETS[module] = offset
                 break
         else:
-            raise UnsupportedModelError(f"{type(module).__name__} is no norm with gain w or 1 + w.")
+            raise UnsupportedModelError(f"{type(module).__name__} is not a norm with gain w or 1 + w.")
     return _GAIN_OFFSETS[module]
 
 

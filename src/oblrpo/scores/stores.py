@@ -164,7 +164,7 @@ class Streamed(_Norms):
     def gram(self) -> Tensor:
         """Inner products of all pairs of sequences' gradients, (S, S), if they were asked for."""
         if self._gram_SS is None:
-            raise ValueError('"streamed" takes inner products only if told so: record(..., gram=True).')
+            raise ValueError('"streamed" takes inner products only if asked to: record(..., gram=True).')
         return self._gram_SS
 
 

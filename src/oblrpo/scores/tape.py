@@ -233,7 +233,7 @@ class ScoreTape(RecordingTape):
         They take about S / (3 T) plain steps.
 
         Raises:
-            ValueError: the method keeps no gradients ("two_pass"), or was not told in time ("streamed").
+            ValueError: the method keeps no gradients ("two_pass"), or was not asked in time ("streamed").
         """
         if self.method == "streamed":
             self._need_record()
@@ -254,12 +254,12 @@ class ScoreTape(RecordingTape):
             dimensions: L; it falls as 1 / sqrt(L), memory grows as S L.
 
         Raises:
-            ValueError: the method keeps no gradients ("two_pass"), or was not told in time ("streamed").
+            ValueError: the method keeps no gradients ("two_pass"), or was not asked in time ("streamed").
         """
         spec = Sketch(seed, directions, dimensions)
         if self.method == "streamed":
             if spec not in self._sketchers:
-                raise ValueError(f'"streamed" takes sketches only if told so: record(..., sketches=[{spec}]).')
+                raise ValueError(f'"streamed" takes sketches only if asked to: record(..., sketches=[{spec}]).')
             return self._sketchers[spec].sketch_SL
         stores = self._holding_gradients()
         sketcher = Sketcher(spec, self._sequences, next(self.model.parameters()).device)

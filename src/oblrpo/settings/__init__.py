@@ -3,18 +3,28 @@
 Nothing in here loads torch.
 """
 
-from oblrpo.settings.annotations import Mapping, check_ranges, may_change_on_resume, refuse_idle, refuse_named
-from oblrpo.settings.elsewhere import hint, lost
-from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling
+from oblrpo.settings.annotations import (
+    Mapping,
+    Word,
+    check_ranges,
+    may_bend,
+    may_change_on_resume,
+    refuse_idle,
+    refuse_named,
+)
+from oblrpo.settings.elsewhere import hint
+from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling, enough_samples
 from oblrpo.settings.reading import (
     IDENTITY,
     RECIPES,
     every_value,
+    file_named,
     flags_in,
     flatten,
     load_recipe,
     recipe_settings,
     settings_in,
+    with_file,
     with_settings,
 )
 from oblrpo.settings.train import (
@@ -28,7 +38,7 @@ from oblrpo.settings.train import (
     TrainConfig,
     WarmStartConfig,
 )
-from oblrpo.settings.typed import with_fields
+from oblrpo.settings.typed import as_type, with_fields
 from oblrpo.settings.yaml_files import read_yaml, read_yaml_file, yaml_line, yaml_text
 
 __all__ = [
@@ -46,15 +56,19 @@ __all__ = [
     "TaskConfig",
     "TrainConfig",
     "WarmStartConfig",
+    "Word",
     "as_in_run",
+    "as_type",
     "check_ranges",
     "check_sampling",
+    "enough_samples",
     "every_value",
+    "file_named",
     "flags_in",
     "flatten",
     "hint",
     "load_recipe",
-    "lost",
+    "may_bend",
     "may_change_on_resume",
     "read_yaml",
     "read_yaml_file",
@@ -63,6 +77,7 @@ __all__ = [
     "refuse_named",
     "settings_in",
     "with_fields",
+    "with_file",
     "with_settings",
     "yaml_line",
     "yaml_text",

@@ -11,24 +11,22 @@ import typing
 from collections import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.settings.yaml_files import read_yaml, yaml_line
 
-Mapping = Annotated[
-    dict[str, Any],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="YAML",
-        instance_from_str=lambda words: read_yaml(words[0], words[0]),
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [yaml_line(value)],
-    ),
-]
+Mapping = dict[str, Any]
 """Further arguments by name; on the command line one word of YAML, such as '{momentum: 0.9}'."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """The setting is what the first word of a command says that is no flag."""
+
+    name: str
+    """How usage calls it."""
+    needed: str = ""
+    """What to give, where the command does nothing without it."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,10 @@ class Range:
     most: float = sys.float_info.max
 
 
-@dataclass(frozen=True)
-class Resumable:
-    """A run may be resumed with another value of the setting."""
-
-
-MAY_CHANGE = Resumable()
+MAY_CHANGE = "may change"
+"""A run may be resumed with another value of the setting."""
+BENDS = "bends"
+"""The setting gives way to what is there where nobody has asked for it; `trainer.fitting` says how."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +61,11 @@ class Holds:
 
 
 def annotations_of(config: Any) -> dict[str, tuple[Any, ...]]:
-    """The annotations of every setting by its name, over all sections of a config; of the keys that one holds, too."""
+    """The annotations of every setting by its name, of a config and its sections; of the keys that one holds, too."""
     found: dict[str, tuple[Any, ...]] = {}
-    for section in dataclasses.fields(config):
-        part = getattr(config, section.name)
-        if dataclasses.is_dataclass(part):
-            hints = typing.get_type_hints(type(part), include_extras=True)
-            found |= {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    for part in filter(dataclasses.is_dataclass, [config, *vars(config).values()]):
+        hints = typing.get_type_hints(type(part), include_extras=True)
+        found |= {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     for name, notes in list(found.items()):
         for kind in (note.kind for note in notes if isinstance(note, Holds)):
             hints = typing.get_type_hints(kind, include_extras=True)
@@ -138,6 +132,11 @@ def refuse_named(given: abc.Mapping[str, str], idle: abc.Mapping[str, Sequence[s
     for why, names in idle.items():
         if written := [given[name] for name in names if name in given]:
             raise InputError(f"{', '.join(written)} would change nothing, for {why}; leave it out.")
+
+
+def may_bend(config: Any) -> set[str]:
+    """The settings that give way to what is there, for nobody has asked for them."""
+    return {name for name, notes in annotations_of(config).items() if BENDS in notes} - set(config.asked)
 
 
 def may_change_on_resume(config: Any) -> set[str]:

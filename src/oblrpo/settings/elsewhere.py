@@ -1,146 +1,161 @@
-"""Settings that are called otherwise in TRL, or are not there; and those of earlier versions, for who types them."""
+"""Settings that are called otherwise in other trainers, or are not there."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from difflib import get_close_matches
 
-NAMED_HERE = {
-    "attn_impl": "attn_implementation",
-    "dataset_name": "data",
-    "dataset_config": "data",
-    "dataset_train_split": "data",
-    "dataset_test_split": "eval_data",
-    "eval_dataset": "eval_data",
-    "generation_batch_size": "prompts_per_step",
-    "gradient_accumulation_steps": "prompts_per_micro_batch",
-    "lr": "learning_rate",
-    "loss_type": "algorithm",
-    "max_steps": "steps",
-    "model_name_or_path": "model",
-    "num_train_epochs": "steps",
-    "optim": "optimizer",
-    "optim_args": "optimizer_args",
-    "output_dir": "output",
-    "peft_config": "lora",
-    "per_device_train_batch_size": "prompts_per_micro_batch",
-    "resume_from_checkpoint": "resume",
-    "reward_funcs": "rewards",
-    "reward_weights": "rewards",
-    "run_name": "output",
-    "scale_rewards": "normalisation",
-    "torch_dtype": "dtype",
-    "use_peft": "lora",
-    "use_vllm": "sampler",
-    "vllm_importance_sampling_cap": "sampler_correction",
-    "vllm_importance_sampling_correction": "sampler_correction",
-    "warmup_ratio": "warmup_steps",
-}
-"""TRL's or transformers' name of a setting -> ours."""
-
-NAMED_BY_OTHERS = {
-    "batch_size": "prompts_per_step",
-    "clip_ratio": "epsilon",
-    "clip_ratio_high": "epsilon_high",
-    "epochs": "steps",
-    "group_size": "num_generations",
-    "kl_coef": "beta",
-    "kl_loss_coef": "beta",
-    "max_response_length": "max_completion_length",
-    "num_prompts": "prompts_per_step",
-    "num_samples": "num_generations",
-    "ppo_epochs": "num_iterations",
-    "rollout_n": "num_generations",
-    "train_batch_size": "prompts_per_step",
-}
-"""What verl, OpenRLHF and others call a setting -> ours."""
+CALLED = {
+    "algorithm": "adv_estimator advantage.estimator advantage_estimator loss_mode loss_type policy_loss_type",
+    "answer_column": "answer_key ground_truths_key label_key reward_fn_key solution_column",
+    "attn_implementation": "attn_impl flash_attn use_flash_attention_2 use_flash_attn",
+    "baseline": "use_leave_one_out_baseline",
+    "benchmark": "tasks",
+    "beta": "init_kl_coef kl.init_coef kl_beta kl_coef kl_coeff kl_loss_coef reference_policy_kl_penalty "
+    "use_kl_in_reward use_kl_loss",
+    "chat": "apply_chat_template use_chat_template",
+    "chat_template_args": "apply_chat_template_kwargs chat_template_kwargs enable_thinking",
+    "data": "data_files data_path dataset dataset_config dataset_name dataset_path dataset_train_split prompt_data "
+    "prompt_dataset prompt_split train_data train_dataset train_file train_files",
+    "data, such as owner/name[validation]": "split train_split",
+    "device, such as cuda:1": "cuda device_map gpu gpu_id gpu_ids no_cuda use_cpu",
+    "dtype": "mixed_precision precision torch_dtype",
+    "dynamic_sampling": "dynamic_filtering filter_groups use_dynamic_sampling",
+    "epsilon": "clip_eps clip_range clip_ratio clip_ratio_low cliprange eps_clip ratio_clip_min",
+    "epsilon, and epsilon_high above 1": "eps_clip_low_high",
+    "epsilon_high": "clip_ratio_high ratio_clip_max",
+    "eval_data": "dataset_test_split eval_dataset test_data test_file test_files val_data val_files validation_file",
+    "eval_data, such as owner/name[validation]": "eval_split",
+    "eval_prompts": "max_eval_samples max_val_samples num_eval_prompts val_max_samples",
+    "eval_samples": "eval_n_samples_per_prompt n_val num_generations_eval val_kwargs.n val_num_generations_per_prompt",
+    "eval_steps": "eval.steps eval_every eval_freq eval_interval eval_strategy test_freq val_period",
+    "gradient_checkpointing": "activation_checkpointing enable_gradient_checkpointing gradient_checkpointing_enable "
+    "use_gradient_checkpointing",
+    "heldout_fraction": "eval_fraction test_size val_size val_split validation_split",
+    "learning_rate": "actor_learning_rate actor_lr lr policy_lr",
+    "limit": "max_samples num_examples",
+    "load_in_4bit": "load_4bit qlora use_qlora",
+    "lora, such as '{r: 16}'": "lora.alpha lora.rank lora.target_modules lora_alpha lora_r lora_rank "
+    "lora_target_modules peft peft_config target_modules use_lora use_peft",
+    "lr_scheduler_type": "lr_decay_style lr_scheduler lr_warmup_style warmup_style",
+    "max_completion_length": "completion_length generate_max_len max_gen_len max_generation_length max_new_tokens "
+    "max_output_tokens max_response_length max_tokens response_length",
+    "max_grad_norm": "clip_grad clip_grad_norm grad_clip gradient_clipping max_norm",
+    "max_prompt_length, and longer prompts are left out": "filter_overlong_prompts truncation",
+    "max_prompt_length": "max_input_length max_prompt_tokens prompt_length prompt_max_len",
+    "max_prompt_length, and max_completion_length for what is sampled":
+    "cutoff_len max_len max_length max_seq_len max_seq_length max_total_sequence_length seq_len",
+    "model": "base_model model.name model.path model_name model_name_or_path model_path pretrain pretrained",
+    "normalisation": "no_advantage_std_norm norm_adv_by_std_in_grpo normalization normalize_advantages "
+    "normalize_reward normalize_rewards scale_rewards",
+    "num_generations|samples": "group_size n n_samples n_samples_per_prompt num_generations_per_prompt "
+    "num_return_sequences num_rollouts num_samples num_samples_per_prompt rollout_n rollouts_per_example "
+    "samples_per_prompt",
+    "num_iterations": "max_epochs num_ppo_epochs ppo_epochs update_epochs",
+    "optimizer": "optim optim_type optimizer_type",
+    "optimizer_args, such as '{weight_decay: 0.1}'": "adam_beta1 adam_beta2 adam_betas adam_epsilon betas l2 "
+    "optim_args weight_decay",
+    "output": "checkpoint_dir ckpt.path ckpt_path default_local_dir exp_name experiment_name log_dir logging_dir "
+    "out_dir output_dir output_path run_name save_dir save_path wandb_run_name",
+    "project": "project_name wandb.project wandb_project",
+    "prompt_column": "input_key prompt_key question_key",
+    "prompt_template": "input_template",
+    "prompts_per_micro_batch, which counts prompts": "accum_steps gradient_accumulation gradient_accumulation_steps "
+    "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu micro_batch_size micro_rollout_batch_size "
+    "micro_train_batch_size per_device_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
+    "train_micro_batch_size",
+    "prompts_per_step|problems_per_batch, which counts prompts": "batch_size generation_batch_size global_batch_size "
+    "num_prompts num_prompts_per_step per_device_eval_batch_size prompts_per_batch rollout_batch_size "
+    "train_batch_size train_global_batch_size",
+    "report_to, such as wandb": "log_with logger tensorboard use_tensorboard use_wandb wandb wandb_enabled with_wandb",
+    "resume, with the folder of the run as output": "load_checkpoint load_enable resume_from resume_from_checkpoint "
+    "resume_from_path resume_mode",
+    "rewards, such as length@0.1, where the number is a weight": "reward_weights",
+    "rewards, such as my.py:function": "compute_score custom_reward_function remote_rm_url remote_url reward "
+    "reward_fn reward_func reward_funcs reward_function",
+    "sampler, such as vllm": "fast_inference generation_backend inference_engine rollout.name use_vllm vllm vllm_mode",
+    "sampler_correction": "is_correction_enable rollout_correction rollout_is use_importance_sampling_correction "
+    "vllm_importance_sampling_cap vllm_importance_sampling_correction vllm_importance_sampling_mode",
+    "save_steps": "checkpoint_every save_every save_freq save_interval save_period save_strategy",
+    "save_total_limit": "keep_last max_actor_ckpt_to_keep max_ckpt_num",
+    "seed": "data_seed random_seed",
+    "steps": "iterations max_num_steps max_steps max_train_steps num_steps num_training_steps total_steps "
+    "total_training_steps train_steps",
+    "steps, of prompts_per_step rows each; there are no epochs": "epoch epochs max_num_epochs n_epochs num_episodes "
+    "num_epochs num_train_epochs total_epochs",
+    "threads": "cpus num_cpus num_threads omp_num_threads",
+    "tokens_per_micro_batch": "log_prob_max_token_len_per_gpu max_token_len_per_gpu max_tokens_per_gpu packing "
+    "packing_samples ppo_max_token_len_per_gpu use_dynamic_bsz use_remove_padding",
+    "vllm_args, such as '{gpu_memory_utilization: 0.4}'": "gpu_memory_utilization max_model_len "
+    "vllm_gpu_memory_utilization vllm_kwargs vllm_max_model_length",
+    "warmup_steps": "lr_warmup_steps num_warmup_steps warmup",
+    "warmup_steps, a number of steps": "lr_warmup_ratio lr_warmup_steps_ratio warmup_ratio",
+    "weighting": "loss_agg_mode token_level_loss",
+}  # fmt: skip
+"""A setting of ours (train|evaluate), with what to mind -> its names in TRL, verl, OpenRLHF, NeMo RL and others."""
 
 NOT_HERE = {
-    "logging_steps": "every step is logged",
-    "min_p": "the policy is sampled as it is, which the gradient relies on",
-    "repetition_penalty": "the policy is sampled as it is, which the gradient relies on",
-    "top_k": "the policy is sampled as it is, which the gradient relies on",
-    "top_p": "the policy is sampled as it is, which the gradient relies on",
-    "weight_decay": "write --optimizer-args '{weight_decay: 0.1}'",
-}
-"""A setting that we do not have -> why, or what to write instead."""
+    "a batch is one update, or several with num_iterations": "mini_batch_size num_mini_batches num_minibatches "
+    "ppo_mini_batch_size steps_per_generation",
+    "a completion earns one reward, at its end": "discount gamma",
+    "a reward is a function, which may call a model; write `rewards` my.py:function":
+    "reward_model reward_model_path reward_pretrain",
+    "a run has one device; for several, train with TRL or verl and our part in it (docs/trl.md, docs/verl.md)":
+    "actor_num_gpus_per_node actor_num_nodes adam_offload colocate_all_models deepspeed fsdp fsdp_config gpus "
+    "gpus_per_node local_rank n_gpus n_gpus_per_node ngpus nnodes nproc_per_node num_gpus num_gpus_per_node num_nodes "
+    "num_processes ref_num_gpus_per_node ref_num_nodes tensor_model_parallel_size tensor_parallel_size "
+    "vllm_num_engines vllm_tensor_parallel_size world_size zero_stage",
+    "a run's settings stand in a YAML file that comes first, as in `oblrpo train my.yaml`":
+    "cfg conf config config_file config_name config_path",
+    "completions that are cut are scored as they are": "mask_truncated_completions overlong_buffer overlong_filtering",
+    "data are read whole; leave rows out with `where`": "dataset_streaming max_samples max_train_samples streaming "
+    "train_max_samples",
+    "every step is logged": "log_every log_freq log_interval logging_steps logging_strategy",
+    "float16 is not trained in; write `bf16`": "fp16",
+    "no library but transformers computes the policy": "compile liger torch_compile use_liger use_liger_kernel",
+    "oblrpo export writes the model to share": "hub_model_id hub_token push_to_hub",
+    "prompts come in epochs, shuffled by the seed": "shuffle shuffle_dataset",
+    "sampler and trainer must agree, so there is no dropout": "disable_dropout lora.dropout lora_dropout",
+    "the KL is a price on the reward, log(pi / pi_ref) of the completion":
+    "kl_estimator kl_loss_type kl_penalty kl_type",
+    "the policy is sampled as it is, which the gradient relies on": "do_sample generation_kwargs min_p "
+    "repetition_penalty top_k top_p",
+    "the reference is the policy before the first step": "ref ref_model sync_ref_model",
+    "a baseline stands in the place of a critic": "critic critic_learning_rate critic_num_gpus_per_node "
+    "critic_num_nodes critic_pretrain critic_warmup gae_lambda lam lambd value_clip vf_coef",
+    "entropy is measured, and not rewarded": "ent_coef entropy_coef entropy_coeff entropy_loss_coef",
+}  # fmt: skip
+"""Why there is no such setting, or what to write instead -> its names elsewhere."""
 
-GONE = {
-    "eval_split": "write it behind the name, such as `eval_data` owner/name[validation]",
-    "hidden_size": "write `model_args` {hidden_size: 128}",
-    "importance_sampling_clip_max": "write it behind `sampler_correction`, such as truncated:2",
-    "initializer_range": "write `model_args` {initializer_range: 0.05}",
-    "ledger": "`ledger_steps` 0 takes none; inner products come from random projections",
-    "lora_alpha": "write `lora` {r: 16, alpha: 32}",
-    "lora_r": "write `lora` {r: 16}",
-    "lora_target_modules": "write `lora` {r: 16, target_modules: [q_proj, v_proj]}",
-    "max_position_embeddings": "write `model_args` {max_position_embeddings: 2048}",
-    "max_skipped_steps": "a run ends after 5 steps in a row without a finite gradient, or after half of its steps",
-    "merge": "oblrpo export RUN --merge writes the model with its adapters added",
-    "num_attention_heads": "write `model_args` {num_attention_heads: 4}",
-    "num_hidden_layers": "write `model_args` {num_hidden_layers: 4}",
-    "prior_memory": "an earlier step counts 0.8 in the next one",
-    "prior_strength": "it is chosen from earlier steps",
-    "prompt_sampling": "prompts come in epochs",
-    "sampler_logps": "`sampler_correction` truncated or measured takes what the sampler draws tokens with",
-    "sampling_cost": "`train_on` compute-optimal takes what sampling costs as it was measured",
-    "schedule_ceiling": "no rule takes more than the rate itself",
-    "schedule_ema": "signal and noise are averaged as suits the schedule: 0.97 with auto, 0.9 with the others",
-    "schedule_floor": "no rule has a floor; schedule off follows no signal",
-    "schedule_kl_every": "an update is measured on one completion of four",
-    "schedule_metric": "the gradient is measured as it is",
-    "score_memory_mb": "auto keeps gradients where they are smaller than their factors",
-    "split": "write it behind the name, such as `data` owner/name[validation]",
-    "train_on_tolerance": "`train_on` compute-optimal chooses how many completions are drawn",
-    "vllm_dtype": "write `vllm_args` {dtype: float16}",
-    "vllm_gpu_memory_utilization": "write `vllm_args` {gpu_memory_utilization: 0.4}",
-    "vllm_max_model_length": "write `vllm_args` {max_model_len: 4096}",
-    "warm_start_batch": "write `warm_start_args` {batch: 16}",
-    "warm_start_learning_rate": "write `warm_start_args` {learning_rate: 1e-4}",
-    "warm_start_noise": "write `warm_start_args` {noise: 0.05}",
-}
-"""A setting that earlier versions had -> what there is in its place."""
-
-GONE_VALUES = {
-    ("algorithm", "otb"): "the variance ledger goes on measuring its baseline",
-    ("baseline", "oblr_crossfit"): "oblr leaves the completion out, and varied less",
-    ("score_method", "projected"): "auto is exact, and no slower",
-    ("sampler_correction", "none"): "measured takes the sampler for the policy, and tells how far it is from it",
-    ("schedule", "length"): "auto measures how far a step moves the policy, and takes the length of completions in",
-    ("score_method", "folds"): "auto is exact, too, for every baseline",
-    ("score_norms", "projected"): "calibrated learns from exact norms, and costs no backward",
-    ("train_on", "tolerance"): "compute-optimal chooses how many completions are drawn",
-}
-"""A setting and a value that it had in earlier versions -> what there is in its place."""
-
-
-def lost(name: str, value: object) -> str:
-    """What became of a value that a setting had in an earlier version, as the end of a sentence, or nothing."""
-    why = GONE_VALUES.get((name, str(value)), "")
-    if name == "train_on" and str(value).replace(".", "", 1).isdecimal():  # a share
-        why = GONE_VALUES[name, "tolerance"]
-    return f" {value} is gone: {why}." if why else ""
+_OURS = {name: setting for setting, names in CALLED.items() for name in names.split()}
+_WHY = {name: why for why, names in NOT_HERE.items() for name in names.split()}
 
 
 def hint(name: str, known: Iterable[str], sign: str = "") -> str:
     """What somebody who typed an unknown setting may have meant, as the end of a sentence, or nothing.
 
     Args:
-        name: the setting, underscored.
+        name: the setting, underscored, in the sections of another trainer, as actor.optim.lr.
         known: all settings of ours, underscored.
         sign: `--` for flags, which have dashes for underscores.
     """
+    known, parts = set(known), name.lower().split(".")
+    ends = [".".join(parts[start:]) for start in range(len(parts))]
 
     def written(setting: str) -> str:
         return sign + (setting.replace("_", "-") if sign else setting)
 
-    if name in GONE:
-        return f" {written(name)} is gone: {GONE[name]}."
-    if name in NAMED_HERE:
-        return f" TRL's {written(name)} is {written(NAMED_HERE[name])} here."
-    if name in NAMED_BY_OTHERS:
-        return f" It is {written(NAMED_BY_OTHERS[name])} here."
-    if name in NOT_HERE:
-        return f" TRL's {written(name)} is not there: {NOT_HERE[name]}."
-    close = difflib.get_close_matches(name[:100], list(known), n=1)
-    return f" Did you mean '{written(close[0])}'?" if close else ""
+    def ours(word: str) -> str:
+        settings, comma, mind = _OURS.get(word, "").partition(",")
+        here = [setting for setting in settings.split("|") if setting in known]
+        return f" It is {written(here[0])} here{comma}{mind}." if here else ""
+
+    answers = [
+        ours(ends[0]),
+        # before parts of it: critic.optim.lr is not the rate of the policy
+        *[f" There is none here: {_WHY[word]}." for word in [*ends, *parts] if word in _WHY],
+        f" It is {written(parts[-1])} here." if parts[-1] in known else "",
+        *map(ours, [*ends, *reversed(parts)]),
+        *[f" Did you mean '{written(close)}'?" for close in get_close_matches(parts[-1][:100], known, 1, cutoff=0.75)],
+    ]
+    return next(filter(None, answers), "")

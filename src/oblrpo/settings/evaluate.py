@@ -1,7 +1,7 @@
 """Every setting of `oblrpo evaluate` with its default. Names of fields are the flags."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
 
 from oblrpo.errors import InputError
 from oblrpo.settings.reading import flatten
@@ -15,7 +15,7 @@ class SamplingConfig(ModelConfig):
     """How a model is asked, and its completions drawn."""
 
     samples: int = 1
-    """Completions a problem."""
+    """Completions a problem. Not set: at least the largest k."""
     prompt_template: str = ""
     """What is asked; {prompt} stands for the question. Empty: it alone; of a benchmark, it and a request to put the
     answer in \\\\boxed{}."""
@@ -23,8 +23,8 @@ class SamplingConfig(ModelConfig):
     """Sampling temperature; 0: the most probable token, always."""
     top_p: float = 1.0
     """Sample from the most probable tokens that together have this probability."""
-    max_completion_length: int = 2048
-    """Longest completion, in tokens."""
+    max_completion_length: int | None = None
+    """Longest completion, in tokens. None: 2048, or what the model's context leaves beside the longest prompt."""
     problems_per_batch: int = 16
     """Problems whose completions are drawn together."""
     seed: int = 0
@@ -32,7 +32,7 @@ class SamplingConfig(ModelConfig):
     limit: int = 0
     """Take only the first so many problems of each benchmark, or of the data; 0: all."""
     output: str = "evaluations/latest"
-    """Folder that keeps every completion. An evaluation that was stopped goes on there."""
+    """Folder that keeps every completion. An evaluation that was stopped resumes there."""
 
     def policy(self, model: str) -> PolicyConfig:
         """Return how a model is loaded and asked."""
@@ -47,13 +47,22 @@ class RewardsConfig(GradingConfig, RowsConfig):
     """Least reward of a completion that passes, for pass@k."""
 
 
-def as_in_run(config: TrainConfig) -> tuple[SamplingConfig, RewardsConfig]:
-    """Return the settings under which a run measures its held-out accuracy; `where` is of its training."""
+def as_in_run(config: TrainConfig, benchmark: bool = False) -> tuple[SamplingConfig, RewardsConfig]:
+    """Return the settings under which a run measures its held-out accuracy; `where` is of its training.
+
+    On a benchmark only its use of the chat template counts.
+    """
     flat = flatten(config)
     flat["samples"] = flat["eval_samples"]
     own = {"seed", "device", "trust_remote_code", "output", "where"}
-    taken = {key: value for key, value in flat.items() if key not in own}
+    of_template = {"chat", "system_prompt", "chat_template_args"}
+    taken = {key: value for key, value in flat.items() if (key in of_template if benchmark else key not in own)}
     return (with_fields(SamplingConfig(), taken, "config.yaml"), with_fields(RewardsConfig(), taken, "config.yaml"))
+
+
+def enough_samples(asked: SamplingConfig, ks: Sequence[int], said: Collection[str]) -> SamplingConfig:
+    """Return it with as many samples as the largest k takes, where nobody has said how many."""
+    return asked if "samples" in said else replace(asked, samples=max(asked.samples, *ks, 1))
 
 
 def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = True) -> None:
@@ -66,7 +75,7 @@ def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = 
         ("seed", asked.seed, 0),
         ("k", min(ks, default=1), 1),
     ):
-        if not least <= value < 2**31:
+        if value is not None and not least <= value < 2**31:
             raise InputError(f"{key} is {value}; it must be at least {least}.")
     if asked.temperature != 0 and not 1e-3 <= asked.temperature < float("inf"):
         raise InputError(f"temperature is {asked.temperature}; it must be 0 or at least 0.001.")

@@ -21,7 +21,7 @@ class TrainKeywords(TypedDict, total=False):
     report_to: str | Sequence[str]
     log_completions: bool
     project: str
-    chat: bool
+    chat: bool | None
     system_prompt: str
     chat_template_args: dict[str, Any]
     bf16: bool
@@ -83,7 +83,7 @@ class TrainKeywords(TypedDict, total=False):
 class EvaluateKeywords(TypedDict, total=False):
     """Every setting of `oblrpo evaluate` without a benchmark."""
 
-    chat: bool
+    chat: bool | None
     system_prompt: str
     chat_template_args: dict[str, Any]
     bf16: bool
@@ -95,7 +95,7 @@ class EvaluateKeywords(TypedDict, total=False):
     prompt_template: str
     temperature: float
     top_p: float
-    max_completion_length: int
+    max_completion_length: int | None
     problems_per_batch: int
     seed: int
     limit: int

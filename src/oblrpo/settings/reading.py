@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from importlib.abc import Traversable
 from importlib.resources import files
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from oblrpo.errors import InputError
+from oblrpo.checksums import is_as_marked
+from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings.annotations import Holds, annotations_of
 from oblrpo.settings.elsewhere import hint
 from oblrpo.settings.train import TrainConfig
@@ -24,7 +27,7 @@ IDENTITY = "identity"
 def flatten(config: TrainConfig) -> dict[str, Any]:
     """Every setting under its flag's name (underscored), without the sections."""
     flat: dict[str, Any] = {"recipe": config.recipe}
-    for section in dataclasses.fields(config)[1:]:
+    for section in dataclasses.fields(config)[2:]:
         flat.update(
             {
                 key: list(value) if isinstance(value, tuple) else value
@@ -49,8 +52,10 @@ def every_value(config: TrainConfig) -> dict[str, Any]:
     return values
 
 
-def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) -> TrainConfig:
-    """`config` with the flat settings replaced.
+def with_settings(
+    config: TrainConfig, settings: dict[str, Any], source: str, asked: Iterable[str] | None = None
+) -> TrainConfig:
+    """`config` with the flat settings replaced; they count as asked for, or those that `asked` names.
 
     Raises:
         InputError: an unknown key or a value of the wrong type; `source` says where it stands.
@@ -63,15 +68,17 @@ def with_settings(config: TrainConfig, settings: dict[str, Any], source: str) ->
             )
     sections = {
         section.name: with_fields(getattr(config, section.name), settings, source)
-        for section in dataclasses.fields(config)[1:]
+        for section in dataclasses.fields(config)[2:]
     }
-    return dataclasses.replace(config, recipe=str(settings.get("recipe", config.recipe)), **sections)
+    new = {name for name in (settings if asked is None else asked) if settings.get(name) is not None}
+    recipe, asked = str(settings.get("recipe", config.recipe)), tuple(sorted({*config.asked, *new}))
+    return dataclasses.replace(config, recipe=recipe, asked=asked, **sections)
 
 
 def flags_in(argv: list[str]) -> dict[str, str]:
     """Name of a setting -> the flag that sets it, of all flags among these words."""
     flags = (word.split("=")[0] for word in argv if word.startswith("--"))
-    return {flag[2:].removeprefix("no-").replace("-", "_"): flag for flag in flags}
+    return {flag[2:].replace("-", "_").removeprefix("no_"): flag for flag in flags}
 
 
 def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
@@ -80,7 +87,20 @@ def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
     Raises:
         InputError: no such recipe or file, not a YAML mapping, an unknown key, a value of the wrong type.
     """
-    return with_settings(base, recipe_settings(name) | {"recipe": name}, source=name)
+    path, ours = file_named(name, RECIPES, "recipe")
+    return dataclasses.replace(with_file(base, path, () if ours else None), recipe=name)
+
+
+def with_file(config: TrainConfig, path: Path | Traversable, asked: Iterable[str] | None = None) -> TrainConfig:
+    """`config` with what a YAML file says; of the `config.yaml` that a run wrote that counts as asked for which was.
+
+    Raises:
+        InputError: it cannot be read, is no YAML mapping, has an unknown key or a value of the wrong type.
+    """
+    said = read_yaml_file(path)
+    if (of_run := said.pop(IDENTITY, None)) and is_as_marked(path.read_text(encoding="utf-8")):
+        asked = of_run.get("asked")
+    return with_settings(config, said, str(path), asked)
 
 
 def recipe_settings(name: str) -> dict[str, Any]:
@@ -89,11 +109,22 @@ def recipe_settings(name: str) -> dict[str, Any]:
     Raises:
         InputError: no such recipe or file, or not a YAML mapping.
     """
-    built_in = sorted(entry.name.removesuffix(".yaml") for entry in RECIPES.iterdir() if entry.name.endswith(".yaml"))
-    path = RECIPES / f"{name}.yaml" if name in built_in else Path(name)
-    if not path.is_file():
-        raise InputError(f"no recipe or file {name!r}; the built-in recipes are: {', '.join(built_in)}.")
-    return settings_in(path)
+    return settings_in(file_named(name, RECIPES, "recipe")[0])
+
+
+def file_named(name: str, folder: Traversable, kind: str) -> tuple[Path | Traversable, bool]:
+    """A built-in YAML file of a folder by its name, or a file of somebody's by its path; and whether it is built in.
+
+    Raises:
+        InputError: there is neither.
+    """
+    built_in = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    if name in built_in:
+        return folder / f"{name}.yaml", True
+    if not isfile(name):
+        close = did_you_mean(name, built_in)
+        raise InputError(f"no {kind} or file {name!r}; the built-in {kind}s are: {', '.join(built_in)}.{close}")
+    return Path(name), False
 
 
 def settings_in(path: Path | Traversable) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from oblrpo.settings.annotations import MAY_CHANGE, Mapping, Range
+from oblrpo.settings.annotations import BENDS, MAY_CHANGE, Mapping, Range
 from oblrpo.settings.idle import BENCHMARK, BENCHMARK_PROMPT, BUILT, GENERATED, GENERATED_PROMPT
 
 
@@ -13,9 +13,9 @@ from oblrpo.settings.idle import BENCHMARK, BENCHMARK_PROMPT, BUILT, GENERATED, 
 class ModelConfig:
     """How a model is loaded, and how prompts are shown to it."""
 
-    chat: bool = False
+    chat: Annotated[bool | None, BENDS] = None
     """Show text prompts to the model as a user's message in its chat template. Prompts that are messages always use
-    it."""
+    it. Not set: as --no-chat, with a line that says so where the model has a template."""
     system_prompt: str = ""
     """System message that conversations without one begin with, such as 'Answer in one word.'."""
     chat_template_args: Mapping = field(default_factory=dict)

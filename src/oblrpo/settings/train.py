@@ -7,11 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-import tyro
-
 from oblrpo.errors import InputError
-from oblrpo.settings.annotations import MAY_CHANGE, Holds, Mapping, Range
-from oblrpo.settings.elsewhere import lost
+from oblrpo.settings.annotations import BENDS, MAY_CHANGE, Holds, Mapping, Range, Word
 from oblrpo.settings.idle import (
     GENERATED,
     LOADED,
@@ -74,7 +71,7 @@ class WarmStartConfig:
     """Files or a data set of the hub, as `data`, to learn from before RL, such as shown.jsonl: the columns are
     `prompt_column` and `completion`, which is text, or one message of the assistant. None: the built-in task
     demonstrates, if warm_start_steps says so."""
-    warm_start_steps: Annotated[int, Range(0)] = 0
+    warm_start_steps: Annotated[int, Range(0), BENDS] = 0
     """Gradient steps of supervised learning. 0: one epoch of sft_data, or none without it."""
     warm_start_args: Annotated[Mapping, Holds(WarmStart), NO_WARM_START] = field(default_factory=dict)
     """Settings of the supervised learning, such as '{batch: 16, learning_rate: 1e-4, noise: 0.05}'."""
@@ -106,46 +103,48 @@ class TaskConfig(RowsConfig, GradingConfig):
     """Parameters of the built-in task, such as '{max_terms: 4}', or the configuration of a task of
     reasoning-gym."""
     data: tuple[str, ...] = ()
-    """Problems to train on: files (JSONL, CSV, Parquet), or one data set of the hub, such as `owner/name`,
+    """Problems to train on: files (JSONL, CSV, TSV, Parquet, Arrow), or one data set of the hub, such as `owner/name`,
     `owner/name:configuration` or `owner/name[split]`; without a split it is train. None: a benchmark's."""
     eval_data: tuple[str, ...] = ()
     """Problems that held-out accuracy is measured on: files or a data set, as `data`, such as test.jsonl; without a
     split it is test. None: a share of `data`; of gsm8k from the hub, its test split."""
     prompt_template: str = ""
-    """Prompt to be made of the prompt column, which {prompt} stands for, such as 'Q: {prompt} A:'. Empty: {prompt}
+    """Template of the prompt, in which {prompt} stands for the prompt column, such as 'Q: {prompt} A:'. Empty: {prompt}
     alone; of a benchmark, the question and a request to reason and to put the answer in \\boxed{}."""
     max_prompt_length: Annotated[int, Range(0)] = 0
     """Longest prompt, in tokens; problems with longer ones are left out. 0: none is."""
-    heldout_fraction: Annotated[float, GENERATED, OWN_TEST] = 0.1
-    """Share of `data` that is held out where there is no `eval_data`, chosen by a hash of the prompt."""
+    heldout_fraction: Annotated[float, GENERATED, OWN_TEST, BENDS] = 0.1
+    """Share of `data` that is held out where there is no `eval_data`, chosen by a hash of the prompt. Not set: more
+    where fewer than two prompts, or than eval_prompts, would be; less where prompts_per_step leaves less."""
 
 
 @dataclass(frozen=True)
 class RolloutConfig:
     """Sampling. The policy is sampled as it is: no top-k, no top-p, so that log-probabilities are the sampler's."""
 
-    prompts_per_step: Annotated[int, Range(2)] = 64
-    """Prompts a step (P); completions a step are P x G."""
+    prompts_per_step: Annotated[int, Range(2), BENDS] = 64
+    """Prompts per step (P); a step has P x G completions. Not set: at most as many as there are."""
     num_generations: Annotated[int, Range(1)] = 4
-    """Completions a prompt (G)."""
+    """Completions per prompt (G)."""
     dynamic_sampling: Annotated[int, Range(0)] = 0
-    """Rounds of DAPO's dynamic sampling in a step, at most: prompts whose completions have all earned the same are
+    """Rounds of DAPO's dynamic sampling in a step, at most: prompts whose completions all got the same reward are
     dropped, and others sampled until prompts_per_step are full. It changes the objective. 0: off."""
-    max_completion_length: Annotated[int, Range(1)] = 512
-    """Longest completion, in tokens; longer ones are cut and judged as they stand."""
+    max_completion_length: Annotated[int, Range(1), BENDS] = 512
+    """Longest completion, in tokens; longer ones are cut and scored as they are. Not set: 64 for a policy that is
+    built, without a warm start; at most what prompts leave of the model's context."""
     temperature: Annotated[float, Range(0.001)] = 1.0
     """Temperature of sampling; the policy that is trained is the one at this temperature."""
     prompts_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
     """Prompts whose completions are trained on at a time. 0: all. It changes memory, and what `oblr_shrunk` knows
     of other prompts: those of earlier micro-batches only."""
-    tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
+    tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE, BENDS] = 0
     """Tokens, padding included, that are trained on at a time, in whole groups sorted by length. 0: no bound. What
     `oblr_shrunk` knows of other prompts is then from earlier steps only."""
     sampler: Literal["transformers", "vllm"] = "transformers"
     """Program that samples: transformers (the policy itself), or a vLLM engine beside it on its GPU (extra
     vllm)."""
     sampler_correction: str = "auto"
-    """Correction for a sampler whose probabilities are not the trainer's. truncated: each completion is weighed by
+    """Correction for a sampler whose probabilities are not the trainer's. truncated: each completion is weighted by
     min(C, pi / sampler) with C = 3; truncated:2, another C; untruncated: by pi / sampler; measured: the difference
     is only measured, as it is with all of these. auto: truncated with vllm, and nothing with transformers."""
     vllm_args: Annotated[Mapping, Holds(VLLM), NO_VLLM] = field(default_factory=dict)
@@ -163,7 +162,7 @@ class RolloutConfig:
         if name not in CORRECTIONS or (colon and name != "truncated"):
             raise InputError(
                 f"unknown sampler_correction {self.sampler_correction!r}; choose one of: {', '.join(CORRECTIONS)}, or "
-                f"truncated:C with a number C.{lost('sampler_correction', self.sampler_correction)}"
+                f"truncated:C with a number C."
             )
         if not colon:
             return CORRECTIONS[name]
@@ -192,18 +191,18 @@ class AlgorithmConfig:
     algorithm: str = "oblrpo_shrunk"
     """Algorithm: oblrpo, oblrpo_shrunk, rloo, grpo, dr_grpo, reinforce, reinforce_pp, opo, vcpo or js."""
     baseline: str = ""
-    """Baseline that is taken off rewards: none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal,
+    """Baseline subtracted from rewards: none, mean, rloo, grpo, dr_grpo, reinforce_pp, js, oblr (variance-optimal,
     leave-one-out), oblr_shrunk (the same, shrunk towards other prompts), opo, eob or vcpo. Empty: the algorithm's."""
     normalisation: str = ""
     """Divisor of advantages: none, group_std, batch_std. Empty: the algorithm's, or that of `baseline`."""
     weighting: str = ""
     """Weights of tokens in the loss: sequence, sequence_mean, token_mean, constant. Empty: the algorithm's."""
     beta: Annotated[float, Range(0)] = 0.0
-    """Price in reward of a nat of log(pi / pi_ref) of a completion, pi_ref being the policy before the first step.
-    0: none, and no reference is kept."""
+    """KL penalty: price in reward per nat of log(pi / pi_ref) of a completion, pi_ref being the policy before the first
+    step. 0: none, and no reference is kept."""
     train_on: str = "exact"
     """Completions that the gradient is taken of: exact (all but those known to add 0), all, or compute-optimal (drawn
-    by their pull and weighed, so that variance times work is least)."""
+    by their pull and weighted, so that variance times work is least)."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; the `ratio` weighs those after the first."""
     ratio: Annotated[str, ONE_UPDATE] = ""
@@ -255,7 +254,7 @@ class OptimConfig:
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps over which the rate grows linearly to its full value."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of eta_0 itself over the run."""
+    """Course of eta_0 over the run."""
     max_grad_norm: Annotated[float, Range(0)] = 0.0
     """Norm that the gradient is clipped to after it was measured, such as 1.0. 0: it never is."""
 
@@ -274,8 +273,8 @@ class RunConfig:
     eval_steps: Annotated[int, Range(0)] = 10
     """Steps between two measurements of held-out accuracy, which is measured before and after the run, too. 0: only
     then."""
-    eval_prompts: Annotated[int, Range(2)] = 128
-    """Number of held-out prompts; they are never trained on."""
+    eval_prompts: Annotated[int, Range(2), BENDS] = 128
+    """Number of held-out prompts; they are never trained on. Not set: at most as many as there are."""
     eval_samples: Annotated[int, Range(1)] = 4
     """Completions of each held-out prompt, sampled as in training."""
     save_steps: Annotated[int | None, Range(0), MAY_CHANGE] = None
@@ -284,7 +283,7 @@ class RunConfig:
     save_total_limit: Annotated[int, Range(1), MAY_CHANGE] = 2
     """Number of newest checkpoints that are kept; the one of the highest held-out accuracy is kept beside them."""
     stop_on_collapse: Annotated[bool, MAY_CHANGE] = False
-    """Stop when the reward falls, every completion of five steps earns the same without the task being solved, or
+    """Stop when the reward falls, every completion of five steps gets the same reward without the task being solved, or
     entropy or length collapses, as `oblrpo diagnose` finds them."""
     threads: Annotated[int, Range(0, 1024), MAY_CHANGE] = 0
     """CPU threads for torch. 0: one for models under 5 M parameters, which are faster so, else all cores."""
@@ -301,8 +300,11 @@ class RunConfig:
 class TrainConfig:
     """Post-train a language model with reinforcement learning on verifiable rewards."""
 
-    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE|FILE]")] = ""
+    recipe: Annotated[str, Word("[RECIPE|FILE]")] = ""
     """A built-in recipe (demo) or a YAML file of settings; flags override it. A resumed run keeps its own."""
+    asked: tuple[str, ...] = field(default=(), compare=False)
+    """Settings that somebody has asked for: by flag, keyword or a YAML file of their own. What stands in a recipe or is
+    a default nobody has, and it may bend."""
     run: RunConfig = field(default_factory=RunConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)

@@ -20,7 +20,7 @@ def with_fields(part: Section, settings: Mapping[str, Any], source: str) -> Sect
         InputError: a value of the wrong type; `source` says where it stands.
     """
     hints = typing.get_type_hints(type(part))
-    mine = {key: _typed(key, value, hints[key], source) for key, value in settings.items() if key in hints}
+    mine = {key: as_type(value, hints[key], f"{source}: {key}") for key, value in settings.items() if key in hints}
     return dataclasses.replace(part, **mine)  # type: ignore[type-var]  # a dataclass, which TypeVar cannot say
 
 
@@ -37,16 +37,16 @@ def of_mapping(kind: type[Section], given: Mapping[str, Any], source: str) -> Se
     return with_fields(kind(), given, source)
 
 
-def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
+def as_type(value: Any, hint: Any, name: str) -> Any:
     """The value as the field's type; an int may stand for a float, and null for what is chosen.
 
     Raises:
-        InputError: it cannot be that.
+        InputError: it cannot be that; `name` is what it says of which setting.
     """
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
-            raise InputError(f"{source}: {key} is {value!r}; choose one of: {', '.join(map(str, choices))}.")
+            raise InputError(f"{name} is {value!r}; choose one of: {', '.join(map(str, choices))}.")
         return value
     if type(None) in typing.get_args(hint):  # `float | None`
         if value is None:
@@ -58,15 +58,15 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
             return (value,)
         if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
             return tuple(value)
-        raise InputError(f"{source}: {key} is {value!r}, but it must be text, or a list of texts.")
+        raise InputError(f"{name} is {value!r}, but it must be text, or a list of texts.")
     if kind is float and not isinstance(value, bool) and isinstance(value, numbers.Real):
         try:
             return float(value)
         except OverflowError:
-            raise InputError(f"{source}: {key} is too large a number.") from None
+            raise InputError(f"{name} is too large a number.") from None
     if kind is int and not isinstance(value, bool) and isinstance(value, numbers.Integral):
         return int(value)  # of numpy, too
     if isinstance(value, kind) and kind is not int:
         return value
     wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
-    raise InputError(f"{source}: {key} is {value!r}, but it must be {wanted[kind]}.")
+    raise InputError(f"{name} is {value!r}, but it must be {wanted[kind]}.")

@@ -25,7 +25,7 @@ PATHS = {"output"}
 
 def written() -> str:
     """Return what the file holds."""
-    sections = [type(getattr(TrainConfig(), each.name)) for each in fields(TrainConfig)[1:]]
+    sections = [type(getattr(TrainConfig(), each.name)) for each in fields(TrainConfig)[2:]]
     classes = {
         "TrainKeywords": ("Every setting of `oblrpo train`.", sections),
         "EvaluateKeywords": (
@@ -34,8 +34,8 @@ def written() -> str:
         ),
     }
     text = HEAD
-    for kind, (told, parts) in classes.items():
-        text += f'\n\nclass {kind}(TypedDict, total=False):\n    """{told}"""\n\n'
+    for kind, (summary, parts) in classes.items():
+        text += f'\n\nclass {kind}(TypedDict, total=False):\n    """{summary}"""\n\n'
         for part in parts:
             hints = typing.get_type_hints(part)
             names = [each.name for each in fields(part) if each.name not in ARGUMENTS]

@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
         return self._sizes[id(node)]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that stands there twice.
+        """Refuse a key that appears twice.
 
         Raises:
             ValueError: names it and its line; or a key is no text.
@@ -59,12 +59,12 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise ValueError(f"the key {key.value!r} in line {key.start_mark.line + 1} stands there twice")
+                raise ValueError(f"the key {key.value!r} in line {key.start_mark.line + 1} appears twice")
             seen.add(getattr(key, "value", None) if isinstance(key, yaml.ScalarNode) else None)
         mapping = super().construct_mapping(node, deep)
         for key in mapping:
             if not isinstance(key, str):
-                raise ValueError(f"the key {key!r:.40} in line {node.start_mark.line + 1} is no text; put it in quotes")
+                raise ValueError(f"the key {key!r:.40} in line {node.start_mark.line + 1} is not text; quote it")
         return mapping
 
 
@@ -96,10 +96,10 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         # The library raises KeyError of `!!bool x`, AttributeError of `!!timestamp x`.
         what = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else "a value does not fit its !! tag"
-        told = " ".join(what.encode("utf-8", "backslashreplace").decode().split())[:500]
-        raise InputError(f"{source[:200]} is not valid YAML: {told}.") from None
+        said = " ".join(what.encode("utf-8", "backslashreplace").decode().split())[:500]
+        raise InputError(f"{source[:200]} is not valid YAML: {said}.") from None
     if not isinstance(settings, dict):
-        raise InputError(f"{source} must hold `key: value` settings.")
+        raise InputError(f"{source} must hold settings as YAML has them: `key: value`, or {{key: value}} on one line.")
     return settings
 
 

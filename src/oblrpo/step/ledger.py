@@ -200,7 +200,7 @@ def ledger_of(
 
 
 def ledger_metrics(ledger: estimators.Ledger) -> dict[str, float]:
-    """`variance/NAME` and `signal2/NAME` of every baseline, and the part of the variance that no baseline can mend."""
+    """`variance/NAME` and `signal2/NAME` of every baseline, and the variance that no baseline can remove."""
     metrics = {f"variance/{name}": entry.variance for name, entry in ledger.entries.items()}
     metrics |= {f"signal2/{name}": entry.signal2 for name, entry in ledger.entries.items()}
     return metrics | {"variance_between_prompts": ledger.between}

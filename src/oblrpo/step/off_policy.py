@@ -39,7 +39,7 @@ class SamplerMismatch:
         real_SC = mask_SC.bool()
         sampled_N = sampler_logp_SC[real_SC]
         if not (sampled_N.isfinite() & (sampled_N <= 1e-3)).all():
-            raise ValueError("the sampler reports a log-probability that is none (NaN, infinite or above 0).")
+            raise ValueError("the sampler reports an invalid log-probability (NaN, infinite or above 0).")
         delta_SC = torch.where(real_SC, logp_SC.detach().double() - sampler_logp_SC.double(), 0)
         return cls(delta_SC.sum(1), delta_SC[real_SC].abs())
 

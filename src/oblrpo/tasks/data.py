@@ -49,22 +49,47 @@ class DataTask:
     ) -> None:
         """Split if no held-out problems are given."""
         self.name, self.seed, self.default_rewards = name, seed, tuple(default_rewards)
-        self.notes: list[str] = []
+        self._dropped: list[str] = []
         is_number = isinstance(heldout_fraction, int | float) and not isinstance(heldout_fraction, bool)
         if not is_number or not 0 <= heldout_fraction < 1:
             raise InputError(f"heldout_fraction must be a number of at least 0 and below 1, got {heldout_fraction!r}.")
-        training, self._splits = problems, heldout is None
-        if heldout is None:
-            heldout, training = [], []
-            for problem in problems:
-                (heldout if _position(problem) < heldout_fraction else training).append(problem)
+        self._splits, self.given, self.own = heldout is None, list(problems), list(heldout or ())
+        """The problems of `data`, those among them that are held out included, and of `eval_data`, as they came."""
+        self._divide(heldout_fraction)
+
+    def _divide(self, fraction: float) -> None:
+        self.fraction = fraction
+        heldout = [each for each in self.given if _position(each) < fraction] if self._splits else self.own
         # In the order of their hashes the first few are a fair sample of all, of a file sorted by difficulty too.
         self._heldout = sorted(heldout, key=_position)
         questions = {problem.key for problem in self._heldout}
-        self.training = [problem for problem in training if problem.key not in questions]
+        self.training = [problem for problem in self.given if problem.key not in questions]
         """The problems that are trained on."""
-        if dropped := len(training) - len(self.training):
-            self.notes.append(f"{dropped} training problems of {name} are held out too; they are not trained on.")
+
+    def hold_out(self, least: int, beside: int) -> None:
+        """Change `fraction` where fewer than `least` problems are held out, or more than leave `beside` others."""
+        held, rows = len(self._heldout), len(self.given)
+        if not self._splits or (least <= held and beside <= rows - held):
+            return
+        if least + beside > rows:
+            lower = [name for name, most in (("prompts_per_step", beside), ("eval_prompts", least)) if most > 2]
+            raise InputError(
+                f"{self.name} has {rows} rows, too few for {beside} to train on (prompts_per_step) and {least} held "
+                f"out (eval_prompts); set {' or '.join(lower)} lower, add rows or give eval_data."
+            )
+        places = [0.0, *sorted(map(_position, self.given)), 1.0]
+        # Equal prompts stay on one side.
+        cuts = [cut for cut in range(least, rows - beside + 1) if places[cut] < places[cut + 1]]
+        for cut in sorted(cuts, key=lambda cut: abs(cut - held))[:1]:
+            low, high = places[cut : cut + 2]
+            self._divide(next(at for n in range(2, 18) if low < (at := round((low + high) / 2, n)) <= high))
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of problems that are left out, a sentence each."""
+        both = len(self.given) - len(self.training) - self._splits * len(self._heldout)
+        twice = f"{both} training problems of {self.name} are held out too; they are not trained on."
+        return [twice] * bool(both) + self._dropped
 
     @property
     def rows(self) -> int:
@@ -78,11 +103,11 @@ class DataTask:
 
     def drop(self, what: str, unfit: Callable[[Problem], bool]) -> None:
         """Leave out problems, and note how many, and `what` they are."""
-        before = len(self.problems)
-        self.training = [problem for problem in self.training if not unfit(problem)]
-        self._heldout = [problem for problem in self._heldout if not unfit(problem)]
-        if dropped := before - len(self.problems):
-            self.notes.append(f"{dropped} of {before} problems of {self.name} are {what}; they are left out.")
+        before = len(self.given) + len(self.own)
+        self.given, self.own = ([each for each in part if not unfit(each)] for part in (self.given, self.own))
+        if dropped := before - len(self.given) - len(self.own):
+            self._dropped.append(f"{dropped} of {before} problems of {self.name} are {what}; they are left out.")
+            self._divide(self.fraction)
 
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the problems of one step, a pure function of seed, step and size."""
@@ -92,26 +117,25 @@ class DataTask:
         order = permutation(f"data_file/{self.seed}/{epoch}", len(self.training))
         return [self.training[row] for row in order[batch * size : (batch + 1) * size]]
 
-    def heldout(self, size: int) -> list[Problem]:
-        """Return `size` held-out problems; fewer are always the first of more."""
+    def heldout(self, size: int, least: int | None = None) -> list[Problem]:
+        """Return `size` held-out problems, or all if these are `least` at least; fewer are the first of more."""
         check_whole(f"{self.name}: the held-out size", size, 1)
-        self._check_enough(len(self._heldout), size, "held-out", "eval_prompts", "raise")
+        self._check_enough(len(self._heldout), least or size, "held-out", "eval_prompts", "raise")
         return self._heldout[:size]
 
     def _check_enough(self, rows: int, size: int, kind: str, setting: str, mend: str) -> None:
         if rows >= size:
             return
         total, different = len(self.problems), len(set(map(_position, self.problems)))
-        hint = f"set {setting} lower, add rows or {mend} heldout_fraction"
-        if not self._splits:
-            hint = f"set {setting} lower or add rows"
-        elif different <= size <= total and different < total:
+        more = f" or {mend} heldout_fraction" if self._splits else ""
+        hint = f"set {setting} lower{',' if more else ' or'} add rows{more}" if size > 2 else f"add rows{more}"
+        if self._splits and different <= size <= total and different < total:
             hint = (
                 f"its {total} rows hold few different prompts ({different}), and equal ones stay on one side: give "
                 "rows with other prompts as eval_data"
             )
         raise InputError(
-            f"{self.name} has {rows} {kind} rows, but {size} were asked for; {hint}."
+            f"{self.name} has {rows} {kind} row{'s' * (rows != 1)}, but {size} are needed; {hint}."
             + "".join(f" {note}" for note in self.notes)
         )
 
@@ -135,10 +159,10 @@ def problems_of(
             columns = {names.setdefault(name, name): value for name, value in row.items() if name != prompt_column}
             columns.pop("prompts", None)
             columns.pop("completions", None)
-            answer = text_of(row, answer_column, where) if answer_column and compared else ""
+            answer = text_of(row, answer_column, where, "answer_column") if answer_column and compared else ""
             if numbers and last_number(answer) is None:
                 raise InputError(
-                    f"{where}: column '{answer_column}' holds no number that the reward 'numeric' could compare; mend "
+                    f"{where}: column '{answer_column}' holds no number that the reward 'numeric' could compare; fix "
                     "the row or use the reward 'exact'."
                 )
             if answer_column and not compared:
@@ -150,7 +174,7 @@ def problems_of(
             if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
                 problems.append(Problem(_messages(prompt, f"{where}: column '{prompt_column}'", row), answer, columns))
                 continue
-            question = text_of(row, prompt_column, where)
+            question = text_of(row, prompt_column, where, "prompt_column")
             # replace, not format: braces in a prompt are only text. A copy of every prompt would take half again.
             text = question if template == PLACEHOLDER else template.replace(PLACEHOLDER, question)
             problems.append(Problem(text, answer, columns, question))
@@ -180,7 +204,7 @@ def _messages(given: list[dict[str, Any]], where: str, row: Mapping[str, Any]) -
     try:
         "".join(map(as_text, [*held, args] if args else held)).encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{where} holds half a surrogate pair; mend or remove it.") from error
+        raise InputError(f"{where} holds half a surrogate pair; fix or remove it.") from error
     return Messages(messages, where, args)
 
 
@@ -194,7 +218,7 @@ def _fault(message: Mapping[str, Any]) -> str:
         return "" if message.keys() & SAID else f"({role}) has no content"
     if isinstance(content, list) and content:
         parts = [part for part in content if not isinstance(part, dict) or part.get("type") != "text"]
-        return f"({role}) has a part {as_text(parts[0]):.60}, which is no text" if parts else ""
+        return f"({role}) has a part {as_text(parts[0]):.60}, which is not text" if parts else ""
     return "" if isinstance(content, str) else f"({role}) has {kind_of(content)} as its content"
 
 

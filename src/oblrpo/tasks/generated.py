@@ -57,14 +57,14 @@ class GeneratedTask(ABC):
             raise InputError(f"Task '{self.name}' has no training problem with these parameters; widen them.")
         return list(islice(cycle(problems), size))
 
-    def heldout(self, size: int) -> list[Problem]:
-        """Return `size` distinct held-out problems; fewer are always the first of more."""
+    def heldout(self, size: int, least: int | None = None) -> list[Problem]:
+        """Return `size` distinct held-out problems, or all if these are `least`; fewer are the first of more."""
         check_whole(f"Task '{self.name}': the held-out size", size, 1)
         problems = self._collect(random.Random(f"{self.name}/heldout"), size, heldout=True)
-        if len(problems) < size:
+        if len(problems) < (least or size):
             raise InputError(
                 f"Task '{self.name}' has about {len(problems)} held-out problems with these parameters, "
-                f"but {size} were asked for; ask for fewer or widen the parameters."
+                f"but {least or size} are needed; ask for fewer or widen the parameters."
             )
         return problems
 

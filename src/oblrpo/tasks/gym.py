@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, pip_install
 from oblrpo.tasks.data import PLACEHOLDER, check_template
 from oblrpo.tasks.generated import HELDOUT_FRACTION, GeneratedTask
 from oblrpo.tasks.gym_worker import BLOCK, ENVIRONMENT
@@ -46,7 +46,7 @@ class ReasoningGymTask(GeneratedTask):
             raise InputError(f"Task '{self.name}' takes numbers, text, lists and mappings only: {error}.") from None
         if importlib.util.find_spec("reasoning_gym") is None:
             raise InputError(
-                f"the task '{self.name}' needs reasoning-gym; install it with: pip install 'oblrpo[reasoning-gym]'"
+                f"the task '{self.name}' needs reasoning-gym; install it with: {pip_install('reasoning-gym')}"
             )
         self._worker = Worker("oblrpo.tasks.gym_worker:main", environment=ENVIRONMENT)
         if refused := self._problem("check"):

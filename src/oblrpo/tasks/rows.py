@@ -6,11 +6,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from oblrpo.errors import InputError, did_you_mean
+from oblrpo.errors import InputError, did_you_mean, nearby
 from oblrpo.regular_files import regular
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OF_JSON = {str, int, float, bool, type(None)}
+OFTEN_CALLED = {
+    "prompt_column": ("question", "problem", "instruction", "input", "query", "messages", "text"),
+    "answer_column": ("solution", "target", "label", "output", "response", "ground_truth", "final_answer"),
+}
 MOST_DIGITS = 4_000  # of a number; they take a while to write down, and of whole numbers Python writes 4,300
 
 
@@ -29,10 +33,19 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except InputError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"Cannot read the data file {path}: {reason}; check the path.") from error
+        raise unreadable(path, error) from error
     if not rows:
         raise InputError(f"{path} holds no rows; give a JSON Lines file with one object per line.")
+
+
+def unreadable(path: Path, error: Exception) -> InputError:
+    """What is said of a data file that cannot be read."""
+    if isinstance(error, UnicodeDecodeError):
+        return InputError(f"{path} is not UTF-8 text; save the file as UTF-8.")
+    hint = " Give the files in it." if isinstance(error, IsADirectoryError) else ""
+    hint += nearby(path) if isinstance(error, FileNotFoundError) else ""
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+    return InputError(f"Cannot read the data file {path}: {reason}; check the path.{hint}")
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
@@ -69,13 +82,17 @@ def native(value: Any) -> Any:
     return {key: native(item) for key, item in value.items()} if isinstance(value, (dict, Mapping)) else value
 
 
-def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
-    """Return a column, or a key of one (`value_at`), as text, a number without exponent."""
+def text_of(row: Mapping[str, Any], column: str, where: str, setting: str = "") -> str:
+    """Return a column, or a key of one (`value_at`), as text, a number without exponent; `setting` names the column."""
     value = value_at(row, column, row)
     if value is row:
         inner = [f"{name}.{key}" for name, nested in row.items() if isinstance(nested, Mapping) for key in nested]
         present = ", ".join(f"'{name}'" for name in (*row, *inner)) or "none"
         hint = did_you_mean(column, (*row, *inner))
+        if setting:
+            own = next((name for name in OFTEN_CALLED[setting] if name in row), "NAME")
+            hint += f" Name yours: --{setting.replace('_', '-')} {own} ({setting}={own!r} in Python)"
+            hint += ", or choose rewards that need no answer." if setting == "answer_column" else "."
         raise InputError(f"{where} has no column '{column}'; its columns are: {present}.{hint}")
     text = plain(value)
     if text is None:
@@ -88,7 +105,7 @@ def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{where}: column '{column}' holds half a surrogate pair; mend or remove it.") from error
+        raise InputError(f"{where}: column '{column}' holds half a surrogate pair; fix or remove it.") from error
     return text
 
 

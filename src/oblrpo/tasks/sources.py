@@ -1,4 +1,4 @@
-"""Rows of a data set: from JSON Lines, CSV and Parquet files, or from the Hugging Face hub."""
+"""Rows of a data set: from JSON Lines, CSV, Parquet and Arrow files, or from the Hugging Face hub."""
 
 import csv
 import importlib
@@ -9,15 +9,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from oblrpo.errors import InputError, did_you_mean
+from oblrpo.errors import InputError, did_you_mean, pip_install
 from oblrpo.regular_files import regular
-from oblrpo.tasks.rows import read_objects, value_at
+from oblrpo.tasks.rows import read_objects, unreadable, value_at
 
 Row = dict[str, Any]
 Rows = list[tuple[str, Row]]  # where each row stands, and its columns
 Stream = Iterable[tuple[str, Row]]  # the same, perhaps read from a file as they are asked for, and only once
 SHIPPED = "oblrpo:"  # how the name of a file begins that comes with the package, beside the recipes
-EXTRA = "pip install 'oblrpo[data]'"
 
 
 def read_source(names: Sequence[str], split: str = "train", given: Mapping[str, Rows] | None = None) -> Stream:
@@ -97,16 +96,13 @@ def _read_csv(path: Path) -> Rows:
     try:
         with regular(path).open(newline="", encoding="utf-8-sig") as file:
             csv.field_size_limit(max(path.stat().st_size, limit))  # one for everybody, of 131,072 characters
-            reader = csv.DictReader(file, strict=True)
+            reader = csv.DictReader(file, strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
             rows = [(f"{path} line {reader.line_num}", dict(row)) for row in reader]
             names = reader.fieldnames or []
     except csv.Error as error:
         raise InputError(f"Cannot read the data file {path}: {error}; check its quotes.") from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"Cannot read the data file {path}: {reason}; check the path, and save it as UTF-8."
-        ) from error
+        raise unreadable(path, error) from error
     finally:
         csv.field_size_limit(limit)
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -119,13 +115,14 @@ def _read_csv(path: Path) -> Rows:
     return [(where, {str(name): value for name, value in row.items()}) for where, row in rows]
 
 
-def _read_parquet(path: Path) -> Rows:
-    parquet = _library("pyarrow.parquet", f"to read {path}")
+def _read_table(path: Path) -> Rows:
+    is_arrow = path.suffix.lower() == ".arrow"  # as `datasets` writes one
+    arrow = _library("pyarrow" if is_arrow else "pyarrow.parquet", f"to read {path}")
     try:
-        rows = parquet.read_table(regular(path)).to_pylist()
+        with regular(path).open("rb") as file:
+            rows = (arrow.ipc.open_stream(file).read_all() if is_arrow else arrow.read_table(file)).to_pylist()
     except Exception as error:  # pyarrow raises many kinds
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"Cannot read the data file {path}: {reason}; check the path.") from error
+        raise unreadable(path, error) from error
     if not rows:
         raise InputError(f"{path} holds no rows.")
     return [(f"{path} row {index}", row) for index, row in enumerate(rows)]
@@ -133,8 +130,13 @@ def _read_parquet(path: Path) -> Rows:
 
 def _library(name: str, purpose: str) -> Any:
     if importlib.util.find_spec(name.partition(".")[0]) is None:
-        raise InputError(f"the library {name.partition('.')[0]} is needed {purpose}; install it with: {EXTRA}")
+        raise InputError(
+            f"the library {name.partition('.')[0]} is needed {purpose}; install it with: {pip_install('data')}"
+        )
     return importlib.import_module(name)
 
 
-READERS = {".jsonl": _read_jsonl, ".json": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
+READERS = {
+    ".jsonl": _read_jsonl, ".json": _read_jsonl, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_table,
+    ".arrow": _read_table,
+}  # fmt: skip

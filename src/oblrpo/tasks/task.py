@@ -72,8 +72,8 @@ class Task(Protocol):
     def train_batch(self, step: int, size: int) -> list[Problem]:
         """Return the `size` problems of one training step, a pure function of seed, step and size."""
 
-    def heldout(self, size: int) -> list[Problem]:
-        """Return `size` problems that no training batch contains, whatever the seed."""
+    def heldout(self, size: int, least: int | None = None) -> list[Problem]:
+        """Return `size` problems that no training batch contains, whatever the seed; or all, if `least` at least."""
 
 
 @runtime_checkable

@@ -1,6 +1,6 @@
 """How each library is opened, logged to and closed. A step's metrics go under their own keys; warnings come as text.
 
-None of them needs the network: TensorBoard and trackio write files, and W&B is told to stay offline unless the
+None of them needs the network: TensorBoard and trackio write files, and W&B stays offline unless the
 environment says otherwise (WANDB_MODE=online; TRACKIO_SPACE_ID or TRACKIO_SERVER_URL).
 """
 
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from oblrpo.errors import InputError, did_you_mean
+from oblrpo.errors import InputError, did_you_mean, pip_install
 from oblrpo.settings import yaml_text
 
 Rows = list[dict[str, Any]]
@@ -21,7 +21,7 @@ Values = dict[str, float | str | Rows]
 
 @dataclass(frozen=True)
 class Opening:
-    """What a library is told when it is opened."""
+    """What a library is given when it is opened."""
 
     folder: Path  # the run's folder
     name: str  # the run's name, which stays the same when it is resumed
@@ -37,7 +37,7 @@ class Tracker:
 
     lacks: int  # the first step that the library is still to be sent
     log: Callable[[int, Values], None]  # takes one step's values
-    close: Callable[[bool], None]  # writes what is left; is told whether the run failed
+    close: Callable[[bool], None]  # writes what is left; its argument says whether the run failed
 
 
 def tensorboard(opening: Opening) -> Tracker:
@@ -130,4 +130,4 @@ def check_trackers(names: Sequence[str]) -> None:
         if name in names[:place]:
             raise InputError(f"report_to names {name} twice; once is enough.")
         if find_spec(name) is None:
-            raise InputError(f"report_to {name} needs its library; install it: pip install 'oblrpo[{name}]'")
+            raise InputError(f"report_to {name} needs its library; install it with: {pip_install(name)}")

@@ -23,7 +23,7 @@ HANGS = f"no answer in {PATIENCE:g} s"
 
 
 class Reporter:
-    """The reporter feeds the libraries of `report_to`, and tells `warn` of one that fails.
+    """The reporter feeds the libraries of `report_to`, and calls `warn` with one that fails.
 
     A resumed run does some steps again, with the same result: those that a library has are not sent a second time. One
     that comes later, or lacks some, is sent the earlier steps first. One that fails, hangs or ends its thread is given
@@ -69,7 +69,7 @@ class Reporter:
         opening = Opening(self._folder.path, entry["name"], entry["id"], project, self._settings, entry["step"])
         opened, fault = _answer(TRACKERS[name], opening)
         if fault:
-            raise InputError(f"{name} cannot be started ({fault}); mend that, or leave it out of report_to.")
+            raise InputError(f"{name} cannot be started ({fault}); fix that, or leave it out of report_to.")
         self._open[name] = opened
         self._write_note()
 
@@ -78,7 +78,7 @@ class Reporter:
         if name not in self._open or step < self._open[name].lacks:
             return
         if fault := _answer(self._open[name].log, step, values_of(row) | self._completions(step))[1]:
-            self._warn(f"{name} failed at step {step} and gets no more of this run ({fault}); --resume tries again.")
+            self._warn(f"{name} failed at step {step} and is disabled for this run ({fault}); --resume tries again.")
             if fault == HANGS:
                 del self._open[name]
             else:

@@ -56,7 +56,7 @@ def demonstrations_of(
     kept = [row for row in rows if row.key not in held]
     notes = []
     if dropped := len(rows) - len(kept):
-        notes.append(f"{dropped} of {len(rows)} rows of sft_data have prompts that are held out; they are left out.")
+        notes.append(f"{dropped} of {len(rows)} rows of sft_data have held-out prompts; they are left out.")
     if not kept:
         raise InputError("the prompts of sft_data are all held out (eval_prompts); give rows with other prompts.")
     prompts, completions = [row.prompt for row in kept], [row.completion for row in kept]
@@ -109,7 +109,7 @@ def _completion(row: dict[str, Any], place: str) -> str:
             f"{place}: column '{COMPLETION}' must be text or one message of the assistant, which follows the prompt."
         )
     if said := [key for key in value[0] if key in SAID and value[0][key]]:
-        raise InputError(f"{place}: the message of column '{COMPLETION}' has {said[0]!r}; only text is learned.")
+        raise InputError(f"{place}: the message of column '{COMPLETION}' has {said[0]!r}; only text can be learned.")
     return text_of(value[0], "content", f"{place}: the message of column '{COMPLETION}'")
 
 

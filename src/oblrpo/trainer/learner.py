@@ -158,7 +158,7 @@ class Learner(Algorithm1):
         return updates, metrics
 
     def of_first(self, gradient: Gradient) -> dict[str, float]:
-        """What the first gradient of a batch tells beside itself, as metrics; the baseline learns from it."""
+        """What the first gradient of a batch shows, as metrics; the baseline learns from it."""
         batch = taken_of(gradient)
         metrics = self.baseline.compare(gradient, batch.features if batch.draw is not None else None)
         metrics |= mismatch_metrics(gradient) | self.ledger.of_draw(batch)
@@ -203,7 +203,7 @@ class Learner(Algorithm1):
             return replace(batch, keep_PG=without_idle(batch, self.baseline.known_PG))
         if batch.features is None:
             raise InputError(
-                "this sampler does not tell what train_on needs of its draws (log-probability, entropy, logit norm); "
+                "this sampler does not report what train_on needs of its draws (log-probability, entropy, logit norm); "
                 "set train_on to exact."
             )
         proxy_PG = self.baseline.weights.by_proxy(batch.features).view(batch.shape)
@@ -235,7 +235,7 @@ class Learner(Algorithm1):
         return update
 
     def _end_update(self) -> None:
-        """Let the scheduler of the rate go on, which counts updates, also those that were left out."""
+        """Advance the scheduler of the rate, which counts updates, also those that were skipped."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch wants an optimizer step first, and there may be none yet
             self.scheduler.step()
@@ -265,8 +265,8 @@ class Learner(Algorithm1):
             training(self.optimizer)
         except (KeyError, ValueError) as error:
             raise InputError(
-                f"{run} was written by another version ({error}); resume it with that one, or start anew from its "
-                "checkpoint with --model."
+                f"{run} was written by another version ({error}); resume it with that one, or start a new run "
+                "from its checkpoint with --model."
             ) from None
 
 

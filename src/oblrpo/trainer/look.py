@@ -1,4 +1,4 @@
-"""What logs cannot say of a run, measured once with its checkpoints: noise, batch, baselines, length, assumption.
+"""What logs cannot show of a run, measured once with its checkpoints: noise, batch, baselines, length, assumption.
 
 Some batches of fresh prompts are sampled and scored; nothing is learned, and the run's folder stays as it is. A look is
 at one policy, a checkpoint's. The run's own N SNR is a mean over the policies of its last steps, which differ.
@@ -95,19 +95,19 @@ class Look:
             "completions; 95 % intervals over batches",
             f"  reward            {_figure(self.reward)}",
             f"  signal and noise  {self.figures(f' with your {self.run_prompts} prompts and {self.baseline}')}",
-            f"                    of this one policy (step {self.step}); the run's own N SNR there, a mean over the "
-            f"policies of the last steps, is {self.of_run()}",
+            f"                    of this one policy (step {self.step}); the run logged {self.of_run()} there, a mean "
+            "over the policies of its last steps",
             f"  noise             {self._noise()}",
             f"  length            {self._length()}",
-            f"  assumption 1      {self._assumption()}",
-            "  variance of the gradient, over rloo's on the same batches:",
+            f"  bias              {self._bias()}",
+            "  gradient variance under each baseline, relative to rloo on the same batches:",
         ]
         if not self.variance:
             return "\n".join(
-                [*lines[:-1], "  no baseline        all rewards agree, so that there is no gradient to compare"]
+                [*lines[:-1], "  no comparison      all rewards agree, so that there is no gradient to compare"]
             )
         for unbiased in (True, False):
-            lines += [] if unbiased else ["  of biased baselines, whose gradients have other lengths, too:"]
+            lines += [] if unbiased else ["  under biased baselines, which also rescale the gradient:"]
             names = [name for name in self.variance if BASELINES[name].unbiased == unbiased]
             for name in sorted(names, key=lambda name: self.variance[name].value):
                 ratio, yours = self.variance[name], "  <- yours" if name == self.baseline else ""
@@ -116,23 +116,21 @@ class Look:
 
     def _noise(self) -> str:
         if self.between is None:
-            return "where it comes from is not known under this loss weighting"
-        return f"{_figure(self.between)} of it comes from which prompts are drawn, the rest from their completions"
+            return "its source is not known under this loss weighting"
+        return f"a share of {_figure(self.between)} comes from which prompts are drawn, the rest from their completions"
 
     def _length(self) -> str:
         if self.length is None:
-            return "completions of a prompt are equally long: nothing to weigh by"
+            return "completions of a prompt are equally long, and cannot be weighted by length"
         if self.length.margin is None:
-            return "completions of a prompt differ in length in one batch only: nothing can be told"
+            return "completions of a prompt differ in length in one batch only, too few to say"
         good = "a good" if self.length.low > GOOD else "a poor" if self.length.high < GOOD else "perhaps a good"
-        return (
-            f"{good} proxy of score norms here: correlation {_figure(self.length)} within prompts, of their logarithms"
-        )
+        return f"{good} proxy for score norms here: within prompts their logarithms correlate by {_figure(self.length)}"
 
-    def _assumption(self) -> str:
+    def _bias(self) -> str:
         if self.depends:
-            return f"broken: {self.baseline} changes with the completion it is subtracted from, and biases the gradient"
-        return f"holds: {self.baseline} does not look at the completion it is subtracted from"
+            return f"biased: {self.baseline} changes with the completion it is subtracted from"
+        return f"unbiased: {self.baseline} does not depend on the completion it is subtracted from"
 
 
 @dataclass(frozen=True)
@@ -161,17 +159,17 @@ class Looks:
         newest, found, lines = self.policies[0], self.n_snr, []
         if len(self.policies) < self.asked:
             lines.append(
-                f"Of the {self.asked} checkpoints asked for {len(self.policies)} are kept whole "
-                "(oblrpo train --save-total-limit): the looks are at these."
+                f"Only {len(self.policies)} of the {self.asked} checkpoints asked for are there, undamaged "
+                "(oblrpo train --save-total-limit keeps more)."
             )
         if found.n > 1:
             low, value, high = (max(end, 0.0) for end in (found.low, found.value, found.high))
             under = f"with your {newest.run_prompts} prompts and {newest.baseline}"
             lines += [
                 f"Looks at {found.n} policies of the run, each on fresh prompts of its own, {under}:",
-                *(f"  step {each.step:<6} {each.figures()}; the run's own: {each.of_run()}" for each in self.policies),
+                *(f"  step {each.step:<6} {each.figures()}; the run logged {each.of_run()}" for each in self.policies),
                 f"  mean        {_figures(newest.run_prompts, value, low, high)}; 95 % interval over policies",
-                "  The run's own N SNR is a mean over the policies of the last steps.",
+                "  What the run logged is a mean over the policies of its last steps.",
             ]
         return "\n".join([*lines, *([""] if lines else []), str(newest)])
 
@@ -184,7 +182,7 @@ def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> Looks:
 
     Args:
         run: the run's folder.
-        prompts: prompts of each batch, 2 at least; 0: as many as a step of the run has, 32 at least.
+        prompts: prompts of each batch, 2 at least; 0: as many as a step of the run has, and 32 if it has fewer.
         checkpoints: how many checkpoints, 1 at least; where fewer are kept, all of them.
 
     Raises:
@@ -192,18 +190,19 @@ def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> Looks:
     """
     folder = RunFolder(run)
     if checkpoints < 1:
-        raise InputError(f"--checkpoints is {checkpoints}; a look needs 1 at least.")
+        raise InputError(f"--checkpoints is {checkpoints}; a look needs at least 1.")
     config = folder.saved_config()
-    size, most = prompts or max(config.rollout.prompts_per_step, LEAST), MOST // config.rollout.num_generations
+    task, most = task_of(config), MOST // config.rollout.num_generations
+    size = prompts or max(config.rollout.prompts_per_step, min(LEAST, getattr(task, "rows", LEAST)))
     if size < 2 or config.rollout.num_generations < 2:
         raise InputError("a look needs at least 2 prompts, and a run with num_generations of at least 2.")
     if size > most:
         raise InputError(
             f"--prompts is {size:,}; a look at this run takes at most {most:,}, each with "
-            f"{config.rollout.num_generations} completions. --checkpoints looks at more policies."
+            f"{config.rollout.num_generations} completions. To look at more policies use --checkpoints."
         )
     steps = _whole_steps(folder, checkpoints)
-    task, logged = task_of(config), {row["step"]: row.get("n_snr") for row in folder.read_metrics()}
+    logged = {row["step"]: row.get("n_snr") for row in folder.read_metrics()}
     rewards = Rewards(task, config.task.rewards, config.task.on_reward_error, config.task.reward_seconds)
     try:
         # Each policy has prompts of its own: shared ones would make the looks err together, and the interval of their
@@ -223,7 +222,7 @@ def _whole_steps(folder: RunFolder, most: int) -> list[int]:
     """Steps of the newest checkpoints that are what the run wrote, the newest first; damaged ones are passed over."""
     newest, _ = folder.newest_whole()
     if newest is None:
-        raise InputError(f"{folder.path} holds no checkpoint yet; look when one is there (save_steps).")
+        raise InputError(f"{folder.path} has no checkpoint yet; try again once one is saved (save_steps).")
     steps = folder.checkpoint_steps()[::-1]
     place = [folder.checkpoint(step) for step in steps].index(newest)
     older = (step for step in steps[place + 1 :] if not folder.wrong_with(step))
@@ -244,9 +243,7 @@ def _batches(
     found = [_batch(learner, task.train_batch(FAR + number, size), config, number) for number in numbers]
     batches = [batch for batch in found if batch is not None]
     if len(batches) < 2:
-        raise InputError(
-            f"{folder.path}, step {step}: too few completions have a reward to look at; look at the reward's errors."
-        )
+        raise InputError(f"{folder.path}, step {step}: too few completions have a reward; check the reward's errors.")
     return batches
 
 
@@ -321,6 +318,6 @@ def _prompts(prompts: int, n_snr: float) -> float:
 def _figures(prompts: int, n_snr: float, low: float, high: float, under: str = "") -> str:
     found = f"N SNR {n_snr:.2g} ({low:.2g} to {high:.2g}){under}; "
     if not n_snr > 0:
-        return found + "no signal is above the noise (a look at more prompts, --prompts, can tell more)"
+        return found + "no signal is above the noise (more prompts, --prompts, may show one)"
     most = f" to {prompts / low:.0f}" if low > 0 else " or more"
     return f"{found}the critical batch is {prompts / n_snr:.0f} prompts ({prompts / high:.0f}{most})"

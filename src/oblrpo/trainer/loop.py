@@ -27,20 +27,21 @@ from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
-from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of
+from oblrpo.runs import Identity, RunFolder, again, disk_trouble, held, heldout_accuracy_of
 from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
-from oblrpo.settings import TrainConfig, flatten
+from oblrpo.settings import TrainConfig, flatten, may_bend
 from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
+from oblrpo.trainer.fitting import fit
 from oblrpo.trainer.metrics import completion_rows, part_metrics, step_metrics
 from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, hand_out
 from oblrpo.trainer.prompts import Prompts
-from oblrpo.trainer.setup import check, check_room, load_checkpoint, make_learner, row_batches, set_threads
+from oblrpo.trainer.setup import check, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.sources import sources_of
-from oblrpo.trainer.task import drop_long_prompts, known_problems, task_of
+from oblrpo.trainer.task import drop_long_prompts, task_of
 from oblrpo.trainer.warm_start import warm_start
 
 SHARE = 0.02
@@ -53,6 +54,9 @@ class Trainer:
     def __init__(
         self, config: TrainConfig, resume: bool = False, objects: Objects | None = None, accept_changed: bool = False
     ) -> None:
+        self.folder = RunFolder(Path(config.run.output).absolute())  # a reward in this process may go elsewhere
+        config = self.folder.fitted(config) if resume else config
+        free = may_bend(config) if accept_changed or not resume else ()
         check(config)
         self.config, self.objects = config, objects or Objects()
         self.objects.check(config.policy.model)
@@ -63,7 +67,6 @@ class Trainer:
         self.rewards = Rewards(
             self.task, asked.rewards, asked.on_reward_error, asked.reward_seconds, self.objects.functions
         )
-        self.folder = RunFolder(Path(config.run.output).absolute())  # a reward in this process may go elsewhere
         self.resume, self.notes = resume, list[str]()  # what a user should know of a run that is gone on with
         self.identity = self._identity(sources_of(config, self.task, rows, self.rewards), accept_changed)
         self.done: int | None = None  # the step the policy has reached; None: not even warm-started
@@ -71,9 +74,6 @@ class Trainer:
         self.next_save = 0.0  # when the clock says that the last one has been paid for
         self.accuracy: dict[int, float] = {}  # held out, by step
         self.tokens = 0
-        self.monitors = Monitors(
-            facts_of(flatten(config)), min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse
-        )
         torch.manual_seed(config.run.seed)  # for the weights of a built policy, and of new adapters
         checkpoint, self.damaged = self.folder.newest_whole() if resume else (None, {})
         if self.objects.model is not None:
@@ -81,11 +81,11 @@ class Trainer:
         else:
             self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
-        self.heldout = self.task.heldout(config.run.eval_prompts)
-        problems = [*self.heldout, *known_problems(self.task, config.rollout.prompts_per_step)]
-        prompts = [problem.prompt for problem in problems]
-        self.longest_prompt = max(self.policy.lengths(prompts, config.rollout.max_completion_length))
-        check_room(self.longest_prompt, config.rollout)
+        config, self.heldout, self.longest_prompt, self.adjusted = fit(config, self.task, self.policy, free)
+        self.config = config
+        self.monitors = Monitors(
+            facts_of(flatten(config)), min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse
+        )
         self.demonstrations = demonstrations_of(config, self.task, self.heldout, self.policy, rows)
         set_threads(config.run.threads, self.policy)
         self.learner = make_learner(self.policy, self.rewards, config, rows=getattr(self.task, "rows", None))
@@ -120,13 +120,13 @@ class Trainer:
                 self._run(progress)
             except KeyboardInterrupt as stop:
                 where = "the warm start" if self.done is None else f"step {self.done + 1}"
-                raise KeyboardInterrupt(str(stop) or f"stopped in {where}; go on with --resume.") from None
+                raise KeyboardInterrupt(str(stop) or f"stopped in {where}; {again(self.config)}.") from None
             except Exception as error:
                 refused = disk_trouble(error)
                 if not self.folder.config_file.is_file():
                     refused = (
-                        f"{self.folder.path} is gone: somebody removed or renamed it while the run went on; go on with "
-                        "--resume where it lies now, or start anew."
+                        f"{self.folder.path} is gone: it was removed or renamed during the run; continue with --resume "
+                        "where it is now, or start a new run."
                     )
                 with suppress(OSError):  # a full disk may be what ended it
                     self.folder.write_failure(refused or str(error) or type(error).__name__)
@@ -137,7 +137,7 @@ class Trainer:
                 self._note_rewards()
 
     def _note_rewards(self) -> None:
-        """Note what has become of rewards that carry values: this program may go on with the same objects."""
+        """Note what has become of rewards that carry values: this program may resume with the same objects."""
         now, sources = self.rewards.digests(), self.identity.sources
         left = {name: digest for name, digest in now.items() if digest != sources.get(name)}
         if left and self.folder.config_file.is_file():
@@ -157,12 +157,12 @@ class Trainer:
         for step, wrong in (self.damaged | self.folder.damaged_best(self.accuracy)).items():
             aside = self.folder.set_aside(step)
             progress.warn(
-                f"the checkpoint of step {step} is damaged ({wrong}) and now in {aside}: going on from {self.done}."
+                f"the checkpoint of step {step} is damaged ({wrong}) and is now in {aside}: resuming from {self.done}."
             )
         if BASELINES[self.algorithm.baseline].unbiased and depends_on_own_output(self.algorithm.baseline):
             progress.warn(
-                f"the baseline {self.algorithm.baseline!r} claims to be unbiased but changes with the completion it is "
-                "subtracted from; the gradient's mean is not that of the reward. Leave that completion out of it."
+                f"the baseline {self.algorithm.baseline!r} claims to be unbiased, but changes with the completion that "
+                "it is subtracted from, which biases the gradient. Leave that completion out of it."
             )
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
             self._steps(progress)
@@ -181,7 +181,7 @@ class Trainer:
         self.rewards.close()
         if self.done < self.config.run.steps:
             self._save()
-            raise KeyboardInterrupt(f"stopped after step {self.done}; go on with --resume.")
+            raise KeyboardInterrupt(f"stopped after step {self.done}; {again(self.config)}.")
 
     def describe(self) -> str:
         """Return the run in a few lines: its numbers of parameters, prompts and completions."""
@@ -189,25 +189,25 @@ class Trainer:
         P, G = config.rollout.prompts_per_step, config.rollout.num_generations
         total = sum(p.numel() for p in self.policy.model.parameters())
         trained = sum(p.numel() for p in self.policy.parameters)
-        weights = str(self.policy.model.dtype).removeprefix("torch.")
-        weights = "4-bit weights" if config.policy.load_in_4bit else weights
+        weights = "4-bit weights" if config.policy.load_in_4bit else str(self.policy.model.dtype).removeprefix("torch.")
         precision = f"{weights} with bfloat16 arithmetic" if config.policy.bf16 else weights
+        rows = f", {count} rows to train on" if (count := getattr(self.task, "rows", 0)) else ""
         learned_before = without_rules = ""
-        if steps := self.demonstrations.steps:
+        if steps := (taught := self.demonstrations).steps:
             batch, rate = config.warm_start.learning.batch, peak_rate(config, self.policy)
-            words = self.demonstrations.words
-            learned_before = f"warm start {steps} steps of at most {batch} of {words}, AdamW at {rate:g}\n"
+            learned_before = f"warm start {steps} steps on {taught.words}, batch {batch}, AdamW at {rate:g}\n"
         if kinds := sorted(set(by_operations(self.policy.model).values())):
-            without_rules = f"no rule    taken operation by operation: {', '.join(kinds)}\n"
-        noted = self.policy.format.notes(self.policy.tokenizer, [problem.prompt for problem in self.heldout])
-        of_template = "".join(f"template   {note}\n" for note in noted)
+            without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
+        form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
+        of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
         return (
-            f"policy     {config.policy.model or 'built from nothing'}: {total:,} parameters, {trained:,} trained, "
+            f"policy     {config.policy.model or 'built from scratch'}: {total:,} parameters, {trained:,} trained, "
             f"{precision} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
-            f"task       {self.task.name}, {len(self.heldout)} held-out prompts x {config.run.eval_samples}\n"
-            f"{learned_before}"
+            f"task       {self.task.name}{rows}, {config.run.eval_prompts} held-out prompts x "
+            f"{config.run.eval_samples} completions\n{self.adjusted}{learned_before}"
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
             f"{config.rollout.max_completion_length} tokens\n"
+            f"prompt     {form.glance(tokenizer, prompts[0])}\n"
             f"{of_template}"
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
@@ -215,10 +215,11 @@ class Trainer:
             f"{without_rules}"
             f"sampler    {config.rollout.sampler}; completions end with {' or '.join(self.policy.end_words)}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
+            f"{'' if self.done is None else f'; resuming after step {self.done}'}"
         )
 
     def _identity(self, sources: dict[str, str], accept_changed: bool) -> Identity:
-        """Return what tells the run from others, with what it learns from as it is now."""
+        """Return what identifies the run, with what it learns from as it is now."""
         if not self.resume:
             return Identity(sources=sources)
         self.folder.check_resumable(self.config)
@@ -226,19 +227,19 @@ class Trainer:
         changed = ", ".join(begun.changed(sources))
         if changed and not accept_changed:
             raise InputError(
-                f"{self.folder.path} was started with something else than is there now: {changed} changed since. Put "
-                "it back as it was, or go on with what is there now: oblrpo train --resume --accept-changed --output "
+                f"{self.folder.path} was started with other data or rewards: {changed} changed since. Put back what "
+                "was there, or continue with what is there now: oblrpo train --resume --accept-changed --output "
                 f"{self.config.run.output} (from Python accept_changed=True)."
             )
         if changed:
             self.notes.append(f"changed since the run was started, and accepted: {changed}.")
         for name, (_, parts) in self.rewards.likenesses().items():
-            lacks = f"whether reward '{name}' has changed cannot be told: no digest can be had of {', '.join(parts)}."
+            lacks = f"cannot check whether reward '{name}' has changed: there is no digest of {', '.join(parts)}."
             self.notes += [lacks] if parts else []
         if sources and not (begun.run or begun.sources):
             self.notes.append(
-                "an earlier version began the run and kept no digests of its data and rewards: whether they have "
-                "changed since cannot be told. They are kept from now on."
+                "an earlier version started the run and kept no digests of its data and rewards: whether they have "
+                "changed since cannot be checked. They are kept from now on."
             )
         return begun.going_on(sources)
 
@@ -247,7 +248,7 @@ class Trainer:
         if not self.demonstrations.steps:
             return {}
         metrics = {}
-        if self.config.policy.model:  # one that is built from nothing solves nothing yet
+        if self.config.policy.model:  # one that is built from scratch solves nothing yet
             metrics = {f"{name}_before_warm_start": value for name, value in self._accuracy(0).items()}
 
         def observe(step: int, loss: float) -> None:
@@ -330,7 +331,7 @@ def _stop_between_steps() -> Iterator[Callable[[], bool]]:
     def note(number: int, frame: object) -> None:
         caught.append(number)
         with suppress(OSError, RuntimeError, ValueError):  # nobody reads, or what was interrupted was printing itself
-            print("stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+            print("stopping after this step; press Ctrl-C again to stop immediately", file=sys.stderr, flush=True)
         for other, handler in before.items():
             signal.signal(other, handler)
 

@@ -1,4 +1,4 @@
-"""The watch over a run while it trains: what it finds is told once, and some of it ends the run."""
+"""The watch over a run while it trains: what it finds is reported once, and some of it ends the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Monitors:
     def __init__(
         self, facts: Facts | None = None, most_skipped: int = MOST_SKIPPED, stop_on_collapse: bool = False
     ) -> None:
-        self.stop = ""  # why the run is to end after this step, in a sentence; empty if it goes on
+        self.stop = ""  # why the run is to end after this step, in a sentence; empty if it continues
         self.watch = Watch(facts or Facts())
         self.most_skipped, self.stop_on_collapse = most_skipped, stop_on_collapse
         self.skipped = 0  # steps in a row without any update, because something was not finite
@@ -28,8 +28,8 @@ class Monitors:
     def observe(self, metrics: dict[str, Any], skipped: str = "") -> list[str]:
         """Return the new warnings after a step; `skipped` says what was not finite in it, if it was skipped.
 
-        A step without an update because all rewards agree is no such step. An outage is told when it has begun and
-        when it has ended. A resumed run shows its earlier steps again, to stay quiet on them.
+        A step without an update because all rewards agree is no such step. An outage is reported when it has
+        started and when it has ended. A resumed run shows its earlier steps again, to stay quiet on them.
         """
         self.stop, what = "", skipped or "gradient"
         new, outages = self.watch.observe(metrics | {"overflow": what}), self.watch.course.outages
@@ -38,16 +38,17 @@ class Monitors:
         self.skipped = self.skipped + 1 if no_update else 0
         if self.skipped >= self.most_skipped:
             self.stop = (
-                f"the last {self.skipped} steps were skipped (a {what} was NaN or infinite): the policy is as it was "
-                f"before. If rewards in completions/step_{metrics['step']}.jsonl are outliers, mend the reward and go "
-                "on with --resume --accept-changed. Else lower learning_rate, and start anew or from an older one."
+                f"the last {self.skipped} steps were skipped (a {what} was NaN or infinite): they have not changed the "
+                f"policy. If rewards in completions/step_{metrics['step']}.jsonl are outliers, fix the reward and "
+                "continue with --resume --accept-changed. Else lower learning_rate, and start a new run."
             )
         elif self.stop_on_collapse:
-            holding = {each.condition: f"{each.name}: {each.sentence} {cause.cure}" for cause in self.watch.findings
+            holding = {each.condition: " ".join(f"{one.name}: {one.sentence}" for one in dict.fromkeys((cause, each)))
+                       + f" {cause.cure}" for cause in self.watch.findings
                        for each in (cause, *cause.follows) if each is cause or cause.condition is not same_reward
                        if each.until == self.watch.course.step}  # fmt: skip
             self.stop = next((holding[condition] for condition in COLLAPSES if condition in holding), "")
-        told = [each for each in new if each.wrong and not each.condition.updated]
+        warned = [each for each in new if each.wrong and not each.condition.updated]
         outage = next((each for each in self.watch.findings if each.condition is same_reward), None)
         news = [outage if outages.lasts else outages.news] if outages.news and outage else []
-        return [*(f"{same_reward.name}: {each}" for each in news), *(f"{each.name}: {each}" for each in told)]
+        return [*(f"{same_reward.name}: {each}" for each in news), *(f"{each.name}: {each}" for each in warned)]

@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, pip_install
 from oblrpo.settings import OptimConfig
 
 PACKAGES = {
@@ -30,12 +30,12 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
     """
     name, kind = config.optimizer, getattr(torch.optim, config.optimizer, None)
     if name in {"LBFGS", "SparseAdam"}:
-        raise InputError(f"{name} needs a closure or sparse gradients, which there are none; try AdamW.")
+        raise InputError(f"{name} needs a closure or sparse gradients, which are not there; try AdamW.")
     if name in PACKAGES:
         try:
             kind = getattr(importlib.import_module(PACKAGES[name]), name)
         except ImportError:
-            raise InputError(f"{name} needs {PACKAGES[name]}: pip install 'oblrpo[optimizers]'.") from None
+            raise InputError(f"{name} needs {PACKAGES[name]}; install it with: {pip_install('optimizers')}") from None
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise InputError(
             f"there is no optimizer {name!r} in torch.optim, nor among {', '.join(PACKAGES)}; try AdamW or SGD."
@@ -48,7 +48,7 @@ def make_optimizer(config: OptimConfig, parameters: list[torch.nn.Parameter]) ->
     try:
         optimizer = training(kind(parameters, **settings))
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} refuses its settings: {error}.") from None
+        raise InputError(f"{name} rejects its settings: {error}.") from None
     if config.max_grad_norm:
 
         def clip(*_: object) -> None:
@@ -69,7 +69,7 @@ def make_scheduler(kind: str, optimizer: Optimizer, updates: int) -> LRScheduler
 
 
 def training(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer ready for a step; schedule-free ones have to be told."""
+    """Return the optimizer ready for a step; schedule-free ones have a mode for it."""
     if back := getattr(optimizer, "train", None):
         back()
     return optimizer

@@ -1,4 +1,4 @@
-"""The most memory that a training step will hold, foretold from small trials of the model itself."""
+"""The most memory that a training step will hold, predicted from small trials of the model itself."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -17,9 +17,9 @@ from oblrpo.trainer.optimizers import make_optimizer
 TRIAL_TOKENS = (24, 48)  # the lengths of the trials' rows; what a token takes is the slope between them
 SLACK_ONE, SLACK_MANY = 1.7, 2.2
 """What glibc's heap takes for activations, over what they ask for: with one micro-batch, and with several, of which the
-next does not fit into the room that the one before has left (measured; docs/models.md)."""
+next does not fit into the room that the one before has left (measured; docs/reference/models.md)."""
 
-GB = 1e9
+GB, LEAST = 1e9, 5e6  # what is less is not shown
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class PeakMemory:
             "weights": self.weights, "gradient": self.gradient, "optimizer": self.optimizer,
             "last update": self.update,
             "reference of the KL penalty": self.reference,
-            f"activations of {self.tokens:,} tokens": self.activations, "slack of the heap": self.slack,
+            f"activations of {self.tokens:,} tokens": self.activations, "heap overhead": self.slack,
             "Python and libraries": self.libraries,
         }  # fmt: skip
-        shown = ", ".join(f"{value / GB:.2f} {name}" for name, value in parts.items() if value)
-        after = f"; then a copy of {self.copy / GB:.2f} instead of activations" if self.copy else ""
+        shown = ", ".join(f"{value / GB:.2f} {name}" for name, value in parts.items() if value >= LEAST)
+        after = f"; after the activations a {self.copy / GB:.2f} copy of the weights" if self.copy >= LEAST else ""
         return f"about {self.total / GB:.1f} GB at the peak of a step ({shown}{after})"
 
 
 def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libraries: int) -> PeakMemory:
-    """Foretell the peak of a step in which every completion is as long as it may be; the learner is left as it was.
+    """Predict the peak of a step in which every completion is as long as it may be; the learner is left unchanged.
 
     What a token of a micro-batch takes is measured on two small batches of random tokens; it grows in proportion.
     `libraries` are the bytes that the process held before the model was loaded.
@@ -95,7 +95,7 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
 def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
     """Peak bytes of the gradient of two prompts, one after the other, with rows of so many tokens."""
     policy = learner.policy
-    start = length - max(1, round(own * length))
+    start = max(1, length - max(1, round(own * length)))  # a completion is read after a prompt of one token or more
     shape = 2 * rows, length
     with policy.seeded(0):
         ids_ST = torch.randint(policy.vocabulary, shape, device=policy.device)

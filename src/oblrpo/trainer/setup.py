@@ -18,7 +18,7 @@ from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
-from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value, lost
+from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value
 from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.reference import Reference
@@ -69,7 +69,8 @@ def check(config: TrainConfig) -> None:
     if config.rollout.dynamic_sampling and G < 2:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
     warm = config.warm_start
-    if warm.warm_start_steps and not warm.sft_data and (config.task.data or config.task.task in BENCHMARKS):
+    rows = bool(config.task.data or config.task.task in BENCHMARKS)
+    if warm.warm_start_steps and "warm_start_steps" in config.asked and rows and not warm.sft_data:
         raise InputError("warm_start_steps needs sft_data, or a built-in task, which can demonstrate; data cannot.")
     check_policy(config.policy)
     check_trackers(config.run.report_to)
@@ -88,7 +89,7 @@ def _check_sizes(config: TrainConfig) -> None:
     P, G = config.rollout.prompts_per_step, config.rollout.num_generations
     if P * G > MOST_COMPLETIONS:
         raise InputError(
-            f"prompts_per_step x num_generations is {P * G:,} completions a step, more than {MOST_COMPLETIONS:,}; "
+            f"prompts_per_step x num_generations is {P * G:,} completions per step, more than {MOST_COMPLETIONS:,}; "
             "lower one of them."
         )
 
@@ -99,7 +100,7 @@ def _check_scores(config: TrainConfig) -> None:
     choices = (("score_method", scores.score_method, methods), ("score_norms", scores.score_norms, SCORE_NORMS))
     for key, value, table in choices:
         if value not in table:
-            raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.{lost(key, value)}")
+            raise InputError(f"unknown {key} {value!r}; choose one of: {', '.join(table)}.")
     if scores.score_norms == "calibrated" and (not scores.calibration_steps or config.rollout.num_generations < 2):
         raise InputError(
             "score_norms 'calibrated' needs calibration_steps of at least 1 and num_generations of at least 2."
@@ -108,8 +109,7 @@ def _check_scores(config: TrainConfig) -> None:
 
 def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
     if config.algorithm.train_on not in SELECTIONS:
-        was = lost("train_on", config.algorithm.train_on)
-        raise InputError(f"train_on must be all, exact or compute-optimal, not {config.algorithm.train_on!r}.{was}")
+        raise InputError(f"train_on must be all, exact or compute-optimal, not {config.algorithm.train_on!r}.")
     if not _draws(config):
         return
     if "norm2_PG" in BASELINES[algorithm.baseline].needs and config.scores.score_norms == "exact":
@@ -129,28 +129,17 @@ def row_batches(rollout: RolloutConfig) -> MicroBatches:
     return MicroBatches(rollout.prompts_per_micro_batch * rollout.num_generations, rollout.tokens_per_micro_batch)
 
 
-def check_room(longest: int, rollout: RolloutConfig) -> None:
-    """Refuse a budget of tokens that the completions of a prompt of `longest` tokens may exceed."""
-    needed = (longest + rollout.max_completion_length) * rollout.num_generations
-    if 0 < rollout.tokens_per_micro_batch < needed:
-        raise InputError(
-            f"tokens_per_micro_batch is {rollout.tokens_per_micro_batch}, but the longest prompt with "
-            f"{rollout.num_generations} completions may take {needed} tokens, and a group stays whole: set it to at "
-            f"least {needed}, or lower num_generations or max_completion_length."
-        )
-
-
 def load_checkpoint(checkpoint: Path, config: TrainConfig) -> Policy:
     """Return the policy of a checkpoint."""
     try:
         return load_policy(str(checkpoint), config.policy)
     except InputError as error:
-        mend = "If its files are damaged, remove that folder to resume from the checkpoint before it."
-        raise InputError(f"{error} {mend}") from None
+        fix = "If its files are damaged, remove that folder to resume from the checkpoint before it."
+        raise InputError(f"{error} {fix}") from None
 
 
 def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
-    """Return the sampler of a run, which tells of its draws what the run's selection asks for."""
+    """Return the sampler of a run, which reports what the run's selection needs of its draws."""
     # A baseline of rewards alone says before any forward which outputs have an advantage of 0.
     rewards_alone = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
     features = _draws(config) or (config.algorithm.train_on == "exact" and rewards_alone)

@@ -1,4 +1,4 @@
-"""Digests of what a run learns from, by which a change is noticed before the run goes on."""
+"""Digests of what a run learns from, by which a change is noticed before the run resumes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], r
     parts: dict[str, Sequence[Any]] = {"sft_data": rows}
     names = {"data": config.task.data, "eval_data": config.task.eval_data, "sft_data": config.warm_start.sft_data}
     if isinstance(task, DataTask):
-        held_out = task.problems[len(task.training) :]
         own_test = config.task.eval_data or (config.task.task in BENCHMARKS and not config.task.data)
-        parts |= {"data": task.training if own_test else task.problems, "eval_data": held_out}
+        parts |= {"data": task.given, "eval_data": task.own}
         if config.task.task in BENCHMARKS:  # what is not named is the benchmark's own, from the hub
             names |= {name: names[name] or (config.task.task,) for name in ("data", "eval_data") if own_test}
     digests: dict[str, str] = {}

@@ -33,21 +33,15 @@ def task_of(config: TrainConfig, objects: Objects | None = None) -> Task:
     return make_task(task.task, seed, **task.task_args)
 
 
-def known_problems(task: Task, prompts_per_step: int) -> list[Problem]:
-    """Return the problems that can be checked before the run: all of a data set, or a generated task's first batch."""
-    first = task.train_batch(1, prompts_per_step)
-    return task.problems if isinstance(task, DataTask) else first
-
-
 def drop_long_prompts(task: Task, policy: Policy, most: int) -> None:
     """Leave out a data set's problems whose prompts have more than `most` tokens; 0 leaves out none."""
     if not most:
         return
     if not isinstance(task, DataTask):
         raise InputError(f"max_prompt_length needs data; the task {task.name!r} generates its problems.")
-    texts = [problem.prompt for problem in task.problems]
-    lengths = policy.format.lengths(policy.tokenizer, texts)
-    long = {id(problem) for problem, length in zip(task.problems, lengths, strict=True) if length > most}
+    rows = [*task.given, *task.own]
+    lengths = policy.format.lengths(policy.tokenizer, [problem.prompt for problem in rows])
+    long = {id(problem) for problem, length in zip(rows, lengths, strict=True) if length > most}
     task.drop(f"longer than {most} tokens (max_prompt_length)", lambda problem: id(problem) in long)
 
 

@@ -112,7 +112,7 @@ def test_of_a_model(lab, small_run, dense_reward, tmp_path):
         (["./a"], "is no folder of a run or a model"),
         (["RUN/nothing"], "is no folder of a run or a model"),
         (["RUN/config.yaml"], "is no folder of a run or a model"),
-        ([""], "is no folder"),
+        ([""], "give the folder of a run, or a model"),
         (["RUN/completions"], "cannot load the model"),
         (["RUN", "--outputs", "1"], "at least 4 prompts, 2 outputs"),
         (["RUN", "--prompts", "3"], "at least 4 prompts, 2 outputs"),

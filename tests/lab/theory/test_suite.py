@@ -94,11 +94,11 @@ def test_the_command_prints_every_row_and_writes_a_page(lab, tmp_path, monkeypat
         (["--threads", "9999999999999"], "threads is 9999999999999"),
         (["--threads", str((os.cpu_count() or 1) + 1)], "it must be at least 1 and at most"),
         (["--output", "no/such/folder.html"], "cannot write"),
-        (["--output", "TMP"], "no regular file"),
+        (["--output", "TMP"], "not a regular file"),
         (["--output", "TMP/" + "a" * 300], "cannot write"),
         (["--output", "TMP/a\0.html"], "cannot write"),
-        (["--output", "TMP/pipe"], "no regular file"),
-        (["--output", "TMP/link"], "no regular file"),
+        (["--output", "TMP/pipe"], "not a regular file"),
+        (["--output", "TMP/link"], "not a regular file"),
     ],
 )
 def test_bad_input_is_refused_before_the_work(lab, arguments, word, tmp_path, monkeypatch):

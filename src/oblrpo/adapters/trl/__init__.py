@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 try:
     import trl  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"the TRL adapter needs TRL ({error}): pip install 'oblrpo[trl]'.") from error
+    from oblrpo.errors import pip_install
+
+    raise ImportError(f"the TRL adapter needs TRL ({error}); install it with: {pip_install('trl')}") from error
 
 from oblrpo.adapters.trl.ledger import VarianceLedgerCallback
 

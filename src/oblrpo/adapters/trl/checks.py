@@ -20,7 +20,7 @@ RULES = (
     Rule(
         "loss_type",
         is_one_of("luspo"),
-        "it weighs or clips tokens in another way than the gradient of the expected reward",
+        "it weights or clips tokens differently from the gradient of the expected reward",
         "loss_type='luspo', the sum over each sequence's tokens",
     ),
     Rule(
@@ -37,7 +37,7 @@ RULES = (
     ),
     Rule("num_iterations", is_one_of(1), "after the first update the batch is off-policy", "num_iterations=1"),
     Rule("beta", lambda value: value >= 0, "a reward for leaving the reference has no bound", "beta=0.0"),
-    Rule("sync_ref_model", off, "the reference is the policy as it was, and stays it", "sync_ref_model=False"),
+    Rule("sync_ref_model", off, "the reference must stay the initial policy", "sync_ref_model=False"),
     Rule("delta", is_one_of(None), "it clips ratios", "delta=None"),
     Rule("entropy_coef", off, ADDED, "entropy_coef=0.0"),
     Rule("use_adaptive_entropy", off, ADDED, "use_adaptive_entropy=False"),
@@ -47,10 +47,10 @@ RULES = (
     Rule(
         "mask_truncated_completions",
         off,
-        "leaving out completions for what they are makes another objective",
-        "mask_truncated_completions=False and let the reward say what a truncated completion is worth",
+        "masking completions by what they contain changes the objective",
+        "mask_truncated_completions=False, and let the reward score truncated completions",
     ),
-    Rule("disable_dropout", bool, "with dropout a score is not that of the policy which sampled",
+    Rule("disable_dropout", bool, "with dropout, a score is not that of the policy that sampled",
          "disable_dropout=True"),
     Rule("vllm_importance_sampling_correction", off, "truncated ratios make every baseline biased",
          "vllm_importance_sampling_correction=False"),
@@ -63,22 +63,22 @@ RULES = (
         "optim='adamw_torch'",
     ),
     Rule("torch_compile", off, "a compiled model cannot be recorded", "torch_compile=False"),
-    Rule("neftune_noise_alpha", off, "the score is not that of the policy which sampled", "neftune_noise_alpha=None"),
+    Rule("neftune_noise_alpha", off, "the score is not that of the policy that sampled", "neftune_noise_alpha=None"),
     Rule("fp16", off, "its loss is scaled, and so are the gradients that are measured", "bf16=True"),
     Rule("fsdp", off, "no process holds a sequence's gradient",
          "no fsdp; with sharded weights use oblrpo's verl adapter"),
-    Rule("deepspeed", off, "it takes the backward into its own hands",
+    Rule("deepspeed", off, "it runs the backward itself",
          "no deepspeed; with sharded weights use oblrpo's verl adapter"),
-    Rule("baseline", is_one_of(*UNBIASED), "there are, unbiased: " + ", ".join(UNBIASED), "one of those"),
-    Rule("score_norms", is_one_of("exact", "calibrated"), "there is no such choice", "'exact' or 'calibrated'"),
-    Rule("score_method", is_one_of("auto", "gram", "instantiate", "two_pass"), "there is no such choice", "'auto'"),
-    Rule("calibration_steps", lambda value: value >= 1, "it is a number of steps", "calibration_steps=10"),
-    Rule("schedule", is_one_of(*SCHEDULE_MODES), "there is no such choice", "one of " + ", ".join(SCHEDULE_MODES)),
+    Rule("baseline", is_one_of(*UNBIASED), "it must be an unbiased one", "one of " + ", ".join(UNBIASED)),
+    Rule("score_norms", is_one_of("exact", "calibrated"), "it is unknown", "'exact' or 'calibrated'"),
+    Rule("score_method", is_one_of("auto", "gram", "instantiate", "two_pass"), "it is unknown", "'auto'"),
+    Rule("calibration_steps", lambda value: value >= 1, "it must be at least 1", "calibration_steps=10"),
+    Rule("schedule", is_one_of(*SCHEDULE_MODES), "it is unknown", "one of " + ", ".join(SCHEDULE_MODES)),
 )  # fmt: skip
 
 
 def check_config(args: Any) -> None:
-    """Refuse a configuration that cannot be trained with exactly, naming each parameter and its cure.
+    """Refuse a configuration that cannot be trained with exactly, naming each parameter and its fix.
 
     Raises:
         InputError: parameters have such values.
@@ -97,15 +97,15 @@ def _refused_together(args: Any) -> Iterator[str]:
     if args.gradient_accumulation_steps % parts:
         yield (
             f"steps_per_generation={parts} and gradient_accumulation_steps={args.gradient_accumulation_steps}: what is "
-            "generated at once would be used before and after an update; leave out steps_per_generation and "
+            "generated together would be used before and after an update; leave out steps_per_generation and "
             "generation_batch_size, or make gradient_accumulation_steps a multiple of steps_per_generation."
         )
     rows = size * parts
     if size % G and (G % size or rows % G):
         yield (
-            f"per_device_train_batch_size={size} and num_generations={G}: a micro-batch holds whole prompts or, of {G} "
-            f"completions, a number that divides them, and the {rows} that are generated at once are whole prompts; "
-            f"make it a multiple of {G}, or a divisor and gradient_accumulation_steps more."
+            f"per_device_train_batch_size={size} and num_generations={G}: a micro-batch must hold whole prompts or, of "
+            f"{G} completions, a number that divides them, and the {rows} generated together must be whole prompts; "
+            f"make it a multiple of {G}, or a divisor and gradient_accumulation_steps larger."
         )
     if size < G and args.score_method not in {"auto", "two_pass"}:
         yield (
@@ -114,9 +114,9 @@ def _refused_together(args: Any) -> Iterator[str]:
         )
     if size * args.gradient_accumulation_steps * args.world_size < 2 * G:
         yield (
-            f"updates of less than two prompts ({size} x {args.gradient_accumulation_steps} completions a process, {G} "
-            "a prompt), because one prompt's gradient has no measurable noise; set gradient_accumulation_steps to "
-            f"{-(-2 * G // (size * args.world_size))} or more."
+            f"updates of fewer than two prompts ({size} x {args.gradient_accumulation_steps} completions per process, "
+            f"{G} per prompt), because one prompt's gradient has no measurable noise; set "
+            f"gradient_accumulation_steps to {-(-2 * G // (size * args.world_size))} or more."
         )
 
 
@@ -140,7 +140,7 @@ def _refused_of(trainer: Any) -> Iterator[str]:
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
         yield "a model that is loaded in shards; load it whole."
     if args.n_gpu > 1:
-        yield "several GPUs of one process; start it with accelerate launch or torchrun."
+        yield "several GPUs in one process; start it with accelerate launch or torchrun."
     if trainer.accelerator.mixed_precision not in {"no", "bf16"}:
         yield f"mixed precision {trainer.accelerator.mixed_precision}; set bf16=True."
     if trainer._is_vlm:
@@ -152,17 +152,17 @@ def _refused_of(trainer: Any) -> Iterator[str]:
     rows = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 2 * at_once
     if rows // at_once * at_once < 2:  # an update ends with its epoch
         yield (
-            f"{rows} prompts an epoch, {at_once} of them generated at once: every update would hold one at the most, "
+            f"{rows} prompts per epoch, {at_once} of them generated together: every update would hold at most one, "
             "whose gradient has no measurable noise; give more, or leave out steps_per_generation."
         )
     if trainer.rollout_func is not None:
         return  # whose log-probabilities are compared with the policy's, batch by batch
     for name, value in sampling.not_the_policy_s(trainer).items():
-        where, mend = f"the trainer's {name}", f"leave {name} out"
+        where, fix = f"the trainer's {name}", f"leave {name} out"
         if getattr(trainer.generation_config, name) is None:
             where = f"{name} of the model's own generation_config, with which TRL's is filled"
-            mend = f"load the model, set model.generation_config.{name} = None, and hand it over"
-        yield f"{where}, {value!r}: {sampling.SAMPLES}; {mend}."
+            fix = f"load the model, set model.generation_config.{name} = None, and hand it over"
+        yield f"{where}, {value!r}: {sampling.SAMPLES}; {fix}."
     kinds = {parameter.dtype for parameter in trainer.model.parameters()}
     if trainer.use_transformers_continuous_batching and args.bf16 and kinds != {torch.bfloat16}:
         yield (

@@ -14,7 +14,7 @@ from oblrpo.adapters.trl.checks import check_config
 if trl.__version__.split(".")[:2] != ["1", "16"]:
     raise ImportError(
         f"OBLRPOTrainer overrides what is inside TRL 1.16, and this is TRL {trl.__version__}; install "
-        "'trl>=1.16,<1.17', or a version of oblrpo that knows this one."
+        "'trl>=1.16,<1.17', or a version of oblrpo that supports this one."
     )
 
 LOGGER = logging.getLogger(__name__)
@@ -40,21 +40,21 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
         metadata={"help": "The sum over tokens of each sequence, the mean over sequences; no other is the gradient."},
     )
     importance_sampling_level: str = field(
-        default="sequence", metadata={"help": "Of no effect: an update is on-policy. It is what TRL wants with luspo."}
+        default="sequence", metadata={"help": "No effect, because updates are on-policy. TRL requires it with luspo."}
     )
     scale_rewards: str = field(
         default="none",
-        metadata={"help": "Rewards are not scaled: their deviation would depend on the completion itself."},
+        metadata={"help": "Rewards are not scaled: their standard deviation would depend on the completion itself."},
     )
     disable_dropout: bool = field(
-        default=True, metadata={"help": "With dropout the score is not that of the policy which sampled."}
+        default=True, metadata={"help": "With dropout, the score is not that of the policy that sampled."}
     )
     gradient_accumulation_steps: int = field(
         default=8,
-        metadata={"help": "Micro-batches of an update. An update needs at least two prompts, to measure their noise."},
+        metadata={"help": "Micro-batches per update. An update needs at least two prompts, to measure their noise."},
     )
     lr_scheduler_type: str = field(
-        default="constant", metadata={"help": "TRL's scheduler, by which the rate of `schedule` is multiplied."}
+        default="constant", metadata={"help": "TRL's scheduler, which multiplies the rate of `schedule`."}
     )
     vllm_importance_sampling_correction: bool = field(
         default=False, metadata={"help": "Truncated ratios in the loss would make every baseline biased."}
@@ -100,13 +100,13 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     schedule_kl: float | None = field(
         default=None,
         metadata={
-            "help": "Nats a completion that a step of `auto` may take at most (None: 0.5); the target of `kl` (0.02)."
+            "help": "Most nats per completion that a step of `auto` may take (None: 0.5); the target of `kl` (0.02)."
         },
     )
 
     def __post_init__(self) -> Any:
         super().__post_init__()
         if self.use_liger_kernel:  # type: ignore[has-type]
-            LOGGER.warning("use_liger_kernel is left out: its layers compute the same, out of sight of score norms.")
+            LOGGER.warning("use_liger_kernel is ignored: its layers compute the same, but hide it from score norms.")
             self.use_liger_kernel = False
         check_config(self)

@@ -95,7 +95,7 @@ class BatchGradient:
         self._complete: list[Tensor | None] = []  # the gradient of the groups before one of which a part is in `.grad`
 
     def measure(self, parts: list[dict[str, Tensor]], step: int) -> None:
-        """Tell every micro-batch of an update its weights and baselines, by a pass ahead of that for the gradient.
+        """Give every micro-batch of an update its weights and baselines, by a pass ahead of that for the gradient.
 
         A forward of each gives calibrated weights; exact norms take a backward for activations, too.
 
@@ -125,7 +125,7 @@ class BatchGradient:
         self.baseline.begin(None)  # the pass for the gradient compares nothing
 
     def _measured(self, sequences: Sequences) -> tuple[Logps, Tensor | None]:
-        """What a forward tells, and score norms where this update takes them."""
+        """What a forward shows, and score norms where this update takes them."""
         if not self.baseline.asks_norms():
             with torch.no_grad():
                 logps = self.policy.logps(sequences, self.args.temperature)
@@ -294,9 +294,9 @@ class BatchGradient:
         self.parts, self._complete = [], []
 
     def watch(self) -> Callable[[], Tensor]:
-        """Return a function that tells, after the update, by how much log pi of some outputs' tokens has changed.
+        """Return a function that returns, after the update, how much log pi of some outputs' tokens has changed.
 
-        Where the policy rounds it tells log pi itself.
+        Where the policy rounds, it returns log pi itself.
         """
         accelerator, rows = self.accelerator, sum(len(part.logp_SC) for part in self.parts)
         first = start = accelerator.process_index * rows

@@ -1,4 +1,4 @@
-"""A look at the gradient of TRL's own trainers, which changes nothing: noise, and what baselines would make of it.
+"""Measures the gradient of TRL's own trainers and changes nothing: noise, and what baselines would make of it.
 
 It needs no series of TRL that it knows: where another TRL, or anything else, makes a look fail, it says so and stops.
 """
@@ -36,7 +36,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
     In the first step and every `every` after it, the batch goes through the model once more just before the update: one
     forward and one backward for activations, which leaves weights, gradients, random numbers and modes as they are. It
     reads the batch and the rewards from what two methods of this one trainer return. Where a look fails, on any of the
-    processes, it logs one warning that says why, and looks no more: the run goes on as it would have without it.
+    processes, it logs one warning that says why, and stops measuring: training continues as it would have without it.
 
     The gradients compared are (1/S) sum_s A_s grad log pi(o_s|q_s) with the advantages of each baseline, divided by
     what its authors divide them by (`grpo`: the group's deviation), not with the trainer's own weighting of tokens.
@@ -44,7 +44,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
     `baseline`; its `snr`, `n_snr` and `critical_batch_size` (in prompts) are averaged over looks. Rewards are as the
     reward functions give them, with the trainer's weights and without a KL penalty. The token-level baseline is left
     out. Scores are those of the whole policy; where completions are not sampled from it (top-p and its kin), a warning
-    says that figures are off.
+    says that its figures are wrong.
 
     Args:
         trainer: a `GRPOTrainer`, an `RLOOTrainer` or a subclass that generates as they do.
@@ -59,12 +59,12 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Any, every: int = 20, baseline: str = "rloo") -> None:
         args = trainer.args
         if every < 1:
-            raise InputError(f"every is a number of steps, got {every}.")
+            raise InputError(f"every must be at least 1 step, got {every}.")
         if baseline not in BASELINES or BASELINES[baseline].by_token:
             raise InputError(f"the ledger has no baseline {baseline!r}.")
         if args.generation_batch_size < 2 * trainer.num_generations:
             raise InputError(
-                "the ledger needs two prompts a batch, because one prompt's gradient has no measurable noise."
+                "the ledger needs two prompts per batch, because one prompt's gradient has no measurable noise."
             )
         if trainer.accelerator.distributed_type in {"FSDP", "DEEPSPEED", "MEGATRON_LM"}:
             raise InputError("the ledger needs whole weights on each process; it does not work with sharded ones.")
@@ -77,8 +77,8 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         if (others := not_the_policy_s(trainer)) and trainer.accelerator.is_main_process:
             given = ", ".join(f"{name}={value!r}" for name, value in others.items())
             LOGGER.warning(
-                "VarianceLedgerCallback: completions are not known to come from the whole policy (%s), whose scores "
-                "are taken. If they do not, its signal and variances are off.",
+                "VarianceLedgerCallback: completions may not be sampled from the full policy (%s), whose scores are "
+                "taken. If they are not, its signal and variances are wrong.",
                 given,
             )
         self._prior = estimators.Prior()
@@ -125,7 +125,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             self._stopped, self._rewards = True, None
             self._tape.forget()
             LOGGER.warning(
-                "VarianceLedgerCallback looks no more, and the run goes on without it: %s: %s",
+                "VarianceLedgerCallback has stopped measuring; training continues without it: %s: %s",
                 type(error).__name__,
                 error,
             )
@@ -187,7 +187,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
             ValueError: the batch has images.
         """
         if "pixel_values" in batch:
-            raise ValueError("it does not look at images")
+            raise ValueError("images are not supported")
         size = max(1, self._trainer.args.per_device_train_batch_size)
         tensors = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
         parts = []

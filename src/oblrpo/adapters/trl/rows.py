@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from oblrpo.policy import Logps, Policy, Sequences
 
 MASKS = ("completion_mask", "tool_mask")
-"""What TRL's batch tells of tokens."""
+"""What TRL's batch says of tokens."""
 
 
 def policy_of(trainer: Any) -> Policy:

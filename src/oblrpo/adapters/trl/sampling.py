@@ -1,4 +1,4 @@
-"""Whether a trainer of TRL's draws from the whole policy: by the generation config, or by what a rollout tells."""
+"""Whether a trainer of TRL's draws from the whole policy: by the generation config, or by what a rollout reports."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def not_the_policy_s(trainer: Any) -> dict[str, Any]:
 
 
 def check_rollout(reported_SC: Tensor, logp_SC: Tensor, own_SC: Tensor) -> dict[str, float]:
-    """Refuse completions of a `rollout_func` that are not the policy's; tell how far off they are, by TRL's keys.
+    """Refuse completions of a `rollout_func` that are not the policy's; report how far off they are, by TRL's keys.
 
     Args:
         reported_SC: the log-probabilities that it has handed over.
@@ -105,21 +105,21 @@ def check_rollout(reported_SC: Tensor, logp_SC: Tensor, own_SC: Tensor) -> dict[
     Raises:
         InputError: the two differ by more than rounding.
     """
-    mend = (
+    fix = (
         "draw from trainer.model at args.temperature without top_p and its kin, and return for every token of "
         "completion_ids the log-probability that it was drawn with (any number where env_mask is 0)."
     )
     if reported_SC.dim() != 2 or reported_SC.shape[1] < logp_SC.shape[1]:
-        raise InputError(f"rollout_func does not return one log-probability a token; {mend}")
+        raise InputError(f"rollout_func does not return one log-probability per token; {fix}")
     try:
         mismatch = SamplerMismatch.of(logp_SC, reported_SC[:, : logp_SC.shape[1]], own_SC)
     except ValueError:
-        raise InputError(f"rollout_func returns log-probabilities that are none (NaN or above 0); {mend}") from None
+        raise InputError(f"rollout_func returns invalid log-probabilities (NaN or above 0); {fix}") from None
     metrics = mismatch.metrics(None)
     key = "sampling/sampling_logp_difference/"
     if metrics[f"{key}mean"] > FARTHEST:
         raise InputError(
-            f"the log-probabilities of rollout_func are {metrics[f'{key}mean']:.3g} nats a token off the policy's, so "
-            f"that its completions are not the policy's; {mend}"
+            f"the log-probabilities of rollout_func are {metrics[f'{key}mean']:.3g} nats per token off the policy's, "
+            f"so its completions are not the policy's; {fix}"
         )
     return {name: value for name, value in metrics.items() if name.startswith(key)}

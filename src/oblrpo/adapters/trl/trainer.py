@@ -251,7 +251,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._watched = None
         self._gradient.forget()
 
-    # ---- what TRL tells ----
+    # ---- calls from TRL ----
 
     def _get_learning_rate(self) -> float:
         """The rate of the last update, which the schedule has set."""
@@ -281,7 +281,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             write_atomically(Path(output_dir) / STATE, json.dumps(state))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load as TRL does; schedule, prior and proxy go on where they were.
+        """Load as TRL does; schedule, prior and proxy resume where they were.
 
         Raises:
             InputError: the checkpoint was written without this trainer, or with another schedule.
@@ -298,7 +298,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{file} is damaged ({error}); resume from an earlier checkpoint.") from None
         if mode != self.args.schedule:
-            raise InputError(f"{file} was written with schedule={mode!r}; set it again, or begin a new run.")
+            raise InputError(f"{file} was written with schedule={mode!r}; set it again, or start a new run.")
         try:
             self._schedule.load_state_dict(state["schedule"])
             self._gradient.load_state_dict(state)
@@ -307,7 +307,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Tells the trainer that training begins, and that the optimizer has stepped."""
+    """Notifies the trainer that training starts, and that the optimizer has stepped."""
 
     def __init__(self, trainer: OBLRPOTrainer) -> None:
         self._trainer = trainer

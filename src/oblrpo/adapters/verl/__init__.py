@@ -7,7 +7,9 @@ in every process, and a module of ours that was being imported first would be fo
 try:
     import verl
 except ImportError as error:
-    raise ImportError(f"the verl adapter needs verl ({error}): pip install 'oblrpo[verl]'.") from error
+    from oblrpo.errors import pip_install
+
+    raise ImportError(f"the verl adapter needs verl ({error}); install it with: {pip_install('verl')}") from error
 
 from oblrpo.adapters.verl.versions import check_version
 

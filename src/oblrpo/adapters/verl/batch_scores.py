@@ -182,7 +182,7 @@ def _one_an_output(data: Any) -> Tensor:
     lowest = advantages.masked_fill(~mask, torch.inf).amin(1)
     if not torch.allclose(highest[mask.any(1)], lowest[mask.any(1)]):
         raise InputError(
-            "trainer_mode oblr_po measures signal and noise of gradients with one advantage a completion, and "
+            "trainer_mode oblr_po measures signal and noise of gradients with one advantage per completion, and "
             "algorithm.adv_estimator gives its tokens different ones; set +oblrpo.schedule=off."
         )
     return torch.where(mask.any(1), highest, 0)

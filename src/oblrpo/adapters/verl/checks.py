@@ -24,7 +24,7 @@ RULES = (
     Rule(
         f"{ACTOR}.loss_agg_mode",
         is_one_of("seq-mean-token-sum", "seq-mean-token-sum-norm"),
-        "it weighs completions by their length, which is not the gradient of the expected reward",
+        "it weights completions by length, which is not the gradient of the expected reward",
         f"{ACTOR}.loss_agg_mode=seq-mean-token-sum",
     ),
     Rule(
@@ -46,7 +46,7 @@ RULES = (
     Rule(
         "algorithm.filter_groups.enable",
         off,
-        "prompts kept for what was sampled make another objective",
+        "selecting prompts by what was sampled changes the objective",
         "algorithm.filter_groups.enable=False",
     ),
     Rule(
@@ -64,7 +64,7 @@ RULES = (
     Rule(
         "algorithm.rollout_correction.rollout_rs",
         off,
-        "it drops tokens for what was sampled",
+        "it drops tokens by what was sampled",
         "algorithm.rollout_correction.rollout_rs=null",
     ),
     Rule(f"{ROLLOUT}.top_p", is_one_of(1), "completions are then not samples of the policy", f"{ROLLOUT}.top_p=1"),
@@ -135,7 +135,7 @@ def check_config(config: Any) -> None:
     _check_batch(config)
     if config.algorithm.adv_estimator == "gae":
         choice = " or ".join(ESTIMATORS)
-        raise InputError(f"oblr_po needs one advantage a completion, and gae gives tokens theirs; set {choice}.")
+        raise InputError(f"oblr_po needs one advantage per completion, and gae gives each token its own; set {choice}.")
 
 
 def _check_batch(config: Any) -> None:
@@ -143,7 +143,7 @@ def _check_batch(config: Any) -> None:
     if actor.ppo_mini_batch_size != config.data.train_batch_size:
         raise InputError(
             f"oblr_po does not work with {ACTOR}.ppo_mini_batch_size={actor.ppo_mini_batch_size}: the rate is set for "
-            f"one update a batch; set it to data.train_batch_size={config.data.train_batch_size}."
+            f"one update per batch; set it to data.train_batch_size={config.data.train_batch_size}."
         )
     if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
         raise InputError(

@@ -214,7 +214,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._state_file(local_path).write_text(json.dumps(state))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Load as verl does; the schedule goes on where it was.
+        """Load as verl does; the schedule resumes where it was.
 
         Raises:
             InputError: the checkpoint was written without this adapter, with another schedule, or by another version.
@@ -222,13 +222,13 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         file = self._state_file(local_path)
         if not file.exists():
             raise InputError(
-                f"{file} is missing: the checkpoint was written without oblr_po or with more ranks; to go on from its "
-                "weights alone, merge them with verl's model merger and set actor_rollout_ref.model.path to the result."
+                f"{file} is missing: the checkpoint was written without oblr_po or with more ranks; to use its weights "
+                "alone, merge them with verl's model merger and set actor_rollout_ref.model.path to the result."
             )
         state = json.loads(file.read_text())
         if state.get("mode", self._schedule.mode) != self._schedule.mode:
             mode = state["mode"]
-            raise InputError(f"{file} was written with +oblrpo.schedule={mode}; set it again, or begin a new run.")
+            raise InputError(f"{file} was written with +oblrpo.schedule={mode}; set it again, or start a new run.")
         super().load_checkpoint(local_path, *args, **kwargs)
         try:
             self._schedule.load_state_dict(state)

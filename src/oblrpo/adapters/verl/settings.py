@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from oblrpo.errors import InputError
-from oblrpo.settings.elsewhere import GONE
+from oblrpo.settings.typed import of_mapping
 
 ESTIMATORS = {"oblr_po": "oblr", "oblr_po_shrunk": "oblr_shrunk"}
 """The names of the advantage estimators in verl, each with its baseline in `estimators.BASELINES`."""
@@ -72,18 +72,7 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
     Raises:
         InputError: there is an unknown key, or a value of the wrong type or out of range.
     """
-    kinds: dict[str, type] = {field.name: type(field.default) for field in fields(Settings)}
-    values: dict[str, Any] = {}
-    for key, value in (given or {}).items():
-        if key not in kinds:
-            was = GONE.get(key) or GONE.get(f"schedule_{key}")
-            gone = f" {key} is gone: {was}." if was else ""
-            raise InputError(f"unknown setting oblrpo.{key}; there are: {', '.join(kinds)}.{gone}")
-        kind = kinds[key]
-        if isinstance(value, bool) or not isinstance(value, (kind, int) if kind is float else kind):
-            raise InputError(f"oblrpo.{key} must be a {kind.__name__}, got {value!r}.")
-        values[key] = kind(value)
-    settings = Settings(**values)
+    settings = of_mapping(Settings, given or {}, "oblrpo")
     _check_ranges(settings)
     return settings
 
@@ -94,7 +83,7 @@ def _check_ranges(settings: Settings) -> None:
         if getattr(settings, key) not in table:
             raise InputError(f"unknown oblrpo.{key} {getattr(settings, key)!r}; choose one of: {', '.join(table)}.")
     if not 0 < settings.kl < math.inf:
-        raise InputError(f"oblrpo.kl is a number of nats above 0, got {settings.kl}.")
+        raise InputError(f"oblrpo.kl must be a number of nats above 0, got {settings.kl}.")
     if not 0 < settings.calibration_share <= 1:
         raise InputError(f"oblrpo.calibration_share must lie in (0, 1], got {settings.calibration_share}.")
     counts = ("prompts_per_micro_batch", "sketch_dimensions", "sketch_directions", "calibration_steps")
@@ -102,4 +91,4 @@ def _check_ranges(settings: Settings) -> None:
         if getattr(settings, key) < 1:
             raise InputError(f"oblrpo.{key} must be at least 1.")
     if settings.ledger_steps < 0:
-        raise InputError("oblrpo.ledger_steps is a number of steps, or 0 for never.")
+        raise InputError("oblrpo.ledger_steps must be a number of steps, or 0 for never.")

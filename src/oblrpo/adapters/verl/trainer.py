@@ -47,7 +47,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         super().__init__(config)
         name = ESTIMATORS.get(str(config.algorithm.adv_estimator), "oblr")  # verl's own estimators ask for none
         self._baseline = StepBaseline(name, RewardWeights("calibrated" if self._oblrpo.calibrated else "exact"))
-        self._told: dict[str, Any] = {}  # what the update is told of its batch
+        self._told: dict[str, Any] = {}  # what the update needs to know of its batch
         self._measured = False  # whether signal and noise ever were
 
     def _init_resource_pool_mgr(self) -> None:
@@ -66,8 +66,8 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         most = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         if len(batch) > most:
             raise InputError(
-                f"{len(batch)} rows where {most} were asked for: agent loops that return several trajectories a "
-                "session would make several updates of a batch, which oblr_po does not do."
+                f"{len(batch)} rows, not the {most} asked for: agent loops that return several trajectories per "
+                "session would need several updates per batch, which oblr_po does not do."
             )
         if not self._oblrpo.exact_pairs:
             return batch
@@ -139,7 +139,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         return 1.0 / float(outputs * constant)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Update the actor as verl does, and tell it of the batch; nothing is learned where no reward differs."""
+        """Update the actor as verl does, and describe the batch to it; nothing is learned where no reward differs."""
         batch.extra_info["oblrpo_batch"] = json.dumps(self._told)
         batch = super()._update_actor(batch, metrics)
         batch.extra_info.pop("oblrpo_batch", None)
@@ -160,7 +160,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
-        """Load as verl does; the prior and the calibrated proxy go on where they were.
+        """Load as verl does; the prior and the calibrated proxy resume where they were.
 
         Raises:
             InputError: the checkpoint was written without this adapter, or by an earlier one.

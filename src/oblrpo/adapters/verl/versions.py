@@ -15,5 +15,5 @@ def check_version(version: str) -> None:
     if not OLDEST <= numbers < FIRST_UNKNOWN:
         raise ImportError(
             f"oblrpo's verl adapter works with verl >=0.9.1,<0.11, and this is verl {version}; "
-            "install 'verl>=0.9.1,<0.11', or a version of oblrpo that knows this one."
+            "install 'verl>=0.9.1,<0.11', or a version of oblrpo that supports this one."
         )

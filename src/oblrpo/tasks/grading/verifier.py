@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, pip_install
 from oblrpo.tasks.grading.compare import NeedsAlgebra, equal
 from oblrpo.tasks.grading.extract import extract_answer, is_list
 from oblrpo.workers import Worker, WorkerDied
@@ -38,7 +38,7 @@ class MathVerifier:
         if not 0 < seconds < float("inf"):
             raise InputError(f"seconds must be a positive number, got {seconds!r}.")
         if importlib.util.find_spec("math_verify") is None:
-            raise InputError("the math verifier needs math-verify; install it with: pip install 'oblrpo[math]'")
+            raise InputError(f"the math verifier needs math-verify; install it with: {pip_install('math')}")
         self.seconds = seconds
         self._workers = [Worker("oblrpo.tasks.grading.worker:main") for _ in range(processes)]
 

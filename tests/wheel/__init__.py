@@ -1,0 +1,1 @@
+"""What is built, in environments of its own: `make test-wheel`."""
