@@ -50,11 +50,7 @@ ALGORITHMS = {
 
 
 def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
-    """The table's row with the entries that the user named replaced; a baseline brings its own normalisation.
-
-    Raises:
-        InputError: a name that is in no table, or a baseline that is measured in the ledger only.
-    """
+    """The table's row with the entries that the user named replaced; a baseline brings its own normalisation."""
     # Imported here because they load torch, and `oblrpo report`, which reads the table above, needs none.
     from oblrpo.estimators import BASELINES, NORMALISATIONS, RATIOS, SCHEDULE_MODES, WEIGHTINGS
 
@@ -81,11 +77,7 @@ def resolve(algorithm: AlgorithmConfig, optim: OptimConfig) -> Algorithm:
 
 
 def ratio_of(config: AlgorithmConfig, algorithm: Algorithm) -> Ratio:
-    """The algorithm's ratio with the bounds of the config, or else with those of its source.
-
-    Raises:
-        InputError: a bound does nothing, or would clip what has not moved.
-    """
+    """The algorithm's ratio with the bounds of the config, or else with those of its source."""
     from oblrpo.estimators import RATIOS, Bounds
 
     ratio, low, high = RATIOS[algorithm.ratio], config.epsilon, config.epsilon_high

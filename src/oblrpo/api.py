@@ -24,7 +24,6 @@ from oblrpo.settings import (
     TrainConfig,
     as_in_run,
     check_sampling,
-    enough_samples,
     hint,
     load_recipe,
     with_fields,
@@ -272,8 +271,7 @@ def _evaluate(
     check_asked({name: name for name in said}, said.get("data", ()), run)
     asked, judged = with_fields(asked, said, "oblrpo.evaluate"), with_fields(judged, said, "oblrpo.evaluate")
     ks = [k] if isinstance(k, int) else list(k)
-    asked = enough_samples(asked, ks, said)
-    check_sampling(asked, ks)
+    asked = check_sampling(asked, ks, said)
 
     from oblrpo.policy import adopt_policy, load_policy
     from oblrpo.report.console import console_of_program, evaluating

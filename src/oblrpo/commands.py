@@ -61,7 +61,7 @@ def carry_out(trainer: Trainer, progress: Progress) -> Path:
     return write_report(folder.path)
 
 
-def check_there(*sources: Sequence[str]) -> None:
+def check_files(*sources: Sequence[str]) -> None:
     """Refuse files of data that are not there, before libraries and models load, which takes a while."""
     from oblrpo.tasks.rows import unreadable
     from oblrpo.tasks.sources import is_hub_name, path_of
@@ -84,7 +84,7 @@ def check_asked(
     """
     if not (data or run or benchmark):
         raise InputError(NO_PROBLEMS)
-    check_there(data)
+    check_files(data)
     of_rows = ["where", "prompt_column", "answer_column"]
     why: dict[str, list[str]] = {}
     if benchmark:

@@ -85,7 +85,6 @@ class Worker:
             TimeoutError: there was none after `seconds`; the process was killed.
             WorkerDied: the process ended.
             WorkerLied: it said something else than one answer; it was killed.
-            InputError: the process does not start.
         """
         seconds = min(seconds, LONGEST)
         if self._process is None:

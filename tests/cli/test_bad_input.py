@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from oblrpo import cli
 from oblrpo.checksums import write_sums
-from oblrpo.commands import check_there
+from oblrpo.commands import check_files
 from oblrpo.settings import RECIPES, TrainConfig, load_recipe, recipe_settings, refuse_idle
 from oblrpo.tasks import PathTask
 from tests.cli.conftest import complained
@@ -289,7 +289,7 @@ def test_a_file_of_data_is_missed_before_libraries_load(oblrpo, tmp_path, monkey
     for flag in ("--data", "--eval-data", "--sft-data"):
         complained(oblrpo("train", flag, "mien.csv"), said)
     complained(oblrpo("evaluate", "model", "--data", "mien.csv"), said)
-    check_there(["python:3 rows, sha256 0123abcd"], ["owner/name[test]"], ["oblrpo:sums.jsonl", "mine.csv"])
+    check_files(["python:3 rows, sha256 0123abcd"], ["owner/name[test]"], ["oblrpo:sums.jsonl", "mine.csv"])
 
 
 def test_names_are_not_taken_for_markup(small_run, tmp_path):

@@ -6,7 +6,6 @@ import sys
 import pytest
 import yaml
 
-from oblrpo.checksums import marked, write_sums
 from oblrpo.settings import settings_in
 from tests.cli.conftest import SMALL, complained, metrics_of
 
@@ -103,21 +102,3 @@ def test_numbers_that_nobody_gave_fit_the_rows_that_are_accepted(tmp_path, oblrp
 def test_the_flag_belongs_to_a_run_that_is_gone_on_with(small_run, tmp_path):
     complained(small_run("--accept-changed"), "--accept-changed would change nothing without --resume")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_of_an_earlier_version_goes_on_and_says_once_what_it_cannot_know(begun, place, oblrpo):
-    """It has a checksum of its settings, and neither a word of its own nor digests."""
-    config = begun / "config.yaml"
-    settings = yaml.safe_load(config.read_text())
-    word = settings.pop("identity")["run"]
-    for file in begun.glob("checkpoints/*/oblrpo_state.json"):
-        file.write_text(file.read_text().replace(f'["run", "{word}"], ', ""))
-        write_sums(file.parent)
-    config.write_text(marked(yaml.safe_dump(settings, sort_keys=False)))
-    told = "an earlier version started the run and kept no digests"
-    for steps, said in ((3, True), (4, False)):
-        code, out, err = oblrpo("train", "--resume", "--output", begun, "--steps", steps)
-        assert code == 0, err
-        assert (told in " ".join((out + err).split())) == said
-    (place / "reward.py").write_text(REWARD + "# otherwise\n")
-    complained(oblrpo("train", "--resume", "--output", begun, "--steps", 5), f"rewards {place}/reward.py:f changed")

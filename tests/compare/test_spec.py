@@ -5,7 +5,7 @@ import yaml
 
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import SPECS, Target, read_spec
-from oblrpo.settings import flatten, may_bend
+from oblrpo.settings import adjustable, flatten
 from tests.cli.conftest import complained
 from tests.compare.conftest import plan_of, pretend
 
@@ -156,12 +156,12 @@ def test_built_in_comparisons_can_be_taken_to_another_task(name, tmp_path):
 def test_what_is_asked_of_the_runs_of_a_comparison(tmp_path):
     """What somebody wrote, and nothing of what comes with the package; and all variants are measured on one set."""
     numbers = {"prompts_per_step", "eval_prompts", "heldout_fraction"}
-    assert numbers <= may_bend(read_spec("against-rloo", {}, {"steps": 3}).base_config)
-    assert "eval_prompts" not in may_bend(read_spec("against-rloo", {}, {"eval_prompts": 9}).base_config)
+    assert numbers <= adjustable(read_spec("against-rloo", {}, {"steps": 3}).base_config)
+    assert "eval_prompts" not in adjustable(read_spec("against-rloo", {}, {"eval_prompts": 9}).base_config)
     for settings, bending in (({}, numbers), ({"prompts_per_step": 8}, numbers - {"heldout_fraction"})):
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"variants": {"a": {}, "b": settings}}))
         spec = read_spec(str(tmp_path / "mine.yaml"), {}, {})
-        assert may_bend(spec.config(spec.variants[0], 1.0, 1, "")) & numbers == bending
+        assert adjustable(spec.config(spec.variants[0], 1.0, 1, "")) & numbers == bending
 
 
 def test_a_target_is_laid_over_the_specs(write_spec):

@@ -20,7 +20,7 @@ import oblrpo
 from oblrpo.errors import InputError
 from oblrpo.policy import make_policy
 from oblrpo.report import console
-from oblrpo.settings import PolicyConfig, TrainConfig, flatten, load_recipe, may_bend, settings_in
+from oblrpo.settings import PolicyConfig, TrainConfig, adjustable, flatten, load_recipe, settings_in
 from tests.door.conftest import ROWS, SMALL, config_of, letters, loaded, metrics_of, write_rows
 
 
@@ -291,8 +291,8 @@ def test_numbers_that_nobody_gave_fit_the_rows_and_stay_those_of_the_run(train, 
     assert {name: resumed[name] for name in numbers} == numbers
     # What a run was given is asked of another that takes its settings; what fitted its rows is not.
     again = load_recipe(str(tmp_path / "run" / "config.yaml"), TrainConfig())
-    assert set(numbers) <= may_bend(again)
-    assert "max_completion_length" not in may_bend(again)
+    assert set(numbers) <= adjustable(again)
+    assert "max_completion_length" not in adjustable(again)
     rows = write_rows(tmp_path / "eight.jsonl", ROWS[:8])
     more = ["--data", rows, "--rewards", "length", "--model", "", "--dry-run"]
     code, out, err = command_line("train", tmp_path / "run" / "config.yaml", *more)

@@ -239,15 +239,3 @@ def test_a_rank_whose_shard_stayed_where_it_was_measures_with_the_others(mesh, m
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda flag, op: flag.fill_(1.0))
     kl()
     assert measured
-
-
-@pytest.mark.parametrize("mode", ["auto", "kl"])
-def test_a_state_of_an_earlier_version_knows_nothing_of_rounding(mode):
-    done = Rounded(mode, 1e-6, 8)
-    done.step()
-    state = done.schedule.state_dict()
-    earlier = {name: each for name, each in state["rule"].items() if name not in ("reach", "floor", "measured")}
-    assert earlier
-    fresh = Rounded(mode, 1e-6, 8)
-    fresh.schedule.load_state_dict(state | {"rule": earlier})
-    assert fresh.schedule.rule.state_dict() == earlier | {"reach": 0.0, "floor": 0.0, "measured": 0}

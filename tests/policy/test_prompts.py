@@ -44,8 +44,8 @@ def test_text_stays_text_and_messages_take_the_template(chatty):
 
 
 def test_a_prompt_at_a_glance_is_one_line_as_the_model_reads_it(chatty):
-    assert PromptFormat(chat=True).glance(chatty.tokenizer, "2\n+2") == r"'<user>2\n+2<assistant>'"
-    long = PromptFormat(chat=True).glance(chatty.tokenizer, "x" * 300)
+    assert PromptFormat(chat=True).preview(chatty.tokenizer, "2\n+2") == r"'<user>2\n+2<assistant>'"
+    long = PromptFormat(chat=True).preview(chatty.tokenizer, "x" * 300)
     assert (long[:8], long[-12:], len(long)) == ("'<user>x", "<assistant>'", 120 + 5 + 75 + 2)
 
 

@@ -10,9 +10,9 @@ from oblrpo.runs import RunFolder
 from oblrpo.settings import (
     PolicyConfig,
     TrainConfig,
+    adjustable,
     flatten,
     load_recipe,
-    may_bend,
     with_settings,
 )
 from oblrpo.tasks import DataTask, Problem, make_task
@@ -36,7 +36,7 @@ def fitted(policy, rows, heldout=None, **asked):
     """The config of a run on `rows`, of which `asked` was asked for, and what its head says of that."""
     config = with_settings(TrainConfig(), asked, "a test")
     task = rows if not isinstance(rows, list) else DataTask("mine", rows, heldout, config.task.heldout_fraction)
-    fits, held, _, words = fit(config, task, policy, may_bend(config))
+    fits, held, _, words = fit(config, task, policy, adjustable(config))
     assert len(held) == fits.run.eval_prompts
     assert fits.asked == config.asked
     assert len(task.train_batch(1, fits.rollout.prompts_per_step)) == fits.rollout.prompts_per_step
@@ -70,7 +70,7 @@ def test_it_trains_on_as_many_rows_as_there_are(policy, count, asked, P, held):
     assert words.count("\n") == bool(changed)
     assert all(f"{name} {flat[name]} instead of {usual[name]} (" in words for name in changed)
     # Another run with these numbers, as they stand in config.yaml, has the same problems.
-    again, nothing = fitted(policy, problems(count), **{name: flat[name] for name in may_bend(TrainConfig())})
+    again, nothing = fitted(policy, problems(count), **{name: flat[name] for name in adjustable(TrainConfig())})
     assert (again, nothing) == (flat, "")
 
 
@@ -161,12 +161,12 @@ def test_prompts_that_are_yet_to_be_generated_have_room_to_be_longer(policy):
 def test_numbers_of_a_recipe_bend_on_data_of_the_users_own(policy):
     """They were not typed; a YAML file of the user's own was."""
     config = with_settings(load_recipe("smollm2-arithmetic", TrainConfig()), {"data": "mine.jsonl"}, "a test")
-    fits, *_, words = fit(config, DataTask("mine", [Problem("x" * 200, ""), *problems(19)]), policy, may_bend(config))
+    fits, *_, words = fit(config, DataTask("mine", [Problem("x" * 200, ""), *problems(19)]), policy, adjustable(config))
     assert fits.rollout.tokens_per_micro_batch == (200 + 4) * 4
     assert "tokens_per_micro_batch 816 instead of 512" in words
     demo = with_settings(load_recipe("demo", TrainConfig()), {"data": "mine.jsonl"}, "a test")
     check(demo)
-    fits, *_, words = fit(demo, DataTask("mine", problems(50)), policy, may_bend(demo))
+    fits, *_, words = fit(demo, DataTask("mine", problems(50)), policy, adjustable(demo))
     assert not fits.warm_start.begins
     assert "warm_start_steps 0 instead of 200 (data has no demonstrations)" in words
     with pytest.raises(InputError, match="warm_start_steps needs sft_data, or a built-in task"):
@@ -177,13 +177,13 @@ def test_what_was_asked_for(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("prompts_per_step: 32\n")
     own = load_recipe(str(file), TrainConfig())
-    assert "prompts_per_step" not in may_bend(own)
-    assert "eval_prompts" in may_bend(own)
-    assert may_bend(load_recipe("demo", TrainConfig())) == may_bend(TrainConfig())
+    assert "prompts_per_step" not in adjustable(own)
+    assert "eval_prompts" in adjustable(own)
+    assert adjustable(load_recipe("demo", TrainConfig())) == adjustable(TrainConfig())
     assert replace(own, asked=()) == own  # two runs are not different by it
-    assert "chat" in may_bend(with_settings(own, {"chat": None}, "a test"))
+    assert "chat" in adjustable(with_settings(own, {"chat": None}, "a test"))
     run = RunFolder(tmp_path / "run")
     run.create(with_settings(TrainConfig(), {"steps": 7}, "a test"))
     assert load_recipe(str(run.config_file), TrainConfig()).asked == ("steps",)
     file.write_text(run.config_file.read_text().replace("eval_prompts: 128", "eval_prompts: 20"))
-    assert not may_bend(load_recipe(str(file), TrainConfig())) - {"chat"}  # somebody has been at it
+    assert not adjustable(load_recipe(str(file), TrainConfig())) - {"chat"}  # somebody has been at it

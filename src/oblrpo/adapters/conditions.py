@@ -42,9 +42,6 @@ def check(
         value_of: the value of a setting, by its key.
         shown: how a value is written.
         further: refusals of what takes more than one setting, as "what: why; fix."
-
-    Raises:
-        InputError: a requirement is not met, or there are further refusals.
     """
     values = [(rule, value_of(rule.key)) for rule in rules]
     refusals = [

@@ -11,16 +11,7 @@ from oblrpo.cli.flags import parse
 from oblrpo.commands import check_asked, evaluate_rows
 from oblrpo.errors import InputError
 from oblrpo.runs import checkpoint_of, run_of
-from oblrpo.settings import (
-    RewardsConfig,
-    SamplingConfig,
-    TrainConfig,
-    Word,
-    as_in_run,
-    check_sampling,
-    enough_samples,
-    flags_in,
-)
+from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, Word, as_in_run, check_sampling, flags_in
 
 
 @dataclass(frozen=True)
@@ -62,13 +53,14 @@ class EvaluateCommand:
 
 def run(argv: list[str]) -> None:
     """`oblrpo evaluate`."""
-    command, started = parse(EvaluateCommand(), argv, "oblrpo evaluate"), None
+    command, flags, started = parse(EvaluateCommand(), argv, "oblrpo evaluate"), flags_in(argv), None
     if (model := checkpoint_of(command.model)) and (started := run_of(model)):
         # The run that the model lies in says what the flags do not.
         sampling, judged = as_in_run(started, bool(command.benchmark))
         command = parse(EvaluateCommand(sampling=sampling, judged=judged), argv, "oblrpo evaluate")
-    command = replace(command, model=model, sampling=enough_samples(command.sampling, command.k, flags_in(argv)))
-    _check(command, flags_in(argv), started)
+    _check(command, flags, started)
+    sampling = check_sampling(command.sampling, command.k, flags, drawn=bool(model))
+    command = replace(command, model=model, sampling=sampling)
     if command.benchmark:
         results = _on_benchmarks(command)
     else:
@@ -112,7 +104,6 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"completions that are there are graded as they are; leave out {', '.join(idle)}.")
-    check_sampling(command.sampling, command.k, drawn=bool(command.model))
 
 
 def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:

@@ -29,7 +29,6 @@ def parse(default: Command, argv: list[str], prog: str, help: str = "--help") ->
     """Return the command that these words give, over its default; `help` is the flag that lists all settings.
 
     Raises:
-        InputError: a word is unknown, a setting has no value or one of the wrong type, or there is nothing to do.
         SystemExit: 0, after all settings were listed.
     """
     if {"-h", "--help", help} & set(argv):

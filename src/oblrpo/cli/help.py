@@ -11,7 +11,7 @@ from dataclasses import is_dataclass
 from typing import Any, Literal
 
 from oblrpo.cli.flags import sections, word_of
-from oblrpo.settings import RECIPES, yaml_line
+from oblrpo.settings import RECIPES
 
 COMMON = (
     "model", "data", "task", "rewards", "output", "steps", "seed", "prompts_per_step", "num_generations",
@@ -33,7 +33,8 @@ def print_settings(command: Any, prog: str, common: Collection[str] = ()) -> Non
         group = parser if own else parser.add_argument_group(title.removesuffix("."), more or None)
         for name in [name for name in types if not common or name in (first, *common)]:
             text = _clause(texts[name], ".;") + "." if common else texts[name]
-            text += _default(getattr(section, name))
+            default = getattr(section, name)
+            text += "" if default is False or default in (None, "", (), {}) else f" [{default}]"
             if name == first:
                 _add(parser, word.name, text)
             elif bool in (types[name], *typing.get_args(types[name])):
@@ -79,10 +80,3 @@ def _metavar(kind: Any) -> str:
 def _clause(text: str, ends: str) -> str:
     """Return a text up to the end of its first clause."""
     return re.split(rf"[{ends}](?:\s|$)", text, maxsplit=1)[0]
-
-
-def _default(value: Any) -> str:
-    """Return a default as it stands behind the text; nothing where the text says what it does."""
-    if value is None or value is False or value in ("", (), [], {}):
-        return ""
-    return f" [{yaml_line(value) if isinstance(value, (dict, list, tuple)) else value}]"

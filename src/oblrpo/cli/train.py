@@ -8,7 +8,7 @@ from rich.console import Console
 from oblrpo.cli.flags import misplaced, parse
 from oblrpo.cli.help import COMMON, print_settings
 from oblrpo.cli.loading import loading
-from oblrpo.commands import carry_out, check_settings, check_there
+from oblrpo.commands import carry_out, check_files, check_settings
 from oblrpo.errors import InputError
 from oblrpo.settings import TrainConfig, flags_in, flatten, load_recipe, with_settings, yaml_text
 
@@ -51,7 +51,7 @@ def run(argv: list[str]) -> None:
     elif command.accept_changed:
         raise InputError("--accept-changed would change nothing without --resume; leave it out.")
     config = command.config
-    check_there(config.task.data, config.task.eval_data, config.warm_start.sft_data)
+    check_files(config.task.data, config.task.eval_data, config.warm_start.sft_data)
     with loading():  # torch and transformers load only now: --help is instant
         from transformers.utils import logging as transformers_logging
 

@@ -18,8 +18,8 @@ FAR = 1.0  # nats a token
     "entropy", "reward", threshold=math.log(10), turns="-learning_rate +temperature",
     sentence="Entropy has collapsed: it is {now:.3g} nats per token, down from {then:.3g} around {unit} {step}.",
     cure=(
-        "Completions of a prompt are nearly identical: the policy no longer explores. Go back to an earlier checkpoint "
-        "and make updates smaller ({shorten}), raise temperature or epsilon_high, or use more varied prompts."
+        "Completions of a prompt are nearly identical. Go back to an earlier checkpoint and make updates smaller "
+        "({shorten}), raise temperature or epsilon_high, or use more varied prompts."
     ),
 )  # fmt: skip
 def entropy_collapsed(run: Course) -> Reading | None:
@@ -142,8 +142,8 @@ much or as little is another."""
     "completions/clipped_ratio", "reward", threshold=ALL, turns="+max_completion_length",
     sentence="From the first step on {value:.0%} of the completions are truncated, with next to no reward.",
     cure=(
-        "They never reach an answer: raise max_completion_length. If they are truncated at any length, the policy does "
-        "not end its answers: use the model's chat template, and a token that ends a turn."
+        "They reach no answer: raise max_completion_length. If no length is enough, answers have no end: use the "
+        "model's chat template, and a token that ends a turn."
     ),
 )  # fmt: skip
 def all_truncated(run: Course) -> Reading | None:

@@ -37,10 +37,7 @@ def same_reward(run: Course) -> Reading | None:
 @condition(
     "reward", threshold=1, updated=True, wrong=False, rows=True,
     sentence="Every completion has had reward {earned}, the most seen so far, since {unit} {since}.",
-    cure=(
-        "If that is all there is to earn, stop here, or continue with harder prompts. If it is not, no completion has "
-        "found the rest yet: reward the steps towards it."
-    ),
+    cure="Stop here, or continue with harder prompts. If more can be earned, reward the steps towards it.",
 )  # fmt: skip
 def solved(run: Course) -> Reading | None:
     """The task is learned: all completions earn the most.

@@ -33,10 +33,7 @@ def not_finite(run: Course) -> Reading | None:
 @condition(
     "loss", threshold=3, wrong=False,
     sentence="The loss is 0 in every {unit}, though there is a gradient: it is no measure of progress.",
-    cure=(
-        "In the first update of a batch advantages sum to 0, so GRPO's loss is 0 and its gradient is not. Watch the "
-        "reward."
-    ),
+    cure="GRPO's is 0 in the first update of a batch, where advantages sum to 0. Watch the reward.",
 )  # fmt: skip
 def loss_of_zero(run: Course) -> Reading | None:
     """The loss of GRPO and its kin is 0, and the policy learns all the same.

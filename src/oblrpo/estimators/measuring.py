@@ -74,10 +74,6 @@ class MeasuringRule(Rule):
             raise ValueError(refused)
         return rate
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off; versions before 0.3 knew nothing of reach and floor."""
-        super().load_state_dict({"reach": 0.0, "floor": 0.0, "measured": 0} | state)
-
     def stepped(self, used: float | None) -> None:
         """Take note of the rate that `optimizer.step()` was called at."""
         self._used = used

@@ -71,7 +71,7 @@ class SavedCompletions:
             raise InputError(f"{self.file} holds no completions to grade; check --output.")
         settings = self.settings()
         asked = questions[: settings.get("problems")]
-        if settings.get("questions") not in {digest_of_questions(asked), None}:  # None: of an older version
+        if settings.get("questions") != digest_of_questions(asked):
             raise InputError(
                 f"{self.file} answers other questions than the data holds; give the data it was drawn for."
             )

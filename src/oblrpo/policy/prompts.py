@@ -120,7 +120,7 @@ class PromptFormat:
             )
         return shown
 
-    def glance(self, tokenizer: Any, prompt: Prompt) -> str:
+    def preview(self, tokenizer: Any, prompt: Prompt) -> str:
         """Return the text that the model reads in a line, with its escapes; the middle of a long one is left out."""
         text = self.text(tokenizer, prompt)
         return repr(text if len(text) <= 200 else f"{text[:120]} ... {text[-75:]}")

@@ -59,7 +59,6 @@ class WorkerReward:
 
         Raises:
             RewardFailed: the function raised, took too long, or ended its process.
-            InputError: a column that it names cannot be handed over.
         """
         given["completions"] = as_said(given["prompts"], given["completions"])
         handed = {name: given[name] for name in asked_of(given, self.takes) if name not in self._withheld}

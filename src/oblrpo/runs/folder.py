@@ -19,9 +19,9 @@ from oblrpo.runs.rows import Metrics, read_rows, read_steps, sorted_out
 from oblrpo.settings import (
     IDENTITY,
     TrainConfig,
+    adjustable,
     every_value,
     flatten,
-    may_bend,
     may_change_on_resume,
     read_yaml_file,
     with_file,
@@ -89,7 +89,7 @@ class RunFolder:
     def fitted(self, config: TrainConfig) -> TrainConfig:
         """`config` with the numbers that nobody asked for as they were fitted when the run began."""
         saved = flatten(self.saved_config())
-        return with_settings(config, {name: saved[name] for name in may_bend(config)}, "", ())
+        return with_settings(config, {name: saved[name] for name in adjustable(config)}, "", ())
 
     def check_resumable(self, config: TrainConfig) -> None:
         """Refuse to resume under settings that would make it another run."""
@@ -298,29 +298,21 @@ def _replace(partial: Path, target: Path) -> None:
     sync(target.parent)
 
 
-def again(config: TrainConfig) -> str:
+def how_to_resume(config: TrainConfig) -> str:
     """How a run is resumed, as the end of a sentence."""
     command = f"oblrpo train --resume --output {shlex.quote(config.run.output)}"
     return f"continue with: {command} (from Python resume=True)"
 
 
 def checkpoint_of(model: str) -> str:
-    """Return the newest checkpoint where a model is given by the folder of its run, or else the name as it is.
-
-    Raises:
-        InputError: there is no checkpoint.
-    """
+    """Return the newest checkpoint where a model is given by the folder of its run, or else the name as it is."""
     folder = RunFolder(Path(model))
     is_run = model and folder.config_file.is_file() and folder.checkpoints.is_dir()
     return str(folder.checkpoint(folder.reached())) if is_run else model
 
 
 def run_of(model: str) -> TrainConfig | None:
-    """Return the settings of the run that a checkpoint or its export lies in; None if it lies in none.
-
-    Raises:
-        InputError: the settings cannot be read.
-    """
+    """Return the settings of the run that a checkpoint or its export lies in; None if it lies in none."""
     path = Path(model)
     folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
     inside = path.parent == folder.checkpoints or path == folder.path / "export"

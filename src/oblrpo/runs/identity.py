@@ -15,7 +15,7 @@ class Identity:
     """A word of the run's own, which each of its checkpoints carries, and what it learns from."""
 
     run: str = field(default_factory=lambda: secrets.token_hex(8))
-    """The word, by chance; empty of a run that was begun by version 0.2 or earlier."""
+    """The word, by chance."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """The SHA-256 of everything that its settings name and do not hold: data and rewards."""
     left: Mapping[str, str] = field(default_factory=dict)
@@ -27,9 +27,7 @@ class Identity:
 
     @classmethod
     def read(cls, plain: Any, place: str) -> Identity:
-        """The identity that `plain` gave; None is that of a run of an earlier version."""
-        if plain is None:
-            return cls("")
+        """The identity that `plain` gave."""
         try:
             kinds = (plain["sources"], plain.get("left", {}))
             return cls(str(plain["run"]), *({str(name): str(sum_) for name, sum_ in kind.items()} for kind in kinds))

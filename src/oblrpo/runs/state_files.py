@@ -34,10 +34,10 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 
 def origin(folder: Path) -> tuple[str, int]:
-    """Return which run wrote a state, and after which step; "" stands for a run of a version that did not say."""
+    """Return which run wrote a state, and after which step."""
     with _readable(folder):
         top = dict(_tree(folder))
-        return str(top.get("run", "")), int(top["step"])
+        return str(top["run"]), int(top["step"])
 
 
 def _tree(folder: Path) -> list[Any]:

@@ -6,14 +6,14 @@ Nothing in here loads torch.
 from oblrpo.settings.annotations import (
     Mapping,
     Word,
+    adjustable,
     check_ranges,
-    may_bend,
     may_change_on_resume,
     refuse_idle,
     refuse_named,
 )
 from oblrpo.settings.elsewhere import hint
-from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling, enough_samples
+from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling
 from oblrpo.settings.reading import (
     IDENTITY,
     RECIPES,
@@ -57,18 +57,17 @@ __all__ = [
     "TrainConfig",
     "WarmStartConfig",
     "Word",
+    "adjustable",
     "as_in_run",
     "as_type",
     "check_ranges",
     "check_sampling",
-    "enough_samples",
     "every_value",
     "file_named",
     "flags_in",
     "flatten",
     "hint",
     "load_recipe",
-    "may_bend",
     "may_change_on_resume",
     "read_yaml",
     "read_yaml_file",

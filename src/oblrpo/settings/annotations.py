@@ -39,8 +39,8 @@ class Range:
 
 MAY_CHANGE = "may change"
 """A run may be resumed with another value of the setting."""
-BENDS = "bends"
-"""The setting gives way to what is there where nobody has asked for it; `trainer.fitting` says how."""
+ADJUSTABLE = "adjustable"
+"""The setting is adjusted to rows and model where nobody has asked for it; `trainer.fitting` says how."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,7 @@ def annotations_of(config: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def check_ranges(config: Any, values: abc.Mapping[str, Any]) -> None:
-    """Refuse numbers out of range.
-
-    Args:
-        config: whose settings they are.
-        values: all of them by name.
-
-    Raises:
-        InputError: a number is out of range; the message names the setting and its range.
-    """
+    """Refuse numbers out of range; `values` are all settings of a config by name."""
     for name, notes in annotations_of(config).items():
         for note in notes:
             if isinstance(note, Range) and values[name] is not None and not note.least <= values[name] <= note.most:
@@ -92,15 +84,7 @@ def check_ranges(config: Any, values: abc.Mapping[str, Any]) -> None:
 
 
 def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
-    """Refuse what somebody has set and a run would pass over.
-
-    Args:
-        given: settings that were set, with how they are written there.
-        config: all settings of the run.
-
-    Raises:
-        InputError: names those that do nothing, and why.
-    """
+    """Refuse what somebody has set, `given` with how it is written there, and a run of `config` would pass over."""
     idle: dict[str, list[str]] = {}
     known = annotations_of(config)
     # Who has set a mapping has set the keys in it.
@@ -120,23 +104,15 @@ def refuse_idle(given: abc.Mapping[str, str], config: Any) -> None:
 
 
 def refuse_named(given: abc.Mapping[str, str], idle: abc.Mapping[str, Sequence[str]]) -> None:
-    """Refuse settings that do nothing, where somebody has set one.
-
-    Args:
-        given: settings that were set, with how they are written there.
-        idle: why -> the settings that do nothing.
-
-    Raises:
-        InputError: names those that were set, and why they do nothing.
-    """
+    """Refuse settings that do nothing, by why (`idle`), where somebody has set one."""
     for why, names in idle.items():
         if written := [given[name] for name in names if name in given]:
             raise InputError(f"{', '.join(written)} would change nothing, for {why}; leave it out.")
 
 
-def may_bend(config: Any) -> set[str]:
-    """The settings that give way to what is there, for nobody has asked for them."""
-    return {name for name, notes in annotations_of(config).items() if BENDS in notes} - set(config.asked)
+def adjustable(config: Any) -> set[str]:
+    """The settings that may be adjusted, for nobody has asked for them."""
+    return {name for name, notes in annotations_of(config).items() if ADJUSTABLE in notes} - set(config.asked)
 
 
 def may_change_on_resume(config: Any) -> set[str]:

@@ -60,13 +60,11 @@ def as_in_run(config: TrainConfig, benchmark: bool = False) -> tuple[SamplingCon
     return (with_fields(SamplingConfig(), taken, "config.yaml"), with_fields(RewardsConfig(), taken, "config.yaml"))
 
 
-def enough_samples(asked: SamplingConfig, ks: Sequence[int], said: Collection[str]) -> SamplingConfig:
-    """Return it with as many samples as the largest k takes, where nobody has said how many."""
-    return asked if "samples" in said else replace(asked, samples=max(asked.samples, *ks, 1))
-
-
-def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = True) -> None:
-    """Refuse what cannot be drawn, before anything is loaded; `drawn`: whether anything is to be drawn."""
+def check_sampling(
+    asked: SamplingConfig, ks: Sequence[int], said: Collection[str], drawn: bool = True
+) -> SamplingConfig:
+    """Refuse what cannot be `drawn`; return it with enough samples for the largest k where their number is not set."""
+    asked = asked if "samples" in said else replace(asked, samples=max(asked.samples, *ks, 1))
     for key, value, least in (
         ("samples", asked.samples, 1),
         ("max_completion_length", asked.max_completion_length, 1),
@@ -83,3 +81,4 @@ def check_sampling(asked: SamplingConfig, ks: Sequence[int] = (), drawn: bool = 
         raise InputError("top_p must be above 0 and at most 1.")
     if drawn and max(ks, default=1) > asked.samples:
         raise InputError(f"k is {max(ks)}; with samples {asked.samples} it must be from 1 to {asked.samples}.")
+    return asked

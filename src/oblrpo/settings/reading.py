@@ -38,11 +38,7 @@ def flatten(config: TrainConfig) -> dict[str, Any]:
 
 
 def every_value(config: TrainConfig) -> dict[str, Any]:
-    """Every setting as `flatten` has it; in the place of a mapping with known keys, each of them as `setting.key`.
-
-    Raises:
-        InputError: such a mapping has an unknown key, or a value of the wrong type.
-    """
+    """Every setting as `flatten` has it; in the place of a mapping with known keys, each of them as `setting.key`."""
     values = flatten(config)
     for name, notes in annotations_of(config).items():
         for note in notes:
@@ -55,11 +51,7 @@ def every_value(config: TrainConfig) -> dict[str, Any]:
 def with_settings(
     config: TrainConfig, settings: dict[str, Any], source: str, asked: Iterable[str] | None = None
 ) -> TrainConfig:
-    """`config` with the flat settings replaced; they count as asked for, or those that `asked` names.
-
-    Raises:
-        InputError: an unknown key or a value of the wrong type; `source` says where it stands.
-    """
+    """`config` with the flat settings of `source` replaced; they count as asked for, or those that `asked` names."""
     known = flatten(config)
     for key in settings:
         if key not in known:
@@ -82,21 +74,13 @@ def flags_in(argv: list[str]) -> dict[str, str]:
 
 
 def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
-    """`base` with the settings of a built-in recipe or of a YAML file.
-
-    Raises:
-        InputError: no such recipe or file, not a YAML mapping, an unknown key, a value of the wrong type.
-    """
+    """`base` with the settings of a built-in recipe or of a YAML file."""
     path, ours = file_named(name, RECIPES, "recipe")
     return dataclasses.replace(with_file(base, path, () if ours else None), recipe=name)
 
 
 def with_file(config: TrainConfig, path: Path | Traversable, asked: Iterable[str] | None = None) -> TrainConfig:
-    """`config` with what a YAML file says; of the `config.yaml` that a run wrote that counts as asked for which was.
-
-    Raises:
-        InputError: it cannot be read, is no YAML mapping, has an unknown key or a value of the wrong type.
-    """
+    """`config` with what a YAML file says; of the `config.yaml` that a run wrote that counts as asked for which was."""
     said = read_yaml_file(path)
     if (of_run := said.pop(IDENTITY, None)) and is_as_marked(path.read_text(encoding="utf-8")):
         asked = of_run.get("asked")
@@ -104,20 +88,12 @@ def with_file(config: TrainConfig, path: Path | Traversable, asked: Iterable[str
 
 
 def recipe_settings(name: str) -> dict[str, Any]:
-    """What a built-in recipe or a YAML file says, and nothing else.
-
-    Raises:
-        InputError: no such recipe or file, or not a YAML mapping.
-    """
+    """What a built-in recipe or a YAML file says, and nothing else."""
     return settings_in(file_named(name, RECIPES, "recipe")[0])
 
 
 def file_named(name: str, folder: Traversable, kind: str) -> tuple[Path | Traversable, bool]:
-    """A built-in YAML file of a folder by its name, or a file of somebody's by its path; and whether it is built in.
-
-    Raises:
-        InputError: there is neither.
-    """
+    """A built-in YAML file of a folder by its name, or a file of somebody's by its path; and whether it is built in."""
     built_in = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name in built_in:
         return folder / f"{name}.yaml", True
@@ -128,9 +104,5 @@ def file_named(name: str, folder: Traversable, kind: str) -> tuple[Path | Traver
 
 
 def settings_in(path: Path | Traversable) -> dict[str, Any]:
-    """What a YAML file says, which may be the `config.yaml` of a run.
-
-    Raises:
-        InputError: it cannot be read, or is no YAML mapping.
-    """
+    """What a YAML file says, which may be the `config.yaml` of a run."""
     return {key: value for key, value in read_yaml_file(path).items() if key != IDENTITY}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from oblrpo.settings.annotations import BENDS, MAY_CHANGE, Mapping, Range
+from oblrpo.settings.annotations import ADJUSTABLE, MAY_CHANGE, Mapping, Range
 from oblrpo.settings.idle import BENCHMARK, BENCHMARK_PROMPT, BUILT, GENERATED, GENERATED_PROMPT
 
 
@@ -13,7 +13,7 @@ from oblrpo.settings.idle import BENCHMARK, BENCHMARK_PROMPT, BUILT, GENERATED, 
 class ModelConfig:
     """How a model is loaded, and how prompts are shown to it."""
 
-    chat: Annotated[bool | None, BENDS] = None
+    chat: Annotated[bool | None, ADJUSTABLE] = None
     """Show text prompts to the model as a user's message in its chat template. Prompts that are messages always use
     it. Not set: as --no-chat, with a line that says so where the model has a template."""
     system_prompt: str = ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from oblrpo.errors import InputError
-from oblrpo.settings.annotations import BENDS, MAY_CHANGE, Holds, Mapping, Range, Word
+from oblrpo.settings.annotations import ADJUSTABLE, MAY_CHANGE, Holds, Mapping, Range, Word
 from oblrpo.settings.idle import (
     GENERATED,
     LOADED,
@@ -46,20 +46,12 @@ class PolicyConfig(ModelConfig):
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes of a policy that is built.
-
-        Raises:
-            InputError: an unknown key or a value of the wrong type.
-        """
+        """The sizes of a policy that is built."""
         return of_mapping(Sizes, self.model_args, "model_args")
 
     @property
     def adapters(self) -> LoRA:
-        """The adapters that are made; of rank 0 where there are none.
-
-        Raises:
-            InputError: an unknown key or a value of the wrong type.
-        """
+        """The adapters that are made; of rank 0 where there are none."""
         return of_mapping(LoRA, self.lora, "lora")
 
 
@@ -71,7 +63,7 @@ class WarmStartConfig:
     """Files or a data set of the hub, as `data`, to learn from before RL, such as shown.jsonl: the columns are
     `prompt_column` and `completion`, which is text, or one message of the assistant. None: the built-in task
     demonstrates, if warm_start_steps says so."""
-    warm_start_steps: Annotated[int, Range(0), BENDS] = 0
+    warm_start_steps: Annotated[int, Range(0), ADJUSTABLE] = 0
     """Gradient steps of supervised learning. 0: one epoch of sft_data, or none without it."""
     warm_start_args: Annotated[Mapping, Holds(WarmStart), NO_WARM_START] = field(default_factory=dict)
     """Settings of the supervised learning, such as '{batch: 16, learning_rate: 1e-4, noise: 0.05}'."""
@@ -83,11 +75,7 @@ class WarmStartConfig:
 
     @property
     def learning(self) -> WarmStart:
-        """How it learns.
-
-        Raises:
-            InputError: an unknown key or a value of the wrong type.
-        """
+        """How it learns."""
         return of_mapping(WarmStart, self.warm_start_args, "warm_start_args")
 
 
@@ -113,7 +101,7 @@ class TaskConfig(RowsConfig, GradingConfig):
     alone; of a benchmark, the question and a request to reason and to put the answer in \\boxed{}."""
     max_prompt_length: Annotated[int, Range(0)] = 0
     """Longest prompt, in tokens; problems with longer ones are left out. 0: none is."""
-    heldout_fraction: Annotated[float, GENERATED, OWN_TEST, BENDS] = 0.1
+    heldout_fraction: Annotated[float, GENERATED, OWN_TEST, ADJUSTABLE] = 0.1
     """Share of `data` that is held out where there is no `eval_data`, chosen by a hash of the prompt. Not set: more
     where fewer than two prompts, or than eval_prompts, would be; less where prompts_per_step leaves less."""
 
@@ -122,14 +110,14 @@ class TaskConfig(RowsConfig, GradingConfig):
 class RolloutConfig:
     """Sampling. The policy is sampled as it is: no top-k, no top-p, so that log-probabilities are the sampler's."""
 
-    prompts_per_step: Annotated[int, Range(2), BENDS] = 64
+    prompts_per_step: Annotated[int, Range(2), ADJUSTABLE] = 64
     """Prompts per step (P); a step has P x G completions. Not set: at most as many as there are."""
     num_generations: Annotated[int, Range(1)] = 4
     """Completions per prompt (G)."""
     dynamic_sampling: Annotated[int, Range(0)] = 0
     """Rounds of DAPO's dynamic sampling in a step, at most: prompts whose completions all got the same reward are
     dropped, and others sampled until prompts_per_step are full. It changes the objective. 0: off."""
-    max_completion_length: Annotated[int, Range(1), BENDS] = 512
+    max_completion_length: Annotated[int, Range(1), ADJUSTABLE] = 512
     """Longest completion, in tokens; longer ones are cut and scored as they are. Not set: 64 for a policy that is
     built, without a warm start; at most what prompts leave of the model's context."""
     temperature: Annotated[float, Range(0.001)] = 1.0
@@ -137,7 +125,7 @@ class RolloutConfig:
     prompts_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE] = 0
     """Prompts whose completions are trained on at a time. 0: all. It changes memory, and what `oblr_shrunk` knows
     of other prompts: those of earlier micro-batches only."""
-    tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE, BENDS] = 0
+    tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE, ADJUSTABLE] = 0
     """Tokens, padding included, that are trained on at a time, in whole groups sorted by length. 0: no bound. What
     `oblr_shrunk` knows of other prompts is then from earlier steps only."""
     sampler: Literal["transformers", "vllm"] = "transformers"
@@ -153,11 +141,7 @@ class RolloutConfig:
 
     @property
     def clip_max(self) -> float | None:
-        """The C of the weights min(C, pi / sampler), infinite where none is truncated; None: no weights are taken.
-
-        Raises:
-            InputError: `sampler_correction` is none of those that there are.
-        """
+        """The C of the weights min(C, pi / sampler), infinite where none is truncated; None: no weights are taken."""
         name, colon, number = self.sampler_correction.partition(":")
         if name not in CORRECTIONS or (colon and name != "truncated"):
             raise InputError(
@@ -176,11 +160,7 @@ class RolloutConfig:
 
     @property
     def vllm(self) -> VLLM:
-        """Settings of the vLLM engine.
-
-        Raises:
-            InputError: an unknown key or a value of the wrong type.
-        """
+        """Settings of the vLLM engine."""
         return of_mapping(VLLM, self.vllm_args, "vllm_args")
 
 
@@ -273,7 +253,7 @@ class RunConfig:
     eval_steps: Annotated[int, Range(0)] = 10
     """Steps between two measurements of held-out accuracy, which is measured before and after the run, too. 0: only
     then."""
-    eval_prompts: Annotated[int, Range(2), BENDS] = 128
+    eval_prompts: Annotated[int, Range(2), ADJUSTABLE] = 128
     """Number of held-out prompts; they are never trained on. Not set: at most as many as there are."""
     eval_samples: Annotated[int, Range(1)] = 4
     """Completions of each held-out prompt, sampled as in training."""
@@ -303,8 +283,7 @@ class TrainConfig:
     recipe: Annotated[str, Word("[RECIPE|FILE]")] = ""
     """A built-in recipe (demo) or a YAML file of settings; flags override it. A resumed run keeps its own."""
     asked: tuple[str, ...] = field(default=(), compare=False)
-    """Settings that somebody has asked for: by flag, keyword or a YAML file of their own. What stands in a recipe or is
-    a default nobody has, and it may bend."""
+    """Settings by flag, keyword or a YAML file of one's own; a recipe's and defaults are not, and may be adjusted."""
     run: RunConfig = field(default_factory=RunConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)

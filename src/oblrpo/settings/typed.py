@@ -14,22 +14,14 @@ Section = TypeVar("Section")
 
 
 def with_fields(part: Section, settings: Mapping[str, Any], source: str) -> Section:
-    """One section with those of the flat settings replaced that are fields of it.
-
-    Raises:
-        InputError: a value of the wrong type; `source` says where it stands.
-    """
+    """One section with those of the flat settings replaced that are fields of it; `source` says where they stand."""
     hints = typing.get_type_hints(type(part))
     mine = {key: as_type(value, hints[key], f"{source}: {key}") for key, value in settings.items() if key in hints}
     return dataclasses.replace(part, **mine)  # type: ignore[type-var]  # a dataclass, which TypeVar cannot say
 
 
 def of_mapping(kind: type[Section], given: Mapping[str, Any], source: str) -> Section:
-    """A dataclass from a mapping, which may leave fields out.
-
-    Raises:
-        InputError: an unknown key or a value of the wrong type; `source` says where it stands.
-    """
+    """A dataclass from a mapping, which may leave fields out."""
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as above
     for key in given:
         if key not in known:
@@ -38,11 +30,7 @@ def of_mapping(kind: type[Section], given: Mapping[str, Any], source: str) -> Se
 
 
 def as_type(value: Any, hint: Any, name: str) -> Any:
-    """The value as the field's type; an int may stand for a float, and null for what is chosen.
-
-    Raises:
-        InputError: it cannot be that; `name` is what it says of which setting.
-    """
+    """The value of `name` as the field's type; an int may stand for a float, and null for what is chosen."""
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:

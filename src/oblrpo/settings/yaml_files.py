@@ -86,11 +86,7 @@ for _either in (_Loader, _Dumper):
 
 
 def read_yaml(text: str, source: str) -> dict[str, Any]:
-    """A YAML mapping.
-
-    Raises:
-        InputError: the text is something else.
-    """
+    """A YAML mapping."""
     try:
         settings = yaml.load(text, _Loader) or {}
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
@@ -104,11 +100,7 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
 
 
 def read_yaml_file(path: Path | Traversable) -> dict[str, Any]:
-    """The YAML mapping in a file.
-
-    Raises:
-        InputError: it cannot be read, or holds something else.
-    """
+    """The YAML mapping in a file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

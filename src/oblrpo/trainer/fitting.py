@@ -13,7 +13,7 @@ FEWEST = 8
 """Rows of data from which on a step's number of prompts is chosen."""
 PAIR = 2
 """Prompts that a step, and a measurement of held-out accuracy, have at least."""
-UNTAUGHT = 64
+UNTRAINED = 64
 """Tokens up to which a policy may write that knows nothing yet, and so hardly ever ends by itself."""
 
 
@@ -24,9 +24,6 @@ def fit(
 
     Returns:
         The config, the held-out problems, the tokens of the longest prompt, and a line about what has given way.
-
-    Raises:
-        InputError: another setting would have to give way, or there are too few problems to begin with.
     """
     before, now, why = flatten(config), flatten(config), dict[str, str]()
     data = task if isinstance(task, DataTask) else None
@@ -52,7 +49,7 @@ def fit(
     room, why["max_completion_length"] = now["max_completion_length"], "the model's context"
     if "max_completion_length" in free:
         if not (config.policy.model or now["sft_data"] or now["warm_start_steps"]):
-            room, why["max_completion_length"] = min(room, UNTAUGHT), "a policy that is built begins with random text"
+            room, why["max_completion_length"] = min(room, UNTRAINED), "a policy that is built begins with random text"
         # Prompts that a task is yet to generate may be longer.
         longest, room = policy.room(prompts, room, spare=1 if data else 2)
     else:

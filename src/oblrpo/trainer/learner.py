@@ -105,7 +105,6 @@ class Learner(Algorithm1):
         either; `skipped` says why. Step 0 takes no ledger.
 
         Raises:
-            InputError: the model cannot be recorded, or the gradient cannot be used.
             DivergedError: the updated weights, or log-probabilities, are NaN or infinite.
         """
         self.skipped, self.entropy = "", None

@@ -184,9 +184,6 @@ def look(run: Path, prompts: int = 0, checkpoints: int = 1) -> Looks:
         run: the run's folder.
         prompts: prompts of each batch, 2 at least; 0: as many as a step of the run has, and 32 if it has fewer.
         checkpoints: how many checkpoints, 1 at least; where fewer are kept, all of them.
-
-    Raises:
-        InputError: there is no such run, or no checkpoint, or too few prompts or too many, or no reward on any of them.
     """
     folder = RunFolder(run)
     if checkpoints < 1:

@@ -27,11 +27,11 @@ from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
-from oblrpo.runs import Identity, RunFolder, again, disk_trouble, held, heldout_accuracy_of
+from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of, how_to_resume
 from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
-from oblrpo.settings import TrainConfig, flatten, may_bend
+from oblrpo.settings import TrainConfig, adjustable, flatten
 from oblrpo.trackers import Reporter
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
 from oblrpo.trainer.fitting import fit
@@ -56,7 +56,7 @@ class Trainer:
     ) -> None:
         self.folder = RunFolder(Path(config.run.output).absolute())  # a reward in this process may go elsewhere
         config = self.folder.fitted(config) if resume else config
-        free = may_bend(config) if accept_changed or not resume else ()
+        free = adjustable(config) if accept_changed or not resume else ()
         check(config)
         self.config, self.objects = config, objects or Objects()
         self.objects.check(config.policy.model)
@@ -98,13 +98,12 @@ class Trainer:
                 )
             self.done, self.saved, self.tokens = state["step"], state["step"], state["tokens"]
             self.learner.load_state_dict(state, str(self.folder.path))
-            self.prompts.load_state_dict(state.get("prompts", {}))
+            self.prompts.load_state_dict(state["prompts"])
 
     def run(self, progress: Progress) -> None:
         """Train to the configured step, from the latest checkpoint if resuming.
 
         Raises:
-            InputError: the folder holds another run, or another process is at this one; or what ended it, noted there.
             KeyboardInterrupt: stopped by a signal, after the step in progress and its checkpoint.
         """
         if not self.resume:
@@ -120,7 +119,7 @@ class Trainer:
                 self._run(progress)
             except KeyboardInterrupt as stop:
                 where = "the warm start" if self.done is None else f"step {self.done + 1}"
-                raise KeyboardInterrupt(str(stop) or f"stopped in {where}; {again(self.config)}.") from None
+                raise KeyboardInterrupt(str(stop) or f"stopped in {where}; {how_to_resume(self.config)}.") from None
             except Exception as error:
                 refused = disk_trouble(error)
                 if not self.folder.config_file.is_file():
@@ -181,7 +180,7 @@ class Trainer:
         self.rewards.close()
         if self.done < self.config.run.steps:
             self._save()
-            raise KeyboardInterrupt(f"stopped after step {self.done}; {again(self.config)}.")
+            raise KeyboardInterrupt(f"stopped after step {self.done}; {how_to_resume(self.config)}.")
 
     def describe(self) -> str:
         """Return the run in a few lines: its numbers of parameters, prompts and completions."""
@@ -207,7 +206,7 @@ class Trainer:
             f"{config.run.eval_samples} completions\n{self.adjusted}{learned_before}"
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
             f"{config.rollout.max_completion_length} tokens\n"
-            f"prompt     {form.glance(tokenizer, prompts[0])}\n"
+            f"prompt     {form.preview(tokenizer, prompts[0])}\n"
             f"{of_template}"
             f"algorithm  baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, weighting "
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
@@ -236,11 +235,6 @@ class Trainer:
         for name, (_, parts) in self.rewards.likenesses().items():
             lacks = f"cannot check whether reward '{name}' has changed: there is no digest of {', '.join(parts)}."
             self.notes += [lacks] if parts else []
-        if sources and not (begun.run or begun.sources):
-            self.notes.append(
-                "an earlier version started the run and kept no digests of its data and rewards: whether they have "
-                "changed since cannot be checked. They are kept from now on."
-            )
         return begun.going_on(sources)
 
     def _warm_start(self, progress: Progress) -> dict[str, float]:

@@ -78,11 +78,7 @@ RULES = (
 
 
 def check_config(args: Any) -> None:
-    """Refuse a configuration that cannot be trained with exactly, naming each parameter and its fix.
-
-    Raises:
-        InputError: parameters have such values.
-    """
+    """Refuse a configuration that cannot be trained with exactly, naming each parameter and its fix."""
     check(RULES, "OBLRPOTrainer", lambda key: getattr(args, key), repr, _refused_together(args))
 
 
@@ -121,11 +117,7 @@ def _refused_together(args: Any) -> Iterator[str]:
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse models and launchers under which a sequence's gradient cannot be had, or that sample from another policy.
-
-    Raises:
-        InputError: there are some of these.
-    """
+    """Refuse models and launchers without gradients of single sequences, or that sample from another policy."""
     check((), "OBLRPOTrainer", str, further=_refused_of(trainer))
 
 

@@ -28,9 +28,6 @@ class OBLRPOConfig(GRPOConfig):  # type: ignore[misc]
     `loss_type="luspo"`, `importance_sampling_level="sequence"`, `scale_rewards="none"`, `disable_dropout=True`,
     `gradient_accumulation_steps=8`, `lr_scheduler_type="constant"`, `vllm_importance_sampling_correction=False`,
     and `router_aux_loss_coef=0.0`.
-
-    Raises:
-        InputError: a parameter has a value under which the gradient would be another one.
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS

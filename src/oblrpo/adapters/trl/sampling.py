@@ -101,9 +101,6 @@ def check_rollout(reported_SC: Tensor, logp_SC: Tensor, own_SC: Tensor) -> dict[
         reported_SC: the log-probabilities that it has handed over.
         logp_SC: those of the policy, with the rows' common padding cut off.
         own_SC: which tokens are the policy's own.
-
-    Raises:
-        InputError: the two differ by more than rounding.
     """
     fix = (
         "draw from trainer.model at args.temperature without top_p and its kin, and return for every token of "

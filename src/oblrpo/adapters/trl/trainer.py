@@ -40,9 +40,6 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     It takes the same arguments, with an [`OBLRPOConfig`] in place of the `GRPOConfig`. Prompts, generation, rewards,
     logs and checkpoints are TRL's. The gradient of a batch is exactly (1/S) sum_s A_s grad log pi(o_s|q_s) over its S
     sequences, from one forward and one backward for activations, in place of TRL's loss and backward.
-
-    Raises:
-        InputError: a setting, the launcher or the model would make the gradient another one.
     """
 
     _tag_names = (*GRPOTrainer._tag_names, "oblrpo")
@@ -86,11 +83,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     # ---- the batch ----
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
-        """Keep what TRL gets from the reward functions.
-
-        Raises:
-            InputError: a reward is infinite, or too large for float32.
-        """
+        """Keep what TRL gets from the reward functions."""
         rewards_SF: Tensor = super()._calculate_rewards(*args)
         weights_F = self.reward_weights.to(rewards_SF.device)
         if wrong := (rewards_SF.abs() * weights_F.abs().clamp(min=1) > LARGEST).nonzero().tolist():
@@ -143,11 +136,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     # ---- the gradient ----
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Create TRL's scheduler, and ours, which multiplies its rate.
-
-        Raises:
-            InputError: the schedule cannot work with these settings or with the optimizer.
-        """
+        """Create TRL's scheduler, and ours, which multiplies its rate."""
         scheduler = super().create_scheduler(*args, **kwargs)
         given: OBLRPOConfig = self.args
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
@@ -172,7 +161,6 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         Its value is that of TRL's loss with one ratio a sequence: minus the mean advantage.
 
         Raises:
-            InputError: the gradient cannot be used.
             DivergedError: it is NaN or infinite.
         """
         if not self.model.training:
@@ -232,11 +220,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._add_metrics(metrics | NO_SIGNAL)
 
     def _after_update(self) -> None:
-        """Measure how far the update moved the policy, and shorten it where it went too far.
-
-        Raises:
-            InputError: it cannot be measured.
-        """
+        """Measure how far the update moved the policy, and shorten it where it went too far."""
         if self._watched is not None:
             assert self._rate is not None
             try:
@@ -281,11 +265,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             write_atomically(Path(output_dir) / STATE, json.dumps(state))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load as TRL does; schedule, prior and proxy resume where they were.
-
-        Raises:
-            InputError: the checkpoint was written without this trainer, or with another schedule.
-        """
+        """Load as TRL does; schedule, prior and proxy resume where they were."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return

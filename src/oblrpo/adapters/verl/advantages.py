@@ -54,11 +54,7 @@ def _advantages(
     config: Any = None,
     **unused: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The advantage F - b of every output on each of its tokens, once as advantages and once as returns.
-
-    Raises:
-        InputError: verl's own trainer is running, which takes no score norms.
-    """
+    """The advantage F - b of every output on each of its tokens, once as advantages and once as returns."""
     inputs = _INPUTS.get()
     if inputs is None:
         names = " and ".join(ESTIMATORS)

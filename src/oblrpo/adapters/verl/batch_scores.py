@@ -171,11 +171,7 @@ def _dense(column: Tensor) -> Tensor:
 
 
 def _one_an_output(data: Any) -> Tensor:
-    """The advantage of every output, (S,).
-
-    Raises:
-        InputError: the tokens of an output have different advantages.
-    """
+    """The advantage of every output, (S,)."""
     mask = data["response_mask"].to_padded_tensor(0).bool()
     advantages = data["advantages"].to_padded_tensor(0).double()
     highest = advantages.masked_fill(~mask, -torch.inf).amax(1)

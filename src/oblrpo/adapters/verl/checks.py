@@ -126,11 +126,7 @@ RULES = (
 
 
 def check_config(config: Any) -> None:
-    """Refuse what the adapter cannot do exactly, by name.
-
-    Raises:
-        InputError: a setting of verl has a value that the adapter cannot work with.
-    """
+    """Refuse what the adapter cannot do exactly, by name."""
     check(RULES, "oblr_po", lambda key: OmegaConf.select(config, key))
     _check_batch(config)
     if config.algorithm.adv_estimator == "gae":
@@ -153,11 +149,7 @@ def _check_batch(config: Any) -> None:
 
 
 def check_choice(config: Any, settings: Settings) -> None:
-    """Refuse settings of the adapter that cannot work with those of verl.
-
-    Raises:
-        InputError: the batch is too small, or the optimizer has a rate of its own.
-    """
+    """Refuse settings of the adapter that cannot work with those of verl."""
     if settings.needs_moments and config.data.train_batch_size < 2:
         raise InputError("data.train_batch_size must be at least 2: one prompt's gradient has no measurable noise.")
     if settings.calibrated and config.actor_rollout_ref.rollout.n < 2:
@@ -171,11 +163,7 @@ def check_choice(config: Any, settings: Settings) -> None:
 
 
 def check_dropout(model: Any) -> None:
-    """Refuse a model with dropout: while it trains, its scores are not those of the policy that sampled.
-
-    Raises:
-        InputError: it has dropout.
-    """
+    """Refuse a model with dropout: while it trains, its scores are not those of the policy that sampled."""
     for name, module in model.named_modules():
         rate = (
             getattr(module, "p", 0.0) if "Dropout" in type(module).__name__ else getattr(module, "attention_dropout", 0)

@@ -42,11 +42,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     _batch: Mapping[str, Any] = MappingProxyType({})
 
     def configure(self, settings: Settings) -> None:
-        """Prepare tape and schedule, and try the tape; to be called once the optimizer is there, on every rank.
-
-        Raises:
-            InputError: the model has dropout, or its scores cannot be taken (`rehearsal`).
-        """
+        """Prepare tape and schedule, and try the tape; to be called once the optimizer is there, on every rank."""
         check_dropout(self.module)
         self._settings = settings
         self._tape = ScoreTape(self.module, "streamed")
@@ -124,9 +120,6 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Set the rate, clip and step as verl does, and measure the update where the schedule wants it.
 
         Where no reward differs from another, or the gradient is 0, no step is made: weights and optimizer stay.
-
-        Raises:
-            InputError: the update cannot be measured.
         """
         if not self._batch.get("differs", True):
             return self._leave_out(skipped=1.0)
@@ -154,11 +147,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return 0.0
 
     def _confine(self) -> None:
-        """Measure how far the update moved the policy, on every rank's outputs, and shorten it if it went too far.
-
-        Raises:
-            InputError: it cannot be measured.
-        """
+        """Measure how far the update moved the policy, on every rank's outputs, and shorten it if it went too far."""
         self.optimizer_zero_grad()  # its room, for what measures the update
         try:
             taken = self._schedule.confine(self._movement.change)
@@ -214,11 +203,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._state_file(local_path).write_text(json.dumps(state))
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Load as verl does; the schedule resumes where it was.
-
-        Raises:
-            InputError: the checkpoint was written without this adapter, with another schedule, or by another version.
-        """
+        """Load as verl does; the schedule resumes where it was."""
         file = self._state_file(local_path)
         if not file.exists():
             raise InputError(
@@ -226,7 +211,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                 "alone, merge them with verl's model merger and set actor_rollout_ref.model.path to the result."
             )
         state = json.loads(file.read_text())
-        if state.get("mode", self._schedule.mode) != self._schedule.mode:
+        if state["mode"] != self._schedule.mode:
             mode = state["mode"]
             raise InputError(f"{file} was written with +oblrpo.schedule={mode}; set it again, or start a new run.")
         super().load_checkpoint(local_path, *args, **kwargs)

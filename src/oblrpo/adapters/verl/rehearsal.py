@@ -32,9 +32,6 @@ def rehearse(engine: Any, exact_pairs: bool) -> None:
     Args:
         engine: an `engine.OBLREngine` that is configured.
         exact_pairs: whether exact inner products are taken.
-
-    Raises:
-        InputError: the tape cannot take the model's scores, or packed rows mix in it.
     """
     packed = engine.use_remove_padding
     try:

@@ -67,11 +67,7 @@ class Settings:
 
 
 def read_settings(given: Mapping[str, Any] | None) -> Settings:
-    """Return the settings in `config.oblrpo`.
-
-    Raises:
-        InputError: there is an unknown key, or a value of the wrong type or out of range.
-    """
+    """Return the settings in `config.oblrpo`."""
     settings = of_mapping(Settings, given or {}, "oblrpo")
     _check_ranges(settings)
     return settings

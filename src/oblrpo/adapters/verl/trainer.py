@@ -32,9 +32,6 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
     """The trainer `PPOTrainerSync`, with baselines from scores and a rate that follows the signal-to-noise ratio.
 
     Scores are taken in the pass for old log-probabilities.
-
-    Raises:
-        InputError: a setting of verl would make the gradient another (`checks.RULES`), or one of ours is wrong.
     """
 
     def __init__(self, config: Any) -> None:
@@ -57,11 +54,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
                 self.role_worker_mapping[role] = ray.remote(OBLRWorker)
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Balance the batch as verl does, but keep a prompt's outputs on one rank where exact inner products need it.
-
-        Raises:
-            InputError: there are more rows than prompts times outputs, or the prompts do not fit the ranks.
-        """
+        """Balance the batch as verl does; a prompt's outputs stay on one rank where exact inner products need it."""
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         most = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         if len(batch) > most:
@@ -160,11 +153,7 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
-        """Load as verl does; the prior and the calibrated proxy resume where they were.
-
-        Raises:
-            InputError: the checkpoint was written without this adapter, or by an earlier one.
-        """
+        """Load as verl does; the prior and the calibrated proxy resume where they were."""
         super()._load_checkpoint()
         if not self.global_steps:
             return
@@ -174,9 +163,9 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
             folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         file = self._state_file(folder)
         if not file.exists():
-            raise InputError(f"{file} is missing: the checkpoint was written without oblr_po, or by an earlier oblrpo.")
+            raise InputError(f"{file} is missing: the checkpoint was written without oblr_po.")
         state = json.loads(file.read_text())
-        self._measured = state.pop("measured", True)
+        self._measured = state.pop("measured")
         self._baseline.load_state_dict({name: from_json(part) for name, part in state.items()})
 
 
