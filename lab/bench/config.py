@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from oblrpo.settings import Word
+from oblrpo.settings import Positional
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class BenchConfig:
     bfloat16`; `python -m lab.bench scores --model path/to/model --data texts.jsonl --rounds 3`.
     """
 
-    what: Annotated[Literal["scores"], Word("[scores]")] = "scores"
+    what: Annotated[Literal["scores"], Positional("[scores]")] = "scores"
     """Which benchmark to run."""
     shape: tuple[str, ...] = ("short", "medium", "long")
     """Shapes to measure: short, medium, long, qwen3-4b."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from oblrpo.cli import carry_out
 from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
-from oblrpo.settings import PolicyConfig, RolloutConfig, TaskConfig, TrainConfig, Word, flags_in
+from oblrpo.settings import PolicyConfig, Positional, RolloutConfig, TaskConfig, TrainConfig, flags_in
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ProbeCommand:
     `python -m lab.probe path/to/model --task path --max-completion-length 12`.
     """
 
-    target: Annotated[str, Word("RUN|MODEL", "the folder of a run, or a model")] = ""
+    target: Annotated[str, Positional("RUN|MODEL", "the folder of a run, or a model")] = ""
     """Folder of a run, or a model: folder or hub name."""
     prompts: int = 128
     """Prompts of each of two independent batches."""

@@ -7,7 +7,7 @@ import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -77,9 +77,6 @@ class Run:
             k: size or sizes for pass@k.
             progress: show how far it is.
             settings: as of `oblrpo evaluate`; those that are not said are the run's.
-
-        Raises:
-            InputError: as `oblrpo.evaluate` raises.
         """
         policy, own = self.policy, self._trainer.objects
         words, objects = take(policy.model, policy.tokenizer, data, **_rewards(reward, reward_weights, settings))
@@ -95,9 +92,6 @@ class Run:
             output: the folder, which must not be there yet; None for `export` in the run's own.
             step: the step of the checkpoint; None for the newest.
             merge: add adapters to the weights of their model.
-
-        Raises:
-            InputError: as `oblrpo export` refuses.
         """
         from oblrpo.report.export import export
 
@@ -343,6 +337,6 @@ def _signature(function: Callable[..., Any], *parts: Any) -> inspect.Signature:
     return own.replace(parameters=parameters)
 
 
-_SECTIONS = [getattr(TrainConfig(), field.name) for field in fields(TrainConfig)[2:]]
+_SECTIONS = filter(is_dataclass, vars(TrainConfig()).values())
 train.__signature__ = _signature(train, *_SECTIONS)  # type: ignore[attr-defined]
-evaluate.__signature__ = _signature(evaluate, SamplingConfig(output=""), RewardsConfig())  # type: ignore[attr-defined]
+evaluate.__signature__ = _signature(evaluate, SamplingConfig(), RewardsConfig())  # type: ignore[attr-defined]

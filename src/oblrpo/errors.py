@@ -63,3 +63,13 @@ def nearby(path: Path) -> str:
     with suppress(OSError, ValueError):
         return did_you_mean(path.name, os.listdir(path.parent))
     return ""
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that is not there."""
+    if not os.path.isdir(path):
+        is_file = os.path.exists(path)
+        raise InputError(
+            f"{path} is {'not a folder' if is_file else 'not there'}; give the folder of a run."
+            + nearby(path) * (not is_file)
+        )

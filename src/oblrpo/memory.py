@@ -54,6 +54,13 @@ def resident_bytes() -> int:
         return 0
 
 
+def machine_bytes(device: torch.device | str) -> int:
+    """What the machine, or the GPU, has in all."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def keep_freed() -> None:
     """Let the C library keep what is freed for later, where it can (glibc).
 

@@ -160,8 +160,10 @@ def test_sizes_of_a_recipe_give_way_to_a_model_and_recipes_say_nothing_in_vain(o
 @pytest.mark.page
 def test_unknown_command(oblrpo, tmp_path):
     complained(oblrpo("trian"), "unknown command 'trian'", "train")
-    complained(oblrpo("report", "/no/such/run"), "holds no config.yaml and metrics.jsonl")
-    complained(oblrpo("report", "/no/such/run", "--follow"), "is not a folder")
+    complained(oblrpo("report", "/no/such/run"), "/no/such/run is not there; give the folder of a run.")
+    complained(oblrpo("report", "/no/such/run", "--follow"), "is not there")
+    (tmp_path / "demo").mkdir()
+    complained(oblrpo("report", tmp_path / "dmo"), "is not there", "Did you mean 'demo'?")
     complained(oblrpo("report", tmp_path, "--seconds", 0), "seconds is 0")
     complained(oblrpo("report", tmp_path, "--output", tmp_path / "no" / "page.html"), "cannot write to")
 
@@ -174,7 +176,7 @@ def test_an_existing_folder_is_left_alone(small_run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("the only copy")
     before = snapshot(tmp_path / "run")
-    complained(small_run(), "already exists; give another --output")
+    complained(small_run(), "already exists; give another --output (output='runs/NAME' in Python).")
     assert snapshot(tmp_path / "run") == before
 
 

@@ -46,6 +46,8 @@ def test_a_look_measures_what_no_log_says_and_leaves_the_run_as_it_is(oblrpo, tr
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
     code, out, err = oblrpo("diagnose", trained, "--look", "--prompts", 8)
     assert code == 0, err
+    assert "No problem found so far, in fewer than 20 steps.\n" in out
+    assert "Not checked" not in out  # our own runs log all that they can
     assert "A look at step 2: 4 batches of 8 fresh prompts x 3 completions" in out
     for line in ("signal and noise  N SNR", "noise             ", "length            ", "bias              unbiased"):
         assert line in out

@@ -3,11 +3,13 @@
 import json
 import math
 import random
+import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from oblrpo.cli.evaluate import _folder_of
 from oblrpo.evaluation import sampled
 from oblrpo.evaluation.sampled import SavedCompletions, collect
 from oblrpo.evaluation.statistics import clustered
@@ -188,6 +190,28 @@ def test_a_short_evaluation_and_the_model_in_bfloat16(ask, tmp_path):
     result = json.loads(out)["results"][0]
     assert result["problems"] == 2
     assert result["settings"]["precision"] == "bfloat16"
+
+
+def test_models_and_checkpoints_are_kept_apart(oblrpo, tmp_path, model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 2)
+    shutil.copytree(model, tmp_path / "other")
+    asked = ["--data", "rows.jsonl", "--max-completion-length", 2, "--device", "cpu"]
+    for name in ("model", "other"):
+        code, out, err = oblrpo("evaluate", name, *asked)
+        assert code == 0, err
+        assert out.endswith(f"completions and figures are in evaluations/{name}\n")
+        assert (tmp_path / "evaluations" / name / "rows.result.json").is_file()
+    complained(oblrpo("evaluate", "--regrade", "--data", "rows.jsonl"), "name it with --output")
+    for name, folder in {
+        "runs/demo/checkpoints/step_9": "demo-step_9",
+        "Qwen/Qwen3-4B": "Qwen-Qwen3-4B",
+        "./models/qwen/": "qwen",
+        "../a/b/checkpoint-5": "b-checkpoint-5",
+        ".": "-".join(tmp_path.parts[-2:]),
+        "/": "model",
+    }.items():
+        assert _folder_of(name) == f"evaluations/{folder}"
 
 
 def test_mistakes(ask, oblrpo, tmp_path, model):

@@ -239,4 +239,5 @@ def test_a_damaged_checkpoint_and_a_folder_without_a_run_are_refused(run, oblrpo
     assert code == 2
     assert "is damaged" in err
     assert oblrpo("export", run, "--step", 3)[0] == 0
-    assert "holds no config.yaml" in oblrpo("export", tmp_path / "nowhere")[2]
+    assert "holds no config.yaml" in oblrpo("export", tmp_path)[2]
+    assert "is not there; give the folder of a run." in oblrpo("export", tmp_path / "nowhere")[2]

@@ -50,14 +50,13 @@ def test_a_run_is_trained_resumed_and_evaluated(tiny, adapters, small_run, oblrp
 def test_a_model_that_is_not_there(name, small_run, oblrpo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = f"cannot load the model '{name}': there is no such file or folder"
-    complained(small_run(model=name), said, "check the path", "first lines")
+    complained(small_run(model=name), said, "check the path")
     assert not (tmp_path / "run").exists()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     complained(
         oblrpo("evaluate", name, "--data", "rows.jsonl", "--output", tmp_path / "evaluation"),
         said,
         "check the path",
-        "first lines",
     )
     assert not (tmp_path / "evaluation").exists()
 

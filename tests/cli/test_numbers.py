@@ -38,7 +38,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_end_the_run(small
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("skipped") for row in rows] == [None, 1, 0, 1, 1]
     assert [row["learning_rate"] == 0 for row in rows[1:]] == [True, False, True, True]
-    assert "was NaN or infinite in step 1" in rows[1]["warnings"][0]
+    assert "NaN or infinite in step 1: gradient of a prompt." in rows[1]["warnings"][0]
     assert not any("warnings" in row for row in rows[3:])
     assert weights_of(run, 0) == weights_of(run, 1) != weights_of(run, 2) == weights_of(run, 3) == weights_of(run, 4)
     code, out, err = oblrpo("train", "--resume", "--output", run, "--steps", 6)

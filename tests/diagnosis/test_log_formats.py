@@ -300,6 +300,6 @@ def test_rows_take_little_memory_and_keep_their_order():
     entries = [{"step": n % 70, f"k{n}": n, "reward": None if n < 3 else n, "kl": math.inf} for n in range(100, 0, -1)]
     rows = Rows(entries)
     assert [row["step"] for row in rows] == list(range(70))
-    assert rows[1] == {"step": 1, "k71": 71, "k1": 1, "reward": 71, "kl": None, "skipped": 1, "overflow": "metric (kl)"}
+    assert rows[1] == {"step": 1, "k71": 71, "k1": 1, "reward": 71, "kl": None, "skipped": 1, "overflow": "kl"}
     assert rows[-1] == list(rows)[-1]
     assert sum(len(array) * array.itemsize for array in (rows._values, rows._step_E)) < 5_000

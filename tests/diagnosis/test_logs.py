@@ -199,7 +199,7 @@ def test_what_was_not_finite_is_named_and_what_a_row_does_not_have_is_nothing():
         {"step": n, "reward": 0.01 * n, "loss": nan if n == 7 else 0.1, "learning_rate": 1e-6} for n in range(1, 20)
     ]
     (finding,) = diagnose(rows).findings
-    assert finding.sentence == "A metric (loss) was NaN or infinite in step 7."
+    assert finding.sentence == "NaN or infinite in step 7: loss."
     whole = [row | {"loss": 0.1, "eval_reward": nan} for row in rows]
     evaluations = [dict.fromkeys(whole[0], nan) | {"step": n, "eval_reward": 0.5} for n in (5, 10, 21)]
     found = diagnose(whole + evaluations)

@@ -208,7 +208,7 @@ def test_other_rows_are_not_resumed_with(tmp_path, train):
         train(resume=True, data=ROWS[1:])
     with pytest.raises(InputError, match=r"data is 'python:60 rows.*give it there"):
         train(resume=True, data=None)
-    with pytest.raises(InputError, match="already exists"):
+    with pytest.raises(InputError, match=r"already exists; .* \(resume=True or output='runs/NAME' in Python\)"):
         train()
 
 
@@ -278,9 +278,9 @@ def test_numbers_that_nobody_gave_fit_the_rows_and_stay_those_of_the_run(train, 
     free = {"prompts_per_step": None, "eval_prompts": None, "eval_samples": 1, "steps": 1}
     train(**free, data=ROWS[:9], progress=True)
     head = capsys.readouterr().out
-    line = (
-        "adjusted   heldout_fraction 0.31 instead of 0.1 (2 of 9 rows are held out); prompts_per_step 7 instead of 64"
-    )
+    assert "held-out prompts x 1 completions, rewarded by python:letters\n" in head
+    assert "\nevaluating the 2 held-out prompts\n" in head
+    line = "adjusted   2 of 9 rows held out; prompts_per_step 7 instead of 64"
     assert f"{line} (no more to train on); eval_prompts 2 instead of 128 (no more are held out)\n" in head
     numbers = {"heldout_fraction": 0.31, "prompts_per_step": 7, "eval_prompts": 2}
     saved = settings_in(tmp_path / "run" / "config.yaml")

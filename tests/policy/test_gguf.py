@@ -115,5 +115,6 @@ def test_a_local_model_that_is_not_there_is_not_looked_for_on_the_hub(name, tmp_
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         InputError, match=f"^cannot load the model '{name}': there is no such file or folder; check the path"
-    ):
+    ) as said:
         policy_of(name)
+    assert ("A recipe's first lines" in str(said.value)) == name.startswith("models/")

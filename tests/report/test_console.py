@@ -27,6 +27,14 @@ def test_a_step_whose_completions_were_all_masked(nothing):
     ]
 
 
+def test_a_resumed_run_shows_the_last_known_accuracy():
+    told = io.StringIO()
+    with Progress(Console(file=told, width=200)) as progress:
+        progress.start("a run", 4, 0, 2, 0.625)
+        progress.step(3, STEP)
+    assert "held-out 0.625" in told.getvalue()
+
+
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [

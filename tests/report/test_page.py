@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from oblrpo.diagnosis import diagnose
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES
 from oblrpo.intervals import geometric_mean
@@ -27,7 +28,8 @@ LEDGER = {f"variance/{name}": 2.0 + place for place, name in enumerate(BASELINES
 def whole(write_run):
     rows = [BEFORE, *(row(step) for step in range(1, 11))]
     rows[1] |= LEDGER
-    rows[10] |= LEDGER | {"eval/accuracy": 0.5, "eval/accuracy_stderr": 0.03, "baseline/spread": 99.0, "skipped": 1.0}
+    rows[10] |= LEDGER | {"snr_low": 0.04}
+    rows[10] |= {"eval/accuracy": 0.5, "eval/accuracy_stderr": 0.03, "baseline/spread": 99.0, "skipped": 1.0}
     return write_run(rows, {1: completions(), 10: completions()})
 
 
@@ -42,9 +44,8 @@ def test_everything_is_on_the_page(whole):
         "Time",
     ]  # fmt: skip
     assert "0.250 &plusmn; 0.039 to 0.500 &plusmn; 0.059" in page
-    assert "20 prompts" in page
+    assert "<dt>Batch size<dd><b>4 prompts</b><small>4 prompts are 0.2x the critical batch of 20, where noise" in page
     assert "batch used: 4" in page
-    assert "a mean over the policies of the last steps; of one: oblrpo diagnose RUN --look)" in page
     assert "<b>not finite, in step 10.</b>" in page
     assert "No problem found" not in page
     assert "finished, 10 steps" in page
@@ -82,9 +83,12 @@ def test_drawings_are_well_formed_and_ids_are_of_one_element(whole):
 
 def test_a_run_of_little_has_a_page_of_little(write_run):
     for rows in ([BEFORE], [BEFORE, row(1)], [{"step": 0, "eval/accuracy": 0.1, "eval/accuracy_stderr": None}]):
-        page = write_report(write_run(rows)).read_text()
+        run = write_run(rows)
+        page = write_report(run).read_text()
         assert f"step {rows[-1]['step']} of 10" in page
-        assert re.search("No problem found: \\d+ of \\d+ conditions were checked", page)
+        assert re.search(f"{diagnose(run).verdict} \\d+ of \\d+ conditions could be checked", page)
+        assert "No problem found so far, in fewer than 20 steps" in page
+        assert "the critical batch of" not in page  # its interval reaches 0
         assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).lower().replace("finan", "")
 
 
@@ -179,8 +183,23 @@ def test_long_texts_are_folded_and_masked_ones_named(write_run):
     del texts[1]["score_norm2"]
     page = samples(read_run(write_run([row(1)], {1: texts})))
     assert "<summary><code>" + "x" * 240 + " …</code> <small>5000 characters" in page
+    assert "x" * 2000 + " </code><small>… 1000 characters left out …</small><code> " + "x" * 2000 + "</code>" in page
+    assert "x" * 2001 not in page
     assert "masked" in page
     assert "not taken" in page
+
+
+@pytest.mark.parametrize("length", [1, 24, 25, 240, 241, 100_000])
+@pytest.mark.parametrize("masked", [False, True])
+def test_samples_are_shown_whatever_their_length(write_run, length, masked):
+    kept = completions()
+    for each in kept:
+        each |= {"completion": "y" * length, "reward": None if masked else each["reward"]}
+    steps = [row(step, reward=None if masked else 0.5) for step in (1, 2)]
+    page = write_report(write_run(steps, {1: kept, 2: kept})).read_text()
+    assert '<a href="#samples">Samples</a>' in page
+    assert len(page) < 1_000_000
+    assert page.split("<h2 id=samples>")[1].count("y" * min(length, 240)) >= 12  # 3 prompts x 2 completions x 2 steps
 
 
 @pytest.mark.parametrize(

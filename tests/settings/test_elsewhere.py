@@ -43,6 +43,9 @@ def test_every_name_that_is_pointed_to_is_there_and_no_name_of_ours_is_shadowed(
         ("loss_fn.reference_policy_kl_penalty", "It is --beta here."),
         ("grpo.num_prompts_per_step", "It is --prompts-per-step here, which counts prompts."),
         ("rollout.n_samples", "It is --num-generations here."),
+        ("prompt", "It is --prompt-column here."),
+        ("answer", "It is --answer-column here."),
+        ("overwrite_output_dir", "There is none here: a run's folder is never overwritten; give another `output`."),
         ("lora_r", "It is --lora here, such as '{r: 16}'."),
         ("vllm_gpu_memory_utilization", "It is --vllm-args here, such as '{gpu_memory_utilization: 0.4}'."),
         ("extra", ""),  # close to no setting: beta is two letters of it

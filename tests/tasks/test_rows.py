@@ -145,3 +145,11 @@ def test_a_huge_integer_is_refused_or_kept_but_never_a_traceback(write):
 def test_a_column_of_another_name_has_a_way_out(row, way):
     with pytest.raises(InputError, match=re.escape(f"Name yours: {way}") + "$"):
         problems_of([("mine.csv line 2", row)], "prompt", "answer", "{prompt}")
+
+
+def test_a_column_that_is_taken_is_no_guess_at_another():
+    rows = [("line 1", {"question": "q", "answer": "a"})]
+    with pytest.raises(InputError, match=r"are: 'question', 'answer'\. Name yours: --answer-column answer "):
+        problems_of(rows, "question", "solution", "{prompt}")
+    with pytest.raises(InputError, match="Did you mean 'question'"):
+        problems_of(rows, "prompt", "questoin", "{prompt}")

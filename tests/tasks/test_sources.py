@@ -35,6 +35,8 @@ def test_a_csv_field_may_be_as_large_as_its_file(tmp_path):
         ("q,a\n1,2,3\n", "line 2 has more or fewer fields"),
         ("q,a\n", "holds no rows"),
         ("", "holds no rows"),
+        ("q;a\n1,5;2\n", "the separator seems to be ';'; save the file with commas"),
+        ("q\ta\n1\t2\n", r"the separator seems to be '\\t'"),
         ('q,a\n"1,2', "Cannot read the data file"),
     ],
 )

@@ -147,13 +147,22 @@ def test_what_is_only_worth_knowing_is_not_told():
 
 
 def test_advice_on_the_batch():
-    assert advice(128, 0.6) == (
-        "your 128 prompts are 0.6x the critical batch of 213, where noise equals signal (a mean over the policies "
-        "of the last steps; of one: oblrpo diagnose RUN --look). Twice as many would give about 1.45x the progress of "
-        "one step, and less over many steps; half as many 0.62x, and more over many"
+    row = {"n_snr": 0.6, "critical_batch_size": 128 / 0.6}
+    unmeasured = [row | {"n_snr": None, "critical_batch_size": None}, row | {"grad_norm": 0}]
+    assert advice(128, [row, *unmeasured]) == (
+        "128 prompts are 0.6x the critical batch of 213, where noise equals signal. Twice as many would give about "
+        "1.45x the progress of a step, half as many 0.62x; over many steps the difference is smaller"
     )
-    for ours, pointed in ((True, "; of one: oblrpo diagnose RUN --look"), (False, "")):
-        assert f"the noise (a mean over the policies of the last steps{pointed}): only" in advice(32, 0.0, ours)
+    assert "critical batch of 213" in advice(128, [row | {"snr_low": 0.1}])
+    for change in (
+        {"snr_low": 0.0},
+        {"snr_low": None},
+        {"snr_low": math.nan},
+        {"critical_batch_size": None},
+        {"critical_batch_size": math.inf},
+    ):
+        assert advice(128, [row, row | change]) == ""
+    assert advice(0, [row]) == advice(128, []) == ""
 
 
 @pytest.mark.parametrize("change", [{"entropy": 0.001}, {"completions/mean_length": 1.0}, {"reward": 0.01}])
@@ -172,7 +181,7 @@ def test_a_collapse_stops_a_run_that_asks_for_it(change):
 def test_skipped_steps_are_told_once_and_stop_after_some_in_a_row():
     monitors, fine = Monitors(most_skipped=3), FINE | {"skipped": 0.0, "step": 7}
     (told_once,) = monitors.observe(SKIPPED, "score norm")
-    assert "A score norm was NaN or infinite in step 7" in told_once
+    assert "NaN or infinite in step 7: score norm." in told_once
     rows = [SKIPPED, fine, SKIPPED, SKIPPED, SKIPPED, SKIPPED, fine]
     stops = []
     for row in rows:

@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -65,6 +66,30 @@ def test_the_reference_of_a_penalty_is_there_all_the_time():
     assert found.reference == found.gradient
     assert found.total == 5.5 * found.gradient + found.activations + found.slack
     assert "1.00 reference of the KL penalty" in str(dataclasses.replace(found, reference=10**9))
+
+
+def test_more_than_there_is_comes_with_a_bound_that_fits():
+    learner, config = learner_of()
+    found = peak_memory(learner, config, PROMPT, libraries=0)
+    assert "more than" not in str(found)
+    little = dataclasses.replace(found, here=int(0.8 * found.total))
+    said, bound = str(little).split("more than the 0 GB here; bound it with --tokens-per-micro-batch ")
+    assert said.endswith(": ")
+    bounded = peak_memory(*learner_of(int(bound)), PROMPT, libraries=0)
+    assert bounded.tokens == int(bound) < found.tokens
+    assert bounded.total < little.here
+    assert "lower --num-generations" in str(dataclasses.replace(found, here=found.weights))
+
+
+def test_the_trials_have_no_padding_whose_gradient_of_zeros_is_endless(monkeypatch):
+    monkeypatch.setattr(
+        sys.modules[__name__], "SIZES", PolicyConfig(model_args={"hidden_size": 128, "num_hidden_layers": 8})
+    )
+    learner, config = learner_of()
+    ids = torch.arange(48) % 7
+    ids[0] = learner.policy.pad_token
+    monkeypatch.setattr(torch, "randint", lambda most, shape, **_: ids[: shape[1]].expand(shape).clone())
+    assert peak_memory(learner, config, PROMPT, libraries=0).activations > 0
 
 
 def test_prompts_may_be_much_shorter_than_completions():

@@ -10,7 +10,7 @@ from rich.console import Console
 from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
 from oblrpo.report.html import seen
-from oblrpo.settings import Mapping, Word, yaml_text
+from oblrpo.settings import Mapping, Positional, yaml_text
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class CompareCommand:
     '{steps: 60}'`.
     """
 
-    spec: Annotated[str, Word("NAME|FILE", "a built-in comparison or a YAML file")] = ""
+    spec: Annotated[str, Positional("NAME|FILE", "a built-in comparison or a YAML file")] = ""
     """A built-in comparison (against-rloo, fixed-rates, uniform-or-weighted) or a YAML file (docs/compare.md)."""
     output: str = ""
     """Folder for runs, page and table. Empty: runs/ and the comparison's name."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from oblrpo.cli.flags import parse
 from oblrpo.errors import InputError
-from oblrpo.settings import Word
+from oblrpo.settings import Positional
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class DiagnoseCommand:
     of TRL's; `oblrpo diagnose train.log`, what a trainer has printed; `oblrpo diagnose metrics.csv`.
     """
 
-    run: Annotated[str, Word("RUN|LOG", "the folder of a run, or a log")] = ""
+    run: Annotated[str, Positional("RUN|LOG", "the folder of a run, or a log")] = ""
     """Folder of a run, ours or TRL's, or a file: what trainers print or write, JSON, or a table: CSV, of a notebook, or
     exported from W&B or TensorBoard."""
     look: bool = False

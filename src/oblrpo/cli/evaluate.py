@@ -1,6 +1,7 @@
 """`oblrpo evaluate`: a model on benchmarks or on rows of data, or completions made elsewhere, graded."""
 
 import json
+import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from oblrpo.cli.flags import parse
 from oblrpo.commands import check_asked, evaluate_rows
 from oblrpo.errors import InputError
 from oblrpo.runs import checkpoint_of, run_of
-from oblrpo.settings import RewardsConfig, SamplingConfig, TrainConfig, Word, as_in_run, check_sampling, flags_in
+from oblrpo.settings import Positional, RewardsConfig, SamplingConfig, TrainConfig, as_in_run, check_sampling, flags_in
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class EvaluateCommand:
     `oblrpo evaluate --completions out.jsonl --benchmark math500 --data math500.jsonl --json`.
     """
 
-    model: Annotated[str, Word("[MODEL]")] = ""
+    model: Annotated[str, Positional("[MODEL]")] = ""
     """Folder, hub name, or a run. None: grade `completions`."""
     benchmark: tuple[str, ...] = ()
     """gsm8k, math500, aime24, aime25, amc23, olympiadbench or minerva_math; several with a model. None: by rewards."""
@@ -60,6 +61,7 @@ def run(argv: list[str]) -> None:
         command = parse(EvaluateCommand(sampling=sampling, judged=judged), argv, "oblrpo evaluate")
     _check(command, flags, started)
     sampling = check_sampling(command.sampling, command.k, flags, drawn=bool(model))
+    sampling = replace(sampling, output=sampling.output or _folder_of(model))
     command = replace(command, model=model, sampling=sampling)
     if command.benchmark:
         results = _on_benchmarks(command)
@@ -80,6 +82,7 @@ def run(argv: list[str]) -> None:
         print(json.dumps(shown))
         return
     from oblrpo.evaluation.completions import remarks, table
+    from oblrpo.report.html import seen
 
     for result in results:
         for key, value in result.get("settings", {}).items():
@@ -87,6 +90,16 @@ def run(argv: list[str]) -> None:
                 print(f"{key:22} {value!r}")
     Console(markup=False).print(table(results))
     print(*map(remarks, results), sep="\n")
+    if not command.completions:
+        print(f"completions and figures are in {seen(sampling.output)}")
+
+
+def _folder_of(model: str) -> str:
+    """Return where the completions of a model are kept: evaluations/demo-step_100, evaluations/Qwen-Qwen3-4B."""
+    path = Path(os.path.normpath(model))
+    path = path if path.name not in {"", ".."} else path.resolve()
+    parts = [part for part in path.parts if part not in {path.anchor, "..", "runs", "models", "checkpoints"}]
+    return str(Path("evaluations", "-".join(parts[-2:]) or "model"))
 
 
 def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig | None) -> None:
@@ -100,6 +113,8 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
         raise InputError("completions made elsewhere are those of a benchmark; name it with --benchmark.")
     if (command.data or command.completions) and len(command.benchmark) > 1:
         raise InputError(f"data and completions are of one benchmark, but {len(command.benchmark)} are named.")
+    if command.regrade and not command.sampling.output:
+        raise InputError("--regrade grades what a folder holds; name it with --output.")
     check_asked(flags, command.data, started, bool(command.benchmark))
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 from oblrpo.cli.flags import parse
-from oblrpo.settings import Word
+from oblrpo.errors import check_folder
+from oblrpo.settings import Positional
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class ExportCommand:
     Examples: `oblrpo export runs/demo`; `oblrpo export runs/lora --merge --output models/mine`.
     """
 
-    run: Annotated[str, Word("RUN", "the folder of a run")] = ""
+    run: Annotated[str, Positional("RUN", "the folder of a run")] = ""
     """Folder of a run."""
     output: str = ""
     """Folder to write. Empty: RUN/export."""
@@ -33,6 +34,7 @@ def run(argv: list[str]) -> None:
     from oblrpo.report.export import export
     from oblrpo.report.html import seen
 
+    check_folder(Path(command.run))
     folder = export(Path(command.run), Path(command.output) if command.output else None, command.step, command.merge)
     print(seen(str(folder)))
     print("README.md is its card. It names no licence: add one that the base model allows.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oblrpo.errors import InputError
-from oblrpo.settings import Word, as_type, flags_in, hint, read_yaml
+from oblrpo.settings import Positional, as_type, flags_in, hint, read_yaml
 from oblrpo.settings.annotations import annotations_of
 
 Command = TypeVar("Command")
@@ -36,7 +36,7 @@ def parse(default: Command, argv: list[str], prog: str, help: str = "--help") ->
 
         print_settings(default, prog)
         raise SystemExit(0)
-    types, (first, word) = types_of(default), word_of(default)
+    types, (first, word) = types_of(default), positional_of(default)
     given, rest = _read(argv, types)
     unknown = []
     for before, stray in zip(["", *rest], rest, strict=False):
@@ -52,7 +52,7 @@ def parse(default: Command, argv: list[str], prog: str, help: str = "--help") ->
     said = {name: _value(words, types[name], written.get(name, name)) for name, words in given.items()}
     if word.needed and not said.get(first):
         raise InputError(f"give {word.needed}: `{prog} {word.name}`; see `{prog} {help}`.")
-    command: Command = _over(default, said)
+    command: Command = _replaced(default, said)
     return command
 
 
@@ -70,10 +70,10 @@ def types_of(part: Any) -> dict[str, Any]:
     return {name: kind for _, types in sections(part) for name, kind in types.items()}
 
 
-def word_of(part: Any) -> tuple[str, Word]:
+def positional_of(part: Any) -> tuple[str, Positional]:
     """The setting that is the first word that is no flag, and its note."""
-    notes = ((name, note) for name, notes in annotations_of(part).items() for note in notes if isinstance(note, Word))
-    return next(notes, ("", Word("")))
+    notes = ((name, note) for name, all_ in annotations_of(part).items() for note in all_)
+    return next((each for each in notes if isinstance(each[1], Positional)), ("", Positional("")))
 
 
 def _read(argv: list[str], types: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
@@ -128,24 +128,24 @@ def _value(words: list[str], kind: Any, flag: str) -> Any:
     return as_type(value, kind, flag)
 
 
-def _over(part: Any, said: dict[str, Any]) -> Any:
+def _replaced(part: Any, said: dict[str, Any]) -> Any:
     """Return a dataclass with the settings replaced that were said, in its sections, too."""
     own = {name: said[name] for name in said.keys() & vars(part).keys()}
-    inner = {name: _over(value, said) for name, value in vars(part).items() if is_dataclass(value)}
+    inner = {name: _replaced(value, said) for name, value in vars(part).items() if is_dataclass(value)}
     return replace(part, **(own | inner))  # `task` is a section, and a setting in it
 
 
 def _unknown(unknown: list[str], names: Collection[str], prog: str, help: str, word: str) -> str:
     """Return what is said of words that are unknown, each with what may have been meant."""
     takes = f" `{prog}` takes one {word}." if word else ""
-    meant = {stray: _meant(stray, names) or ("" if _is_flag(stray) else takes) for stray in unknown}
+    meant = {stray: _suggestion(stray, names) or ("" if _is_flag(stray) else takes) for stray in unknown}
     if len(meant) == 1:
         return f"unknown argument {unknown[0]!r}; see `{prog} {help}`.{meant[unknown[0]]}"
     lines = "".join(f"\n  {stray}:{words or ' unknown.'}" for stray, words in meant.items())
     return f"unknown arguments; see `{prog} {help}`:{lines}"
 
 
-def _meant(word: str, names: Collection[str]) -> str:
+def _suggestion(word: str, names: Collection[str]) -> str:
     """Return what may have been meant by a word that gives no setting, as the end of a sentence, or nothing."""
     bare = word.lstrip(f"{DASHES}+~").partition("=")[0].replace("-", "_")
     if any(dash in word[:2] for dash in DASHES[1:]) and bare in names:

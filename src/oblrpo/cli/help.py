@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import is_dataclass
 from typing import Any, Literal
 
-from oblrpo.cli.flags import sections, word_of
+from oblrpo.cli.flags import positional_of, sections
 from oblrpo.settings import RECIPES
 
 COMMON = (
@@ -23,7 +23,7 @@ COMMON = (
 
 def print_settings(command: Any, prog: str, common: Collection[str] = ()) -> None:
     """Print usage, what the command does, and its settings: all, or in brief those of `common`, and the recipes."""
-    texts, (first, word) = documented(command), word_of(command)
+    texts, (first, word) = documented(command), positional_of(command)
     does, _, more = inspect.cleandoc(command.__doc__).partition("\n\n")
     usage = " ".join(filter(None, [prog, word.name, "[--setting VALUE ...]"]))
     parser = ArgumentParser(usage=usage, description=does, epilog=more, add_help=False)

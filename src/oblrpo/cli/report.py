@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 from oblrpo.cli.flags import parse
-from oblrpo.errors import InputError
-from oblrpo.settings import Word
+from oblrpo.errors import InputError, check_folder
+from oblrpo.settings import Positional
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class ReportCommand:
     Examples: `oblrpo report runs/demo`; `oblrpo report runs/demo --follow`, while it trains in another terminal.
     """
 
-    run: Annotated[str, Word("RUN", "the folder of a run")] = ""
+    run: Annotated[str, Positional("RUN", "the folder of a run")] = ""
     """Folder of a run, or `output_dir` of one of TRL."""
     output: str = ""
     """File to write. Empty: RUN/report.html."""
@@ -41,8 +41,8 @@ def run(argv: list[str]) -> None:
 
     folder = Path(command.run)
     output = Path(command.output) if command.output else folder / "report.html"
-    if command.output or folder.is_dir():
-        check_writable(output)
+    check_folder(folder)
+    check_writable(output)
     if command.follow and state_files(folder):
         raise InputError(f"{folder} is a run of TRL, which writes its log with checkpoints only; leave out --follow.")
     if not command.follow:

@@ -90,8 +90,8 @@ class PlannedRun:
             raise InputError(f"{self.folder.path} {wrong}; give another --output, or remove that folder.")
 
     def as_saved(self) -> TrainConfig:
-        """Return the config as fitted when the run began, and the shared start where it lay: both may have moved."""
-        saved, config = self.folder.saved_config().policy.model, self.folder.fitted(self.config)
+        """Return the config as adjusted when the run began, and the shared start where it lay: both may have moved."""
+        saved, config = self.folder.saved_config().policy.model, self.folder.adjusted(self.config)
         if self.start is None or Path(saved).parts[-5:] != Path(config.policy.model).parts[-5:]:
             return config
         return replace(config, policy=replace(config.policy, model=saved))

@@ -42,39 +42,51 @@ class Diagnosis:
     """The conditions that could not be checked, and the metrics that the log lacks for that."""
     empty: dict[str, int]
     """Those of these that it has without a finite value, and in how many rows."""
+    ours: bool = False
+    """It is a run of `oblrpo train`, which logs all that it can."""
     unit: str = "step"
     """What `steps` counts: "row" where a log names no steps."""
     enough: int = 20
     """The number of steps below which most conditions cannot hold yet: two windows."""
 
     @classmethod
-    def of(cls, watch: Watch, source: str) -> Diagnosis:
+    def of(cls, watch: Watch, source: str, ours: bool = False) -> Diagnosis:
         """What a watch has found."""
         found = watch.findings
         notes = [f for f in found if not f.wrong and f.until >= watch.course.judged - watch.course.span]
         wrong = [f for f in found if f.wrong]
         course, unchecked = watch.course, watch.unchecked
         lacking = dict.fromkeys(key for keys in unchecked.values() for key in keys)
-        empty = {key: rows for key in lacking if (rows := course.empty.get(key, 0)) > 1}
-        return cls(source, course.steps, wrong, notes, unchecked, empty, watch.facts.unit, 2 * course.span)
+        empty = {key: course.empty[key] for key in lacking if key in course.empty}
+        return cls(source, course.steps, wrong, notes, unchecked, empty, ours, watch.facts.unit, 2 * course.span)
+
+    @property
+    def looked(self) -> str:
+        """How many conditions could be checked, in words."""
+        return f"{len(CONDITIONS) - len(self.unchecked)} of {len(CONDITIONS)} conditions could be checked"
+
+    @property
+    def verdict(self) -> str:
+        """The sentence where nothing was found."""
+        so_far = "" if self.steps >= self.enough else f" so far, in fewer than {self.enough} {self.unit}s"
+        unseen = ", as far as a log without a reward shows" if same_reward.name in self.unchecked else ""
+        return f"No problem found{so_far}{unseen}."
 
     def __str__(self) -> str:
-        looked = len(CONDITIONS) - len(self.unchecked)
         counted = f"{self.steps} {self.unit}{'s' * (self.steps != 1)}"
-        lines = [f"{self.source}: {counted}; {looked} of {len(CONDITIONS)} conditions could be checked"]
-        if not self.findings:
-            so_far = "" if self.steps >= self.enough else f" so far, in fewer than {self.enough} {self.unit}s"
-            unseen = ", as far as a log without a reward shows" if same_reward.name in self.unchecked else ""
-            lines += ["", f"No problem found{so_far}{unseen}."]
+        lines = [f"{self.source}: {counted}; {self.looked}"]
+        lines += [] if self.findings else ["", self.verdict]
         for number, finding in enumerate(self.findings, start=1):
             lines += ["", f"{number}. {finding.name}, {finding.when}: {finding.sure}", f"   {finding.sentence}"]
             lines += [f"   What to do: {finding.cure}"]
             lines += [f"   {COMES_WITH}:"] if finding.follows else []
             lines += [f"   -  {each.name}, {each.when}. {each.sentence}" for each in finding.follows]
-        lines += ["", f"{NOTES}:"] if self.notes or self.empty else []
+        never = [(key, rows) for key, rows in self.empty.items() if rows > 1]  # one row alone is a finding
+        lines += ["", f"{NOTES}:"] if self.notes or never else []
         lines += [f"-  {note.name}, {note.when}. {note.sentence} {note.cure}" for note in self.notes]
-        lines += [f"-  {key} is NaN or infinite in all {rows} rows." for key, rows in self.empty.items()]
-        if lacking := dict.fromkeys(key for keys in self.unchecked.values() for key in keys if key not in self.empty):
+        lines += [f"-  {key} is NaN or infinite in all {rows} rows." for key, rows in never]
+        lacking = dict.fromkeys(key for keys in self.unchecked.values() for key in keys if key not in self.empty)
+        if lacking and not self.ours:
             words = f"Not checked: {len(self.unchecked)} conditions (--json lists them). The log lacks "
             lines += ["", textwrap.fill(f"{words}{', '.join(lacking)}.", 100, break_long_words=False)]
         return "\n".join(lines)
@@ -115,7 +127,7 @@ def diagnose(run: Any) -> Diagnosis:
     if os.path.isfile(path / "config.yaml"):  # a name may be too long for pathlib
         folder = RunFolder(path)
         rows, settings = folder.read_metrics(), settings_in(folder.config_file)
-        return Diagnosis.of(Watch(facts_of(settings)).over(rows), f"{path}, a run of oblrpo train")
+        return Diagnosis.of(Watch(facts_of(settings)).over(rows), f"{path}, a run of oblrpo train", ours=True)
     log = read_log(path)
     if log is None or not log.rows:
         raise InputError(

@@ -14,7 +14,7 @@ from oblrpo.diagnosis.course import SPARSE, WINDOW, Course
 
 @condition(
     "skipped", threshold=1, rows=True, turns="-learning_rate",
-    sentence="A {what} was NaN or infinite in {unit} {step}.",
+    sentence="NaN or infinite in {unit} {step}: {what}.",
     cure=(
         "Check that step's rewards for outliers, infinities and missing values. If it happens again, make updates "
         "smaller ({shorten}), and restart from an earlier checkpoint."
@@ -31,18 +31,17 @@ def not_finite(run: Course) -> Reading | None:
 
 
 @condition(
-    "loss", threshold=3, wrong=False,
+    "loss", "grad_norm", threshold=3, wrong=False,
     sentence="The loss is 0 in every {unit}, though there is a gradient: it is no measure of progress.",
     cure="GRPO's is 0 in the first update of a batch, where advantages sum to 0. Watch the reward.",
 )  # fmt: skip
 def loss_of_zero(run: Course) -> Reading | None:
     """The loss of GRPO and its kin is 0, and the policy learns all the same.
 
-    It looks like a `loss` of at most 0.0001 in three rows and all others, beside a `grad_norm` above 0 (a `reward_std`
-    in a log without it).
+    It looks like a `loss` of exactly 0 in three rows and all others, beside a `grad_norm` above 0.
     """
-    loss, norm = run.columns.get("loss"), run.columns.get("grad_norm") or run.columns.get("reward_std")
-    if not loss or not norm or max(-loss.lowest, loss.highest) > 1e-4 or norm.highest <= 0:
+    loss, norm = run.columns.get("loss"), run.columns.get("grad_norm")
+    if not loss or not norm or loss.lowest or loss.highest or norm.highest <= 0:
         return None
     return Reading(loss.count, 0.0, run.memory.setdefault("loss_of_zero", run.step), {})
 

@@ -38,7 +38,7 @@ class Conversation:
         answer = {"role": "assistant", "content": ANSWER}
         return replace(self, messages=[*self.messages, answer, *behind], begins=False)
 
-    def turn(self) -> str:
+    def generation_prompt(self) -> str:
         """What stands behind the last message where the model's turn begins; nothing if answers are not shown."""
         asked, answered = (
             shown_or_nothing(each).rpartition(self.messages[-1]["content"])[1:] for each in (self, self.answered())

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from oblrpo.errors import InputError
+from oblrpo.errors import InputError, nearby
 
-# How names begin that none on the hub has; the recipes keep what they fetch in models/.
-LOCAL = ("/", "./", "../", "~", "models/", "runs/")
+OF_RECIPES = "models/"  # where they keep what they fetch
+FETCH = " A recipe's first lines say how to fetch its model."
+LOCAL = ("/", "./", "../", "~", OF_RECIPES, "runs/")  # how names begin that none on the hub has
 
 
 def is_gguf(name: str) -> bool:
@@ -23,7 +24,7 @@ def check_is_there(name: str) -> None:
     if (is_local or is_gguf(name)) and not path.exists():
         raise InputError(
             f"cannot load the model {name!r}: there is no such file or folder; check the path, or give a name on the "
-            "hub. A recipe's first lines say how to fetch its model."
+            f"hub.{FETCH if name.startswith(OF_RECIPES) else nearby(path)}"
         )
     for file in path.iterdir() if path.is_dir() else [path]:
         if file.exists() and not (file.is_file() or file.is_dir()):

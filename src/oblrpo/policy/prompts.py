@@ -133,7 +133,8 @@ class PromptFormat:
             if idle := " and ".join(name for name, value in given.items() if value):
                 return [f"{idle} has no effect: the prompts are plain text and skip the chat template; {SET}."]
             # A text that somebody has put into a template holds what that puts between a question and its answer.
-            turn = "" if self.chat is False else in_time(self._conversation(tokenizer, "A question").turn, SECONDS)
+            asked = self._conversation(tokenizer, "A question")
+            turn = "" if self.chat is False else in_time(asked.generation_prompt, SECONDS)
             return [BARE] if turn and not any(turn.splitlines()[0] in prompt for prompt in prompts) else []
         return in_time(lambda: self._conversation(tokenizer, shown).notes(self.template_args), SECONDS)
 

@@ -15,6 +15,7 @@ from oblrpo.report.record import RunRecord
 Rows = list[dict[str, Any]]
 PROMPTS, COMPLETIONS = 3, 8  # the most prompts shown of a step, and the most completions of each
 LONG = 240  # a text of more characters is folded
+CUT = 2000  # of a text of more than twice as many, so many are left at each end
 NARROW = 24  # completions of at most so many characters stand in a column beside their figures
 POINTS = 200  # the most points of a step in a scatter
 DISCRETE = 6  # at most so many different rewards are drawn as columns
@@ -22,7 +23,7 @@ DISCRETE = 6  # at most so many different rewards are drawn as columns
 
 def samples(record: RunRecord) -> str:
     """Show prompts of the first and the last step, and their completions; empty if none are left."""
-    kept = _first_and_last(record, "reward")
+    kept = _first_and_last(record, "reward") or _first_and_last(record, "step")
     if not kept:
         return ""
     groups_of: dict[int, dict[str, Rows]] = {step: defaultdict(list) for step in kept}
@@ -71,7 +72,10 @@ def _folded(plain: str) -> str:
     if len(plain) <= LONG:
         return f"<code>{text(plain)}</code>"
     head = f"<code>{text(plain[:LONG])} …</code> <small>{len(plain)} characters</small>"
-    return f"<details><summary>{head}</summary><div class=long><code>{text(plain)}</code></div></details>"
+    left_out = len(plain) - 2 * CUT
+    ends = [plain] if left_out <= 0 else [plain[:CUT], plain[-CUT:]]
+    whole = f" </code><small>… {left_out} characters left out …</small><code> ".join(map(text, ends))
+    return f"<details><summary>{head}</summary><div class=long><code>{whole}</code></div></details>"
 
 
 def _advantage(value: float | None) -> str:

@@ -41,7 +41,6 @@ class Progress:
             console=console,
             disable=not console.is_terminal,
         )
-        self._accuracy = "-"
         self._steps = self._warm_steps = 0
 
     def __enter__(self) -> Progress:
@@ -54,9 +53,11 @@ class Progress:
         self._bar.refresh()  # a notebook would keep the last step but one
         self._bar.stop()
 
-    def start(self, description: str, steps: int, warm_start_steps: int, done: int | None) -> None:
-        """Say what is about to run; `done` is the step a resumed run has reached."""
-        self._steps, self._warm_steps = steps, warm_start_steps
+    def start(
+        self, description: str, steps: int, warm_start_steps: int, done: int | None, accuracy: float | None = None
+    ) -> None:
+        """Say what is about to run; `done` is the step a resumed run has reached, `accuracy` the last one it has."""
+        self._steps, self._warm_steps, self._accuracy = steps, warm_start_steps, _figure(accuracy)
         self.console.print(seen(description), highlight=False)
         self._warm = self._bar.add_task(
             "warm start", total=warm_start_steps, note="", visible=done is None and warm_start_steps > 0
@@ -114,9 +115,8 @@ def summary(rows: list[dict[str, Any]], output: str, facts: Facts, best: int | N
         lines.append(f"reward            {_mean(tail, 'reward'):.3f}, mean of the last {len(tail)} steps")
         if updates:
             lines.append(f"learning rate     {_rate(updates)}, mean of the last {len(updates)} updates")
-        last = updates[-1] if updates and updates[-1]["step"] >= tail[0]["step"] else {"n_snr": None}
-        if _is_number(last["n_snr"]) and last.get("snr_low") != 0:  # else the critical batch is not known
-            lines.append(f"batch             {advice(facts.prompts, last['n_snr'])}")
+        if sentence := advice(facts.prompts, tail):
+            lines.append(f"batch             {sentence}")
         lines.append(f"time              {_mean(tail, 'step_time'):.2f} s per step{_shares(rows)}")
     return "\n".join(
         [*lines, f"everything is in {seen(output)}: metrics.jsonl, completions/, checkpoints/, report.html"]

@@ -22,9 +22,9 @@ def table(heads: Iterable[str], rows: Iterable[Sequence[str]], numbers: Iterable
 
 
 def charts(drawings: Iterable[str], large: bool = False) -> str:
-    """Return charts side by side, as many as the screen is wide: three on a laptop, or two large ones."""
-    kind = '"charts large"' if large else "charts"
-    return f"<div class={kind}>{''.join(drawings)}</div>"
+    """Return charts, if any, side by side, as many as the screen is wide: three on a laptop, or two large ones."""
+    kind, drawn = '"charts large"' if large else "charts", "".join(drawings)
+    return f"<div class={kind}>{drawn}</div>" if drawn else ""
 
 
 def facts(values: Mapping[str, tuple[str, str]]) -> str:

@@ -3,7 +3,7 @@
 import statistics
 from pathlib import Path
 
-from oblrpo.diagnosis import CONDITIONS, Diagnosis, Finding, Watch, facts_of, facts_of_log
+from oblrpo.diagnosis import Diagnosis, Finding, Watch, facts_of, facts_of_log
 from oblrpo.diagnosis.diagnosis import COMES_WITH, NOTES
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
@@ -46,7 +46,7 @@ def write_record(record: RunRecord, path: Path, reload_seconds: int = 0) -> Path
         "Settings": "" if record.absent else _settings(record),
         "What is missing": _absent(record),
     }
-    shown = {name: body for name, body in sections.items() if "<svg" in body or "<table" in body}
+    shown = {name: body for name, body in sections.items() if body}
     anchors = {name: name.lower().replace(" ", "-") for name in shown}
     links = " ".join(f'<a href="#{anchor}">{name}</a>' for name, anchor in anchors.items())
     title = record.folder.path.resolve().name
@@ -89,16 +89,12 @@ def _facts(record: RunRecord) -> str:
     if rewards:
         facts["Reward"] = (f"{statistics.fmean(rewards):.3f}", f"mean of the last {len(rewards)} steps")
     if tail:
-        # of each metric, where it was taken last
-        signal = {key: value for row in tail if row.get("grad_norm") != 0 for key, value in row.items()}
-        if signal.get("n_snr") is not None and record.prompts:
-            sentence = text(advice(record.prompts, signal["n_snr"], ours=not record.absent))
-            critical = signal.get("critical_batch_size")
-            size = f"{critical:.0f} prompts" if critical else "none found"
-            facts["Critical batch size"] = (size, sentence[0].upper() + sentence[1:])
-        if signal.get("learning_rate") is not None:
+        if sentence := advice(record.prompts, tail):
+            facts["Batch size"] = (f"{record.prompts} prompts", f"{sentence}.")
+        rates = [row.get("learning_rate") for row in tail if row.get("grad_norm") != 0 and "learning_rate" in row]
+        if rates and rates[-1] is not None:
             schedule = text(record.of_algorithm("schedule"))
-            facts["Learning rate"] = (short(signal["learning_rate"]), f"of the last update, schedule {schedule}")
+            facts["Learning rate"] = (short(rates[-1]), f"of the last update, schedule {schedule}")
         per_step = statistics.fmean(row.get("step_time") or 0.0 for row in tail)
         facts["Time"] = (f"{per_step:.2f} s per step", f"{short(tail[-1].get('num_tokens') or 0)} tokens trained on")
     return html.facts(facts)
@@ -117,9 +113,8 @@ def _diagnosis(record: RunRecord) -> str:
         parts.insert(0, f"<div class=alarm><b>Failed after step {record.done}.</b> {text(record.failure)}</div>")
     notes = [f"<li>{text(note.name)}, {text(note.when)}. {text(str(note))}</li>" for note in found.notes]
     parts += [f"<small>{NOTES}:<ul>{''.join(notes)}</ul></small>"] if notes else []
-    looked = f"{len(CONDITIONS) - len(found.unchecked)} of {len(CONDITIONS)} conditions"
     if not found.findings and not record.failure:
-        parts.insert(0, f"<p><small>No problem found: {looked} were checked after every step.</small></p>")
+        parts.insert(0, f"<p><small>{found.verdict} {found.looked}.</small></p>")
         return "".join(parts)
     return f"<h2 id=diagnosis>Diagnosis</h2>{''.join(parts)}"
 

@@ -52,10 +52,9 @@ class RunFolder:
     def make(self) -> None:
         """Make the folders of a new run."""
         if os.path.lexists(self.path) and not self._never_began():
-            fix = "add --resume to continue it, or give another --output"
-            raise InputError(
-                f"{self.path} already exists; {fix if self.config_file.is_file() else 'give another --output'}."
-            )
+            resume = "add --resume to continue it, or " if self.config_file.is_file() else ""
+            in_python = f"({'resume=True or ' * bool(resume)}output='runs/NAME' in Python)"
+            raise InputError(f"{self.path} already exists; {resume}give another --output {in_python}.")
         try:
             self.completions.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
@@ -86,8 +85,8 @@ class RunFolder:
             raise InputError(f"{self.path} holds no run to resume (no config.yaml); leave out --resume to start one.")
         return with_file(TrainConfig(), self.config_file)
 
-    def fitted(self, config: TrainConfig) -> TrainConfig:
-        """`config` with the numbers that nobody asked for as they were fitted when the run began."""
+    def adjusted(self, config: TrainConfig) -> TrainConfig:
+        """`config` with the numbers that nobody asked for as they were adjusted when the run began."""
         saved = flatten(self.saved_config())
         return with_settings(config, {name: saved[name] for name in adjustable(config)}, "", ())
 

@@ -288,7 +288,7 @@ class Rows:
             odd = [key for key in VITAL[: 3 if learns else None] if not math.isfinite(row.get(key, 0.0))]
             row = {key: value if math.isfinite(value) else None for key, value in row.items()}
             if odd:
-                return row | {"skipped": 1.0, "overflow": f"metric ({', '.join(odd)})"}
+                return row | {"skipped": 1.0, "overflow": ", ".join(odd)}
         if "skipped" not in row and not row.keys().isdisjoint(VITAL):
             row["skipped"] = 0.0
         return row

@@ -5,7 +5,7 @@ Nothing in here loads torch.
 
 from oblrpo.settings.annotations import (
     Mapping,
-    Word,
+    Positional,
     adjustable,
     check_ranges,
     may_change_on_resume,
@@ -48,6 +48,7 @@ __all__ = [
     "Mapping",
     "OptimConfig",
     "PolicyConfig",
+    "Positional",
     "RewardsConfig",
     "RolloutConfig",
     "RunConfig",
@@ -56,7 +57,6 @@ __all__ = [
     "TaskConfig",
     "TrainConfig",
     "WarmStartConfig",
-    "Word",
     "adjustable",
     "as_in_run",
     "as_type",

@@ -11,7 +11,7 @@ import typing
 from collections import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from oblrpo.errors import InputError
 
@@ -19,14 +19,11 @@ Mapping = dict[str, Any]
 """Further arguments by name; on the command line one word of YAML, such as '{momentum: 0.9}'."""
 
 
-@dataclass(frozen=True)
-class Word:
+class Positional(NamedTuple):
     """The setting is what the first word of a command says that is no flag."""
 
-    name: str
-    """How usage calls it."""
-    needed: str = ""
-    """What to give, where the command does nothing without it."""
+    name: str  # as usage shows it
+    needed: str = ""  # what to give, where the command does nothing without it
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Range:
 MAY_CHANGE = "may change"
 """A run may be resumed with another value of the setting."""
 ADJUSTABLE = "adjustable"
-"""The setting is adjusted to rows and model where nobody has asked for it; `trainer.fitting` says how."""
+"""The setting is adjusted to rows and model where nobody has asked for it; `trainer.adjusting` says how."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 CALLED = {
     "algorithm": "adv_estimator advantage.estimator advantage_estimator loss_mode loss_type policy_loss_type",
-    "answer_column": "answer_key ground_truths_key label_key reward_fn_key solution_column",
+    "answer_column": "answer answer_key ground_truths_key label_key reward_fn_key solution_column",
     "attn_implementation": "attn_impl flash_attn use_flash_attention_2 use_flash_attn",
     "baseline": "use_leave_one_out_baseline",
     "benchmark": "tasks",
@@ -58,7 +58,7 @@ CALLED = {
     "output": "checkpoint_dir ckpt.path ckpt_path default_local_dir exp_name experiment_name log_dir logging_dir "
     "out_dir output_dir output_path run_name save_dir save_path wandb_run_name",
     "project": "project_name wandb.project wandb_project",
-    "prompt_column": "input_key prompt_key question_key",
+    "prompt_column": "input_key prompt prompt_key question_key",
     "prompt_template": "input_template",
     "prompts_per_micro_batch, which counts prompts": "accum_steps gradient_accumulation gradient_accumulation_steps "
     "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu micro_batch_size micro_rollout_batch_size "
@@ -105,6 +105,7 @@ NOT_HERE = {
     "gpus_per_node local_rank n_gpus n_gpus_per_node ngpus nnodes nproc_per_node num_gpus num_gpus_per_node num_nodes "
     "num_processes ref_num_gpus_per_node ref_num_nodes tensor_model_parallel_size tensor_parallel_size "
     "vllm_num_engines vllm_tensor_parallel_size world_size zero_stage",
+    "a run's folder is never overwritten; give another `output`": "overwrite overwrite_output overwrite_output_dir",
     "a run's settings stand in a YAML file that comes first, as in `oblrpo train my.yaml`":
     "cfg conf config config_file config_name config_path",
     "completions that are cut are scored as they are": "mask_truncated_completions overlong_buffer overlong_filtering",

@@ -31,8 +31,9 @@ class SamplingConfig(ModelConfig):
     """Seed of the samples."""
     limit: int = 0
     """Take only the first so many problems of each benchmark, or of the data; 0: all."""
-    output: str = "evaluations/latest"
-    """Folder that keeps every completion. An evaluation that was stopped resumes there."""
+    output: str = ""
+    """Folder that keeps every completion; an evaluation that was stopped resumes there. Empty: evaluations/ and the
+    model's name."""
 
     def policy(self, model: str) -> PolicyConfig:
         """Return how a model is loaded and asked."""

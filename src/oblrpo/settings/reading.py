@@ -27,13 +27,9 @@ IDENTITY = "identity"
 def flatten(config: TrainConfig) -> dict[str, Any]:
     """Every setting under its flag's name (underscored), without the sections."""
     flat: dict[str, Any] = {"recipe": config.recipe}
-    for section in dataclasses.fields(config)[2:]:
-        flat.update(
-            {
-                key: list(value) if isinstance(value, tuple) else value
-                for key, value in dataclasses.asdict(getattr(config, section.name)).items()
-            }
-        )
+    for part in filter(dataclasses.is_dataclass, vars(config).values()):
+        values = dataclasses.asdict(part)  # type: ignore[arg-type]  # no class is a value
+        flat |= {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     return flat
 
 
@@ -58,10 +54,8 @@ def with_settings(
             raise InputError(
                 f"{source}: unknown setting {key!r}; `oblrpo train --help-all` lists all.{hint(str(key), known)}"
             )
-    sections = {
-        section.name: with_fields(getattr(config, section.name), settings, source)
-        for section in dataclasses.fields(config)[2:]
-    }
+    parts = {name: part for name, part in vars(config).items() if dataclasses.is_dataclass(part)}
+    sections: dict[str, Any] = {name: with_fields(part, settings, source) for name, part in parts.items()}
     new = {name for name in (settings if asked is None else asked) if settings.get(name) is not None}
     recipe, asked = str(settings.get("recipe", config.recipe)), tuple(sorted({*config.asked, *new}))
     return dataclasses.replace(config, recipe=recipe, asked=asked, **sections)

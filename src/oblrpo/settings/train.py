@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from oblrpo.errors import InputError
-from oblrpo.settings.annotations import ADJUSTABLE, MAY_CHANGE, Holds, Mapping, Range, Word
+from oblrpo.settings.annotations import ADJUSTABLE, MAY_CHANGE, Holds, Mapping, Positional, Range
 from oblrpo.settings.idle import (
     GENERATED,
     LOADED,
@@ -222,7 +222,7 @@ class OptimConfig:
     """Optimizer, a class of torch.optim, such as SGD or AdamW; or (extra optimizers) Prodigy, AdamWScheduleFree and
     its kin."""
     learning_rate: Annotated[float, Range(0, 1e30)] = 1e-6
-    """Rate eta_0 before the schedule's factor; with schedule auto only where the rate starts."""
+    """Learning rate; with the measured rate only where it starts."""
     optimizer_args: Mapping = field(default_factory=dict)
     """Further arguments of the optimizer, such as '{momentum: 0.9}'. Weights decay only if weight_decay is here."""
     schedule: str = ""
@@ -280,7 +280,7 @@ class RunConfig:
 class TrainConfig:
     """Post-train a language model with reinforcement learning on verifiable rewards."""
 
-    recipe: Annotated[str, Word("[RECIPE|FILE]")] = ""
+    recipe: Annotated[str, Positional("[RECIPE|FILE]")] = ""
     """A built-in recipe (demo) or a YAML file of settings; flags override it. A resumed run keeps its own."""
     asked: tuple[str, ...] = field(default=(), compare=False)
     """Settings by flag, keyword or a YAML file of one's own; a recipe's and defaults are not, and may be adjusted."""

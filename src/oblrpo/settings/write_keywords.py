@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ PATHS = {"output"}
 
 def written() -> str:
     """Return what the file holds."""
-    sections = [type(getattr(TrainConfig(), each.name)) for each in fields(TrainConfig)[2:]]
+    sections = [type(part) for part in vars(TrainConfig()).values() if is_dataclass(part)]
     classes = {
         "TrainKeywords": ("Every setting of `oblrpo train`.", sections),
         "EvaluateKeywords": (

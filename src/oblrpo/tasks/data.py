@@ -159,7 +159,9 @@ def problems_of(
             columns = {names.setdefault(name, name): value for name, value in row.items() if name != prompt_column}
             columns.pop("prompts", None)
             columns.pop("completions", None)
-            answer = text_of(row, answer_column, where, "answer_column") if answer_column and compared else ""
+            answer = ""
+            if answer_column and compared:
+                answer = text_of(row, answer_column, where, "answer_column", prompt_column)
             if numbers and last_number(answer) is None:
                 raise InputError(
                     f"{where}: column '{answer_column}' holds no number that the reward 'numeric' could compare; fix "
@@ -174,7 +176,7 @@ def problems_of(
             if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
                 problems.append(Problem(_messages(prompt, f"{where}: column '{prompt_column}'", row), answer, columns))
                 continue
-            question = text_of(row, prompt_column, where, "prompt_column")
+            question = text_of(row, prompt_column, where, "prompt_column", answer_column)
             # replace, not format: braces in a prompt are only text. A copy of every prompt would take half again.
             text = question if template == PLACEHOLDER else template.replace(PLACEHOLDER, question)
             problems.append(Problem(text, answer, columns, question))

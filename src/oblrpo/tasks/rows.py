@@ -12,8 +12,8 @@ from oblrpo.regular_files import regular
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OF_JSON = {str, int, float, bool, type(None)}
 OFTEN_CALLED = {
-    "prompt_column": ("question", "problem", "instruction", "input", "query", "messages", "text"),
-    "answer_column": ("solution", "target", "label", "output", "response", "ground_truth", "final_answer"),
+    "prompt_column": ("prompt", "question", "problem", "instruction", "input", "query", "messages", "text"),
+    "answer_column": ("answer", "solution", "target", "label", "output", "response", "ground_truth", "final_answer"),
 }
 MOST_DIGITS = 4_000  # of a number; they take a while to write down, and of whole numbers Python writes 4,300
 
@@ -82,15 +82,18 @@ def native(value: Any) -> Any:
     return {key: native(item) for key, item in value.items()} if isinstance(value, (dict, Mapping)) else value
 
 
-def text_of(row: Mapping[str, Any], column: str, where: str, setting: str = "") -> str:
-    """Return a column, or a key of one (`value_at`), as text, a number without exponent; `setting` names the column."""
+def text_of(row: Mapping[str, Any], column: str, where: str, setting: str = "", taken: str = "") -> str:
+    """Return a column, or a key of one (`value_at`), as text, a number without exponent.
+
+    `setting` names the column, and `taken` one with another part, which is not suggested.
+    """
     value = value_at(row, column, row)
     if value is row:
         inner = [f"{name}.{key}" for name, nested in row.items() if isinstance(nested, Mapping) for key in nested]
         present = ", ".join(f"'{name}'" for name in (*row, *inner)) or "none"
-        hint = did_you_mean(column, (*row, *inner))
+        hint = did_you_mean(column, [name for name in (*row, *inner) if name != taken])
         if setting:
-            own = next((name for name in OFTEN_CALLED[setting] if name in row), "NAME")
+            own = next((name for name in OFTEN_CALLED[setting] if name in row and name != taken), "NAME")
             hint += f" Name yours: --{setting.replace('_', '-')} {own} ({setting}={own!r} in Python)"
             hint += ", or choose rewards that need no answer." if setting == "answer_column" else "."
         raise InputError(f"{where} has no column '{column}'; its columns are: {present}.{hint}")

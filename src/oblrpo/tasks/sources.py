@@ -105,6 +105,8 @@ def _read_csv(path: Path) -> Rows:
         raise unreadable(path, error) from error
     finally:
         csv.field_size_limit(limit)
+    if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), "")):
+        raise InputError(f"{path}: the separator seems to be {other!r}; save the file with commas, or as JSON Lines.")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"{path} has two columns '{twice}'; rename one.")
     for where, row in rows:

@@ -33,8 +33,8 @@ from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, adjustable, flatten
 from oblrpo.trackers import Reporter
+from oblrpo.trainer.adjusting import adjust
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
-from oblrpo.trainer.fitting import fit
 from oblrpo.trainer.metrics import completion_rows, part_metrics, step_metrics
 from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
 from oblrpo.trainer.optimizers import averaged, hand_out
@@ -55,7 +55,7 @@ class Trainer:
         self, config: TrainConfig, resume: bool = False, objects: Objects | None = None, accept_changed: bool = False
     ) -> None:
         self.folder = RunFolder(Path(config.run.output).absolute())  # a reward in this process may go elsewhere
-        config = self.folder.fitted(config) if resume else config
+        config = self.folder.adjusted(config) if resume else config
         free = adjustable(config) if accept_changed or not resume else ()
         check(config)
         self.config, self.objects = config, objects or Objects()
@@ -81,7 +81,7 @@ class Trainer:
         else:
             self.policy = load_checkpoint(checkpoint, config) if checkpoint else make_policy(config.policy)
         drop_long_prompts(self.task, self.policy, config.task.max_prompt_length)
-        config, self.heldout, self.longest_prompt, self.adjusted = fit(config, self.task, self.policy, free)
+        config, self.heldout, self.longest_prompt, self.adjusted = adjust(config, self.task, self.policy, free)
         self.config = config
         self.monitors = Monitors(
             facts_of(flatten(config)), min(MOST_SKIPPED, max(2, config.run.steps // 2)), config.run.stop_on_collapse
@@ -149,7 +149,8 @@ class Trainer:
         self.accuracy = heldout_accuracy_of(rows)
         for row in rows:
             self.monitors.observe(row)
-        progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done)
+        known = next(reversed(self.accuracy.values()), None)
+        progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done, known)
         of_data = (*getattr(self.task, "notes", ()), *self.demonstrations.notes)
         for note in (*of_data, *self.notes, *lost):
             progress.warn(note)
@@ -173,7 +174,8 @@ class Trainer:
         # A signal in a step lets it end first: what is on disk is then always a whole step.
         with _stop_between_steps() as stopped:
             if not begun:
-                self._finish_step(0, {"step": 0} | learned | self._accuracy(0) | self.learner.clock.lap(), progress)
+                learned |= self._accuracy(0, progress)
+                self._finish_step(0, {"step": 0} | learned | self.learner.clock.lap(), progress)
             assert self.done is not None
             while self.done < self.config.run.steps and not stopped():
                 self._finish_step(self.done + 1, self._step(self.done + 1), progress)
@@ -203,7 +205,8 @@ class Trainer:
             f"policy     {config.policy.model or 'built from scratch'}: {total:,} parameters, {trained:,} trained, "
             f"{precision} on {self.policy.device}, {torch.get_num_threads()} CPU thread(s)\n"
             f"task       {self.task.name}{rows}, {config.run.eval_prompts} held-out prompts x "
-            f"{config.run.eval_samples} completions\n{self.adjusted}{learned_before}"
+            f"{config.run.eval_samples} completions, rewarded by {' + '.join(self.rewards.names)}\n"
+            f"{self.adjusted}{learned_before}"
             f"step       {P} prompts x {G} completions = {P * G} completions of at most "
             f"{config.rollout.max_completion_length} tokens\n"
             f"prompt     {form.preview(tokenizer, prompts[0])}\n"
@@ -243,7 +246,7 @@ class Trainer:
             return {}
         metrics = {}
         if self.config.policy.model:  # one that is built from scratch solves nothing yet
-            metrics = {f"{name}_before_warm_start": value for name, value in self._accuracy(0).items()}
+            metrics = {f"{name}_before_warm_start": value for name, value in self._accuracy(0, progress).items()}
 
         def observe(step: int, loss: float) -> None:
             metrics["warm_start_loss"] = loss
@@ -269,8 +272,10 @@ class Trainer:
             metrics |= self._accuracy(step)
         return metrics | {"step_time": time.perf_counter() - started} | self.learner.clock.lap()
 
-    def _accuracy(self, step: int) -> dict[str, float]:
+    def _accuracy(self, step: int, progress: Progress | None = None) -> dict[str, float]:
         run, rollout = self.config.run, self.config.rollout
+        if progress:  # there is no bar yet that moves
+            progress.console.print(f"evaluating the {len(self.heldout)} held-out prompts", highlight=False)
         seed = seed_of(run.seed, step) ^ 1  # another than that of the step's own draws
         with self.learner.clock.part("evaluation"), self.learner.handing_out():
             accuracy = heldout_accuracy(

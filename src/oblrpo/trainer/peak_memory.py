@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oblrpo.memory import peak_bytes
+from oblrpo.memory import machine_bytes, peak_bytes
 from oblrpo.policy import Sequences
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.settings import OptimConfig, TrainConfig
@@ -20,6 +20,7 @@ SLACK_ONE, SLACK_MANY = 1.7, 2.2
 next does not fit into the room that the one before has left (measured; docs/reference/models.md)."""
 
 GB, LEAST = 1e9, 5e6  # what is less is not shown
+SHARE = 0.9  # of the machine's memory, for a micro-batch that is proposed
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class PeakMemory:
     activations: int  # what the backward and the score tape hold of one micro-batch
     slack: int  # room between them that nobody uses
     tokens: int  # the tokens of that micro-batch, padding included
+    group: int  # those of one prompt with its completions, which no micro-batch goes below
+    here: int  # what the machine, or the GPU, has
 
     @property
     def total(self) -> int:
@@ -53,7 +56,18 @@ class PeakMemory:
         }  # fmt: skip
         shown = ", ".join(f"{value / GB:.2f} {name}" for name, value in parts.items() if value >= LEAST)
         after = f"; after the activations a {self.copy / GB:.2f} copy of the weights" if self.copy >= LEAST else ""
-        return f"about {self.total / GB:.1f} GB at the peak of a step ({shown}{after})"
+        return f"about {self.total / GB:.1f} GB at the peak of a step ({shown}{after}){self._remedy()}"
+
+    def _remedy(self) -> str:
+        """What to do where the peak is more than there is; activations and their slack grow with the tokens."""
+        if self.total <= self.here:
+            return ""
+        room = SHARE * self.here - (self.total - self.activations - self.slack)
+        many = SLACK_MANY * self.activations if self.slack else self.activations
+        fits = int(room / many * self.tokens) // self.group * self.group if many else 0
+        bound = f"; bound it with --tokens-per-micro-batch {fits}"
+        other = ", and one prompt at a time is too much: lower --num-generations or --max-completion-length, or --lora"
+        return f": more than the {self.here / GB:.0f} GB here{bound if fits > 0 else other}"
 
 
 def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libraries: int) -> PeakMemory:
@@ -89,6 +103,8 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
         activations=int(activations),
         slack=int(slack * activations),
         tokens=tokens,
+        group=rows * width,
+        here=machine_bytes(policy.device),
     )
 
 
@@ -99,6 +115,8 @@ def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
     shape = 2 * rows, length
     with policy.seeded(0):
         ids_ST = torch.randint(policy.vocabulary, shape, device=policy.device)
+    # A new model's vector of padding is zero, where a norm layer multiplies gradients by thousands.
+    ids_ST[ids_ST == policy.pad_token] = (policy.pad_token + 1) % policy.vocabulary
     mask_ST = torch.ones_like(ids_ST)
     own_ST = mask_ST.clone()
     own_ST[:, :start] = 0

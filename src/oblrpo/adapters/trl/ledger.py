@@ -50,10 +50,6 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         trainer: a `GRPOTrainer`, an `RLOOTrainer` or a subclass that generates as they do.
         every: steps between looks.
         baseline: the name in `estimators.BASELINES` whose signal-to-noise ratio is logged.
-
-    Raises:
-        InputError: `every` is below 1, the baseline is unknown, a batch holds one prompt, the trainer does not
-            generate, or the model or the launcher does not let scores be taken.
     """
 
     def __init__(self, trainer: Any, every: int = 20, baseline: str = "rloo") -> None:
@@ -90,11 +86,7 @@ class VarianceLedgerCallback(TrainerCallback):  # type: ignore[misc]
         self._listen()
 
     def _listen(self) -> None:
-        """Read what the trainer's own methods return, and hand it on.
-
-        Raises:
-            InputError: it has no such methods.
-        """
+        """Read what the trainer's own methods return, and hand it on."""
         trainer = self._trainer
         try:
             calculate, generate = trainer._calculate_rewards, trainer._generate_and_score_completions

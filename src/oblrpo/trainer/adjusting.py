@@ -17,7 +17,7 @@ UNTRAINED = 64
 """Tokens up to which a policy may write that knows nothing yet, and so hardly ever ends by itself."""
 
 
-def fit(
+def adjust(
     config: TrainConfig, task: Task, policy: Policy, free: Collection[str]
 ) -> tuple[TrainConfig, list[Problem], int, str]:
     """Let the settings that are `free` give way to the problems there are, and to the model's context.
@@ -38,7 +38,7 @@ def fit(
         if "heldout_fraction" in free:
             data.hold_out(*(PAIR if name in free else now[name] for name in ("eval_prompts", "prompts_per_step")))
             now["heldout_fraction"] = data.fraction
-            why["heldout_fraction"] = f"{len(data.given) - data.rows} of {len(data.given)} rows are held out"
+            why["heldout_fraction"] = f"{len(data.given) - data.rows} of {len(data.given)} rows held out"
         if "prompts_per_step" in free:
             now["prompts_per_step"] = max(PAIR, min(now["prompts_per_step"], data.rows))
             why["prompts_per_step"] = "no more to train on"
@@ -65,7 +65,8 @@ def fit(
             )
         now["tokens_per_micro_batch"] = needed
     bent = {name: reason for name, reason in why.items() if now[name] != before[name]}
-    words = "; ".join(f"{name} {now[name]} instead of {before[name]} ({reason})" for name, reason in bent.items())
+    said = {name: f"{name} {now[name]} instead of {before[name]} ({reason})" for name, reason in bent.items()}
+    words = "; ".join((said | {name: why[name] for name in bent if name == "heldout_fraction"}).values())
     # What not setting chat does stands in the head of the run.
     config = with_settings(config, {name: now[name] for name in bent} | {"chat": bool(now["chat"])}, "", ())
     return config, heldout, longest, f"adjusted   {words}\n" if words else ""

@@ -16,7 +16,7 @@ from oblrpo.settings import (
     with_settings,
 )
 from oblrpo.tasks import DataTask, Problem, make_task
-from oblrpo.trainer.fitting import fit
+from oblrpo.trainer.adjusting import adjust
 from oblrpo.trainer.setup import check
 from oblrpo.trainer.task import drop_long_prompts
 
@@ -32,11 +32,11 @@ def problems(count, word="What is"):
     return [Problem(f"{word} {number}?", str(number)) for number in range(count)]
 
 
-def fitted(policy, rows, heldout=None, **asked):
+def adjusted(policy, rows, heldout=None, **asked):
     """The config of a run on `rows`, of which `asked` was asked for, and what its head says of that."""
     config = with_settings(TrainConfig(), asked, "a test")
     task = rows if not isinstance(rows, list) else DataTask("mine", rows, heldout, config.task.heldout_fraction)
-    fits, held, _, words = fit(config, task, policy, adjustable(config))
+    fits, held, _, words = adjust(config, task, policy, adjustable(config))
     assert len(held) == fits.run.eval_prompts
     assert fits.asked == config.asked
     assert len(task.train_batch(1, fits.rollout.prompts_per_step)) == fits.rollout.prompts_per_step
@@ -61,16 +61,19 @@ def fitted(policy, rows, heldout=None, **asked):
     ],
 )
 def test_it_trains_on_as_many_rows_as_there_are(policy, count, asked, P, held):
-    flat, words = fitted(policy, problems(count), **asked)
+    flat, words = adjusted(policy, problems(count), **asked)
     assert (flat["prompts_per_step"], flat["eval_prompts"]) == (P, held)
     assert {name: flat[name] for name in asked} == asked
     usual = flatten(TrainConfig()) | {"chat": False} | asked
     changed = [name for name in flat if flat[name] != usual[name]]
+    if "heldout_fraction" in changed:  # it is said in rows
+        changed.remove("heldout_fraction")
+        assert " rows held out" in words
     assert words.count(" instead of ") == len(changed)
-    assert words.count("\n") == bool(changed)
+    assert words.count("\n") == bool(words)
     assert all(f"{name} {flat[name]} instead of {usual[name]} (" in words for name in changed)
     # Another run with these numbers, as they stand in config.yaml, has the same problems.
-    again, nothing = fitted(policy, problems(count), **{name: flat[name] for name in adjustable(TrainConfig())})
+    again, nothing = adjusted(policy, problems(count), **{name: flat[name] for name in adjustable(TrainConfig())})
     assert (again, nothing) == (flat, "")
 
 
@@ -92,13 +95,13 @@ def test_it_trains_on_as_many_rows_as_there_are(policy, count, asked, P, held):
 )
 def test_what_somebody_asked_for_is_refused(policy, count, asked, words):
     with pytest.raises(InputError, match=words):
-        fitted(policy, problems(count), **asked)
+        adjusted(policy, problems(count), **asked)
 
 
 def test_rows_with_equal_prompts_stay_on_one_side(policy):
-    assert fitted(policy, problems(4) * 2)[0]["eval_prompts"] == 2
+    assert adjusted(policy, problems(4) * 2)[0]["eval_prompts"] == 2
     with pytest.raises(InputError, match="its 8 rows hold few different prompts"):
-        fitted(policy, problems(1) * 8)
+        adjusted(policy, problems(1) * 8)
 
 
 def test_rows_that_were_too_long_stay_away_when_others_are_held_out(policy):
@@ -106,67 +109,68 @@ def test_rows_that_were_too_long_stay_away_when_others_are_held_out(policy):
     twins = [Problem(problem.prompt.replace(" ", " " * 50), "") for problem in few]
     task = DataTask("mine", few + twins)
     drop_long_prompts(task, policy, 40)
-    flat, _ = fitted(policy, task, eval_prompts=10)
+    flat, _ = adjusted(policy, task, eval_prompts=10)
     assert (flat["prompts_per_step"], flat["eval_prompts"]) == (10, 10)
     assert task.notes == ["20 of 40 problems of mine are longer than 40 tokens (max_prompt_length); they are left out."]
 
 
 def test_held_out_rows_of_their_own_may_be_few(policy):
-    flat, _ = fitted(policy, problems(8), problems(20, "How much is"))
+    flat, _ = adjusted(policy, problems(8), problems(20, "How much is"))
     assert (flat["prompts_per_step"], flat["eval_prompts"], flat["heldout_fraction"]) == (8, 20, 0.1)
     with pytest.raises(InputError, match="mine has 1 held-out row, but 2 are needed; add rows"):
-        fitted(policy, problems(8), problems(1, "How much is"))
+        adjusted(policy, problems(8), problems(1, "How much is"))
     with pytest.raises(InputError, match="mine has 20 held-out rows, but 30 are needed; set eval_prompts lower or add"):
-        fitted(policy, problems(8), problems(20, "How much is"), eval_prompts=30)
+        adjusted(policy, problems(8), problems(20, "How much is"), eval_prompts=30)
 
 
 def test_a_small_built_in_task_holds_out_what_it_has(policy):
     few = make_task("addition", min_terms=2, max_terms=2, largest=9)
-    flat, words = fitted(policy, few, model="loaded")
+    flat, words = adjusted(policy, few, model="loaded")
     assert (flat["prompts_per_step"], flat["eval_prompts"]) == (64, 13)
     assert words == "adjusted   eval_prompts 13 instead of 128 (no more are held out)\n"
     with pytest.raises(InputError, match=r"about 13 held-out problems .* but 64 are needed"):
-        fitted(policy, few, eval_prompts=64)
+        adjusted(policy, few, eval_prompts=64)
 
 
 def test_completions_are_as_long_as_the_context_leaves(policy):
     rows = [*problems(99), Problem("x" * 400, "")]
-    flat, words = fitted(policy, rows, model="loaded")
+    flat, words = adjusted(policy, rows, model="loaded")
     assert flat["max_completion_length"] == 600 - 400
     assert "max_completion_length 200 instead of 512 (the model's context)" in words
     with pytest.raises(InputError, match="has 550 tokens; with completions of 64 it does not fit"):
-        fitted(policy, [*rows, Problem("x" * 550, "")])
+        adjusted(policy, [*rows, Problem("x" * 550, "")])
 
 
 def test_a_policy_that_knows_nothing_writes_short_completions(policy):
     """Random text hardly ever ends by itself: 512 tokens of it took eleven minutes where a few are enough."""
-    flat, words = fitted(policy, problems(300))
+    flat, words = adjusted(policy, problems(300))
     assert flat["max_completion_length"] == 64
     assert "max_completion_length 64 instead of 512 (a policy that is built begins with random text)" in words
     for asked in ({"max_completion_length": 400}, {"model": "loaded"}, {"sft_data": ("shown.jsonl",)}):
-        assert fitted(policy, problems(300), **asked)[0]["max_completion_length"] == asked.get(
+        assert adjusted(policy, problems(300), **asked)[0]["max_completion_length"] == asked.get(
             "max_completion_length", 512
         )
-    taught = fitted(policy, make_task("path"), warm_start_steps=5)
+    taught = adjusted(policy, make_task("path"), warm_start_steps=5)
     assert (taught[0]["max_completion_length"], taught[1]) == (512, "")
 
 
 def test_prompts_that_are_yet_to_be_generated_have_room_to_be_longer(policy):
     few = make_task("arithmetic")
     longest = max(policy.lengths([problem.prompt for problem in (*few.heldout(128), *few.train_batch(1, 64))]))
-    flat, _ = fitted(policy, few, warm_start_steps=1)
+    flat, _ = adjusted(policy, few, warm_start_steps=1)
     assert flat["max_completion_length"] == min(512, 600 - 2 * longest)
 
 
 def test_numbers_of_a_recipe_bend_on_data_of_the_users_own(policy):
     """They were not typed; a YAML file of the user's own was."""
     config = with_settings(load_recipe("smollm2-arithmetic", TrainConfig()), {"data": "mine.jsonl"}, "a test")
-    fits, *_, words = fit(config, DataTask("mine", [Problem("x" * 200, ""), *problems(19)]), policy, adjustable(config))
+    task = DataTask("mine", [Problem("x" * 200, ""), *problems(19)])
+    fits, *_, words = adjust(config, task, policy, adjustable(config))
     assert fits.rollout.tokens_per_micro_batch == (200 + 4) * 4
     assert "tokens_per_micro_batch 816 instead of 512" in words
     demo = with_settings(load_recipe("demo", TrainConfig()), {"data": "mine.jsonl"}, "a test")
     check(demo)
-    fits, *_, words = fit(demo, DataTask("mine", problems(50)), policy, adjustable(demo))
+    fits, *_, words = adjust(demo, DataTask("mine", problems(50)), policy, adjustable(demo))
     assert not fits.warm_start.begins
     assert "warm_start_steps 0 instead of 200 (data has no demonstrations)" in words
     with pytest.raises(InputError, match="warm_start_steps needs sft_data, or a built-in task"):
