@@ -86,9 +86,9 @@ def _train(recipe: str, settings: dict[str, Any]) -> None:
             metrics = super()._step(step)
             return metrics | {"cpu_time": time.process_time() - begun - self.aside}
 
-        def _accuracy(self, step: int) -> dict[str, float]:
+        def _accuracy(self, step: int, progress: Progress | None = None) -> dict[str, float]:
             begun = time.process_time()
-            found = super()._accuracy(step)
+            found = super()._accuracy(step, progress)
             self.aside = time.process_time() - begun
             return found
 
