@@ -167,8 +167,8 @@ def test_the_command_that_is_shown_brings_what_is_missing(over, tmp_path, extra)
 def test_the_wheel_is_installed_with_an_extra(over, archives, extra):
     how = {}
     if extra == "verl":
-        if not (made := [*ROOT.glob(".venv-verl/lib/*/site-packages")]):
-            pytest.skip("no .venv-verl: make env-verl")
+        made = [*ROOT.glob(".venv-verl/lib/*/site-packages")]
+        assert made, "there is no .venv-verl; `make test-wheel` makes it"
         how = {"packages": made[0], "constraints": ROOT / "constraints-verl.txt"}
     environment = over(**how)
     environment.done(f"python -m pip install --quiet '{archives[1]}[{extra}]'")
