@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,7 @@ def evaluate_rows(
     from oblrpo.evaluation.by_rewards import evaluate_policy
     from oblrpo.evaluation.sampled import SavedCompletions
     from oblrpo.rewards import Rewards
+    from oblrpo.rollout import make_sampler
     from oblrpo.tasks import DataTask
     from oblrpo.trainer.task import data_problems, drop_long_prompts, name_of, task_of
 
@@ -140,8 +142,9 @@ def evaluate_rows(
         raise InputError(NO_PROBLEMS)
     rewards = Rewards(task, judged.rewards, judged.on_reward_error, judged.reward_seconds, objects.functions)
     try:
+        sampler = cache(lambda: make_sampler(policy, asked, asked.trust_remote_code))  # type: ignore[arg-type]
         return evaluate_policy(
-            policy, problems[: asked.limit or None], rewards, asked, saved, judged.threshold, ks, progress
+            policy, sampler, problems[: asked.limit or None], rewards, asked, saved, judged.threshold, ks, progress
         )
     finally:
         rewards.close()

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,8 +138,10 @@ def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
             return [evaluate_completions(name, problems, completions, verifier, command.k)]
         from oblrpo.evaluation.sampled import SavedCompletions, collect  # needs torch, which grading a file does not
         from oblrpo.report.console import evaluating
+        from oblrpo.rollout import make_sampler
 
-        policy = None if command.regrade else _load(command)
+        policy: Any = None if command.regrade else _load(command)
+        sampler = cache(lambda: make_sampler(policy, asked, asked.trust_remote_code))
         for name, problems in data.items():
             saved = SavedCompletions(Path(asked.output), name)
             if policy is not None:
@@ -147,7 +150,7 @@ def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
             if policy is not None:
                 template = asked.prompt_template or TEMPLATE
                 with evaluating(name) as show:
-                    collect(policy, to_train_on(problems, template), questions, template, asked, saved, show)
+                    collect(policy, sampler, to_train_on(problems, template), questions, template, asked, saved, show)
             completions, how_drawn = saved.read(questions)
             problems = problems[: len(completions)]
             results.append(evaluate_completions(name, problems, completions, verifier, command.k) | how_drawn)

@@ -10,12 +10,14 @@ from oblrpo.evaluation.sampled import SavedCompletions, collect
 from oblrpo.evaluation.statistics import clustered, pass_at, powers_to
 from oblrpo.policy import Policy
 from oblrpo.rewards import Rewards
+from oblrpo.rollout import TransformersSampler, VLLMSampler
 from oblrpo.settings import SamplingConfig
 from oblrpo.tasks import Problem
 
 
 def evaluate_policy(
     policy: Policy | None,
+    sampler: Callable[[], TransformersSampler | VLLMSampler],
     problems: Sequence[Problem],
     rewards: Rewards,
     asked: SamplingConfig,
@@ -26,11 +28,11 @@ def evaluate_policy(
 ) -> dict[str, Any]:
     """Draw the completions that are not there yet, and return the figures of all, with what they were drawn with.
 
-    Without a policy nothing is drawn. The figures are written beside the completions.
+    Without a policy nothing is drawn; `sampler` is as of `collect`. The figures are written beside the completions.
     """
     questions = [problem.question or problem.prompt for problem in problems]
     if policy is not None:
-        collect(policy, problems, questions, asked.prompt_template, asked, saved, progress, rewards.ask_ids)
+        collect(policy, sampler, problems, questions, asked.prompt_template, asked, saved, progress, rewards.ask_ids)
     completions, how_drawn = saved.read(questions)
     ids = saved.ids() if rewards.ask_ids else None
     figures = score(problems[: len(completions)], completions, rewards, asked.problems_per_batch, threshold, ks, ids)

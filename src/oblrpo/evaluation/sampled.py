@@ -14,7 +14,7 @@ from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import read_completions
 from oblrpo.objects import lasting
 from oblrpo.policy import Policy
-from oblrpo.rollout import sample
+from oblrpo.rollout import TransformersSampler, VLLMSampler
 from oblrpo.runs import held, read_rows, write_atomically
 from oblrpo.seeds import seed_of
 from oblrpo.settings import SamplingConfig
@@ -102,6 +102,7 @@ class SavedCompletions:
 
 def collect(
     policy: Policy,
+    sampler: Callable[[], TransformersSampler | VLLMSampler],
     problems: Sequence[Problem],
     questions: Sequence[Any],
     template: str,
@@ -115,8 +116,9 @@ def collect(
     Every batch has a seed of its own, so an evaluation that was stopped and continued gives what it would have given.
 
     `problems` are `questions` put into `template`; questions tell later whether completions answer the same data.
-    `progress` is called with the numbers of problems that are done, and of all, and at first with what a user should
-    know before. Rows may have `completion_ids`, too.
+    `sampler` returns what draws, and is called only where something is missing. `progress` is called with the numbers
+    of problems that are done, and of all, and at first with what a user should know before. Rows may have
+    `completion_ids`, too.
     """
     prompts, length = [problem.prompt for problem in problems], asked.max_completion_length
     if length is None:
@@ -124,6 +126,8 @@ def collect(
     else:
         policy.lengths(prompts, length)
     draws = {name: getattr(asked, name) for name in OF_DRAWS} | {"max_completion_length": length}
+    if asked.sampler == "vllm":
+        draws |= {"sampler": "vllm", "sampler_dtype": asked.vllm.dtype}
     settings = settings_of(policy, problems[0].prompt, questions, template, draws)
     saved.open(settings)
     size, total = asked.problems_per_batch, len(problems)
@@ -142,7 +146,7 @@ def collect(
             saved.keep(kept)  # without an unfinished last line, which the next would continue
         for start in starts:
             if start not in whole:
-                drawn = _batch(policy, problems[start : start + size], start, asked, length, with_ids)
+                drawn = _batch(sampler(), problems[start : start + size], start, asked, length, with_ids)
                 saved.append(drawn)
                 kept += drawn
             progress(min(start + size, total), total, ())
@@ -150,11 +154,16 @@ def collect(
 
 
 def _batch(
-    policy: Policy, problems: Sequence[Problem], start: int, asked: SamplingConfig, length: int, with_ids: bool
+    sampler: TransformersSampler | VLLMSampler,
+    problems: Sequence[Problem],
+    start: int,
+    asked: SamplingConfig,
+    length: int,
+    with_ids: bool,
 ) -> list[dict[str, Any]]:
     prompts = [problem.prompt for problem in problems]
-    with policy.seeded(seed_of(asked.seed, start)):
-        drawn = sample(policy, prompts, asked.samples, length, asked.temperature, asked.top_p)
+    with sampler.policy.seeded(seed_of(asked.seed, start)):
+        drawn = sampler.sample(prompts, asked.samples, length, asked.temperature, asked.top_p)
     figures = zip(drawn.completions, drawn.sequences.lengths_S.tolist(), drawn.clipped_S.tolist(), strict=True)
     ids = [{"completion_ids": row} for row in drawn.ids()] if with_ids else [{}] * len(drawn.completions)
     return [

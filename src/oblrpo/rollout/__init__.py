@@ -1,22 +1,25 @@
-"""Sampling completions from a policy: by our loop, by transformers' `generate`, or by vLLM (extra `vllm`)."""
+"""Sampling completions from a policy: by our loop, by transformers' `generate`, or by vLLM."""
 
 from oblrpo.policy import Policy
 from oblrpo.rollout.rollouts import Rollouts, Sampler, join
 from oblrpo.rollout.transformers import TransformersSampler, sample
-from oblrpo.settings import RolloutConfig
+from oblrpo.rollout.vllm import VLLMSampler
+from oblrpo.settings import SamplerConfig
 
-__all__ = ["Rollouts", "Sampler", "TransformersSampler", "join", "make_sampler", "sample"]
+__all__ = ["Rollouts", "Sampler", "TransformersSampler", "VLLMSampler", "join", "make_sampler", "sample"]
 
 
 def make_sampler(
-    policy: Policy, config: RolloutConfig, trust_remote_code: bool = False, features: bool = False
-) -> Sampler:
+    policy: Policy,
+    config: SamplerConfig,
+    trust_remote_code: bool = False,
+    features: bool = False,
+    logps: bool = False,
+) -> TransformersSampler | VLLMSampler:
     """Return the sampler that the config asks for, with the policy's weights.
 
-    With `features` it takes what the draws say of a completion; vLLM always does.
+    With `features` and `logps` it takes what the draws say of a completion and of its tokens; vLLM always does.
     """
     if config.sampler == "transformers":
-        return TransformersSampler(policy, config.sampler_correction != "auto", features)
-    from oblrpo.rollout.vllm import VLLMSampler, open_engine  # loads vLLM, which takes its time
-
-    return VLLMSampler(policy, *open_engine(policy, config, trust_remote_code))
+        return TransformersSampler(policy, logps, features)
+    return VLLMSampler(policy, config.vllm, trust_remote_code)

@@ -31,10 +31,15 @@ class TransformersSampler:
         self.policy, self.logps, self.features = policy, logps, features
 
     def sample(
-        self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
+        self,
+        prompts: Sequence[Prompt],
+        num_generations: int,
+        max_completion_length: int,
+        temperature: float,
+        top_p: float = 1.0,
     ) -> Rollouts:
         """Return completions as the function `sample` does."""
-        asked = prompts, num_generations, max_completion_length, temperature
+        asked = prompts, num_generations, max_completion_length, temperature, top_p
         return sample(self.policy, *asked, logps=self.logps, features=self.features)
 
     def sync(self, policy: Policy) -> None:

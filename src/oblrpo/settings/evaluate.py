@@ -4,14 +4,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 
 from oblrpo.errors import InputError
+from oblrpo.settings.annotations import check_ranges
+from oblrpo.settings.idle import NO_VLLM
 from oblrpo.settings.reading import flatten
-from oblrpo.settings.shared import GradingConfig, ModelConfig, RowsConfig
+from oblrpo.settings.shared import GradingConfig, ModelConfig, RowsConfig, SamplerConfig
 from oblrpo.settings.train import PolicyConfig, TrainConfig
 from oblrpo.settings.typed import with_fields
 
 
 @dataclass(frozen=True)
-class SamplingConfig(ModelConfig):
+class SamplingConfig(SamplerConfig, ModelConfig):
     """How a model is asked, and its completions drawn."""
 
     samples: int = 1
@@ -78,6 +80,10 @@ def check_sampling(
             raise InputError(f"{key} is {value}; it must be at least {least}.")
     if asked.temperature != 0 and not 1e-3 <= asked.temperature < float("inf"):
         raise InputError(f"temperature is {asked.temperature}; it must be 0 or at least 0.001.")
+    asked.check_temperature(asked.temperature)
+    if asked.vllm_args and asked.sampler != "vllm":
+        raise InputError(f"vllm_args does nothing: {NO_VLLM.why}; set sampler to vllm, or leave it out.")
+    check_ranges(asked, vars(asked) | {f"vllm_args.{key}": value for key, value in vars(asked.vllm).items()})
     if not 0 < asked.top_p <= 1:
         raise InputError("top_p must be above 0 and at most 1.")
     if drawn and max(ks, default=1) > asked.samples:

@@ -46,6 +46,8 @@ class TrainKeywords(TypedDict, total=False):
     prompt_template: str
     max_prompt_length: int
     heldout_fraction: float
+    sampler: Literal["transformers", "vllm"]
+    vllm_args: dict[str, Any]
     prompts_per_step: int
     num_generations: int
     dynamic_sampling: int
@@ -53,9 +55,7 @@ class TrainKeywords(TypedDict, total=False):
     temperature: float
     prompts_per_micro_batch: int
     tokens_per_micro_batch: int
-    sampler: Literal["transformers", "vllm"]
     sampler_correction: str
-    vllm_args: dict[str, Any]
     algorithm: str
     baseline: str
     normalisation: str
@@ -91,6 +91,8 @@ class EvaluateKeywords(TypedDict, total=False):
     attn_implementation: str
     device: str
     trust_remote_code: bool
+    sampler: Literal["transformers", "vllm"]
+    vllm_args: dict[str, Any]
     samples: int
     prompt_template: str
     temperature: float

@@ -41,13 +41,14 @@ class LoRA:
 class VLLM:
     """What `vllm_args` may hold, by vLLM's names."""
 
-    gpu_memory_utilization: Annotated[float, Range(0, 1), MAY_CHANGE] = 0.3
-    """Share of the GPU's memory that the engine may take, its weights included."""
-    max_model_len: Annotated[int | None, Range(1)] = None
+    gpu_memory_utilization: Annotated[float | None, Range(0.001, 1), MAY_CHANGE] = None
+    """Share of the device's memory that the engine may take, its weights included. None: 0.3 of a GPU; on a CPU 2 GiB
+    of keys and values, or VLLM_CPU_KVCACHE_SPACE."""
+    max_model_len: Annotated[int | None, Range(1), MAY_CHANGE] = None
     """Longest prompt + completion that the engine can hold, in tokens, such as 4096. None: as long as the model can
-    read."""
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Type that the engine computes in; the closer to the trainer's, the smaller the mismatch."""
+    read, or as its memory allows."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Type that the engine computes in; the closer to the trainer's, the smaller the mismatch. auto: the trainer's."""
 
 
 @dataclass(frozen=True)

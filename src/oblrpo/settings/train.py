@@ -13,14 +13,13 @@ from oblrpo.settings.idle import (
     GENERATED,
     LOADED,
     NO_PROJECTS,
-    NO_VLLM,
     NO_WARM_START,
     ONE_UPDATE,
     OWN_DATA,
     OWN_TEST,
 )
-from oblrpo.settings.mappings import VLLM, LoRA, Sizes, WarmStart
-from oblrpo.settings.shared import GradingConfig, ModelConfig, RowsConfig
+from oblrpo.settings.mappings import LoRA, Sizes, WarmStart
+from oblrpo.settings.shared import GradingConfig, ModelConfig, RowsConfig, SamplerConfig
 from oblrpo.settings.typed import of_mapping
 
 CORRECTIONS = {"auto": 3.0, "truncated": 3.0, "untruncated": math.inf, "measured": None}
@@ -107,7 +106,7 @@ class TaskConfig(RowsConfig, GradingConfig):
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(SamplerConfig):
     """Sampling. The policy is sampled as it is: no top-k, no top-p, so that log-probabilities are the sampler's."""
 
     prompts_per_step: Annotated[int, Range(2), ADJUSTABLE] = 64
@@ -128,16 +127,10 @@ class RolloutConfig:
     tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE, ADJUSTABLE] = 0
     """Tokens, padding included, that are trained on at a time, in whole groups sorted by length. 0: no bound. What
     `oblr_shrunk` knows of other prompts is then from earlier steps only."""
-    sampler: Literal["transformers", "vllm"] = "transformers"
-    """Program that samples: transformers (the policy itself), or a vLLM engine beside it on its GPU (extra
-    vllm)."""
     sampler_correction: str = "auto"
     """Correction for a sampler whose probabilities are not the trainer's. truncated: each completion is weighted by
     min(C, pi / sampler) with C = 3; truncated:2, another C; untruncated: by pi / sampler; measured: the difference
     is only measured, as it is with all of these. auto: truncated with vllm, and nothing with transformers."""
-    vllm_args: Annotated[Mapping, Holds(VLLM), NO_VLLM] = field(default_factory=dict)
-    """Settings of the vLLM engine, such as '{gpu_memory_utilization: 0.3, max_model_len: 4096, dtype:
-    bfloat16}'."""
 
     @property
     def clip_max(self) -> float | None:
@@ -157,11 +150,6 @@ class RolloutConfig:
                 "would cut weights that need no correction."
             )
         return clip_max
-
-    @property
-    def vllm(self) -> VLLM:
-        """Settings of the vLLM engine."""
-        return of_mapping(VLLM, self.vllm_args, "vllm_args")
 
 
 @dataclass(frozen=True)

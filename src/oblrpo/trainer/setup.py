@@ -16,7 +16,6 @@ from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import rehearse
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
-from oblrpo.rollout.vllm import LEAST_TEMPERATURE
 from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value
 from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
@@ -61,11 +60,7 @@ def check(config: TrainConfig) -> None:
             "does not use: set ratio to sequence, or another schedule."
         )
     _ = config.rollout.clip_max  # which refuses what cannot be read
-    if config.rollout.sampler == "vllm" and config.rollout.temperature < LEAST_TEMPERATURE:
-        raise InputError(
-            f"vLLM samples at a temperature of at least {LEAST_TEMPERATURE}, not at {config.rollout.temperature}; "
-            "raise it, or use the sampler transformers."
-        )
+    config.rollout.check_temperature(config.rollout.temperature)
     if config.rollout.dynamic_sampling and G < 2:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
     warm = config.warm_start
@@ -143,7 +138,8 @@ def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
     # A baseline of rewards alone says before any forward which outputs have an advantage of 0.
     rewards_alone = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
     features = _draws(config) or (config.algorithm.train_on == "exact" and rewards_alone)
-    return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features)
+    logps = config.rollout.sampler_correction != "auto"
+    return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features, logps)
 
 
 def make_learner(

@@ -1,0 +1,82 @@
+"""A policy's weights as another engine takes them: by the names of a checkpoint, adapters merged aside."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
+
+from oblrpo.errors import InputError
+from oblrpo.policy.adapters import without_adapters
+
+
+def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight under its name in a checkpoint, adapters merged; a tied one once, under its first name.
+
+    The weight of a layer with LoRA adapters is W + sum of scale B A. It is computed aside: merging in place and undoing
+    it would leave a rounding error in W at every update. Weights that transformers joins when it loads a checkpoint,
+    such as those of experts, are taken apart as it does when it saves one.
+    """
+    base = without_adapters(model)
+    if getattr(base, "_weight_conversions", None) or get_model_conversion_mapping(base, add_legacy=False):
+        yield from revert_weight_conversion(base, dict(_weights(model, base))).items()
+    else:
+        yield from _weights(model, base)
+
+
+def check_weights(model: Any) -> None:
+    """Refuse a policy whose weights another engine cannot take over.
+
+    Raises:
+        InputError: weights in 4 or 8 bits; adapters other than plain LoRA; an adapter on one use of a tied weight.
+    """
+    base = without_adapters(model)
+    if getattr(base, "is_quantized", False):
+        raise InputError(
+            "the policy's weights are quantised, and the sampler needs them in full; load them in bfloat16 (without "
+            "load_in_4bit), or use the sampler transformers."
+        )
+    tied = bool(getattr(base.config, "tie_word_embeddings", False))
+    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
+    for name, layer in _adapted(base).items():
+        if tied and any(layer is end for end in ends):
+            raise InputError(
+                f"the adapter of {name} changes one use of a tied weight, which the sampler cannot take over; leave "
+                "that layer out of the adapter, or use the sampler transformers."
+            )
+        other = [key for key in ("use_dora", "lora_bias") if any(getattr(layer, key, {}).values())]
+        if other or not hasattr(layer, "get_delta_weight") or not hasattr(layer.base_layer, "weight"):
+            raise InputError(
+                f"the adapter of {name} ({', '.join([type(layer).__name__, *other])}) cannot be merged for the "
+                "sampler; use plain LoRA, or the sampler transformers."
+            )
+
+
+def _adapted(base: Any) -> dict[str, Any]:
+    """The layers with adapters, by name."""
+    named = base.named_modules()
+    return {name: each for name, each in named if hasattr(each, "base_layer") and hasattr(each, "active_adapters")}
+
+
+def _weights(model: Any, base: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight under its own name, adapters merged."""
+    adapted = _adapted(base)
+    for full_name, parameter in base.named_parameters():
+        name = re.sub(r"\.base_layer|\.modules_to_save\.[^.]+", "", full_name)
+        if base is not model and (model.prefix in name or "original_module" in name):
+            continue
+        layer = adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        yield name, parameter.detach() if layer is None else _merged(layer, parameter)
+
+
+@torch.no_grad()
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    merged = weight.detach().clone()
+    if not layer.merged and not layer.disable_adapters:
+        for adapter in layer.active_adapters:
+            if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
+                merged += layer.get_delta_weight(adapter).to(merged)
+    return merged
