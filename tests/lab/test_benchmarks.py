@@ -549,6 +549,14 @@ def test_sampling(model, monkeypatch, capsys):
     assert printed.count("| oblrpo | ") == printed.count("| `generate` as TRL calls it | ") == 2
 
 
+def test_whole_steps_by_samplers(model, tmp_path, monkeypatch, capsys):
+    words = ["--model", model, "--steps", 2, "--prompts-per-step", 2, "--max-completion-length", 2, "--eval-prompts", 2]
+    arguments = [tmp_path, "--seeds", 1, "--samplers", "transformers", "--", *words]
+    first = printed_by("sampler_steps", arguments, monkeypatch, capsys).splitlines()[-1]
+    assert re.match(r"\| transformers, 1 x 2 steps \| 0\.\d\d \| .* \| \d\.\d{3} \(2\) \|$", first)
+    assert printed_by("sampler_steps", arguments, monkeypatch, capsys).splitlines()[-1] == first
+
+
 def test_memory(model, monkeypatch, capsys):
     sizes = ["--here", "--tokens", 0, "--prompts", 2, "--generations", 2, "--prompt", 4, "--completion", 5]
     printed = printed_by("memory", ["--model", model, *sizes], monkeypatch, capsys)

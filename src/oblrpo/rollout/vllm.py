@@ -10,9 +10,11 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,14 +46,20 @@ Right engines were apart by up to 3e-5 in float32 and 0.13 in bfloat16; an engin
 class VLLMSampler:
     """Samples with a vLLM engine that holds a copy of the policy's weights.
 
+    A process has one engine, because much of what vLLM keeps is global: another sampler closes this one's, which is
+    opened again when it is asked for more.
+
     Raises:
         InputError: vLLM is missing, cannot open or run the policy, or samples from another distribution.
     """
 
+    _close: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # the engine that is open, whose ever it is
+
     def __init__(self, policy: Policy, config: VLLM, trust_remote_code: bool = False) -> None:
         own = policy.precision if policy.precision in MOST_APART else "float32"
         self.dtype = own if config.dtype == "auto" else config.dtype
-        self.engine = open_engine(policy, config, self.dtype, trust_remote_code)
+        self._open = partial(open_engine, config=config, dtype=self.dtype, trust_remote_code=trust_remote_code)
+        self._closing: Any = None
         self.sync(policy)
 
     def sample(
@@ -66,6 +74,8 @@ class VLLMSampler:
 
         Every prompt has a seed of its own from torch's global random state; vLLM adds the output's number to it.
         """
+        if not self._closing.alive:
+            self.sync(self.policy)
         rows = self.policy.encode(prompts, room=max_completion_length)
         most = self.engine.llm_engine.model_config.max_model_len
         if (longest := max(map(len, rows)) + max_completion_length) > most:
@@ -97,7 +107,11 @@ class VLLMSampler:
         ]
         # The engine draws from torch's random state too, more or less often by how it forms its batches.
         with _random_state_kept(self.policy), _explained("sample"):
-            requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
+            try:
+                requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
+            except BaseException:
+                self._closing()  # it would go on with these rows beside the next
+                raise
         outputs = [output for request in requests for output in sorted(request.outputs, key=lambda out: out.index)]
         if len(outputs) != len(rows) * G:
             raise RuntimeError(f"vLLM gave {len(outputs)} completions for {len(rows)} x {G}.")
@@ -128,6 +142,11 @@ class VLLMSampler:
         anew.
         """
         self.policy = policy
+        if self._closing is None or not self._closing.alive:
+            VLLMSampler._close()
+            self.engine = self._open(policy)
+            self._closing = weakref.finalize(self, self.engine.llm_engine.engine_core.shutdown)
+            VLLMSampler._close = self._closing
         with _explained("take over the weights"):
             weights = {"weights_iterator": checkpoint_weights(policy.model)}
             self.engine.collective_rpc("reload_weights", kwargs=weights)
