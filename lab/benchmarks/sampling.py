@@ -37,7 +37,8 @@ from lab.benchmarks import hybrids, tiny
 from oblrpo.policy import Policy, adopt_policy, byte_tokenizer, load_policy
 from oblrpo.rollout import VLLMSampler, sample
 from oblrpo.rollout.transformers import _by_generate
-from oblrpo.settings import VLLM, PolicyConfig
+from oblrpo.settings import VLLM, PolicyConfig, TrainConfig, load_recipe
+from oblrpo.trainer.task import task_of
 
 SUBJECTS = ("the sea", "a bicycle", "rain", "bread", "the moon", "a lighthouse", "winter", "chess", "a violin", "tea",
             "the desert", "an owl", "glass", "a market", "trains", "honey")  # fmt: skip
@@ -141,14 +142,24 @@ def limit(policy: Policy, rows: int) -> float:
     return rows / median(taken)
 
 
-def compare(policy: Policy, draws: dict[str, Contender], arguments: argparse.Namespace) -> None:
-    """Print a table of all contenders on the same prompts."""
+def prompts_of(policy: Policy, arguments: argparse.Namespace) -> list:
+    """The prompts; a recipe's are those of its first step, and bring its sizes."""
+    if arguments.recipe:
+        recipe = load_recipe(arguments.recipe, TrainConfig())
+        arguments.prompts, arguments.generations = recipe.rollout.prompts_per_step, recipe.rollout.num_generations
+        arguments.max_completion_length = recipe.rollout.max_completion_length
+        return [problem.prompt for problem in task_of(recipe).train_batch(1, arguments.prompts)]
     wishes = [
         WISHES[index % len(WISHES)].format(" ".join([SUBJECTS[index % len(SUBJECTS)]] * arguments.subject))
         for index in range(arguments.prompts)
     ]
     chats = policy.tokenizer.chat_template is not None
-    prompts = [[{"role": "user", "content": wish}] if chats else wish for wish in wishes]
+    return [[{"role": "user", "content": wish}] if chats else wish for wish in wishes]
+
+
+def compare(policy: Policy, draws: dict[str, Contender], arguments: argparse.Namespace) -> None:
+    """Print a table of all contenders on the same prompts."""
+    prompts = prompts_of(policy, arguments)
     found: dict[str, list[tuple[float, float, float]]] = {}
     spread: list[int] = []
     for each in draws.values():  # whatever a first call sets up
@@ -181,6 +192,7 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--model", default="")
     which.add_argument("--family", default="")
+    parser.add_argument("--recipe", default="", help="sample the prompts of a recipe's first step, as many and as long")
     parser.add_argument("--subject", type=int, default=1, help="how often a prompt says what it is about")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=16)
@@ -189,6 +201,7 @@ def main() -> None:
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], default="float32", help="type of the model's weights"
     )
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 arithmetic (ours and vLLM's) on float32 weights")
     parser.add_argument("--contenders", nargs="+", choices=[*LABELS], default=["oblrpo", "generate", "trl", "static"])
     parser.add_argument("--lengths", nargs="+", choices=["uneven", "even"], default=["uneven", "even"])
     arguments = parser.parse_args()
@@ -199,13 +212,16 @@ def main() -> None:
         model.generation_config.use_cache = model.config.use_cache = True
         policy = adopt_policy(model, byte_tokenizer(), PolicyConfig(device="cpu"))
     else:
-        policy = load_policy(arguments.model, PolicyConfig(model=arguments.model, dtype=arguments.dtype, device="cpu"))
+        config = PolicyConfig(model=arguments.model, dtype=arguments.dtype, bf16=arguments.bf16, device="cpu")
+        policy = load_policy(arguments.model, config, train=False)
     draws = contenders(policy, arguments.contenders)
     with torch.no_grad():
         if "uneven" in arguments.lengths:
             compare(policy, draws, arguments)
         if "even" in arguments.lengths:
-            policy.model.generation_config.eos_token_id = policy.model.config.vocab_size - 1
+            never = policy.model.config.vocab_size - 1
+            policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token_id = never
+            policy.__dict__["_ends_of_turn"] = []
             compare(policy, draws, arguments)
             rows = arguments.prompts * arguments.generations
             print(f"| the products with all weight matrices alone | {limit(policy, rows):.0f} | | | |", flush=True)

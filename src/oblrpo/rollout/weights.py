@@ -62,7 +62,7 @@ def _adapted(base: Any) -> dict[str, Any]:
 
 
 def _weights(model: Any, base: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight under its own name, adapters merged."""
+    """Yield every weight under its own name, adapters merged, and the buffers that a checkpoint holds."""
     adapted = _adapted(base)
     for full_name, parameter in base.named_parameters():
         name = re.sub(r"\.base_layer|\.modules_to_save\.[^.]+", "", full_name)
@@ -70,6 +70,8 @@ def _weights(model: Any, base: Any) -> Iterator[tuple[str, Tensor]]:
             continue
         layer = adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         yield name, parameter.detach() if layer is None else _merged(layer, parameter)
+    held = base.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in base.named_buffers() if name in held)
 
 
 @torch.no_grad()

@@ -9,7 +9,9 @@ import torch
 
 from oblrpo.adapters.conditions import Rule, check, is_one_of, off
 from oblrpo.adapters.trl import sampling
+from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, SCHEDULE_MODES
+from oblrpo.rollout.weights import check_weights
 
 UNBIASED = tuple(name for name, entry in BASELINES.items() if entry.unbiased)
 """The baselines that the adapter takes."""
@@ -147,6 +149,11 @@ def _refused_of(trainer: Any) -> Iterator[str]:
             f"{rows} prompts per epoch, {at_once} of them generated together: every update would hold at most one, "
             "whose gradient has no measurable noise; give more, or leave out steps_per_generation."
         )
+    if args.use_vllm:
+        try:
+            check_weights(trainer.model)
+        except InputError as error:
+            yield f"use_vllm=True: {error}"
     if trainer.rollout_func is not None:
         return  # whose log-probabilities are compared with the policy's, batch by batch
     for name, value in sampling.not_the_policy_s(trainer).items():

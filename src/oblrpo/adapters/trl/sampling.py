@@ -51,8 +51,22 @@ OF_NO_EFFECT = frozenset(
 )  # fmt: skip
 """Fields that leave the distribution as it is at any value, where completions are sampled without an assistant."""
 
-FARTHEST = 0.05
-"""The most nats a token, in the mean, that a rollout's log-probabilities may be off the policy's; rounding is less."""
+REPORTS = {
+    "rollout_func": (
+        0.05,
+        "draw from trainer.model at args.temperature without top_p and its kin, and return for every token of "
+        "completion_ids the log-probability that it was drawn with (any number where env_mask is 0).",
+    ),
+    "vLLM": (
+        0.25,
+        "make sure that it samples from the weights that are trained (the same model, without quantisation), and start "
+        "a server of your own with --logprobs-mode processed_logprobs.",
+    ),
+}
+"""Who reports log-probabilities: the most nats a token, in the mean, that they may be off the policy's, and the cure.
+
+Rounding is less; vLLM rounds a float32 policy to bfloat16, which has been seen to be 0.1.
+"""
 
 
 def in_effect(trainer: Any) -> GenerationConfig:
@@ -94,29 +108,27 @@ def not_the_policy_s(trainer: Any) -> dict[str, Any]:
     return altered(in_effect(trainer), trainer.temperature)
 
 
-def check_rollout(reported_SC: Tensor, logp_SC: Tensor, own_SC: Tensor) -> dict[str, float]:
-    """Refuse completions of a `rollout_func` that are not the policy's; report how far off they are, by TRL's keys.
+def check_reported(reported_SC: Tensor | None, logp_SC: Tensor, own_SC: Tensor, source: str) -> dict[str, float]:
+    """Refuse completions that are not the policy's; return how far off they are, by TRL's keys.
 
     Args:
-        reported_SC: the log-probabilities that it has handed over.
+        reported_SC: the log-probabilities that they are said to have been drawn with.
         logp_SC: those of the policy, with the rows' common padding cut off.
         own_SC: which tokens are the policy's own.
+        source: who says so, a name in `REPORTS`.
     """
-    fix = (
-        "draw from trainer.model at args.temperature without top_p and its kin, and return for every token of "
-        "completion_ids the log-probability that it was drawn with (any number where env_mask is 0)."
-    )
-    if reported_SC.dim() != 2 or reported_SC.shape[1] < logp_SC.shape[1]:
-        raise InputError(f"rollout_func does not return one log-probability per token; {fix}")
+    farthest, fix = REPORTS[source]
+    if reported_SC is None or reported_SC.dim() != 2 or reported_SC.shape[1] < logp_SC.shape[1]:
+        raise InputError(f"{source} does not return one log-probability per token; {fix}")
     try:
         mismatch = SamplerMismatch.of(logp_SC, reported_SC[:, : logp_SC.shape[1]], own_SC)
     except ValueError:
-        raise InputError(f"rollout_func returns invalid log-probabilities (NaN or above 0); {fix}") from None
+        raise InputError(f"{source} returns invalid log-probabilities (NaN or above 0); {fix}") from None
     metrics = mismatch.metrics(None)
     key = "sampling/sampling_logp_difference/"
-    if metrics[f"{key}mean"] > FARTHEST:
+    if metrics[f"{key}mean"] > farthest:
         raise InputError(
-            f"the log-probabilities of rollout_func are {metrics[f'{key}mean']:.3g} nats per token off the policy's, "
+            f"the log-probabilities of {source} are {metrics[f'{key}mean']:.3g} nats per token off the policy's, "
             f"so its completions are not the policy's; {fix}"
         )
     return {name: value for name, value in metrics.items() if name.startswith(key)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
@@ -18,17 +19,20 @@ from oblrpo.adapters.trl.config import OBLRPOConfig
 from oblrpo.adapters.trl.gradient import BatchGradient, WholeBatch
 from oblrpo.adapters.trl.metrics import batch_metrics, finite, signal_metrics
 from oblrpo.adapters.trl.rows import in_eval_mode, policy_of, sequences_of
-from oblrpo.adapters.trl.sampling import check_rollout
+from oblrpo.adapters.trl.sampling import check_reported
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators import RULES, SNRSchedule
 from oblrpo.estimators.schedule import Mode
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import rehearse
 from oblrpo.rewards.user import LARGEST
+from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.runs import write_atomically
 from oblrpo.scores import UnsupportedModelError
 from oblrpo.step.gradient import NO_SIGNAL
 from oblrpo.step.reference import Reference
+
+LOGGER = logging.getLogger(__name__)
 
 STATE = "oblrpo_state.json"
 """The file beside TRL's optimizer state in a checkpoint."""
@@ -63,6 +67,8 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             size = args.generation_batch_size * args.gradient_accumulation_steps // args.steps_per_generation
             self.train_dataset = self.train_dataset.select([0] * (size // args.num_generations))
         check_trainer(self)
+        if args.use_vllm:
+            self._take_over_vllm()
         self._policy = policy_of(self)
         with in_eval_mode(self.model):
             rehearse(self._policy, 'give LoraConfig target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]')
@@ -79,6 +85,27 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._rate: float | None = None
         self._watched: Any = None
         self.add_callback(_Callback(self))
+
+    def _take_over_vllm(self) -> None:
+        """Hand vLLM the weights without touching them, and let the seed reach its completions.
+
+        TRL merges adapters in place and takes them out again, which leaves rounding in the weights below them each
+        time; and its engine seeds all random numbers with 0. Processes that share an engine must draw the same ones.
+        """
+        engine = self.vllm_generation
+        engine._iter_named_params = lambda: checkpoint_weights(self.model)
+        if engine.mode != "colocate":
+            return
+        set_seed(self.args.seed + self.accelerator.process_index // engine.tensor_parallel_size)
+        sampled, trained = engine.llm.llm_engine.model_config.dtype, {p.dtype for p in self.model.parameters()}
+        if sampled not in trained and self.accelerator.is_main_process:
+            LOGGER.warning(
+                "vLLM samples in %s, and the weights that are trained are in %s: completions come from rounded "
+                "weights. Watch sampling/sampling_logp_difference/mean, or load the model with "
+                "model_init_kwargs={'dtype': 'bfloat16'}.",
+                sampled,
+                trained.pop(),
+            )
 
     # ---- the batch ----
 
@@ -171,10 +198,10 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if self._gradient.measures_ahead and self._step % self.args.steps_per_generation == 0:
                 self._gradient.measure(self._buffered_inputs, self.state.global_step)
             advantage = self._gradient.add(inputs, outputs, self.state.global_step)
-            if self.rollout_func is not None:
-                share = self._gradient.parts[-1]
-                reported_SC = inputs["sampling_per_token_logps"]
-                self._add_metrics(check_rollout(reported_SC, share.logp_SC, share.sequences.own_SC))
+            if self.rollout_func is not None or self.use_vllm:
+                share, source = self._gradient.parts[-1], "rollout_func" if self.rollout_func else "vLLM"
+                reported_SC = inputs.get("sampling_per_token_logps")
+                self._add_metrics(check_reported(reported_SC, share.logp_SC, share.sequences.own_SC, source))
             rows = outputs * self.accelerator.num_processes
             if self.accelerator.sync_gradients and rows < 2 * self.num_generations:
                 self._take_away({"skipped": 1.0})  # an epoch's last prompt, left alone: its noise cannot be measured
@@ -194,6 +221,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._gradient.forget()
         self._watched = self._buffered_inputs = None
         self._step = 0
+        self._last_loaded_step = -1  # vLLM may hold an earlier run's weights of a step of the same number
 
     def _set_rate(self, batch: WholeBatch) -> None:
         """Log the batch, set the rate of the update that comes next, and get ready to measure it.
@@ -294,6 +322,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._last_loaded_step = -1  # the best checkpoint may have been loaded
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._after_update()
