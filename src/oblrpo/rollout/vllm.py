@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from oblrpo.errors import InputError, pip_install
+from oblrpo.errors import InputError, check_finite, pip_install
 from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.sequences import pad
@@ -83,6 +83,8 @@ class VLLMSampler:
                 f"a prompt and its completion may take {longest} tokens, more than the {most} that the vLLM engine can "
                 "hold; raise max_model_len or gpu_memory_utilization of vllm_args, or lower max_completion_length."
             )
+        if temperature == 0:  # where vLLM takes no more than one of a prompt
+            rows, num_generations = [row for row in rows for _ in range(num_generations)], 1
         seeds = torch.randint(2**48, (len(rows),), device="cpu").tolist()
         return self._draw(rows, seeds, num_generations, max_completion_length, temperature, top_p)
 
@@ -125,6 +127,7 @@ class VLLMSampler:
         completion_SC, mask_SC = pad(tokens, padding, left=False, device=device)
         width = completion_SC.shape[1]
         logps_SC = torch.tensor([row + [0.0] * (width - len(row)) for row in logps], device=device)
+        check_finite("log-probability", logps_SC)
         clipped_S = ~(ended(self.policy, completion_SC) & mask_SC.bool()).any(1)
         for output, row, clipped in zip(outputs, tokens, clipped_S.tolist(), strict=True):
             if clipped and len(row) != longest:
@@ -277,9 +280,8 @@ def _left_as_it_was(policy: Policy) -> Iterator[None]:
     where it has no model of its own: it makes a model compile itself, also the policy.
     """
     setter, threads = torch.set_num_threads, torch.get_num_threads()
-    kinds: dict[Any, Any] = {
-        kind: (kind.__bases__, kind.__init__, kind.__call__) for kind in map(type, policy.model.modules())
-    }
+    kinds: set[Any] = set(map(type, policy.model.modules()))
+    before = {kind: (kind.__bases__, kind.__init__, kind.__call__) for kind in kinds}
     with _random_state_kept(policy), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's own use of what torch has deprecated
         try:
@@ -287,7 +289,7 @@ def _left_as_it_was(policy: Policy) -> Iterator[None]:
         finally:
             torch.set_num_threads = setter
             torch.set_num_threads(threads)
-            for kind, (bases, init, call) in kinds.items():
+            for kind, (bases, init, call) in before.items():
                 if kind.__bases__ != bases:
                     kind.__bases__, kind.__init__, kind.__call__ = bases, init, call
 
