@@ -14,6 +14,7 @@ from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import read_completions
 from oblrpo.objects import lasting
 from oblrpo.policy import Policy
+from oblrpo.policy.model import ROOM
 from oblrpo.rollout import TransformersSampler, VLLMSampler
 from oblrpo.runs import held, read_rows, write_atomically
 from oblrpo.seeds import seed_of
@@ -122,9 +123,10 @@ def collect(
     """
     prompts, length = [problem.prompt for problem in problems], asked.max_completion_length
     if length is None:
-        _, length = policy.room(prompts, LONGEST)
+        longest, length = policy.room(prompts, LONGEST)
+        length = asked.fit(longest, length, ROOM)
     else:
-        policy.lengths(prompts, length)
+        asked.fit(max(policy.lengths(prompts, length)), length, least=length)
     draws = {name: getattr(asked, name) for name in OF_DRAWS} | {"max_completion_length": length}
     if asked.sampler == "vllm":
         draws |= {"sampler": "vllm", "sampler_dtype": asked.vllm.dtype}

@@ -76,11 +76,6 @@ class Policy:
     """Folder or hub name that the model, or its adapters, were loaded from."""
 
     @property
-    def precision(self) -> str:
-        """The type that the policy computes in, such as bfloat16."""
-        return "bfloat16" if self.bf16 else str(self.model.dtype).removeprefix("torch.")
-
-    @property
     def rounds(self) -> bool:
         """Whether the policy computes with fewer digits than float32."""
         return self.bf16 or any(p.dtype in {torch.bfloat16, torch.float16} for p in self.model.parameters())

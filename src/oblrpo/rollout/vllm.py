@@ -56,8 +56,8 @@ class VLLMSampler:
     _close: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # the engine that is open, whose ever it is
 
     def __init__(self, policy: Policy, config: VLLM, trust_remote_code: bool = False) -> None:
-        own = policy.precision if policy.precision in ROUNDING else "float32"
-        self.dtype = own if config.dtype == "auto" else config.dtype
+        own = "bfloat16" if policy.bf16 else str(policy.model.dtype).removeprefix("torch.")
+        self.dtype = config.dtype if config.dtype != "auto" else own if own in ROUNDING else "float32"
         self._open = partial(open_engine, config=config, dtype=self.dtype, trust_remote_code=trust_remote_code)
         self._closing: Any = None
         self.sync(policy)

@@ -54,6 +54,17 @@ class SamplerConfig:
         """Settings of the vLLM engine."""
         return of_mapping(VLLM, self.vllm_args, "vllm_args")
 
+    def fit(self, prompt: int, room: int, least: int, spare: int = 1) -> int:
+        """Return the tokens of a completion, `least` to `room`, that max_model_len leaves beside `spare` prompts."""
+        most = self.vllm.max_model_len if self.sampler == "vllm" else None
+        fits = room if most is None else max(min(least, room), min(room, most - spare * prompt))
+        if most is not None and prompt + fits > most:
+            raise InputError(
+                f"the longest prompt has {prompt} tokens; with completions of {fits} it does not fit "
+                f"vllm_args.max_model_len, {most}: raise that, or lower max_completion_length."
+            )
+        return fits
+
     def check_temperature(self, temperature: float) -> None:
         """Refuse a temperature that the sampler would change."""
         if self.sampler == "vllm" and 0 < temperature < LEAST_TEMPERATURE:

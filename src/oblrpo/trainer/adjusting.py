@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
+from oblrpo.policy.model import ROOM
 from oblrpo.settings import TrainConfig, flatten, with_settings
 from oblrpo.tasks import DataTask, Problem, Task
 
@@ -51,9 +52,13 @@ def adjust(
         if not (config.policy.model or now["sft_data"] or now["warm_start_steps"]):
             room, why["max_completion_length"] = min(room, UNTRAINED), "a policy that is built begins with random text"
         # Prompts that a task is yet to generate may be longer.
-        longest, room = policy.room(prompts, room, spare=1 if data else 2)
+        spare = 1 if data else 2
+        longest, of_model = policy.room(prompts, room, spare)
+        if (room := config.rollout.fit(longest, of_model, ROOM, spare)) < of_model:
+            why["max_completion_length"] = "vllm_args.max_model_len"
     else:
         longest = max(policy.lengths(prompts, room))
+        config.rollout.fit(longest, room, least=room)
     needed = (longest + room) * now["num_generations"]
     now["max_completion_length"], why["tokens_per_micro_batch"] = room, "one prompt with its completions"
     if 0 < now["tokens_per_micro_batch"] < needed:

@@ -117,11 +117,14 @@ class Trainer:
                 self.folder.create(self.config, self.identity)
             try:
                 self._run(progress)
-            except KeyboardInterrupt as stop:
+            except (Exception, KeyboardInterrupt) as error:
                 where = "the warm start" if self.done is None else f"step {self.done + 1}"
-                raise KeyboardInterrupt(str(stop) or f"stopped in {where}; {how_to_resume(self.config)}.") from None
-            except Exception as error:
+                stopped = f"stopped in {where}; {how_to_resume(self.config)}."
+                if isinstance(error, KeyboardInterrupt):
+                    raise KeyboardInterrupt(str(error) or stopped) from None
                 refused = disk_trouble(error)
+                if not refused and isinstance(error, InputError) and not isinstance(error, DivergedError):
+                    refused = f"{error} The run {stopped}"
                 if not self.folder.config_file.is_file():
                     refused = (
                         f"{self.folder.path} is gone: it was removed or renamed during the run; continue with --resume "
