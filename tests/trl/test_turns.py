@@ -182,6 +182,13 @@ def test_what_the_environment_of_a_rollout_says_has_no_score(tmp_path, monkeypat
     assert trainer.state.log_history[0]["sampling/sampling_logp_difference/max"] < 1e-6
 
 
+def test_a_rollout_without_log_probabilities_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    words = {"rollout_func": lambda prompts, trainer: rollout()(prompts, trainer) | {"logprobs": None}}
+    with pytest.raises(InputError, match="rollout_func does not return one log-probability per token"):
+        ours(tmp_path, words=words, max_steps=1).train()
+
+
 @pytest.mark.parametrize(
     ("temperature", "told", "message"),
     [

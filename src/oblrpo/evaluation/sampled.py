@@ -129,7 +129,8 @@ def collect(
         asked.fit(max(policy.lengths(prompts, length)), length, least=length)
     draws = {name: getattr(asked, name) for name in OF_DRAWS} | {"max_completion_length": length}
     if asked.sampler == "vllm":
-        draws |= {"sampler": "vllm", "sampler_dtype": asked.vllm.dtype}
+        dtype = asked.vllm.dtype
+        draws |= {"sampler": "vllm", "sampler_dtype": policy.precision if dtype == "auto" else dtype}
     settings = settings_of(policy, problems[0].prompt, questions, template, draws)
     saved.open(settings)
     size, total = asked.problems_per_batch, len(problems)

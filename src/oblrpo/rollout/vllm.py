@@ -28,7 +28,7 @@ from oblrpo.rollout.weights import check_weights, checkpoint_weights
 from oblrpo.scores import Features
 from oblrpo.settings import VLLM
 
-LEAST_VERSION, BELOW_VERSION = (0, 20), (0, 33)
+LEAST_VERSION, BELOW_VERSION = (0, 25), (0, 33)
 """The range of vLLM's versions; the oldest, the newest and some between were run."""
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """What vLLM is told by its environment, where the user has not: no reports to its makers, no core of its own."""
@@ -225,7 +225,7 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
             gpu_memory_utilization=config.gpu_memory_utilization or SHARE,
             # As long as the cache can hold, where nobody has said.
             max_model_len=min(config.max_model_len, policy.longest) if config.max_model_len else -1,
-            enforce_eager=on_cpu,  # compiling takes longer than it spares
+            enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
             # A request with a seed whose prompt is read in two pieces fails on a CPU ("Generator does not use offset").
             enable_chunked_prefill=False if on_cpu else None,
         )

@@ -47,6 +47,8 @@ class VLLM:
     max_model_len: Annotated[int | None, Range(1), MAY_CHANGE] = None
     """Longest prompt + completion that the engine can hold, in tokens, such as 4096. None: as long as the model can
     read, or as its memory allows."""
+    enforce_eager: Annotated[bool | None, MAY_CHANGE] = None
+    """Leave out compiling and CUDA graphs, which take a minute and then sample faster. None: only on a CPU."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type that the engine computes in; the closer to the trainer's, the smaller the mismatch. auto: the trainer's."""
 

@@ -154,8 +154,7 @@ class Trainer:
             self.monitors.observe(row)
         known = next(reversed(self.accuracy.values()), None)
         progress.start(self.describe(), self.config.run.steps, self.demonstrations.steps, self.done, known)
-        of_data = (*getattr(self.task, "notes", ()), *self.demonstrations.notes)
-        for note in (*of_data, *self.notes, *lost):
+        for note in (*getattr(self.task, "notes", ()), *self.demonstrations.notes, *self.notes, *lost):
             progress.warn(note)
         for step, wrong in (self.damaged | self.folder.damaged_best(self.accuracy)).items():
             aside = self.folder.set_aside(step)
@@ -202,6 +201,7 @@ class Trainer:
             learned_before = f"warm start {steps} steps on {taught.words}, batch {batch}, AdamW at {rate:g}\n"
         if kinds := sorted(set(by_operations(self.policy.model).values())):
             without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
+        engine = f" in {dtype}" if (dtype := getattr(self.learner.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
         return (
@@ -218,7 +218,7 @@ class Trainer:
             f"{algorithm.weighting}, schedule {algorithm.schedule}, {config.optim.optimizer} at "
             f"{config.optim.learning_rate:g}\n"
             f"{without_rules}"
-            f"sampler    {config.rollout.sampler}; completions end with {' or '.join(self.policy.end_words)}\n"
+            f"sampler    {config.rollout.sampler}{engine}; completions end with {' or '.join(self.policy.end_words)}\n"
             f"output     {config.run.output}, {config.run.steps} steps, seed {config.run.seed}"
             f"{'' if self.done is None else f'; resuming after step {self.done}'}"
         )
@@ -316,8 +316,7 @@ class Trainer:
         begun = time.perf_counter()
         with averaged(self.learner.optimizer):  # state and weights alike: `load_state_dict` turns both back
             state = {"run": self.identity.run, "step": self.done, "tokens": self.tokens}
-            state |= {"prompts": self.prompts.state_dict()}
-            state |= self.learner.state_dict()
+            state |= {"prompts": self.prompts.state_dict()} | self.learner.state_dict()
             keep = self.config.run.save_total_limit
             with self.learner.clock.part("files"):
                 self.folder.save_checkpoint(self.done, self.policy.save, state, keep, self.accuracy)
