@@ -10,10 +10,12 @@ GRPOTrainer without vLLM hands every prompt to `generate` as often as it has com
 the batch has ended. The contenders take turns in every round, which has a seed of its own; their draws differ, so
 tokens are those up to the end of each completion, and seconds are the process's own CPU time. Memory is the highest
 resident size during a call over that before it, of all rounds (Linux; elsewhere it is left out). With even lengths the
-limit is printed, too: a token of every row takes a product with every weight matrix, and nothing is faster than these.
+limit is printed, too: a token of every row takes a product with every weight matrix, and nothing that takes these from
+torch is faster; vLLM has products of its own.
 
 vllm computes in the policy's type (--dtype), vllm-bfloat16 in bfloat16 whatever that is. Their cache of prompts is
-emptied before every call, as it is at every step of a run. What opening an engine and a sync take is printed first.
+emptied after every call, as it is at every step of a run. What opening an engine and a sync take is printed first. An
+engine that the other one has closed is opened again before the clock runs.
 
 --family takes random weights of one of `lab.benchmarks.hybrids`' sizes in the place of a model, and --subject repeats
 what a prompt is about, to make prompts long.
@@ -95,8 +97,9 @@ def engine(policy: Policy, name: str) -> Contender:
     )
 
     def draw(prompts: list, copies: int, longest: int) -> Tensor:
+        lengths_S = sampler.sample(prompts, copies, longest, 1.0).sequences.lengths_S
         sampler.engine.reset_prefix_cache()
-        return sampler.sample(prompts, copies, longest, 1.0).sequences.lengths_S
+        return lengths_S
 
     return draw
 
@@ -162,11 +165,10 @@ def compare(policy: Policy, draws: dict[str, Contender], arguments: argparse.Nam
     prompts = prompts_of(policy, arguments)
     found: dict[str, list[tuple[float, float, float]]] = {}
     spread: list[int] = []
-    for each in draws.values():  # whatever a first call sets up
-        each(prompts[:2], 2, 2)
     for number in range(arguments.rounds):
         names = [*draws][number % len(draws) :] + [*draws][: number % len(draws)]
         for name in names:
+            draws[name](prompts[:2], 2, 2)  # whatever a first call sets up
             torch.manual_seed(number)
             lengths_S, seconds, memory = measured(
                 lambda draw=draws[name]: draw(prompts, arguments.generations, arguments.max_completion_length)

@@ -32,7 +32,10 @@ FAMILIES = {
     "llama": (LlamaConfig, UNTIED),
     "llama-tied-biased": (LlamaConfig, TIED | {"attention_bias": True, "mlp_bias": True}),
     "mistral-window": (MistralConfig, UNTIED | WINDOW),
-    "gemma2-window-caps": (Gemma2Config, TIED | GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2-window-caps": (
+        Gemma2Config,
+        TIED | GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
     "gemma3-window": (Gemma3TextConfig, TIED | GEMMA),
     "qwen3-moe": (Qwen3MoeConfig, UNTIED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
     "mixtral": (MixtralConfig, UNTIED | {"num_local_experts": 4, "num_experts_per_tok": 2}),

@@ -201,7 +201,6 @@ def test_an_evaluation_with_vllm_resumes(ask, opened):
     (code, out, err), file = ask("out", sampler="vllm")
     assert code == 0, err
     assert "sampler                'vllm'" in out
-    assert "sampler_dtype          'float32'" in out
     whole = file.read_text()
     assert len(whole.splitlines()) == 14
     file.write_text("".join(whole.splitlines(keepends=True)[:8]))
@@ -211,7 +210,9 @@ def test_an_evaluation_with_vllm_resumes(ask, opened):
     assert ask("out", sampler="vllm")[0][0] == 0
     assert len(opened) == 2  # nothing was missing
     complained(ask("out")[0], "drawn with other settings: sampler")
-    complained(ask("out", sampler="vllm", vllm_args="{dtype: bfloat16}")[0], "sampler_dtype (was 'float32', now")
+    complained(
+        ask("out", sampler="vllm", vllm_args="{dtype: bfloat16}")[0], "sampler_dtype (was 'auto', now 'bfloat16')"
+    )
     complained(ask("new", vllm_args="{dtype: bfloat16}")[0], "vllm_args does nothing", "set sampler to vllm")
     complained(ask("new", sampler="vllm", vllm_args="{max_model_len: 8}")[0], "vllm_args.max_model_len, 8: raise that")
 
@@ -256,6 +257,6 @@ def test_from_python(tmp_path, rows, opened):
     found = library.evaluate(
         run.policy.model, str(rows), "numeric", tokenizer=run.policy.tokenizer, sampler="vllm", samples=2, **few
     )
-    assert (found["samples"], found["settings"]["sampler_dtype"]) == (2, "float32")
+    assert (found["samples"], found["settings"]["sampler"]) == (2, "vllm")
     of_run = library.evaluate(tmp_path / "run", progress=False, device="cpu")
     assert of_run["avg@k"] == heldout["avg@k"]

@@ -1,13 +1,13 @@
-"""What a real vLLM engine draws: the policy's distribution, and the log-probabilities that its tokens were drawn with."""
+"""What a real vLLM engine draws: the policy's distribution, and the log-probabilities that go with it."""
 
 from collections import Counter
 from functools import partial
 
 import pytest
 import torch
+import vllm as library
 from torch.nn.functional import softmax
 
-import vllm as library
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
 from oblrpo.rollout import VLLMSampler, make_sampler, sample

@@ -41,9 +41,9 @@ class SavedCompletions:
         """Begin an evaluation, or resume one of the same settings."""
         if self.settings_file.is_file():
             old = self.settings()
-            changed = [key for key in settings if key != "notes" and old.get(key) != settings[key]]
+            changed = [key for key in old | settings if key != "notes" and old.get(key) != settings.get(key)]
             if changed:
-                differences = ", ".join(f"{key} (was {old.get(key)!r}, now {settings[key]!r})" for key in changed)
+                differences = ", ".join(f"{key} (was {old.get(key)!r}, now {settings.get(key)!r})" for key in changed)
                 raise InputError(f"{self.file} was drawn with other settings: {differences}; give another --output.")
             return
         if self.file.exists():
@@ -129,8 +129,7 @@ def collect(
         asked.fit(max(policy.lengths(prompts, length)), length, least=length)
     draws = {name: getattr(asked, name) for name in OF_DRAWS} | {"max_completion_length": length}
     if asked.sampler == "vllm":
-        dtype = asked.vllm.dtype
-        draws |= {"sampler": "vllm", "sampler_dtype": policy.precision if dtype == "auto" else dtype}
+        draws |= {"sampler": "vllm", "sampler_dtype": asked.vllm.dtype}
     settings = settings_of(policy, problems[0].prompt, questions, template, draws)
     saved.open(settings)
     size, total = asked.problems_per_batch, len(problems)

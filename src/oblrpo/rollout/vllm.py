@@ -24,7 +24,7 @@ from oblrpo.policy import Policy, Prompt, Sequences
 from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.sequences import pad
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
-from oblrpo.rollout.weights import check_weights, checkpoint_weights
+from oblrpo.rollout.weights import check_weights, checkpoint_weights, is_tied
 from oblrpo.scores import Features
 from oblrpo.settings import VLLM
 
@@ -212,6 +212,8 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
 
     own = copy.deepcopy(model.config)
     own.architectures = [type(model).__name__]
+    for part in (own, own.get_text_config()):
+        part.tie_word_embeddings = is_tied(model)
     with tempfile.TemporaryDirectory(prefix="oblrpo-vllm-") as folder, _left_as_it_was(policy), _explained("open"):
         own.save_pretrained(folder)
         return LLM(

@@ -14,7 +14,7 @@ from oblrpo.policy.adapters import without_adapters
 
 
 def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight under its name in a checkpoint, adapters merged; a tied one once, under its first name.
+    """Yield every weight under its name in a checkpoint, adapters merged; that of a tied head once (`is_tied`).
 
     The weight of a layer with LoRA adapters is W + sum of scale B A. It is computed aside: merging in place and undoing
     it would leave a rounding error in W at every update. Weights that transformers joins when it loads a checkpoint,
@@ -27,11 +27,17 @@ def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
         yield from _weights(model, base)
 
 
+def is_tied(model: Any) -> bool:
+    """Whether one weight is embedding and head, whatever the config says; adapters on one of the two untie it."""
+    ends = [without_adapters(model).get_input_embeddings(), without_adapters(model).get_output_embeddings()]
+    return ends[1] is None or (ends[0].weight is ends[1].weight and not any(hasattr(end, "base_layer") for end in ends))
+
+
 def check_weights(model: Any) -> None:
     """Refuse a policy whose weights another engine cannot take over.
 
     Raises:
-        InputError: weights in 4 or 8 bits; adapters other than plain LoRA; an adapter on one use of a tied weight.
+        InputError: weights in 4 or 8 bits; adapters other than plain LoRA.
     """
     base = without_adapters(model)
     if getattr(base, "is_quantized", False):
@@ -39,14 +45,7 @@ def check_weights(model: Any) -> None:
             "the policy's weights are quantised, and the sampler needs them in full; load them in bfloat16 (without "
             "load_in_4bit), or use the sampler transformers."
         )
-    tied = bool(getattr(base.config, "tie_word_embeddings", False))
-    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
     for name, layer in _adapted(base).items():
-        if tied and any(layer is end for end in ends):
-            raise InputError(
-                f"the adapter of {name} changes one use of a tied weight, which the sampler cannot take over; leave "
-                "that layer out of the adapter, or use the sampler transformers."
-            )
         other = [key for key in ("use_dora", "lora_bias") if any(getattr(layer, key, {}).values())]
         if other or not hasattr(layer, "get_delta_weight") or not hasattr(layer.base_layer, "weight"):
             raise InputError(
@@ -64,7 +63,7 @@ def _adapted(base: Any) -> dict[str, Any]:
 def _weights(model: Any, base: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight under its own name, adapters merged, and the buffers that a checkpoint holds."""
     adapted = _adapted(base)
-    for full_name, parameter in base.named_parameters():
+    for full_name, parameter in base.named_parameters(remove_duplicate=is_tied(base)):
         name = re.sub(r"\.base_layer|\.modules_to_save\.[^.]+", "", full_name)
         if base is not model and (model.prefix in name or "original_module" in name):
             continue
