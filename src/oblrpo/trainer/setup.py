@@ -16,6 +16,7 @@ from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import rehearse
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
+from oblrpo.rollout.vllm import check_version
 from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value
 from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
@@ -61,6 +62,8 @@ def check(config: TrainConfig) -> None:
         )
     _ = config.rollout.clip_max  # which refuses what cannot be read
     config.rollout.check_temperature(config.rollout.temperature)
+    if config.rollout.sampler == "vllm":
+        check_version()
     if config.rollout.dynamic_sampling and G < 2:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
     warm = config.warm_start
