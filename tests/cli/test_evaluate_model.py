@@ -4,13 +4,13 @@ import json
 import math
 import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from oblrpo.cli.evaluate import _folder_of
-from oblrpo.evaluation import sampled
 from oblrpo.evaluation.sampled import SavedCompletions, collect
 from oblrpo.evaluation.statistics import clustered
 from oblrpo.policy import Sequences, make_policy
@@ -24,9 +24,9 @@ pytest.importorskip("math_verify")
 
 
 def scripted(chances):
-    """A `sample` whose completions of problem i are right with probability chances[i]."""
+    """The `sample` of a sampler whose completions of problem i are right with probability chances[i]."""
 
-    def sample(policy, prompts, num_generations, max_completion_length, temperature, top_p):
+    def sample(prompts, num_generations, max_completion_length, temperature, top_p):
         rng = random.Random(int(torch.randint(2**31, ()).item()))
         texts = []
         for prompt in prompts:
@@ -54,17 +54,17 @@ def majority(chance, k):
     return total
 
 
-def test_a_policy_of_known_accuracy(oblrpo, tmp_path, tiny_policy, monkeypatch):
+def test_a_policy_of_known_accuracy(oblrpo, tmp_path, tiny_policy):
     """The figures lie within four standard errors of their closed forms, and pass@k is the file's own closed form."""
     rng = random.Random(1)
     chances = [rng.random() for _ in range(200)]
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"problem": f"{i} ?", "answer": "7"}) + "\n" for i in range(200)))
-    monkeypatch.setattr(sampled, "sample", scripted(chances))
     problems = [BenchmarkProblem(i, f"{i} ?", ("7",)) for i in range(200)]
     saved = SavedCompletions(tmp_path / "out", "math500")
     asked, questions = SamplingConfig(samples=8, max_completion_length=9), [problem.question for problem in problems]
-    rows = collect(tiny_policy, to_train_on(problems, "{prompt}"), questions, "{prompt}", asked, saved)
+    sampler = SimpleNamespace(policy=tiny_policy, sample=scripted(chances))
+    rows = collect(tiny_policy, lambda: sampler, to_train_on(problems, "{prompt}"), questions, "{prompt}", asked, saved)
     code, out, err = oblrpo(
         "evaluate", "--regrade", "--benchmark", "math500", "--data", data, "--output", tmp_path / "out", "--json"
     )

@@ -7,6 +7,7 @@ import pytest
 
 from oblrpo.errors import InputError
 from oblrpo.evaluation.sampled import SavedCompletions, collect
+from oblrpo.rollout import make_sampler
 from oblrpo.runs import held
 from oblrpo.settings import SamplingConfig
 from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
@@ -67,7 +68,8 @@ def test_an_evaluation_that_another_process_draws_is_left_alone(elsewhere, tmp_p
     problems = [BenchmarkProblem(0, "1 + 1", ("2",))]
     asked = SamplingConfig(max_completion_length=2, problems_per_batch=1)
     saved = SavedCompletions(tmp_path, "mine")
-    given = tiny_policy, to_train_on(problems, "{prompt}"), ["1 + 1"], "{prompt}", asked, saved
+    sampler = make_sampler(tiny_policy, asked)
+    given = tiny_policy, lambda: sampler, to_train_on(problems, "{prompt}"), ["1 + 1"], "{prompt}", asked, saved
     assert len(collect(*given)) == 1
     elsewhere(tmp_path / "mine.jsonl")
     elsewhere(tmp_path / "others.jsonl")

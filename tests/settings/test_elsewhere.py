@@ -75,7 +75,7 @@ def test_a_flag_is_written_as_a_flag():
 def test_keys_of_a_mapping_are_typed_bounded_and_compared_one_by_one():
     config = with_settings(TrainConfig(), {"vllm_args": {"gpu_memory_utilization": 0.4}}, "here")
     assert every_value(config)["vllm_args.gpu_memory_utilization"] == 0.4
-    assert every_value(config)["vllm_args.dtype"] == "bfloat16"
+    assert every_value(config)["vllm_args.dtype"] == "auto"
     assert "vllm_args.gpu_memory_utilization" in may_change_on_resume(config)
     assert "vllm_args.dtype" not in may_change_on_resume(config)
     same = with_settings(config, {"model_args": {"hidden_size": 64}}, "here")

@@ -91,11 +91,30 @@ def test_it_trains_on_as_many_rows_as_there_are(policy, count, asked, P, held):
         (50, {"heldout_fraction": 0.5, "prompts_per_step": 40}, "25 training rows, but 40 are needed"),
         (50, {"tokens_per_micro_batch": 30}, "tokens_per_micro_batch is 30, but the longest prompt with 4 completions"),
         (50, {"max_completion_length": 599}, "with completions of 599 it does not fit the model's 600"),
+        (
+            50,
+            {"max_completion_length": 99, "sampler": "vllm", "vllm_args": {"max_model_len": 100}},
+            r"the longest prompt has \d+ tokens; with completions of 99 it does not fit vllm_args.max_model_len, 100",
+        ),
+        (
+            50,
+            {"sampler": "vllm", "vllm_args": {"max_model_len": 60}},
+            "with completions of 64 it does not fit vllm_args",
+        ),
     ],
 )
 def test_what_somebody_asked_for_is_refused(policy, count, asked, words):
     with pytest.raises(InputError, match=words):
         adjusted(policy, problems(count), **asked)
+
+
+def test_completions_give_way_to_the_longest_sequence_that_vllm_is_to_hold(policy):
+    asked = {"model": "loaded", "sampler": "vllm", "vllm_args": {"max_model_len": 100}}
+    flat, words = adjusted(policy, problems(50), **asked)
+    assert flat["max_completion_length"] == 100 - len("What is 49?")
+    assert "max_completion_length 89 instead of 512 (vllm_args.max_model_len)" in words
+    flat, _ = adjusted(policy, problems(50), **asked | {"sampler": "transformers"})
+    assert flat["max_completion_length"] == 512
 
 
 def test_rows_with_equal_prompts_stay_on_one_side(policy):

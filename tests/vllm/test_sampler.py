@@ -167,7 +167,7 @@ def test_greedy_tokens_are_those_of_our_own_loop(policy, sampler, count):
 
 
 def test_the_longest_sequence_fills_the_context(policy, sampler):
-    drawn = drawn_by(sampler, prompts=["x" * 200], count=8, longest=56)
+    drawn = drawn_by(sampler, prompts=["x" * 200], count=200, longest=56)
     assert int(drawn.sequences.lengths_S.max()) == 56
     assert apart(policy, drawn).mean() < 1e-5
     with pytest.raises(InputError, match="does not fit the model's 256"):

