@@ -34,6 +34,9 @@ ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_
 """What vLLM is told by its environment, where the user has not: no reports to its makers, no core of its own."""
 CACHE, SHARE = 2 << 30, 0.3
 """Keys and values, where nobody has said: bytes on a CPU; on a GPU the share of memory that they take with weights."""
+ON_CPU = {"block_size": 32, "enable_chunked_prefill": False}
+"""A group shares the whole blocks of its prompt, and vLLM's on a CPU are of 128 tokens; and a request with a seed whose
+prompt is read in two pieces fails there ("CPU Generator does not use offset")."""
 PROBES, PROBE_TOKENS = 4, 8
 """Sequences that policy and engine are compared on, and the tokens of their prompts and of their completions."""
 ROUNDING = {"float32": 1e-3, "float16": 0.04, "bfloat16": 0.3}
@@ -229,8 +232,7 @@ def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: boo
             # As long as the cache can hold, where nobody has said.
             max_model_len=min(config.max_model_len, policy.longest) if config.max_model_len else -1,
             enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
-            # A request with a seed whose prompt is read in two pieces fails on a CPU ("Generator does not use offset").
-            enable_chunked_prefill=False if on_cpu else None,
+            **(ON_CPU if on_cpu else {}),
         )
 
 
