@@ -204,12 +204,44 @@ def test_what_the_engine_returns_is_checked(sampler, monkeypatch):
 
 
 def test_what_opening_changes_of_torch_is_put_back():
-    policy, threads, setter = tiny_policy(), torch.get_num_threads(), torch.set_num_threads
-    before = torch.random.get_rng_state()
-    sampler = VLLMSampler(policy, VLLM())
-    sampler.sync(policy)
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert (torch.get_num_threads(), torch.set_num_threads) == (threads, setter)
+    """Random state, threads and precision, and the class of a policy that vLLM runs by transformers' code."""
+    policy, setter = policy_of("olmo2"), torch.set_num_threads
+    kind = type(policy.model.model)
+    bases, threads = kind.__bases__, torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        torch.set_float32_matmul_precision("high")
+        before = torch.random.get_rng_state()
+        sampler = VLLMSampler(policy, VLLM())
+        sampler.sync(policy)
+        assert torch.equal(before, torch.random.get_rng_state())
+        assert (torch.get_num_threads(), torch.set_num_threads) == (2, setter)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+    assert type(sampler.engine.apply_model(lambda model: model)[0]).__name__ == "TransformersForCausalLM"
+    assert (kind.__bases__, kind.__call__) == (bases, torch.nn.Module.__call__)
+
+
+def test_what_vllm_cannot_run_is_refused_before_it_opens(monkeypatch):
+    policy = tiny_policy()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(type(library.platforms.current_platform), "device_type", "cuda")
+        with pytest.raises(InputError, match="this vLLM runs on cuda, but the policy is on cpu; set device"):
+            VLLMSampler(policy, VLLM())
+    policy.model.__class__ = type("UnheardOfForCausalLM", (type(policy.model),), {})
+    with pytest.raises(
+        InputError, match=r"vLLM could not open: Model architectures \['UnheardOfForCausalLM'\]"
+    ):
+        VLLMSampler(policy, VLLM())
+
+
+@pytest.mark.parametrize("longest", [3, 10])
+def test_a_very_short_engine_is_compared_with_the_policy_too(longest):
+    policy = tiny_policy()
+    drawn = drawn_by(VLLMSampler(policy, VLLM(max_model_len=longest)), prompts=["x"], longest=1)
+    assert apart(policy, drawn).max() < 1e-4
 
 
 def test_a_shorter_engine_refuses_longer_sequences():

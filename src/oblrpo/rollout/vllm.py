@@ -30,8 +30,14 @@ from oblrpo.settings import VLLM
 
 LEAST_VERSION, BELOW_VERSION = (0, 25), (0, 33)
 """The range of vLLM's versions; the oldest, the newest and some between were run."""
-ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""What vLLM is told by its environment, where the user has not: no reports to its makers, no core of its own."""
+ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TRITON_F32_DEFAULT": "ieee",
+}
+"""What vLLM is told by its environment, where the user has not: no usage reports, no core of its own, and on a GPU
+float32 attention without TF32."""
 CACHE, SHARE = 2 << 30, 0.3
 """Keys and values, where nobody has said: bytes on a CPU; on a GPU the share of memory that they take with weights."""
 ON_CPU = {"block_size": 32, "enable_chunked_prefill": False}
@@ -43,8 +49,8 @@ ROUNDING = {"float32": 1e-3, "float16": 0.04, "bfloat16": 0.3}
 """How far log-probabilities of engine and policy may lie apart, by what the engine computes in.
 
 It is a share of how far those of different tokens lie apart, plus a twentieth of a nat; see `VLLMSampler._check`. Right
-engines of 14 families took up to 2e-6 of it in float32, and in bfloat16 0.04, or 0.1 with experts, of which rounding
-chooses others now and then; an engine without the policy's weights takes 1 or more.
+engines of 14 families took a share of up to 1e-4 in float32, and in bfloat16 0.04, or 0.1 with experts, of which
+rounding chooses others now and then; an engine without the policy's weights takes 1 or more.
 """
 
 
@@ -58,13 +64,13 @@ class VLLMSampler:
         InputError: vLLM is missing, cannot open or run the policy, or samples from another distribution.
     """
 
-    _close: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # the engine that is open, whose ever it is
+    _shutdown_open: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # of the engine that is open
 
     def __init__(self, policy: Policy, config: VLLM, trust_remote_code: bool = False) -> None:
         own = "bfloat16" if policy.bf16 else str(policy.model.dtype).removeprefix("torch.")
         self.dtype = config.dtype if config.dtype != "auto" else own if own in ROUNDING else "float32"
         self._open = partial(open_engine, config=config, dtype=self.dtype, trust_remote_code=trust_remote_code)
-        self._closing: Any = None
+        self._shutdown: Any = None
         self.sync(policy)
 
     def sample(
@@ -79,7 +85,7 @@ class VLLMSampler:
 
         Every prompt has a seed of its own from torch's global random state; vLLM adds the output's number to it.
         """
-        if not self._closing.alive:
+        if not self._shutdown.alive:
             self.sync(self.policy)
         rows = self.policy.encode(prompts, room=max_completion_length)
         most = self.engine.llm_engine.model_config.max_model_len
@@ -117,7 +123,7 @@ class VLLMSampler:
             try:
                 requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
             except BaseException:
-                self._closing()  # it would go on with these rows beside the next
+                self._shutdown()  # it would go on with these rows beside the next
                 raise
         outputs = [output for request in requests for output in sorted(request.outputs, key=lambda out: out.index)]
         if len(outputs) != len(rows) * G:
@@ -149,21 +155,27 @@ class VLLMSampler:
         The weights go the way that vLLM reloads a checkpoint: on a CPU it multiplies by packed copies, which that makes
         anew.
         """
-        self.policy = policy
-        if self._closing is None or not self._closing.alive:
-            VLLMSampler._close()
+        self.policy, on_cpu = policy, policy.device.type == "cpu"
+        if self._shutdown is None or not self._shutdown.alive:
+            VLLMSampler._shutdown_open()
+            self.engine: Any = None  # whose memory the next may need
             self.engine = self._open(policy)
-            self._closing = weakref.finalize(self, self.engine.llm_engine.engine_core.shutdown)
-            VLLMSampler._close = self._closing
-        with _explained("take over the weights"):
-            weights = {"weights_iterator": checkpoint_weights(policy.model)}
-            if policy.device.type == "cpu":  # elsewhere the kernel's storage stays, for CUDA graphs
-                self.engine.apply_model(_unpack_experts)
-            self.engine.collective_rpc("reload_weights", kwargs=weights)
-            self.engine.apply_model(_pack_heads)
-        if not self.engine.reset_prefix_cache():
-            raise RuntimeError("vLLM could not empty its prefix cache, which holds keys and values of old weights.")
-        self._check()
+            self._shutdown = weakref.finalize(self, self.engine.llm_engine.engine_core.shutdown)
+            VLLMSampler._shutdown_open = self._shutdown
+        try:
+            with _explained("take over the weights"):
+                if on_cpu:  # elsewhere the kernel's storage stays, for CUDA graphs
+                    self.engine.apply_model(_unpack_experts)
+                weights = {"weights_iterator": checkpoint_weights(policy.model)}
+                self.engine.collective_rpc("reload_weights", kwargs=weights)
+                if on_cpu:
+                    self.engine.apply_model(_pack_heads)
+            if not self.engine.reset_prefix_cache():
+                raise RuntimeError("vLLM could not empty its prefix cache, which holds keys and values of old weights.")
+            self._check()
+        except BaseException:
+            self._shutdown()  # it holds half of the weights, or wrong ones
+            raise
 
     @torch.no_grad()
     def _check(self) -> None:
@@ -173,7 +185,8 @@ class VLLMSampler:
         """
         special = self.policy.tokenizer.added_tokens_decoder
         plain = [token for token in range(self.policy.vocabulary) if token not in special] or [0]
-        length = max(1, min(PROBE_TOKENS, self.policy.longest // 2))
+        longest = min(self.policy.longest, self.engine.llm_engine.model_config.max_model_len)
+        length = max(1, min(PROBE_TOKENS, longest // 2))
         spread = [plain[at * len(plain) // (PROBES * length)] for at in range(PROBES * length)]
         rows = [spread[start::PROBES] for start in range(PROBES)]
         drawn = self._draw(rows, list(range(PROBES)), 1, length, temperature=1.0, top_p=1.0)
@@ -265,27 +278,32 @@ def _check_machine(policy: Policy) -> None:
             f"{device.index}."
         )
     if device.type == "cpu":
-        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+        _check_heads(policy)
 
-        text, sizes = policy.model.config.get_text_config(), CPUAttentionBackend.get_supported_head_sizes()
-        heads = getattr(text, "num_attention_heads", None)
-        size = getattr(text, "head_dim", None) or (heads and text.hidden_size // heads)
-        if size and size not in sizes:
-            raise InputError(
-                f"the policy's attention heads have a size of {size}, and on a CPU vLLM takes "
-                f"{', '.join(map(str, sizes))}. Build it with fewer heads (num_attention_heads of model_args), or use "
-                "the sampler transformers."
-            )
+
+def _check_heads(policy: Policy) -> None:
+    """Refuse attention heads of a size that vLLM's kernels for a CPU do not know."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    text, sizes = policy.model.config.get_text_config(), CPUAttentionBackend.get_supported_head_sizes()
+    heads = getattr(text, "num_attention_heads", None)
+    size = getattr(text, "head_dim", None) or (heads and text.hidden_size // heads)
+    if size and size not in sizes:
+        raise InputError(
+            f"the policy's attention heads have a size of {size}, and on a CPU vLLM takes "
+            f"{', '.join(map(str, sizes))}. Build it with fewer heads (num_attention_heads of model_args), or use "
+            "the sampler transformers."
+        )
 
 
 @contextmanager
 def _left_as_it_was(policy: Policy) -> Iterator[None]:
     """Put back what opening an engine changes of this process.
 
-    That is torch's random state, its threads and the way to set them, and the classes of transformers that vLLM runs
-    where it has no model of its own: it makes a model compile itself, also the policy.
+    That is torch's random state, its precision, its threads and the way to set them, and the classes of transformers
+    that vLLM runs where it has no model of its own: it makes a model compile itself, also the policy.
     """
-    setter, threads = torch.set_num_threads, torch.get_num_threads()
+    setter, threads, precision = torch.set_num_threads, torch.get_num_threads(), torch.get_float32_matmul_precision()
     kinds: set[Any] = set(map(type, policy.model.modules()))
     before = {kind: (kind.__bases__, kind.__init__, kind.__call__) for kind in kinds}
     with _random_state_kept(policy), warnings.catch_warnings():
@@ -295,6 +313,7 @@ def _left_as_it_was(policy: Policy) -> Iterator[None]:
         finally:
             torch.set_num_threads = setter
             torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
             for kind, (bases, init, call) in before.items():
                 if kind.__bases__ != bases:
                     kind.__bases__, kind.__init__, kind.__call__ = bases, init, call
@@ -312,7 +331,7 @@ def _explained(doing: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        words = " ".join(str(error).split())[:300] or type(error).__name__
+        words = " ".join(str(error).split()).rpartition(" Value error, ")[2][:300] or type(error).__name__
         raise InputError(
             f"vLLM could not {doing}: {words.rstrip('.')}. See vllm_args, or use the sampler transformers."
         ) from error

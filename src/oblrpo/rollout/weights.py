@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import revert_weight_conversion
 
 from oblrpo.errors import InputError
 from oblrpo.policy.adapters import without_adapters
@@ -20,6 +18,9 @@ def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     it would leave a rounding error in W at every update. Weights that transformers joins when it loads a checkpoint,
     such as those of experts, are taken apart as it does when it saves one.
     """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import revert_weight_conversion
+
     base = without_adapters(model)
     if getattr(base, "_weight_conversions", None) or get_model_conversion_mapping(base, add_legacy=False):
         yield from revert_weight_conversion(base, dict(_weights(model, base))).items()

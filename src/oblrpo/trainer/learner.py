@@ -262,12 +262,12 @@ class Learner(Algorithm1):
                 if (part := getattr(self, name)) is not None:
                     part.load_state_dict(state[name])
             training(self.optimizer)
-            self.sampler.sync(self.policy)  # a schedule-free optimizer has just changed its weights
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{run} was written by another version ({error}); resume it with that one, or start a new run "
                 "from its checkpoint with --model."
             ) from None
+        self.sampler.sync(self.policy)  # a schedule-free optimizer has just changed its weights
 
 
 def taken_of(gradient: Gradient) -> OffPolicyBatch:

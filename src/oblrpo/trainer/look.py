@@ -235,7 +235,6 @@ def _batches(
     set_threads(config.run.threads, policy)
     learner = make_learner(policy, rewards, config)
     learner.load_state_dict(load_state(folder.checkpoint(step)), str(folder.path))
-    learner.sampler.sync(policy)
     numbers = range(first, first + BATCHES)
     found = [_batch(learner, task.train_batch(FAR + number, size), config, number) for number in numbers]
     batches = [batch for batch in found if batch is not None]

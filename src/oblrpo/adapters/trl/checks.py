@@ -154,8 +154,11 @@ def _refused_of(trainer: Any) -> Iterator[str]:
             check_weights(trainer.model)
         except InputError as error:
             yield f"use_vllm=True: {error}"
-        if trainer.model.config.tie_word_embeddings and not is_tied(trainer.model):
-            yield "use_vllm=True: TRL opens vLLM with one weight for embedding and head, and this model's are two"
+        if (tied := bool(getattr(trainer.model.config, "tie_word_embeddings", False))) != is_tied(trainer.model):
+            yield (
+                f"use_vllm=True: the config says tie_word_embeddings={tied}, which vLLM follows; embedding and head "
+                "(with their adapters) are otherwise"
+            )
     if trainer.rollout_func is not None:
         return  # whose log-probabilities are compared with the policy's, batch by batch
     for name, value in sampling.not_the_policy_s(trainer).items():

@@ -93,6 +93,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         time; and its engine seeds all random numbers with 0. Processes that share an engine must draw the same ones.
         """
         engine = self.vllm_generation
+        assert hasattr(engine, "_iter_named_params")
         engine._iter_named_params = lambda: checkpoint_weights(self.model)
         if engine.mode != "colocate":
             return
