@@ -231,9 +231,7 @@ def test_what_vllm_cannot_run_is_refused_before_it_opens(monkeypatch):
         with pytest.raises(InputError, match="this vLLM runs on cuda, but the policy is on cpu; set device"):
             VLLMSampler(policy, VLLM())
     policy.model.__class__ = type("UnheardOfForCausalLM", (type(policy.model),), {})
-    with pytest.raises(
-        InputError, match=r"vLLM could not open: Model architectures \['UnheardOfForCausalLM'\]"
-    ):
+    with pytest.raises(InputError, match=r"vLLM could not open: Model architectures \['UnheardOfForCausalLM'\]"):
         VLLMSampler(policy, VLLM())
 
 
