@@ -78,6 +78,19 @@ def test_weights_are_those_of_a_checkpoint(family, tmp_path):
     assert all(torch.equal(value, saved[name]) for name, value in ours.items())
 
 
+def test_buffers_that_a_checkpoint_holds_go_along_under_their_own_names(tiny_policy):
+    """As a router's correction; under PEFT a trained copy of its module has another name, and the first is not used."""
+    norm = tiny_policy.model.model.norm
+    norm.register_buffer("correction", torch.ones(2))
+    norm.register_buffer("passing", torch.ones(2), persistent=False)
+    assert set(dict(checkpoint_weights(tiny_policy.model))) >= {"model.norm.correction"}
+    ours = dict(checkpoint_weights(adapted(tiny_policy, target_modules=["v_proj"], modules_to_save=["norm"])))
+    assert [name for name in ours if "norm." in name and ".layers." not in name] == [
+        "model.norm.weight",
+        "model.norm.correction",
+    ]
+
+
 def test_weights_that_cannot_be_taken_over_are_refused(tiny_policy):
     check_weights(tiny_policy.model)
     model = adapted(tiny_policy, target_modules=["q_proj"], use_dora=True)

@@ -100,3 +100,17 @@ def scores(policy, batch, temperature=1.0):
 def flat(grads):
     """Gradients by name as one vector."""
     return torch.cat([each.flatten() for each in grads.values()])
+
+
+def assert_first_tokens(trainer, policy, temperature, rows=1024):
+    """The first tokens that a trainer draws have the policy's frequencies, by chi-square."""
+    [prompt] = policy.tokenizer(text=["3="])["input_ids"]
+    drawn, _ = trainer._generate_single_turn([prompt] * rows, None, {}, 4)
+    with torch.no_grad():
+        p_V = (policy.model(torch.tensor([prompt])).logits[0, -1] / temperature).softmax(-1).double()
+    found_V = torch.bincount(torch.tensor([row[0] for row in drawn]), minlength=len(p_V)).double()
+    often = rows * p_V > 5
+    found, wanted = (torch.cat([each[often], each[~often].sum()[None]]) for each in (found_V, rows * p_V))
+    freedom = len(found) - 1
+    assert freedom > 10
+    assert float(((found - wanted) ** 2 / wanted).sum()) < freedom + 4 * (2 * freedom) ** 0.5

@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from oblrpo.adapters.trl import VarianceLedgerCallback
 from oblrpo.adapters.trl.sampling import NEUTRAL, OF_NO_EFFECT, altered, in_effect
 from oblrpo.errors import InputError
-from tests.trl.support import ours, theirs, tiny_policy
+from tests.trl.support import assert_first_tokens, ours, theirs, tiny_policy
 
 CHANGES = {
     "min_p": 0.1, "epsilon_cutoff": 0.01, "eta_cutoff": 0.01, "typical_p": 0.9, "top_h": 0.5, "suppress_tokens": [65],
@@ -84,22 +84,13 @@ def test_continuous_batching_is_refused_where_it_rounds_what_is_trained(tmp_path
 
 def test_continuous_batching_draws_from_the_policy(tmp_path):
     """Its first tokens against the policy's probabilities, by chi-square; it takes nothing from the model's config."""
-    policy, rows = with_own(min_p=0.5), 1024
+    policy = with_own(min_p=0.5)
     small = {"num_blocks": 64, "max_batch_tokens": 128, "seed": 0}
     trainer = ours(
         tmp_path, policy, use_transformers_continuous_batching=True, transformers_continuous_batching_config=small,
         max_completion_length=1, temperature=0.3,
     )  # fmt: skip
-    [prompt] = policy.tokenizer(text=["3="])["input_ids"]
-    drawn, _ = trainer._generate_single_turn([prompt] * rows, None, {}, 4)
-    with torch.no_grad():
-        p_V = (policy.model(torch.tensor([prompt])).logits[0, -1] / 0.3).softmax(-1).double()
-    found_V = torch.bincount(torch.tensor([row[0] for row in drawn]), minlength=len(p_V)).double()
-    often = rows * p_V > 5
-    found, wanted = (torch.cat([each[often], each[~often].sum()[None]]) for each in (found_V, rows * p_V))
-    freedom = len(found) - 1
-    assert freedom > 10
-    assert float(((found - wanted) ** 2 / wanted).sum()) < freedom + 4 * (2 * freedom) ** 0.5
+    assert_first_tokens(trainer, policy, 0.3)
 
 
 @pytest.mark.parametrize(("kind", "config"), [(GRPOTrainer, GRPOConfig), (RLOOTrainer, RLOOConfig)])

@@ -16,7 +16,7 @@ from oblrpo import estimators
 from oblrpo.adapters.trl import VarianceLedgerCallback
 from oblrpo.errors import InputError
 from oblrpo.policy import Policy
-from tests.trl.support import Capture, flat, ours, theirs
+from tests.trl.support import Capture, assert_first_tokens, flat, ours, theirs
 from tests.trl.test_gradient import assert_close, expected, policy_of
 from tests.vllm import support
 
@@ -131,19 +131,10 @@ def test_completions_are_the_policy_s_and_so_is_the_gradient(sampled, given):
 
 def test_first_tokens_have_the_policy_s_frequencies(sampled):
     """By chi-square, of weights that the engine was not opened with."""
-    policy, rows = support.tiny_policy(model_args={"initializer_range": 0.2}), 1024
+    policy = support.tiny_policy(model_args={"initializer_range": 0.2})
     support.update(policy)
     trainer, _ = sampled(policy=policy, temperature=0.8, max_completion_length=1)
-    [prompt] = policy.tokenizer(text=["3="])["input_ids"]
-    drawn, _ = trainer._generate_single_turn([prompt] * rows, None, {}, 4)
-    with torch.no_grad():
-        p_V = (policy.model(torch.tensor([prompt])).logits[0, -1] / 0.8).softmax(-1).double()
-    found_V = torch.bincount(torch.tensor([row[0] for row in drawn]), minlength=len(p_V)).double()
-    often = rows * p_V > 5
-    found, wanted = (torch.cat([each[often], each[~often].sum()[None]]) for each in (found_V, rows * p_V))
-    freedom = len(found) - 1
-    assert freedom > 10
-    assert float(((found - wanted) ** 2 / wanted).sum()) < freedom + 4 * (2 * freedom) ** 0.5
+    assert_first_tokens(trainer, policy, 0.8)
 
 
 def recorded(trainer):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def check_weights(model: Any) -> None:
     """Refuse a policy whose weights another engine cannot take over.
 
     Raises:
-        InputError: weights in 4 or 8 bits; adapters other than plain LoRA.
+        InputError: quantised weights; adapters other than plain LoRA.
     """
     base = without_adapters(model)
     if getattr(base, "is_quantized", False):
@@ -63,15 +64,14 @@ def _adapted(base: Any) -> dict[str, Any]:
 
 def _weights(model: Any, base: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight under its own name, adapters merged, and the buffers that a checkpoint holds."""
-    adapted = _adapted(base)
-    for full_name, parameter in base.named_parameters(remove_duplicate=is_tied(base)):
+    adapted, held = _adapted(base), base.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in base.named_buffers() if name in held)
+    for full_name, weight in chain(base.named_parameters(remove_duplicate=is_tied(base)), buffers):
         name = re.sub(r"\.base_layer|\.modules_to_save\.[^.]+", "", full_name)
         if base is not model and (model.prefix in name or "original_module" in name):
             continue
         layer = adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-        yield name, parameter.detach() if layer is None else _merged(layer, parameter)
-    held = base.state_dict().keys()
-    yield from ((name, buffer) for name, buffer in base.named_buffers() if name in held)
+        yield name, weight.detach() if layer is None else _merged(layer, weight)
 
 
 @torch.no_grad()
