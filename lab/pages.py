@@ -7,12 +7,12 @@ writes each anew between its marks `<!-- begin NAME -->` and `<!-- end NAME -->`
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from lab.alarms.page import conditions, cures, measured
-from oblrpo.algorithms import ALGORITHMS
-from oblrpo.estimators import BASELINES
+from oblrpo.tables.algorithms import ALGORITHMS
+from oblrpo.tables.baselines import BASELINES
+from oblrpo.tables.metrics import ADDED, CHARTS, METRICS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -28,22 +28,47 @@ def algorithms() -> str:
 
 
 def baselines() -> str:
-    """The table `BASELINES`, each with the first line of its function's docstring."""
+    """The table `BASELINES`."""
     rows = []
     for name, entry in BASELINES.items():
-        what = re.sub(r" It is (un)?biased.*", "", (entry.function.__doc__ or "").partition("\n")[0])
         needs = ", ".join(map(_code, entry.needs))
         normalisation = "" if entry.normalisation == "none" else _code(entry.normalisation)
         unbiased, only = "yes" if entry.unbiased else "no", "" if entry.trainable else " (the ledger only)"
-        rows.append((_code(name) + only, what, unbiased, needs, normalisation, entry.smallest_group))
+        rows.append((_code(name) + only, entry.meaning, unbiased, needs, normalisation, entry.smallest_group))
     return _table(("name", "b of completion j", "unbiased", "needs", "normalisation", "least G"), rows)
 
 
+def metrics() -> str:
+    """The table `METRICS`: those that a run of ours logs."""
+    rows = []
+    for metric in METRICS:
+        if metric.ours:
+            meaning = f"{metric.when}: {metric.meaning}" if metric.when else metric.meaning
+            trl = _code(metric.trl) if "_" in metric.trl else metric.trl
+            verl = _code(metric.verl) if metric.verl else ""
+            rows.append((_codes(metric.keys), meaning, metric.unit, trl, verl))
+    return _table(("key", "meaning", "unit", "in TRL", "in verl"), rows)
+
+
+def charts() -> str:
+    """The table `CHARTS`."""
+    rows = [(chart.title, chart.note.replace("|", "\\|"), _codes(chart.keys), chart.advice) for chart in CHARTS]
+    return _table(("chart", "how to read it", "metrics", "what to do"), rows)
+
+
+def added_in_trl() -> str:
+    """The metrics that OBLRPOTrainer adds to TRL's."""
+    return _codes(" ".join(metric.keys for metric in METRICS if metric.trl == ADDED)) + ".\n"
+
+
 PARTS = {
+    "metrics.md": {"metrics": metrics, "charts": charts},
+    "reference/trl.md": {"metrics": added_in_trl},
     "reference/algorithms.md": {"algorithms": algorithms},
     "baselines.md": {"baselines": baselines},
     "failures.md": {"cures": cures},
-    "reference/conditions.md": {"conditions": conditions, "measured": measured},
+    "reference/conditions.md": {"conditions": conditions},
+    "lab_book/diagnosis.md": {"measured": measured},
 }
 
 
@@ -64,6 +89,10 @@ def write() -> None:
 
 def _code(name: str) -> str:
     return f"`{name}`"
+
+
+def _codes(keys: str) -> str:
+    return ", ".join(map(_code, keys.split()))
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:

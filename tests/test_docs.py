@@ -16,11 +16,22 @@ import pytest
 import torch
 
 from lab import pages
-from oblrpo.algorithms import ALGORITHMS
 from oblrpo.cli.train import _parse
 from oblrpo.commands import check_settings
 from oblrpo.estimators import BASELINES, RATIOS
 from oblrpo.settings import AlgorithmConfig, TrainConfig, flags_in
+from oblrpo.tables.algorithms import ALGORITHMS
+from oblrpo.tables.metrics import (
+    ADDED,
+    LEDGER,
+    METRICS,
+    NUMBER,
+    PRESENT,
+    ROW_OF,
+    TOGETHER,
+    keys_that_are,
+    metric_of,
+)
 from oblrpo.trainer import setup
 from tests.cli.conftest import dense_reward, no_page, oblrpo, small_run  # noqa: F401
 
@@ -121,7 +132,7 @@ def test_every_algorithm_has_a_section():
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == list(ALGORITHMS)
 
 
-def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page, dense_reward, tmp_path):  # noqa: F811
+def test_the_table_has_the_metrics_of_a_run_and_no_others(small_run, no_page, dense_reward, tmp_path):  # noqa: F811
     """Two steps that measure all there is; `warnings` come of what goes wrong, others of settings that are off here."""
     code, _, err = small_run(
         sampler_correction="truncated", steps=2, eval_steps=1, calibration_steps=1, ledger_steps=1, schedule="auto",
@@ -134,18 +145,18 @@ def test_the_glossary_has_the_metrics_of_a_run_and_no_others(small_run, no_page,
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     written = {re.sub(rf"^(variance|signal2)/({'|'.join(BASELINES)})$", r"\1/NAME", key) for row in rows for key in row}
     written = {re.sub("^rewards/task/", "rewards/NAME/", key) for key in written}
-    table = (ROOT / "docs" / "metrics.md").read_text().split("| key | meaning | unit |")[1].partition("\n## ")[0]
-    first_cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
-    others = {"warnings", "added_variance", "added_variance/measured", "added_variance/of_gradient", "num_gen_batches"}
-    others.add("cispo_clip_ratio")
-    assert set(re.findall(r"`(.+?)`", " ".join(first_cells))) == written | others
+    assert not {key for row in rows for key in row if not metric_of(key)}
+    ours = {key for key, metric in ROW_OF.items() if metric.ours}
+    assert ours == written | {"warnings", "num_gen_batches", "cispo_clip_ratio"}
+    for row in rows:
+        assert row["step"] == 0 or all(type(row[key]) in {int, float} for key in keys_that_are(NUMBER))
+        assert row["step"] == 0 or row.keys() >= {*keys_that_are(PRESENT), *keys_that_are(TOGETHER)}
 
 
-def test_the_charts_that_are_explained_are_drawn():
-    page, source = (ROOT / "docs" / "metrics.md").read_text(), "".join(map(Path.read_text, SOURCE.glob("report/*.py")))
-    names = re.findall(r"^\| ([A-Z].+?) \|", page.partition("| chart |")[2].partition("\n\n")[0], re.MULTILINE)
-    assert names
-    assert [name for cell in names for name in cell.split("; ") if f'"{name}"' not in source] == []
+def test_the_page_of_verl_lists_what_the_table_adds_to_its_log():
+    page = (ROOT / "docs" / "reference" / "verl.md").read_text().partition("| in every step")[2].partition("\n\n")[0]
+    added = {metric.verl for metric in METRICS if metric.trl in {ADDED, LEDGER} and metric.verl}
+    assert set(re.findall(r"`((?:actor|critic)/[\w/]+)`", page)) - {"actor/lr"} == added | {"actor/lr_used"}
 
 
 def test_the_help_names_every_baseline_to_train_with_algorithm_and_ratio():

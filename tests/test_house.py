@@ -66,19 +66,24 @@ def test_arrows_point_down():
 
 
 @pytest.mark.parametrize("room", ["estimators", "scores"])
-def test_estimators_and_scores_import_torch_only(room):
-    """No other library, and no other room of ours, gets loaded."""
+def test_estimators_and_scores_import_torch_and_the_tables_only(room):
+    """No other library, and no other room of ours, gets loaded; the tables import the standard library only."""
     code = (
         f"import sys, torch; before = set(sys.modules); import oblrpo.{room}; "
         "print(*{name.split('.')[0] if not name.startswith('oblrpo') else '.'.join(name.split('.')[:2]) "
         "for name in set(sys.modules) - before})"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    foreign = {name for name in out if name not in sys.stdlib_module_names} - {"oblrpo", f"oblrpo.{room}", "torch"}
+    foreign = {name for name in out if name not in sys.stdlib_module_names} - {
+        "oblrpo",
+        "oblrpo.tables",
+        f"oblrpo.{room}",
+        "torch",
+    }
     assert not foreign
 
 
-def test_tasks_import_the_standard_library_only():
+def test_tasks_import_psutil_and_the_standard_library_only():
     code = (
         "import sys; before = set(sys.modules); import oblrpo.tasks, oblrpo.tasks.benchmarks, oblrpo.tasks.grading; "
         "print(*{'.'.join(name.split('.')[:2]) if name.startswith('oblrpo') else name.split('.')[0] "
@@ -86,12 +91,12 @@ def test_tasks_import_the_standard_library_only():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     rooms = ("errors", "regular_files", "streams", "tasks", "workers")
-    ours = {"oblrpo", *(f"oblrpo.{room}" for room in rooms)}
+    ours = {"oblrpo", "psutil", *(f"oblrpo.{room}" for room in rooms)}
     assert {name for name in out if name not in sys.stdlib_module_names} <= ours
 
 
-def test_the_config_needs_no_torch():
-    code = "import sys, oblrpo.settings, oblrpo.cli; assert 'torch' not in sys.modules"
+def test_the_config_and_the_tables_need_no_torch():
+    code = "import sys, oblrpo.settings, oblrpo.cli, oblrpo.algorithms; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -7,9 +7,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
 
 from oblrpo import __version__
+from oblrpo.settings import read_yaml_file
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,6 +43,6 @@ def test_the_source_archive_holds_package_laboratory_tests_and_pages(built):
 
 
 def test_the_version_that_is_cited_is_this_one():
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    cited = read_yaml_file(ROOT / "CITATION.cff")
     assert cited["version"] == __version__
     assert f"version = {{{__version__}}}" in (ROOT / "docs" / "questions.md").read_text()

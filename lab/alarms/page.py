@@ -26,7 +26,7 @@ def cures() -> str:
     """Every condition in a line: its name, and as many sentences of its cure as a line holds."""
     lines = []
     for each in CONDITIONS:
-        sentences = re.split(r"(?<=[.?]) ", _cure(each, shorten="use a third of the rate"))
+        sentences = re.split(r"(?<=[.?]) ", _cure(each))
         while len(sentences) > 1 and len(" ".join(sentences).split()) > LINE:
             sentences.pop()
         link = f"[{each.name}](reference/conditions.md#{each.name.lower().replace(' ', '-')})"
@@ -39,13 +39,13 @@ def _section(condition: Condition) -> str:
     lines = [f"### {condition.name[0].upper()}{condition.name[1:]}", "", f"{what} {' '.join(looks.split())}", ""]
     lines += [] if condition.wrong else ["It is reported as a note, and leaves the exit code at 0.", ""]
     needs = ", ".join(f"`{key}`" for key in condition.columns)
-    return "\n".join([*lines, f"*Needs* {needs}. *What to do:* {_cure(condition)}", ""])
+    return "\n".join([*lines, f"*Needs* {needs}.", ""])
 
 
-def _cure(condition: Condition, **words: str) -> str:
+def _cure(condition: Condition) -> str:
     """What to do, with names of settings as code."""
-    words = {"shrink": ", or use the baseline oblr_shrunk"} | words_of(measured=False) | words
-    return re.sub(r"\b[a-z]+(_[a-z]+)+\b", r"`\g<0>`", condition.cure.format_map(words))
+    shorter = {"shrink": ", or use the baseline oblr_shrunk", "shorten": "use a third of the rate"}
+    return re.sub(r"\b[a-z]+(_[a-z]+)+\b", r"`\g<0>`", condition.cure.format_map(words_of(measured=False) | shorter))
 
 
 def measured() -> str:

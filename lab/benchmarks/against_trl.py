@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.benchmarks.runs import mean_interval, warm_starts
-from lab.benchmarks.trl_run import OURS, SELECTING, TRL
+from lab.benchmarks.trl_run import OURS, TRL
 from oblrpo.errors import InputError
 from oblrpo.settings import TrainConfig, load_recipe
 
@@ -259,7 +259,7 @@ def words(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--recipe", default="demo", help="recipe or YAML file")
     parser.add_argument("--model", default="", help="folder that all begin with; the recipe's if none is given")
     parser.add_argument(
-        "--contenders", nargs="+", choices=[*TRL, *OURS, *SELECTING], default=["trl-grpo", "trl-rloo", *OURS]
+        "--contenders", nargs="+", choices=[*TRL, *OURS], default=["trl-grpo", "trl-rloo", *OURS]
     )
     parser.add_argument("--trl-rates", nargs="+", type=float, default=[], help="learning rates of TRL's contenders")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="learning rates of ours that are fixed")

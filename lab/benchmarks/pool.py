@@ -4,7 +4,6 @@ import argparse
 from dataclasses import dataclass
 
 import torch
-import yaml
 
 from oblrpo import estimators
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
@@ -12,7 +11,7 @@ from oblrpo.policy import load_policy
 from oblrpo.rewards import Rewards
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
-from oblrpo.settings import PolicyConfig
+from oblrpo.settings import PolicyConfig, read_yaml
 from oblrpo.tasks import make_task
 
 LONGEST = {"path": 12, "addition": 24, "countdown": 24}
@@ -24,7 +23,7 @@ def arguments_of(description: str, **defaults: int | list[int]) -> argparse.Name
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--task", default="path")
-    parser.add_argument("--task-args", type=yaml.safe_load, default={})
+    parser.add_argument("--task-args", type=lambda text: read_yaml(text, "--task-args"), default={})
     parser.add_argument("--seed", type=int, default=0)
     for name, value in defaults.items():
         if value is False:

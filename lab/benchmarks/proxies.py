@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROXIES = ("length", "length16", "logit", "calibrated")
+PROXIES = ("length", "logit", "calibrated")
 
 
 def run(folder: Path, seed: int) -> list[dict]:

@@ -34,13 +34,6 @@ from oblrpo.seeds import seed_of
 from oblrpo.settings import TrainConfig, load_recipe, with_settings
 
 OURS = ("grpo", "rloo", "oblrpo_shrunk")
-SELECTING: dict[str, dict[str, str]] = {
-    "grpo-all": {"algorithm": "grpo", "train-on": "all"},
-    "rloo-all": {"algorithm": "rloo", "train-on": "all"},
-    "shrunk-optimal": {"algorithm": "oblrpo_shrunk", "train-on": "compute-optimal", "score-norms": "calibrated"},
-    "shrunk-logit": {"algorithm": "oblrpo_shrunk", "train-on": "compute-optimal", "score-norms": "logit"},
-}
-"""Ours with another choice of what they train on than the default."""
 TRL = ("trl-grpo", "trl-rloo", "trl-default")
 LOSSES: dict[str, dict[str, Any]] = {
     "trl-grpo": {"loss_type": "grpo", "scale_rewards": "group", "max_grad_norm": 0.0},
@@ -133,7 +126,7 @@ def run_ours(arguments: argparse.Namespace, config: TrainConfig, clock: Clock) -
         "steps": config.run.steps, "eval-steps": config.run.eval_steps, "eval-prompts": config.run.eval_prompts,
         "threads": config.run.threads, "output": arguments.folder, "learning-rate": config.optim.learning_rate,
         "prompts-per-step": config.rollout.prompts_per_step, "num-generations": config.rollout.num_generations,
-    } | SELECTING.get(arguments.contender, {})  # fmt: skip
+    }  # fmt: skip
     flags |= {"ledger-steps": 0} if arguments.no_ledger else {}
     words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
     with watched_by(clock):
@@ -253,7 +246,7 @@ def check(contender: str, config: TrainConfig) -> None:
 def parser() -> argparse.ArgumentParser:
     """What the command line takes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("contender", choices=[*TRL, *OURS, *SELECTING])
+    parser.add_argument("contender", choices=[*TRL, *OURS])
     parser.add_argument("model")
     parser.add_argument("folder", type=Path, help="what the run leaves; clock.json is written at its end")
     parser.add_argument("--recipe", default="demo", help="recipe or YAML file")

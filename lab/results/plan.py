@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from lab.results.book import Book, Run
@@ -232,41 +232,5 @@ SEVERAL = Part(
     settings={**NO_EXTRAS, "steps": 120, "eval_steps": 20, "eval_prompts": 512, "save_steps": 0},
 )
 
-DRAWN: Settings = {
-    **DEFAULT, "score_norms": "calibrated", "calibration_steps": 10, "train_on": "compute-optimal",
-}  # fmt: skip
-DRAWS = Part(
-    "draws",
-    about="Completions drawn by their pull, against training on all of them.",
-    policies=("path", "countdown", "addition"),
-    sizes=((32, 4),),
-    arms=(Arm("default", DEFAULT, (1e-5,)), Arm("drawn", DRAWN, (1e-5,))),
-    seeds=(61, 62, 63, 64, 65),
-    completions=12800,
-    settings=GROUPS_OF_4.settings,
-)
-
-DRAWN_ON_SMOLLM2 = (Arm("default", DEFAULT, (1e-6,)), Arm("drawn", DRAWN, (1e-6,)))
-DRAWS_SUMS = replace(
-    SMOLLM2,
-    name="draws_sums",
-    about="Completions drawn by their pull, on SmolLM2's sums.",
-    arms=DRAWN_ON_SMOLLM2,
-    seeds=(26, 23, 24, 25, 27),
-    search=(),
-    shares="smollm2",
-)
-DRAWS_INSTRUCTIONS = replace(
-    INSTRUCTIONS,
-    name="draws_instructions",
-    about="Completions drawn by their pull, on SmolLM2's instructions.",
-    arms=DRAWN_ON_SMOLLM2,
-    seeds=(26, 23, 24, 25, 27),
-    shares="instructions",
-)
-
-EVERY = (
-    *(RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW, INSTRUCTIONS, AFTER_SFT, SEVERAL),
-    *(DRAWS, DRAWS_SUMS, DRAWS_INSTRUCTIONS),
-)
+EVERY = (RATES, CHOICE, FEW, GROUPS_OF_4, GROUPS_OF_2, SMOLLM2, WINDOW, INSTRUCTIONS, AFTER_SFT, SEVERAL)
 PARTS = {part.name: part for part in EVERY}

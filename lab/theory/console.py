@@ -28,7 +28,7 @@ SUBJECTS = {
 
 REASONS = {
     "A1: the other baselines do too": "Baselines from the whole group know the output they are subtracted from, so the "
-    "gradient is biased. The rivals are mean, grpo, dr_grpo, reinforce_pp, opo, length16, otb, eob and vcpo.",
+    "gradient is biased. The rivals are mean, grpo, dr_grpo, reinforce_pp, opo, otb, eob and vcpo.",
     "A2: one L for all parameters of a network": "A network's second derivatives grow without end as its parameters "
     "grow. The theorems hold along a path, with the constants of that path.",
     "A3: one M for all parameters of a network": "The same is true of its squared score norms.",

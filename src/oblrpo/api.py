@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from oblrpo.commands import carry_out, check_asked, check_settings, evaluate_rows
+from oblrpo.commands import carry_out, check_evaluation, check_settings, evaluate_rows
 from oblrpo.errors import InputError, check_current_folder
 from oblrpo.objects import Objects, take
 from oblrpo.runs import RunFolder, checkpoint_of, run_of
@@ -167,7 +167,7 @@ def train(
     said = words | _plain(settings)
     objects.refuse_idle(said)
     if accept_changed and not resume:
-        raise InputError("accept_changed would change nothing without resume; leave it out.")
+        raise InputError("accept_changed has no effect without resume; remove it.")
     config, base = _resolve(recipe, said, resume)
     if objects.model is not None:
         # What the settings say of loading does not hold of a model that is loaded.
@@ -210,7 +210,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return avg@k and pass@k of a model on rows of data by rewards, with 95 % intervals over problems.
 
-    A checkpoint of a run is asked as the run asked it, by the run's rewards, on its held-out problems, where nothing
+    A checkpoint of a run is evaluated as the run does it, by the run's rewards, on its held-out problems, where nothing
     else is said. A loaded model is put into eval mode.
 
     Args:
@@ -255,22 +255,22 @@ def _evaluate(
     progress: bool,
 ) -> dict[str, Any]:
     """Load and score what `oblrpo.evaluate` is asked for."""
-    asked, judged = as_in_run(run) if run else (SamplingConfig(), RewardsConfig())
+    sampling, grading = as_in_run(run) if run else (SamplingConfig(), RewardsConfig())
     said = words | _plain(settings)
-    names = {field.name for part in (asked, judged) for field in fields(part)}
+    names = {field.name for part in (sampling, grading) for field in fields(part)}
     for name in settings:
         if name not in names:
             raise InputError(f"oblrpo.evaluate has no setting {name!r}.{hint(name, {*names, 'data', 'model'})}")
     objects.refuse_idle(said)
-    check_asked({name: name for name in said}, said.get("data", ()), run)
-    asked, judged = with_fields(asked, said, "oblrpo.evaluate"), with_fields(judged, said, "oblrpo.evaluate")
+    check_evaluation({name: name for name in said}, said.get("data", ()), run)
+    sampling, grading = with_fields(sampling, said, "oblrpo.evaluate"), with_fields(grading, said, "oblrpo.evaluate")
     ks = [k] if isinstance(k, int) else list(k)
-    asked = check_sampling(asked, ks, said)
+    sampling = check_sampling(sampling, ks, said)
 
     from oblrpo.policy import adopt_policy, load_policy
     from oblrpo.report.console import console_of_program, evaluating
 
-    console, config = console_of_program(progress), asked.policy(words["model"])
+    console, config = console_of_program(progress), sampling.policy(words["model"])
     with _quiet_transformers(), TemporaryDirectory() as nowhere:
         if objects.model is not None:
             policy = adopt_policy(objects.model, objects.tokenizer, config, train=False)
@@ -278,7 +278,7 @@ def _evaluate(
             policy = load_policy(config.model, config, train=False)
         folder, data = Path(said.get("output", nowhere)).absolute(), said.get("data", ())
         with evaluating(console=console) as show:
-            return evaluate_rows(policy, data, run, asked, judged, folder, objects, ks, show)
+            return evaluate_rows(policy, data, run, sampling, grading, folder, objects, ks, show)
 
 
 def _resolve(recipe: str, said: Mapping[str, Any], resume: bool) -> tuple[TrainConfig, TrainConfig]:

@@ -76,7 +76,7 @@ def check_files(*sources: Sequence[str]) -> None:
                 raise unreadable(path, error) from error
 
 
-def check_asked(
+def check_evaluation(
     given: Mapping[str, str], data: Sequence[str], run: TrainConfig | None, benchmark: bool = False
 ) -> None:
     """Refuse an evaluation without problems, and settings (`given`, as they are written) that it would pass over.
@@ -101,8 +101,8 @@ def evaluate_rows(
     policy: Policy | None,
     data: tuple[str, ...],
     run: TrainConfig | None,
-    asked: SamplingConfig,
-    judged: RewardsConfig,
+    sampling: SamplingConfig,
+    grading: RewardsConfig,
     folder: Path,
     objects: Objects | None = None,
     ks: Sequence[int] = (),
@@ -122,29 +122,29 @@ def evaluate_rows(
     objects = objects or Objects()
     task: Task
     if data:
-        objects.check(data=data, rewards=judged.rewards)
+        objects.check(data=data, rewards=grading.rewards)
         saved = SavedCompletions(folder, name_of(data))
         # What was drawn is scored with the prompts it was drawn for.
-        template = asked.prompt_template if policy is not None else str(saved.settings().get("prompt_template", ""))
+        template = sampling.prompt_template if policy is not None else str(saved.settings().get("prompt_template", ""))
         rows = TaskConfig(
-            data=data, where=judged.where, prompt_column=judged.prompt_column,
-            answer_column=judged.answer_column, prompt_template=template, rewards=judged.rewards,
+            data=data, where=grading.where, prompt_column=grading.prompt_column,
+            answer_column=grading.answer_column, prompt_template=template, rewards=grading.rewards,
         )  # fmt: skip
         problems = data_problems(rows, objects, "test")
         task = DataTask(saved.file.stem, [], problems)
     elif run is not None and policy is not None:
         saved = SavedCompletions(folder, "heldout")
-        run = replace(run, task=replace(run.task, rewards=judged.rewards, prompt_template=asked.prompt_template))
+        run = replace(run, task=replace(run.task, rewards=grading.rewards, prompt_template=sampling.prompt_template))
         task = task_of(run, objects)
         drop_long_prompts(task, policy, run.task.max_prompt_length)
         problems = task.heldout(run.run.eval_prompts)
     else:
         raise InputError(NO_PROBLEMS)
-    rewards = Rewards(task, judged.rewards, judged.on_reward_error, judged.reward_seconds, objects.functions)
+    rewards = Rewards(task, grading.rewards, grading.on_reward_error, grading.reward_seconds, objects.functions)
     try:
-        sampler = cache(lambda: make_sampler(policy, asked, asked.trust_remote_code))  # type: ignore[arg-type]
+        sampler = cache(lambda: make_sampler(policy, sampling, sampling.trust_remote_code))  # type: ignore[arg-type]
         return evaluate_policy(
-            policy, sampler, problems[: asked.limit or None], rewards, asked, saved, judged.threshold, ks, progress
+            policy, sampler, problems[: sampling.limit or None], rewards, sampling, saved, grading.threshold, ks, progress
         )
     finally:
         rewards.close()

@@ -156,11 +156,11 @@ def _names(given: Any) -> tuple[str, ...]:
 
 def _word(rows: Rows) -> str:
     """Return what stands for rows in the settings: their number and a digest of what they hold."""
-    digest = sum_of_texts(json.dumps(lasting(row), sort_keys=True) for _, row in rows)
+    digest = sum_of_texts(json.dumps(as_stable_json(row), sort_keys=True) for _, row in rows)
     return f"{PREFIX}{len(rows)} rows, sha256 {digest[:8]}"
 
 
-def lasting(value: Any) -> Any:
+def as_stable_json(value: Any) -> Any:
     """Return a value as JSON knows it, equal in every process: sets are sorted, and addresses in memory left out."""
     if hasattr(value, "tolist"):  # an array, whose repr leaves out the middle
         value = value.tolist()
@@ -171,11 +171,11 @@ def lasting(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): lasting(item) for key, item in value.items()}
+        return {str(key): as_stable_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [lasting(item) for item in value]
+        return [as_stable_json(item) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(lasting(item), sort_keys=True) for item in value)
+        return sorted(json.dumps(as_stable_json(item), sort_keys=True) for item in value)
     return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
 
 

@@ -33,9 +33,9 @@ codecs.register_error(PLAIN, _letters)
 
 
 class _Steady(io.TextIOWrapper):
-    """A stream that writes every character, plainly where it must, and if `lasting` goes on when nobody reads."""
+    """A stream that writes every character, plainly where it must, and with `keep_running` ignores that nobody reads."""
 
-    lasting = True
+    keep_running = True
 
     def write(self, text: str) -> int:
         try:
@@ -52,19 +52,19 @@ class _Steady(io.TextIOWrapper):
 
     def _go_on(self, error: OSError) -> None:
         """Write what comes to nowhere from now on, unless something else is wrong, or its reader alone needs it."""
-        if not self.lasting or error.errno not in _GONE:
+        if not self.keep_running or error.errno not in _GONE:
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
 
 
-def steady(lasting: bool = True) -> None:
+def steady(keep_running: bool = True) -> None:
     """Put such streams in the place of this process's; what somebody else has put there stays.
 
     A descriptor 0, 1 or 2 that is closed leads to nowhere from now on. Else the next file that is opened would get its
-    number, and what libraries and other processes print would go into that file. With `lasting` the process goes on
-    when nobody reads its output; its errors never end it.
+    number, and what libraries and other processes print would go into that file. With `keep_running` the process
+    continues when nobody reads its output; its errors never end it.
     """
     for number in range(3):
         try:
@@ -85,5 +85,5 @@ def steady(lasting: bool = True) -> None:
                 line_buffering=name == "stderr" or getattr(before, "line_buffering", False),
                 write_through=getattr(before, "write_through", False),
             )
-            stream.lasting = lasting or name == "stderr"
+            stream.keep_running = keep_running or name == "stderr"
             setattr(sys, name, stream)

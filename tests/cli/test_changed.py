@@ -4,9 +4,8 @@ import json
 import sys
 
 import pytest
-import yaml
 
-from oblrpo.settings import settings_in
+from oblrpo.settings import read_yaml_file, settings_in
 from tests.cli.conftest import SMALL, complained, metrics_of
 
 REWARD = "def f(completions, **columns):\n    return [len(each) % 3 for each in completions]\n"
@@ -53,7 +52,7 @@ NAMES = {
 
 
 def test_what_a_run_learns_from_stands_in_its_settings_by_digests(begun, place):
-    known = yaml.safe_load((begun / "config.yaml").read_text())["identity"]["sources"]
+    known = read_yaml_file(begun / "config.yaml")["identity"]["sources"]
     assert set(known) == {name.format(place) for name in NAMES.values()}
     assert all(len(digest) == 64 for digest in known.values())
 

@@ -8,13 +8,13 @@ import pytest
 from oblrpo.errors import InputError
 from oblrpo.evaluation.sampled import SavedCompletions, collect
 from oblrpo.rollout import make_sampler
-from oblrpo.runs import held
+from oblrpo.runs import locked
 from oblrpo.settings import SamplingConfig
 from oblrpo.tasks.benchmarks import BenchmarkProblem, to_train_on
 from tests.cli.conftest import complained, metrics_of
 
-HOLD = "import sys, time; from pathlib import Path; from oblrpo.runs import held\n"
-HOLD += "with held(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+HOLD = "import sys, time; from pathlib import Path; from oblrpo.runs import locked\n"
+HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def elsewhere():
 
 def test_one_at_a_time(tmp_path):
     for path in (tmp_path, tmp_path / "file"):
-        with held(path), pytest.raises(InputError, match="another process is writing"), held(path):
+        with locked(path), pytest.raises(InputError, match="another process is writing"), locked(path):
             pass
-        with held(path):
+        with locked(path):
             pass
 
 

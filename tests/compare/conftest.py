@@ -7,11 +7,11 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
-import yaml
 
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import read_spec
 from oblrpo.runs.rows import NUMBERS, THERE
+from oblrpo.settings import yaml_text
 from tests.cli.conftest import DENSE_REWARD, SMALL, dense_reward, oblrpo
 
 __all__ = ["dense_reward", "oblrpo"]
@@ -42,7 +42,7 @@ def write_spec(tmp_path):
 
     def write(base=(), **keys):
         path = tmp_path / "spec.yaml"
-        path.write_text(yaml.safe_dump({"base": BASE | dict(base)} | keys, sort_keys=False))
+        path.write_text(yaml_text({"base": BASE | dict(base)} | keys))
         return path
 
     return write

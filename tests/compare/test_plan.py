@@ -49,13 +49,13 @@ def test_the_last_row_of_a_run_that_goes_on(write_spec, tmp_path):
 def test_a_run_that_was_fitted_to_its_rows_is_still_the_planned_one(write_spec, tmp_path):
     plan = plan_of(write_spec(variants={"a": None}, seeds=1, base={"warm_start_steps": 0}), tmp_path)
     (run,) = plan.all_known()
-    planned = replace(run.config, asked=())
+    planned = replace(run.config, given=())
     run.config = with_settings(planned, {"eval_prompts": 3, "prompts_per_step": 2}, "a test", ())
     pretend(run, [0.1] * 5)
     run.config = planned
     run.check_same()
     assert run.as_saved().run.eval_prompts == 3
     assert summarise(plan).outcomes[0].results[0].per_step == 2 * 3
-    run.config = replace(run.config, asked=("eval_prompts",))
+    run.config = replace(run.config, given=("eval_prompts",))
     with pytest.raises(InputError, match=r"made with other settings: eval_prompts \(was 3, now 5\)"):
         run.check_same()

@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from oblrpo.compare.training import first_mistake
 from oblrpo.policy import make_policy
-from oblrpo.settings import PolicyConfig, flatten
+from oblrpo.settings import PolicyConfig, flatten, read_yaml, yaml_text
 from tests.cli.conftest import complained, metrics_of
 from tests.compare.conftest import launch, plan_of
 
@@ -52,7 +51,7 @@ def test_a_comparison_its_repetition_and_one_of_its_runs_alone(write_spec, oblrp
     run = plan.run(plan.spec.variants[1], 1e-3, 2)
     alone = plan.spec.config(plan.spec.variants[1], 1e-3, 2, str(tmp_path / "alone"))
     recipe = tmp_path / "alone.yaml"
-    recipe.write_text(yaml.safe_dump(flatten(alone) | {"recipe": ""}))
+    recipe.write_text(yaml_text(flatten(alone) | {"recipe": ""}))
     assert oblrpo("train", recipe)[0] == 0
     first, *others = metrics_of(tmp_path / "alone")
     del first["warm_start_loss"]  # shared starts were trained once, before
@@ -173,7 +172,7 @@ def test_dry_run_lists_and_writes_nothing(write_spec, oblrpo, tmp_path):
     code, told, err = oblrpo("compare", write_spec(**KEYS), "--output", tmp_path / "out", "--dry-run")
     assert code == 0, err
     assert not (tmp_path / "out").exists()
-    resolved = yaml.safe_load(told.split("\n\n")[0])
+    resolved = read_yaml(told.split("\n\n")[0], "told")
     assert resolved["variants"]["ours"] == {"algorithm": "oblrpo_shrunk", "learning_rates": [1e-3]}
     assert "8 runs, 2 at a time" in told
     assert told.count("rloo, rate ") == 4

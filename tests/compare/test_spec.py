@@ -1,11 +1,10 @@
 """Every mistake in a spec gets one sentence and exit code 2, before anything starts."""
 
 import pytest
-import yaml
 
 from oblrpo.compare.plan import Plan
 from oblrpo.compare.spec import SPECS, Target, read_spec
-from oblrpo.settings import adjustable, flatten
+from oblrpo.settings import adjustable, flatten, yaml_text
 from tests.cli.conftest import complained
 from tests.compare.conftest import plan_of, pretend
 
@@ -19,7 +18,7 @@ TWO = {"a": {}, "b": {"algorithm": "rloo"}}
         ({"variants": ["a", "b"]}, ["variants is ['a', 'b']; it must be a mapping"]),
         ({"variants": {"a": 3}}, ["variant 'a' is 3; it must be a mapping"]),
         ({"variants": {"a/b": {}}}, ["'a/b' cannot name a variant"]),
-        ({"variants": {1: {}}}, ["the key 1 in line 2 is not text", "quote it"]),
+        ({"variants": {1: {}}}, ["line 2, column 3, is not valid YAML: the key 1 is not text", "quote it"]),
         ({"variants": {"a": {"learning_rte": 1.0}}}, ["variant 'a': unknown setting", "Did you mean 'learning_rate'?"]),
         ({"variants": {"a": {"steps": "soon"}}}, ["variant 'a': steps is 'soon', but it must be a whole number"]),
         ({"variants": {"a": {"seed": 3}}}, ["variant 'a': seed is not a setting of the runs", "use seeds instead"]),
@@ -52,7 +51,7 @@ TWO = {"a": {}, "b": {"algorithm": "rloo"}}
     ],
 )
 def test_mistakes_in_the_file(oblrpo, tmp_path, keys, words):
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(keys))
+    (tmp_path / "spec.yaml").write_text(yaml_text(keys))
     complained(oblrpo("compare", tmp_path / "spec.yaml", "--output", tmp_path / "out"), *words)
     assert not (tmp_path / "out").exists()
 
@@ -77,7 +76,7 @@ def test_mistakes_in_the_file(oblrpo, tmp_path, keys, words):
 )
 def test_mistakes_on_the_command_line(oblrpo, tmp_path, flags, words):
     variants = {"a": {"algorithm": "rloo"}, "b": {"algorithm": "js", "learning_rates": [1e-3]}}
-    text = yaml.safe_dump({"variants": variants, "learning_rates": [1e-4, 1e-3], "seeds": 3, "search_seeds": 2})
+    text = yaml_text({"variants": variants, "learning_rates": [1e-4, 1e-3], "seeds": 3, "search_seeds": 2})
     (tmp_path / "spec.yaml").write_text(text)
     complained(oblrpo("compare", tmp_path / "spec.yaml", "--output", tmp_path / "out", *flags), *words)
     assert not (tmp_path / "out").exists()
@@ -144,7 +143,7 @@ def test_built_in_comparisons_can_be_taken_to_another_task(name, tmp_path):
         flat = flatten(run.config)
         assert {key: flat[key] for key in settings} == settings
         assert run.start is None
-    (tmp_path / "again.yaml").write_text(yaml.safe_dump(spec.as_mapping(), sort_keys=False))
+    (tmp_path / "again.yaml").write_text(yaml_text(spec.as_mapping()))
     again = read_spec(str(tmp_path / "again.yaml"), {}, {})
     assert [r.config for r in Plan(again, tmp_path).all_known()] == [r.config for r in Plan(spec, tmp_path).all_known()]
     assert again.target == spec.target
@@ -159,7 +158,7 @@ def test_what_is_asked_of_the_runs_of_a_comparison(tmp_path):
     assert numbers <= adjustable(read_spec("against-rloo", {}, {"steps": 3}).base_config)
     assert "eval_prompts" not in adjustable(read_spec("against-rloo", {}, {"eval_prompts": 9}).base_config)
     for settings, bending in (({}, numbers), ({"prompts_per_step": 8}, numbers - {"heldout_fraction"})):
-        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"variants": {"a": {}, "b": settings}}))
+        (tmp_path / "mine.yaml").write_text(yaml_text({"variants": {"a": {}, "b": settings}}))
         spec = read_spec(str(tmp_path / "mine.yaml"), {}, {})
         assert adjustable(spec.config(spec.variants[0], 1.0, 1, "")) & numbers == bending
 

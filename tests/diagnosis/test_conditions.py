@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from lab.alarms.synthetic import ILLNESSES, healthy, ill
-from oblrpo.algorithms import LOOKS_ACROSS
 from oblrpo.diagnosis import CONDITIONS, Facts, Watch, diagnose
-from oblrpo.diagnosis.diagnosis import MEASURED
-from oblrpo.estimators import BASELINES, RULES, baseline
+from oblrpo.estimators import baseline
 from oblrpo.estimators.inputs import random_inputs
+from oblrpo.tables.baselines import BASELINES
 
 ILL = {illness.finds for _, illness in ILLNESSES.values()}
 
@@ -70,11 +69,7 @@ def test_baselines_that_look_across_prompts_are_those_that_learn_from_a_silent_o
     advantages_PG = rewards_PG - baseline(
         name, rewards_PG, **{key: inputs[key] for key in BASELINES[name].needs if key in inputs}
     )
-    assert bool((advantages_PG[0].abs() > 1e-6).any()) == (name in LOOKS_ACROSS)
-
-
-def test_the_schedules_whose_rate_is_measured():
-    assert set(MEASURED) == {name for name, rule in RULES.items() if rule.measures_updates}
+    assert bool((advantages_PG[0].abs() > 1e-6).any()) == BASELINES[name].learns_from_ties
 
 
 def test_silent_groups_are_harmless_under_a_baseline_that_looks_across_prompts():

@@ -84,7 +84,6 @@ FORMULAS = {
     "oblr": lambda groups, p, own: weighted(rest_of(groups[p], own), lambda o: o.weight),
     "oblr_shrunk": plain_shrunk,
     "opo": lambda groups, p, own: weighted(groups[p], lambda o: o.length),
-    "length16": lambda groups, p, own: weighted(groups[p], lambda o: o.length**1.6),
     "eob": lambda groups, p, own: weighted(groups[p], lambda o: o.weight),
     "vcpo": lambda groups, p, own: weighted(groups[p], lambda o: o.weight),
 }

@@ -7,9 +7,9 @@ import torch
 
 from oblrpo import estimators
 from oblrpo.estimators import BASELINES, Prior
+from oblrpo.tables.baselines import UNBIASED
 from tests.estimators.bandits import OTHER_THETA, THETA, bandit
 
-UNBIASED = [name for name, entry in BASELINES.items() if entry.unbiased]
 BIASED = [name for name in BASELINES if name not in UNBIASED]
 FULL_PG = torch.ones(4, 4, dtype=torch.bool)
 MASKED_PG = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 1]], dtype=torch.bool)
@@ -89,8 +89,8 @@ def test_the_check_for_users_says_the_same(name):
 
 
 def test_the_table_claims_what_its_authors_do():
-    assert UNBIASED == ["none", "rloo", "js", "oblr", "oblr_shrunk"]
-    biased = ["mean", "grpo", "dr_grpo", "reinforce_pp", "opo", "length16", "otb", "eob", "vcpo"]
+    assert UNBIASED == ("none", "rloo", "js", "oblr", "oblr_shrunk")
+    biased = ["mean", "grpo", "dr_grpo", "reinforce_pp", "opo", "otb", "eob", "vcpo"]
     assert biased == BIASED
 
 

@@ -7,8 +7,9 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from oblrpo.errors import InputError
-from oblrpo.policy import PromptFormat, byte_tokenizer
+from oblrpo.policy import PromptFormat, adopt_policy, byte_tokenizer
 from oblrpo.policy.prompts import BARE
+from oblrpo.settings import PolicyConfig, SamplingConfig
 from oblrpo.tasks.data import problems_of
 
 SIMPLE = (
@@ -75,6 +76,18 @@ def prompt_of(row):
 def test_the_template_is_given_what_a_row_has(tokenizer, row, shown):
     tokenizer.chat_template = RICH
     assert PromptFormat().text(tokenizer, prompt_of(row)) == shown
+
+
+@pytest.mark.parametrize("config", [PolicyConfig, SamplingConfig])
+def test_the_template_is_given_what_a_run_sets(tiny_policy, config):
+    """Of training and of evaluation; what a row sets goes first."""
+    args, tokenizer = {"enable_thinking": False}, tiny_policy.tokenizer
+    tokenizer.chat_template = RICH
+    settings = config(chat=True, system_prompt="S", chat_template_args=args)
+    settings = settings if config is PolicyConfig else settings.policy("")
+    policy = adopt_policy(tiny_policy.model, tokenizer, settings)
+    rows = policy.tokens(["2+2", prompt_of({"prompt": [ASK], "chat_template_kwargs": {"enable_thinking": True}})])
+    assert tokenizer.batch_decode(rows) == ["<system>S<user>2+2<assistant>()\n", "<system>S<user>2+2<assistant>"]
 
 
 @pytest.mark.parametrize(

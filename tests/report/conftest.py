@@ -3,9 +3,8 @@
 import json
 
 import pytest
-import yaml
 
-from oblrpo.settings import TrainConfig, flatten
+from oblrpo.settings import TrainConfig, flatten, yaml_text
 
 P, G = 4, 2
 
@@ -40,7 +39,7 @@ def write_run(tmp_path):
         run = tmp_path / name
         (run / "completions").mkdir(parents=True, exist_ok=True)
         config = flatten(TrainConfig()) | {"prompts_per_step": P, "num_generations": G, "steps": 10} | settings
-        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        (run / "config.yaml").write_text(yaml_text(config))
         (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
         for step, found in (texts or {}).items():
             lines = "".join(json.dumps(each) + "\n" for each in found)

@@ -52,6 +52,14 @@ def test_the_summary_of_accuracies_that_may_be_missing(before, after, words):
     assert words in summary(rows, "runs/mine", Facts(prompts=64))
 
 
+def test_the_summary_averages_the_last_twenty_steps_and_updates():
+    """Of 30 steps every third makes no update: its rate is 0, and the twenty before it that did begin at step 2."""
+    rows = [STEP | {"step": n, "reward": n / 100, "learning_rate": n * 1e-5 if n % 3 else 0.0} for n in range(1, 31)]
+    said = summary(rows, "runs/x", Facts(prompts=4))
+    assert "reward            0.205, mean of the last 20 steps\n" in said
+    assert "learning rate     1.5e-04 (x0.50 by the schedule), mean of the last 20 updates\n" in said
+
+
 def test_the_summary_says_what_the_time_went_for():
     rows = [{"step": 0, "time/warm_start": 2.0}, STEP | {"step": 1, "time/training": 5.0, "time/files": 0.5}]
     rows.append(STEP | {"step": 2, "time/training": 2.5})

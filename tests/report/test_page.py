@@ -15,7 +15,7 @@ from oblrpo.intervals import geometric_mean
 from oblrpo.report.charts import short
 from oblrpo.report.completions import samples
 from oblrpo.report.curves import WINDOW, noise, reward_line, selection
-from oblrpo.report.ledger import UNBIASED, variance_ratios
+from oblrpo.report.ledger import variance_ratios
 from oblrpo.report.page import write_report
 from oblrpo.report.record import read_run
 from tests.report.conftest import completions, row
@@ -158,10 +158,6 @@ def test_the_page_shows_what_was_trained_on_and_what_leaving_out_added(write_run
         assert len(charts) == len(shown)
         assert all(f"<b>{name}</b>" in drawing for name, drawing in zip(shown, charts, strict=True))
     assert all(label in charts[1] for label in ("predicted", "measured", "measured, of the gradient"))
-
-
-def test_the_unbiased_are_those_of_the_table():
-    assert {"rloo", *UNBIASED} == {name for name, baseline in BASELINES.items() if baseline.unbiased}
 
 
 def test_samples_show_prompts_that_taught_something_first(write_run):

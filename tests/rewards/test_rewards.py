@@ -99,7 +99,7 @@ def test_weighted_sum_and_columns(path):
         ("short", "returned 1 values for 3 completions"),
         ("one", "returned a float, not a list"),
         ("hangs", "took longer than 1 s (reward_seconds)"),
-        ("leaves", "ended its process"),
+        ("leaves", "its process ended before it answered"),
         ("raises", "raised ZeroDivisionError: division by zero (mine.py line"),
         ("raises_later", "raised ZeroDivisionError: division by zero (mine.py line"),
         ("reads", "raised EOFError"),

@@ -123,7 +123,7 @@ def test_an_async_reward_that_raises_or_leaves_is_named(path):
         rewards([Problem("p", "1")], ["a", "b"])
     with pytest.raises(InputError, match=r"raised ZeroDivisionError: division by zero \(mine.py line"):
         RewardSet([path("raises")])(["p"], ["a"])
-    with pytest.raises(InputError, match="ended its process"):
+    with pytest.raises(InputError, match="its process ended"):
         RewardSet([path("leaves")])(["p"], ["a"])
 
 

@@ -87,9 +87,8 @@ def test_features_sum_over_real_tokens_and_proxies_follow_their_formulas():
     assert features.logps_S.tolist() == [-3.0, -1.0]
     assert features.entropy_S.tolist() == pytest.approx([0.3, 3.0])
     assert not features.logps_S.requires_grad
-    assert set(PROXIES) == {"length", "length16", "logit"}
+    assert set(PROXIES) == {"length", "logit"}
     assert PROXIES["length"](features).tolist() == [2.0, 3.0]
-    assert PROXIES["length16"](features).tolist() == pytest.approx([2**1.6, 3**1.6])
     assert PROXIES["logit"](features).tolist() == [0.75, 3.0]
 
 
@@ -180,10 +179,10 @@ def test_forgetting_tracks_a_drift():
     assert max(abs(a - b) for a, b in zip(never.coefficients.values(), second, strict=True)) > 0.3
 
 
-def test_before_anything_was_observed_it_is_length16():
+def test_before_anything_was_observed_it_is_a_power_of_length():
     proxy, features = CalibratedProxy(), random_features(8)
     assert proxy.observed == 0
-    torch.testing.assert_close(proxy.predict(features), PROXIES["length16"](features), rtol=1e-12, atol=0)
+    torch.testing.assert_close(proxy.predict(features), features.length_S**1.6, rtol=1e-12, atol=0)
 
 
 def test_the_agreement_reported_is_of_the_prediction_before_the_fit():

@@ -14,12 +14,23 @@ from oblrpo.trainer.setup import check
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
 
 HOSTILE = {
-    "!!": ["a: !!bool x", "a: !!timestamp x"],
-    "deeper than": ["a: " + "[" * 5000, "{" * 5000],
-    "holds itself": ["a: &a [*a]", "task_args: &a {b: *a}"],
-    "its aliases written out": [LAUGHS],
-    "not text": ["{1: 2}", "where: {1: 2}", "{null: 1}", "{2024-01-01: 1}"],
-    "not valid YAML": ['output: "\\ud800"', "a: \0", "{[1]: 2}", "<<: 3", "a: " + "9" * 5000, "a: !!binary \u1234"],
+    "!! tag": ["a: !!bool x", "a: !!int ''"],
+    "depth": ["a: " + "[" * 5000, "{" * 5000],
+    "its aliases written out": [LAUGHS, "a: &a [*a]", "task_args: &a {b: *a}"],
+    "line 1, column 2, .* not text": ["{1: 2}", "{[1]: 2}", "{null: 1}"],
+    "line 2, column 3, .* not text": ["where:\n  1: 2"],
+    "line 2, column 1, .*the key 'a' appears twice": ["a: 1\n'a': 2"],
+    "line 2, column 1, .*'.t' that cannot start": ["a:\n\tb: 1"],
+    "line 1, column 4, .*python/object": ["a: !!python/object:os.system x"],
+    "of type set": ["a: !!set {b}"],
+    "not valid YAML": [
+        'output: "\\ud800"',
+        "a: \0",
+        "{{a: 1}: 2}",
+        "<<: 3",
+        "a: " + "9" * 5000,
+        "%YAML 1.3\n---\na: 1",
+    ],
 }
 
 
@@ -32,12 +43,22 @@ def test_hostile_yaml(words, text):
     assert time.process_time() - started < 5
 
 
-@pytest.mark.parametrize("value", ["12345678e9012345", "1e5", "off", "true", "3", "0x1f", "~", 3e-4, True, 7])
+def test_values_are_those_of_yaml_1_2():
+    words = "017 0o17 0x1f 1e-4 .5 2024-01-01 12:30:45 yes no on off = true ~".split()
+    values = [17, 15, 31, 1e-4, 0.5, "2024-01-01", "12:30:45", "yes", "no", "on", "off", "=", True, None]
+    assert read_yaml(f"a: [{', '.join(words)}]", "f")["a"] == values
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["12345678e9012345", "1e5", "017", "2024-01-01", "off", "true", "3", "0x1f", "~", "a\nb", 3e-4, 1e-7, True, 7],
+)
 def test_what_is_written_is_read_again_as_it_was(value):
     """A run's own word may look like a number; read as one, none of its checkpoints were its own any more."""
     for text in (yaml_text({"run": value}), yaml_line({"run": value})):
         found = read_yaml(text, "f")["run"]
         assert (found, type(found)) == (value, type(value))
+        assert len(text.splitlines()) == 1
 
 
 def test_aliases_and_merges_that_are_meant_well():

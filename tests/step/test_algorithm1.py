@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from oblrpo import estimators
-from oblrpo.algorithms import ALGORITHMS, Algorithm
 from oblrpo.errors import DivergedError, InputError
 from oblrpo.estimators.slope import FIRST
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape, oracle
+from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from tests.trainer import learners
 from tests.trainer.learners import one_pass, sampled
 

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from oblrpo.algorithms import ALGORITHMS
 from oblrpo.estimators import BASELINES
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import TransformersSampler
 from oblrpo.settings import ScoresConfig
+from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import step_metrics
 from tests.trainer.learners import learner_of, sampled

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from oblrpo import estimators
-from oblrpo.algorithms import Algorithm
 from oblrpo.estimators import BASELINES, NORMALISATIONS, Prior
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import sample
@@ -13,6 +12,7 @@ from oblrpo.scores import oracle
 from oblrpo.step.ledger import LOOK, SHARE, VarianceLedger, ledger_metrics
 from oblrpo.step.off_policy import OffPolicyBatch
 from oblrpo.step.selection import BACKWARD, SAMPLING
+from oblrpo.tables.algorithms import Algorithm
 
 P, G, LONGEST = 5, 4, 6
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from oblrpo import estimators
-from oblrpo.algorithms import ALGORITHMS, Algorithm
 from oblrpo.estimators import BASELINES
 from oblrpo.rollout import Rollouts, sample
 from oblrpo.settings import ScoresConfig
+from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.tasks import Problem
 from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import completion_rows, step_metrics

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from oblrpo.algorithms import ALGORITHMS
 from oblrpo.rollout import sample
+from oblrpo.tables.algorithms import ALGORITHMS
 from tests.trainer.learners import learner_of, sampled
 
 

@@ -7,13 +7,14 @@ import math
 import pytest
 import torch
 
-from oblrpo.algorithms import ALGORITHMS, Algorithm, ratio_of, resolve
+from oblrpo.algorithms import ratio_of, resolve
 from oblrpo.errors import InputError
-from oblrpo.estimators import NORMALISATIONS, RATIOS, WEIGHTINGS, baseline, baseline_inputs, moments
+from oblrpo.estimators import NORMALISATIONS, RATIOS, WEIGHTINGS, baseline, baseline_inputs, moments, ratio_weights
 from oblrpo.rollout import sample
 from oblrpo.scores import oracle
 from oblrpo.settings import AlgorithmConfig, OptimConfig, ScoresConfig, TrainConfig
 from oblrpo.step.off_policy import clip_metrics
+from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.trainer.setup import check
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners
@@ -137,7 +138,7 @@ def test_a_later_gradient_of_every_algorithm_is_that_of_the_published_loss(tiny_
     if ratio.by_sign:
         baseline_PG = first_PG
     else:
-        weights = ratio(out.logp_SC, old_SC, own_SC, torch.zeros(P * G))
+        weights = ratio_weights(ratio, out.logp_SC, old_SC, own_SC, torch.zeros(P * G))
         weight_SC = weights.weight if ratio.by_token else torch.ones_like(out.logp_SC)
         norm2_S = oracle.norm2(tiny_policy.model, (out.logp_SC * weight_SC * own_SC).sum(1))
         inputs = baseline_inputs(own_SC.view(P, G, -1), norm2_S.view(P, G), out.logit_norm2_SC.view(P, G, -1))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from oblrpo.algorithms import ALGORITHMS, Algorithm
 from oblrpo.diagnosis import Facts
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, baseline, baseline_inputs
@@ -17,6 +16,7 @@ from oblrpo.rollout import TransformersSampler, sample
 from oblrpo.scores import oracle
 from oblrpo.settings import ScoresConfig
 from oblrpo.step.off_policy import SamplerMismatch
+from oblrpo.tables.algorithms import ALGORITHMS, Algorithm
 from oblrpo.trainer.monitors import Monitors
 from tests.scores.stay_double import StayDouble
 from tests.trainer import learners

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from oblrpo.algorithms import ALGORITHMS
 from oblrpo.policy import Sequences
 from oblrpo.settings import ScoresConfig
+from oblrpo.tables.algorithms import ALGORITHMS
 from tests.trainer.learners import learner_of, one_pass
 
 P, G, LONGEST = 4, 3, 12

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import torch
 
-from oblrpo.algorithms import ALGORITHMS
 from oblrpo.rollout import Rollouts
 from oblrpo.settings import AlgorithmConfig, OptimConfig, RolloutConfig, ScoresConfig, TrainConfig
 from oblrpo.step import Sampled
+from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer.setup import make_learner
 
 

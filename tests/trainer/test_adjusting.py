@@ -38,7 +38,7 @@ def adjusted(policy, rows, heldout=None, **asked):
     task = rows if not isinstance(rows, list) else DataTask("mine", rows, heldout, config.task.heldout_fraction)
     fits, held, _, words = adjust(config, task, policy, adjustable(config))
     assert len(held) == fits.run.eval_prompts
-    assert fits.asked == config.asked
+    assert fits.given == config.given
     assert len(task.train_batch(1, fits.rollout.prompts_per_step)) == fits.rollout.prompts_per_step
     return flatten(fits), words
 
@@ -203,10 +203,10 @@ def test_what_was_asked_for(tmp_path):
     assert "prompts_per_step" not in adjustable(own)
     assert "eval_prompts" in adjustable(own)
     assert adjustable(load_recipe("demo", TrainConfig())) == adjustable(TrainConfig())
-    assert replace(own, asked=()) == own  # two runs are not different by it
+    assert replace(own, given=()) == own  # two runs are not different by it
     assert "chat" in adjustable(with_settings(own, {"chat": None}, "a test"))
     run = RunFolder(tmp_path / "run")
     run.create(with_settings(TrainConfig(), {"steps": 7}, "a test"))
-    assert load_recipe(str(run.config_file), TrainConfig()).asked == ("steps",)
+    assert load_recipe(str(run.config_file), TrainConfig()).given == ("steps",)
     file.write_text(run.config_file.read_text().replace("eval_prompts: 128", "eval_prompts: 20"))
     assert not adjustable(load_recipe(str(file), TrainConfig())) - {"chat"}  # somebody has been at it

@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 import torch
 
-from oblrpo.algorithms import ALGORITHMS
 from oblrpo.diagnosis import Facts
 from oblrpo.estimators import RULES
 from oblrpo.rollout import sample
 from oblrpo.settings import OptimConfig
+from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.monitors import Monitors

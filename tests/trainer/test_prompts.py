@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oblrpo.algorithms import ALGORITHMS
 from oblrpo.errors import InputError
 from oblrpo.rollout import TransformersSampler, join
 from oblrpo.settings import RolloutConfig, TrainConfig
+from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.tasks import DataTask, Problem
 from oblrpo.trainer.metrics import step_metrics
 from oblrpo.trainer.prompts import Prompts

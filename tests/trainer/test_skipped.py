@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from oblrpo.algorithms import ALGORITHMS
 from oblrpo.rollout import sample
 from oblrpo.scores import ScoreTape
+from oblrpo.tables.algorithms import ALGORITHMS
 from oblrpo.trainer import StepResult
 from oblrpo.trainer.metrics import step_metrics
 from tests.trainer.learners import learner_of, sampled

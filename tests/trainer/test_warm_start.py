@@ -76,6 +76,24 @@ def test_the_rate_rises_and_falls(tiny_policy, monkeypatch):
         assert (rates[0] < 1e-5) == (steps == 200)
 
 
+def test_the_gradient_of_a_step_is_clipped_to_norm_1(tiny_policy, monkeypatch):
+    """Weights five times as large have a gradient above it."""
+    with torch.no_grad():
+        for parameter in tiny_policy.parameters:
+            parameter.mul_(5)
+    accumulate_loss(tiny_policy, tiny_policy.sequences(PROMPTS, COMPLETIONS))
+    assert gradient(tiny_policy).norm() > 1.5
+    norms, step = [], torch.optim.AdamW.step
+
+    def watched(self, *arguments, **more):
+        norms.append(torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]]).norm().item())
+        return step(self, *arguments, **more)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    warm_start(tiny_policy, lambda step: (PROMPTS, COMPLETIONS), 1, 1e-4)
+    assert norms == pytest.approx([1.0], rel=1e-4)
+
+
 def test_a_loss_without_a_value_ends_it(tiny_policy):
     with torch.no_grad():
         tiny_policy.parameters[0].fill_(float("nan"))

@@ -14,9 +14,11 @@ from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, TrlParser
 
 from oblrpo.adapters.trl import OBLRPOConfig, OBLRPOTrainer, VarianceLedgerCallback
-from oblrpo.adapters.trl.checks import RULES, UNBIASED
+from oblrpo.adapters.trl.checks import RULES
 from oblrpo.errors import InputError
 from oblrpo.report.trl import read_trl
+from oblrpo.tables.baselines import UNBIASED
+from oblrpo.tables.metrics import ADDED, ROW_OF, metric_of
 from tests.trl.support import PROMPTS, ours, reward, settings, theirs, tiny_policy
 from tests.trl.test_gradient import assert_close, expected, run
 
@@ -187,8 +189,9 @@ def test_the_logs_tell_the_advantages_that_were_used(tmp_path):
     log = trainer.state.log_history[1]
     assert log["baseline/mean"] == pytest.approx(float(baseline.mean()), rel=1e-5)
     assert log["score_norm2/mean"] == pytest.approx(float(norm2.mean()), rel=1e-5)
-    known = {"snr", "n_snr", "critical_batch_size", "signal2", "trace_cov", "lr_factor", "step_kl", "step_kl_target"}
-    assert known | {"entropy", "reward"} <= set(log)
+    logged = {key for each in trainer.state.log_history for key in each}
+    assert logged >= {key for key, metric in ROW_OF.items() if metric.trl == ADDED and "agreement" not in key}
+    assert all(metric.trl for key in logged if (metric := metric_of(key)))
 
 
 @pytest.mark.parametrize(

@@ -455,7 +455,7 @@ def test_the_page_names_every_refusal_and_every_setting():
 
 
 def test_the_cost_command_runs_as_the_page_says(tmp_path):
-    """On a CPU, with what the page sets before it."""
+    """On a CPU, with what the lab book sets before it."""
     page = (ROOT / "docs" / "reference" / "verl.md").read_text()
     block = next(each for each in page.split("```") if "\npython -m tests.verl.support.cost" in each)
     command = block.replace("python -m", f"{sys.executable} -m").replace("FOLDER 64 auto ", f"{tmp_path / 'cost'} 2 ")

@@ -26,17 +26,17 @@ oblrpo: RL of language models with the exact variance-optimal baseline and a lea
 Try `oblrpo train demo --output runs/demo`: in two minutes a small policy learns to find routes in graphs."""
 
 
-LASTING = {"train", "compare", "evaluate"}
+KEEP_RUNNING = {"train", "compare", "evaluate"}
 """Commands that keep running when nobody reads what they print (`| head`), for they leave files."""
 
 
 def main() -> None:
     """Entry point of `oblrpo`."""
-    carry_out(dispatch, lasting=bool(LASTING & set(sys.argv[1:2])))
+    carry_out(dispatch, keep_running=bool(KEEP_RUNNING & set(sys.argv[1:2])))
 
 
-def carry_out(command: Callable[[list[str]], None], lasting: bool = False) -> None:
-    """Call a command with the words of the command line; a `lasting` one keeps running when nobody reads it.
+def carry_out(command: Callable[[list[str]], None], keep_running: bool = False) -> None:
+    """Call a command with the words of the command line; with `keep_running` also when nobody reads its output.
 
     Raises:
         SystemExit: 2 after one sentence about what the user can fix, 130 when interrupted, 1 when nobody reads.
@@ -44,7 +44,7 @@ def carry_out(command: Callable[[list[str]], None], lasting: bool = False) -> No
     """
     interrupts.catch()
     try:
-        steady(lasting=lasting)
+        steady(keep_running)
         _explain(command, sys.argv[1:])
     except KeyboardInterrupt as stop:
         interrupts.tell(str(stop))

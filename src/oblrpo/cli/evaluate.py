@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from oblrpo.cli.flags import parse
-from oblrpo.commands import check_asked, evaluate_rows
+from oblrpo.commands import check_evaluation, evaluate_rows
 from oblrpo.errors import InputError
 from oblrpo.runs import checkpoint_of, run_of
 from oblrpo.settings import Positional, RewardsConfig, SamplingConfig, TrainConfig, as_in_run, check_sampling, flags_in
@@ -20,7 +20,7 @@ from oblrpo.settings import Positional, RewardsConfig, SamplingConfig, TrainConf
 class EvaluateCommand:
     """avg@k, pass@k and maj@k with 95 % intervals over problems: on mathematical benchmarks, or by rewards on any rows.
 
-    A checkpoint of a run, or the newest where the run is named, is asked as the run asked it, by the run's rewards;
+    A checkpoint of a run, or the newest where the run is named, is evaluated as the run does it, by the run's rewards;
     without `--data` on its held-out problems. On a benchmark only the run's use of the chat template counts.
 
     Examples: `oblrpo evaluate runs/demo`; `oblrpo evaluate runs/demo/checkpoints/step_100`;
@@ -50,7 +50,7 @@ class EvaluateCommand:
     seconds: float = 5.0
     """Longest time for one comparison; after it the answer counts as wrong, and as a timeout."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    judged: RewardsConfig = field(default_factory=RewardsConfig)
+    grading: RewardsConfig = field(default_factory=RewardsConfig)
 
 
 def run(argv: list[str]) -> None:
@@ -58,8 +58,8 @@ def run(argv: list[str]) -> None:
     command, flags, started = parse(EvaluateCommand(), argv, "oblrpo evaluate"), flags_in(argv), None
     if (model := checkpoint_of(command.model)) and (started := run_of(model)):
         # The run that the model lies in says what the flags do not.
-        sampling, judged = as_in_run(started, bool(command.benchmark))
-        command = parse(EvaluateCommand(sampling=sampling, judged=judged), argv, "oblrpo evaluate")
+        sampling, grading = as_in_run(started, bool(command.benchmark))
+        command = parse(EvaluateCommand(sampling=sampling, grading=grading), argv, "oblrpo evaluate")
     _check(command, flags, started)
     sampling = check_sampling(command.sampling, command.k, flags, drawn=bool(model))
     sampling = replace(sampling, output=sampling.output or _folder_of(model))
@@ -73,7 +73,7 @@ def run(argv: list[str]) -> None:
         with evaluating() as show:
             results = [
                 evaluate_rows(
-                    policy, command.data, started, command.sampling, command.judged, folder, ks=command.k, progress=show
+                    policy, command.data, started, command.sampling, command.grading, folder, ks=command.k, progress=show
                 )
             ]
     if command.json:
@@ -116,7 +116,7 @@ def _check(command: EvaluateCommand, flags: dict[str, str], started: TrainConfig
         raise InputError(f"data and completions are of one benchmark, but {len(command.benchmark)} are named.")
     if command.regrade and not command.sampling.output:
         raise InputError("--regrade grades what a folder holds; name it with --output.")
-    check_asked(flags, command.data, started, bool(command.benchmark))
+    check_evaluation(flags, command.data, started, bool(command.benchmark))
     of_model = {field.name for field in fields(SamplingConfig)} - {"limit" if command.completions else "output"}
     if not command.model and (idle := [flag for name, flag in flags.items() if name in of_model]):
         raise InputError(f"completions that are there are graded as they are; leave out {', '.join(idle)}.")
@@ -128,12 +128,12 @@ def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
     from oblrpo.tasks.benchmarks import TEMPLATE, load_benchmark, to_train_on
     from oblrpo.tasks.grading import MathVerifier
 
-    asked, results = command.sampling, []
+    sampling, results = command.sampling, []
     data = {name: load_benchmark(name, command.data) for name in command.benchmark}
     with MathVerifier(command.processes, command.seconds) as verifier:
         if command.completions:
             [(name, problems)] = data.items()
-            problems = problems[: asked.limit or None]
+            problems = problems[: sampling.limit or None]
             completions = read_completions(Path(command.completions), len(problems))
             return [evaluate_completions(name, problems, completions, verifier, command.k)]
         from oblrpo.evaluation.sampled import SavedCompletions, collect  # needs torch, which grading a file does not
@@ -141,16 +141,16 @@ def _on_benchmarks(command: EvaluateCommand) -> list[dict[str, Any]]:
         from oblrpo.rollout import make_sampler
 
         policy: Any = None if command.regrade else _load(command)
-        sampler = cache(lambda: make_sampler(policy, asked, asked.trust_remote_code))
+        sampler = cache(lambda: make_sampler(policy, sampling, sampling.trust_remote_code))
         for name, problems in data.items():
-            saved = SavedCompletions(Path(asked.output), name)
+            saved = SavedCompletions(Path(sampling.output), name)
             if policy is not None:
-                problems = problems[: asked.limit or None]
+                problems = problems[: sampling.limit or None]
             questions = [problem.question for problem in problems]
             if policy is not None:
-                template = asked.prompt_template or TEMPLATE
+                template = sampling.prompt_template or TEMPLATE
                 with evaluating(name) as show:
-                    collect(policy, sampler, to_train_on(problems, template), questions, template, asked, saved, show)
+                    collect(policy, sampler, to_train_on(problems, template), questions, template, sampling, saved, show)
             completions, how_drawn = saved.read(questions)
             problems = problems[: len(completions)]
             results.append(evaluate_completions(name, problems, completions, verifier, command.k) | how_drawn)

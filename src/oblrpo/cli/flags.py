@@ -161,7 +161,7 @@ def _suggestion(word: str, names: Collection[str]) -> str:
 
 def misplaced(word: str) -> str:
     """Say under which flag a word belongs that stands where a recipe may, as the end of a sentence, or nothing."""
-    from oblrpo.algorithms import ALGORITHMS
+    from oblrpo.tables.algorithms import ALGORITHMS
     from oblrpo.tasks import BENCHMARKS, TASKS
 
     path = Path(word)

@@ -49,7 +49,7 @@ def run(argv: list[str]) -> None:
         saved = RunFolder(Path(output)).saved_config()
         command = _parse(argv, with_settings(saved, {"output": output}, "--output"))
     elif command.accept_changed:
-        raise InputError("--accept-changed would change nothing without --resume; leave it out.")
+        raise InputError("--accept-changed has no effect without --resume; remove it.")
     config = command.config
     check_files(config.task.data, config.task.eval_data, config.warm_start.sft_data)
     with loading():  # torch and transformers load only now: --help is instant
@@ -78,5 +78,5 @@ def run(argv: list[str]) -> None:
 
 def _parse(argv: list[str], base: TrainConfig) -> TrainCommand:
     command = parse(TrainCommand(base), argv, "oblrpo train", "--help-all")
-    asked = tuple(sorted({*base.asked, *(flags_in(argv).keys() & flatten(base))}))
-    return replace(command, config=replace(command.config, asked=asked))
+    given = tuple(sorted({*base.given, *(flags_in(argv).keys() & flatten(base))}))
+    return replace(command, config=replace(command.config, given=given))

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullLocator
 from oblrpo.compare.summary import ENDED, Curve, Result, Summary, band
 from oblrpo.intervals import smooth
 from oblrpo.report.charts import INK, Level, Line, below_legend, chart, drawing, error_bar, legend, look
-from oblrpo.report.ledger import UNBIASED
+from oblrpo.tables.baselines import COMPARED
 
 REWARD_WINDOW = 9  # steps in the moving average of reward curves
 ACCURACY = "held-out accuracy"
@@ -173,7 +173,7 @@ def _height(summary: Summary) -> float:
 def variances(summary: Summary) -> list[str]:
     """Draw the gradient variance under each unbiased baseline over RLOO's; empty where no run kept a ledger."""
     shown = {
-        number: [(place, ratio) for place, name in enumerate(UNBIASED) if (ratio := outcome.variance_ratio(name))]
+        number: [(place, ratio) for place, name in enumerate(COMPARED) if (ratio := outcome.variance_ratio(name))]
         for number, outcome in enumerate(summary.outcomes)
     }
     if not any(shown.values()):
@@ -188,7 +188,7 @@ def variances(summary: Summary) -> list[str]:
                 color = look(number)[0]
                 axes.errorbar([place + shift], [ratio.value], error_bar(ratio), color=color, marker="o", markersize=4,
                               capsize=2, linestyle="", label=name)  # fmt: skip
-        axes.set_xticks(range(len(UNBIASED)), UNBIASED)
+        axes.set_xticks(range(len(COMPARED)), COMPARED)
         top = max(ratio.value for ratios in shown.values() for _, ratio in ratios)
         axes.set_ylim(0, 1.3 * max(1.0, top))
         legend(axes)

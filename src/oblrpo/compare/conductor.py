@@ -16,7 +16,7 @@ from oblrpo.compare.plan import Plan, PlannedRun
 from oblrpo.compare.spec import Variant
 from oblrpo.errors import InputError
 from oblrpo.report.html import seen
-from oblrpo.runs import held
+from oblrpo.runs import locked
 
 
 class Training(NamedTuple):
@@ -56,7 +56,7 @@ class Conductor:
                 training.check(self.plan)
                 self.plan.output.mkdir(parents=True, exist_ok=True)
                 live = Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.progress)
-                with held(self.plan.output), live if self.console.is_terminal else nullcontext():
+                with locked(self.plan.output), live if self.console.is_terminal else nullcontext():
                     self._train()
         except KeyboardInterrupt:
             self._stop()

@@ -179,7 +179,7 @@ class Plan:
         )
         start = TrainConfig(
             run=short, policy=config.policy, warm_start=config.warm_start, task=config.task, rollout=rollout,
-            asked=config.asked,  # as much is held out as there
+            given=config.given,  # as much is held out as there
         )  # fmt: skip
         return PlannedRun(f"warm start, seed {seed}", start, is_warm_start=True)
 

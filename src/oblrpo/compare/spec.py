@@ -139,7 +139,7 @@ def _resolve(raw: dict[str, Any], source: str, asked: Iterable[str]) -> Spec:
     _require(variants, f"{source}: variants is missing; give a mapping of names to train settings.")
     if any({"prompts_per_step", "eval_prompts"} & variant.settings.keys() for variant in variants):
         # All are measured on the same rows: no variant may hold out others for the sake of its own numbers.
-        config = replace(config, asked=(*config.asked, "heldout_fraction"))
+        config = replace(config, given=(*config.given, "heldout_fraction"))
     names = [variant.name for variant in variants]
     reference = raw.get("reference", names[0])
     _require(reference in names, f"{source}: reference is {reference!r}; choose one of: {', '.join(map(str, names))}.")

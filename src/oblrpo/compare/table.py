@@ -12,8 +12,8 @@ from oblrpo.compare.statistics import Paired, Window
 from oblrpo.compare.summary import LAST, Outcome, Summary
 from oblrpo.intervals import GeometricMean, Mean
 from oblrpo.report.html import seen
-from oblrpo.report.ledger import UNBIASED
 from oblrpo.runs import write_atomically
+from oblrpo.tables.baselines import COMPARED
 
 COLUMNS = (
     "variant", "learning_rate", "seed", "state", "why", "steps", "completions", "accuracy_before", "accuracy_after",
@@ -192,12 +192,12 @@ def write_table(summary: Summary, folder: Path) -> Path:
     """Write `compare.csv`, a line a run, and return its path."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, *(f"variance_{name}_over_rloo" for name in UNBIASED), "folder"])
+    writer.writerow([*COLUMNS, *(f"variance_{name}_over_rloo" for name in COMPARED), "folder"])
     for result in summary.results:
         steps, completions = result.rows[-1]["step"] if result.rows else 0, None
         if summary.level is not None:
             completions = result.completions_to(summary.level, summary.spec.target)
-        numbers = [result.before, result.final, result.last_reward(), *map(result.variance_ratio, UNBIASED)]
+        numbers = [result.before, result.final, result.last_reward(), *map(result.variance_ratio, COMPARED)]
         before, final, reward, *ratios = ("" if number is None else f"{number:.6g}" for number in numbers)
         writer.writerow([
             result.variant, repr(result.rate), result.seed, result.state, result.why, steps, steps * result.per_step,

@@ -12,7 +12,6 @@ from statistics import median_low
 from typing import Any
 
 from oblrpo import objects
-from oblrpo.algorithms import ALGORITHMS, LOOKS_ACROSS
 from oblrpo.diagnosis.course import Facts
 from oblrpo.diagnosis.of_rewards import same_reward
 from oblrpo.diagnosis.table import CONDITIONS
@@ -22,8 +21,9 @@ from oblrpo.runs import RunFolder
 from oblrpo.runs.log_rows import Rows
 from oblrpo.runs.logs import entries_of, known, read_log
 from oblrpo.settings import settings_in
-
-MEASURED = ("auto", "kl")  # the schedules whose rate follows how far updates move the policy
+from oblrpo.tables.algorithms import ALGORITHMS
+from oblrpo.tables.baselines import LEARNS_FROM_TIES
+from oblrpo.tables.schedules import MEASURED
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def facts_of(settings: Mapping[str, Any]) -> Facts:
         return str(names[name] or (getattr(algorithm, name) if algorithm else ""))
 
     return Facts(
-        looks_across=part("baseline") in LOOKS_ACROSS,
+        looks_across=part("baseline") in LEARNS_FROM_TIES,
         measured_rate=part("schedule") in MEASURED,
         corrects_sampler=settings.get("sampler_correction") != "measured",
         prompts=prompts,

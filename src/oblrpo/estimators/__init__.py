@@ -1,17 +1,18 @@
 """The statistics of OBLR-PO, for anybody's training loop: baselines, advantages, gradient moments, ledger, schedule."""
 
-from oblrpo.estimators.advantages import NORMALISATIONS, SMALLEST_GROUP, WEIGHTINGS
+from oblrpo.estimators.advantages import NORMALISATIONS, SMALLEST_GROUP, WEIGHTINGS, advantages
 from oblrpo.estimators.assumption import depends_on_own_output
-from oblrpo.estimators.baselines import BASELINES, Baseline, baseline, kl_in_reward
+from oblrpo.estimators.baselines import baseline, kl_in_reward
 from oblrpo.estimators.inputs import baseline_inputs
 from oblrpo.estimators.ledger import Ledger, LedgerEntry, ledger, under_every_baseline
 from oblrpo.estimators.measuring import ONE_IN
 from oblrpo.estimators.moments import Moments, group_norm2, kappa, moments, own_norm2, squared_norm
 from oblrpo.estimators.prior import Prior
-from oblrpo.estimators.ratios import RATIOS, Bounds, Ratio
+from oblrpo.estimators.ratios import ratio_weights
 from oblrpo.estimators.rules import differ, headroom
 from oblrpo.estimators.schedule import RULES, SCHEDULE_MODES, SNRSchedule
-from oblrpo.estimators.selection import Chances, added_variance, chances_of_least_work, draw_outputs, systematic
+from oblrpo.tables.baselines import BASELINES, Baseline
+from oblrpo.tables.ratios import RATIOS, Bounds, Ratio
 
 __all__ = [
     "BASELINES",
@@ -24,20 +25,17 @@ __all__ = [
     "WEIGHTINGS",
     "Baseline",
     "Bounds",
-    "Chances",
     "Ledger",
     "LedgerEntry",
     "Moments",
     "Prior",
     "Ratio",
     "SNRSchedule",
-    "added_variance",
+    "advantages",
     "baseline",
     "baseline_inputs",
-    "chances_of_least_work",
     "depends_on_own_output",
     "differ",
-    "draw_outputs",
     "group_norm2",
     "headroom",
     "kappa",
@@ -45,7 +43,7 @@ __all__ = [
     "ledger",
     "moments",
     "own_norm2",
+    "ratio_weights",
     "squared_norm",
-    "systematic",
     "under_every_baseline",
 ]

@@ -15,6 +15,16 @@ STD_EPSILON = 1e-4
 """A small number of the size that TRL and verl add; with 0/1 rewards it matters only where all rewards are equal."""
 
 
+def advantages(rewards_PG: Tensor, baseline: Tensor, valid_PG: Tensor | None = None) -> Tensor:
+    """The advantages A = F - b, and 0 where an output does not count; (P, G), or (P, G, T) of one baseline a token.
+
+    What a normalisation divides them by is never part of them.
+    """
+    if baseline.ndim == 3:
+        rewards_PG, valid_PG = rewards_PG[..., None], None if valid_PG is None else valid_PG[..., None]
+    return rewards_PG - baseline if valid_PG is None else torch.where(valid_PG.bool(), rewards_PG - baseline, 0)
+
+
 def unnormalised(rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     """The divisor 1: A = F - b, as the policy-gradient theorem has it."""
     return torch.ones_like(rewards_PG)

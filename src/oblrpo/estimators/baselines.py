@@ -10,15 +10,14 @@ masked ones and for the padding of smaller groups) and returns (P, G); `otb` ret
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from oblrpo.estimators.prior import Prior, mean_of_others, shrunk, sum_of_others
+from oblrpo.tables.baselines import BASELINES, Baseline
 
 
 def none(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
@@ -115,14 +114,6 @@ def opo(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
     return _weighted_mean(rewards_PG, valid_PG, length_PG)
 
 
-def length16(rewards_PG: Tensor, valid_PG: Tensor, length_PG: Tensor) -> Tensor:
-    """The mean reward of the group weighted by T^1.6, in-sample: b_j = sum T^1.6 F / sum T^1.6. It is biased.
-
-    It is OPO's baseline with the exponent of a fit of ||grad log pi||^2 to the length T.
-    """
-    return _weighted_mean(rewards_PG, valid_PG, length_PG**1.6)
-
-
 def otb(rewards_PG: Tensor, valid_PG: Tensor, logit_norm2_PGT: Tensor, token_mask_PGT: Tensor) -> Tensor:
     """One baseline a token, (P, G, T): b_t = sum_i W_it F_i / sum_i W_it with W_it = sum_{u<=t} l_iu. It is biased.
 
@@ -150,50 +141,10 @@ def weighted_mean(rewards_PG: Tensor, valid_PG: Tensor, norm2_PG: Tensor) -> Ten
     return _weighted_mean(rewards_PG, valid_PG, norm2_PG)
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """An entry of `BASELINES`."""
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: globals()[row.function or name] for name, row in BASELINES.items()}
+"""The function of every row of `BASELINES`, of rewards_PG, valid_PG and what the row needs."""
 
-    function: Callable[..., Tensor]
-    unbiased: bool
-    """Whether the policy gradient's mean is exactly grad J with it."""
-    smallest_group: int = 1
-    """The fewest outputs a prompt it is meant for."""
-    off_policy: bool = False
-    """Whether importance weights enter: norm2_PG is multiplied by rho^2."""
-    normalisation: str = "none"
-    """The name in `estimators.NORMALISATIONS` of what its authors divide the advantages by."""
-    trainable: bool = True
-    """Whether a run may train with it; the others are measured in the variance ledger only."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The names of its inputs beyond rewards and mask."""
-        return tuple(inspect.signature(self.function).parameters)[2:]
-
-    @property
-    def by_token(self) -> bool:
-        """Whether there is one baseline a token, (P, G, T)."""
-        return "token_mask_PGT" in self.needs
-
-
-BASELINES: dict[str, Baseline] = {
-    "none": Baseline(none, unbiased=True),
-    "mean": Baseline(mean, unbiased=False, smallest_group=2),
-    "rloo": Baseline(rloo, unbiased=True, smallest_group=2),
-    "grpo": Baseline(mean, unbiased=False, smallest_group=2, normalisation="group_std"),
-    "dr_grpo": Baseline(mean, unbiased=False, smallest_group=2),
-    "reinforce_pp": Baseline(batch_mean, unbiased=False, normalisation="batch_std"),
-    "js": Baseline(js, unbiased=True),
-    "oblr": Baseline(oblr, unbiased=True, smallest_group=2, off_policy=True),
-    "oblr_shrunk": Baseline(oblr_shrunk, unbiased=True, off_policy=True),
-    "opo": Baseline(opo, unbiased=False, smallest_group=2),
-    "length16": Baseline(length16, unbiased=False, smallest_group=2, trainable=False),
-    "otb": Baseline(otb, unbiased=False, smallest_group=2, trainable=False),
-    "eob": Baseline(weighted_mean, unbiased=False, smallest_group=2),
-    "vcpo": Baseline(weighted_mean, unbiased=False, smallest_group=2, off_policy=True),
-}
-"""Every baseline by name; the command line, the documentation and the ledger read this table."""
+INPUTS = frozenset(need for row in BASELINES.values() for need in row.needs) - {"prior"}
 
 
 def baseline(
@@ -229,43 +180,41 @@ def baseline(
         >>> baseline("oblr", rewards_PG, norm2_PG=torch.tensor([[1.0, 4.0, 4.0]]))  # the success has a short score
         tensor([[0.0000, 0.2000, 0.2000]])
     """
-    entry = _entry(name, rewards_PG, inputs)
-    valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG.bool()
-    if valid_PG.shape != rewards_PG.shape:
-        raise ValueError(f"valid_PG has shape {tuple(valid_PG.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
-    given = {key: inputs[key] for key in entry.needs if key != "prior"}
+    row, valid_PG = _row(name, rewards_PG, valid_PG, inputs)
+    given = {key: _checked(key, inputs[key], rewards_PG, valid_PG) for key in row.needs if key != "prior"}
     if rho_PG is not None:
-        given["rho_PG"] = rho_PG
-    checked = {key: _checked(key, value, rewards_PG, valid_PG) for key, value in given.items()}
+        rho_PG = _checked("rho_PG", rho_PG, rewards_PG, valid_PG)
+        if row.off_policy:
+            given["norm2_PG"] = given["norm2_PG"] * rho_PG.square()
+    extra: dict[str, Any] = {"prior": prior or Prior()} if "prior" in row.needs else {}
     clean_PG = _checked("rewards_PG", rewards_PG, rewards_PG, valid_PG)
-    rho = checked.pop("rho_PG", None)
-    if rho is not None and entry.off_policy:
-        checked["norm2_PG"] = checked["norm2_PG"] * rho.square()
-    extra: dict[str, Any] = {"prior": prior or Prior()} if "prior" in entry.needs else {}
-    result = entry.function(clean_PG, valid_PG.double(), **checked, **extra)
-    own, valid = rewards_PG.double(), valid_PG
-    if result.ndim == 3:
-        own, valid = own[..., None], valid[..., None]
+    result = FUNCTIONS[name](clean_PG, valid_PG.double(), **given, **extra)
+    own, valid = (
+        (rewards_PG.double(), valid_PG) if result.ndim == 2 else (rewards_PG.double()[..., None], valid_PG[..., None])
+    )
     dtype = rewards_PG.dtype if rewards_PG.is_floating_point() else torch.get_default_dtype()
     return torch.where(valid, result, own).to(dtype)
 
 
-def _entry(name: str, rewards_PG: Tensor, inputs: dict[str, Tensor]) -> Baseline:
+def _row(name: str, rewards_PG: Tensor, valid_PG: Tensor | None, inputs: dict[str, Tensor]) -> tuple[Baseline, Tensor]:
+    """The row of a baseline that these inputs suffice for, and which outputs count."""
     if name not in BASELINES:
         raise ValueError(f"unknown baseline {name!r}; choose one of: {', '.join(BASELINES)}.")
-    entry = BASELINES[name]
+    row = BASELINES[name]
     if rewards_PG.ndim != 2:
         raise ValueError(f"rewards_PG must have shape (prompts, outputs per prompt), got {tuple(rewards_PG.shape)}.")
-    if rewards_PG.shape[1] < entry.smallest_group:
+    if rewards_PG.shape[1] < row.smallest_group:
         raise ValueError(
-            f"baseline {name!r} needs at least {entry.smallest_group} outputs per prompt, got {rewards_PG.shape[1]}."
+            f"baseline {name!r} needs at least {row.smallest_group} outputs per prompt, got {rewards_PG.shape[1]}."
         )
-    accepted = {need for other in BASELINES.values() for need in other.needs} - {"prior"}
-    if missing := [need for need in entry.needs if need not in inputs and need != "prior"]:
+    if missing := sorted({*row.needs} - {*inputs, "prior"}):
         raise ValueError(f"baseline {name!r} needs {', '.join(missing)}.")
-    if unknown := set(inputs) - accepted:
-        raise ValueError(f"no baseline takes {', '.join(sorted(unknown))}; inputs are: {', '.join(sorted(accepted))}.")
-    return entry
+    if unknown := sorted({*inputs} - INPUTS):
+        raise ValueError(f"no baseline takes {', '.join(unknown)}; inputs are: {', '.join(sorted(INPUTS))}.")
+    valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG.bool()
+    if valid_PG.shape != rewards_PG.shape:
+        raise ValueError(f"valid_PG has shape {tuple(valid_PG.shape)}, rewards_PG {tuple(rewards_PG.shape)}.")
+    return row, valid_PG
 
 
 def _checked(key: str, value: Tensor, rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:

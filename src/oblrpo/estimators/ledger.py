@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from oblrpo.estimators.advantages import NORMALISATIONS
-from oblrpo.estimators.baselines import BASELINES, baseline
+from oblrpo.estimators.baselines import baseline
 from oblrpo.estimators.prior import Prior
+from oblrpo.tables.baselines import BASELINES
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ class Moments:
     """An unbiased estimate of || grad J ||^2; negative by chance where noise drowns the signal."""
     trace_cov: float
     """An unbiased estimate of N times the variance of the batch gradient: tr H, the total variance of one prompt's,
-    where prompts are independent. It is negative by chance at the most where outputs are drawn so seldom that a draw
-    may keep none, or where the batch holds a good part of all prompts (`of_rows`)."""
+    where prompts are independent. It is negative by chance only where the batch holds a good part of all prompts
+    (`of_rows`)."""
     n: int
     """The number N of prompts in the batch."""
     spared: float = 0.0
@@ -71,18 +71,6 @@ class Moments:
         spared = (own2 - self.signal2) / rows
         return Moments(self.signal2 + spared, self.trace_cov - self.n * spared, self.n, spared)
 
-    def of_draw(self, nothing: float) -> Moments:
-        """The moments of all outputs, from those of outputs that `draw_outputs` has kept.
-
-        Drawing couples the prompts: E <g_i, g_k> is 1 - nothing times what it is without. The signal is divided by
-        that, and tr H is N (||g||^2 - signal): unbiased, the noise of drawing included.
-
-        Args:
-            nothing: the chance that one draw of outputs keeps nothing (`Chances.nothing`).
-        """
-        signal2 = self.signal2 / (1 - nothing)
-        return Moments(signal2, self.trace_cov - self.n * (signal2 - self.signal2), self.n, self.spared)
-
 
 def moments(
     group_norm2_P: Tensor,
@@ -100,8 +88,6 @@ def moments(
     Prompts are taken for independent. Baselines that look at other prompts couple them: the signal is then too high,
     under `oblr_shrunk` by less than 0.001 of the noise once its prior is full of earlier steps, and by more in the
     first steps of few prompts.
-
-    Outputs that `draw_outputs` has kept couple the prompts, too: see `Moments.of_draw`.
 
     Args:
         group_norm2_P: the squared norms ||g_i||^2, (m,).

@@ -9,20 +9,13 @@ and truncated weights do not have E[sum_t m_t grad log pi(o_t)] = 0, so that a b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Bounds:
-    """How far a ratio may go before it is clipped; what the two numbers bound is the ratio's own affair."""
-
-    low: float
-    high: float
+from oblrpo.tables.ratios import RATIOS, Bounds, Ratio
 
 
 @dataclass(frozen=True)
@@ -35,33 +28,19 @@ class Weights:
     """Where a bound took effect, of the same shape."""
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A way to weigh the gradient of log pi on completions of an earlier policy."""
+def ratio_weights(ratio: Ratio, logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S: Tensor) -> Weights:
+    """The weights of completions under the policy that gives the log-probabilities logp_SC.
 
-    function: Callable[[Tensor, Tensor, Tensor, Tensor, Bounds], Weights]
-    """Of logp_SC, old_SC, own_SC, advantages_S1 and bounds; all but the first are constants, the first is taken so."""
-    by_token: bool = False
-    """Whether tokens of one completion have weights of their own."""
-    by_sign: bool = False
-    """Whether the advantage's sign matters. Advantages are then those of the first update, as their sources have it."""
-    whole: bool = False
-    """Whether it is the importance weight itself, which a sampler's correction takes against the sampler instead."""
-    bounds: Bounds = Bounds(math.inf, math.inf)
-    """How far the ratio may go; in `RATIOS` as its source has it."""
-
-    def __call__(self, logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S: Tensor) -> Weights:
-        """The weights of completions under the policy that gives the log-probabilities logp_SC.
-
-        Args:
-            logp_SC: the log-probability of every token; what stands outside own_SC, NaN too, is ignored.
-            old_SC: the same of the policy before the first update.
-            own_SC: which tokens count.
-            advantages_S: the advantages, of which only the sign matters, and that only if `by_sign`.
-        """
-        own_SC = own_SC.bool()
-        logp_SC, old_SC = (torch.where(own_SC, logps_SC.detach(), 0) for logps_SC in (logp_SC, old_SC))
-        return self.function(logp_SC, old_SC, own_SC, advantages_S.detach()[:, None], self.bounds)
+    Args:
+        ratio: a row of `RATIOS`, or one with other bounds.
+        logp_SC: the log-probability of every token; what stands outside own_SC, NaN too, is ignored.
+        old_SC: the same of the policy before the first update.
+        own_SC: which tokens count.
+        advantages_S: the advantages, of which only the sign matters, and that only if `by_sign`.
+    """
+    own_SC = own_SC.bool()
+    logp_SC, old_SC = (torch.where(own_SC, logps_SC.detach(), 0) for logps_SC in (logp_SC, old_SC))
+    return FUNCTIONS[ratio.function](logp_SC, old_SC, own_SC, advantages_S.detach()[:, None], ratio.bounds)
 
 
 def sequence(logp_SC: Tensor, old_SC: Tensor, own_SC: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
@@ -121,12 +100,5 @@ def _clipped(ratio: Tensor, advantages_S1: Tensor, bounds: Bounds) -> Weights:
     return Weights(ratio.masked_fill(outside, 0), outside)
 
 
-RATIOS = {
-    "sequence": Ratio(sequence, whole=True),
-    "none": Ratio(none),
-    "ppo": Ratio(ppo, by_token=True, by_sign=True, bounds=Bounds(0.2, 0.2)),
-    "gspo": Ratio(gspo, by_sign=True, bounds=Bounds(3e-4, 4e-4)),
-    "cispo": Ratio(cispo, by_token=True, bounds=Bounds(math.inf, 5.0)),
-    "dppo": Ratio(dppo, by_token=True, by_sign=True, bounds=Bounds(0.15, 0.15)),
-}
-"""The ratios by name, with the bounds of their sources."""
+FUNCTIONS: dict[str, Callable[..., Weights]] = {row.function: globals()[row.function] for row in RATIOS.values()}
+"""The functions of `RATIOS`: of logp_SC, old_SC, own_SC, advantages_S1 and bounds; all are taken for constants."""

@@ -127,6 +127,16 @@ class SNRSchedule:
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     @property
+    def measures_updates(self) -> bool:
+        """Whether `confine` has to be called after every `optimizer.step()`."""
+        return self.rule.measures_updates
+
+    @property
+    def target_kl(self) -> float:
+        """The nats an output that the next update is meant to take; NaN where the schedule has no such aim."""
+        return self.rule.target_kl
+
+    @property
     def smoothed(self) -> Moments:
         """The averaged moments, with the N of the latest batch; an error before the first step."""
         return self.average.moments

@@ -1,21 +1,16 @@
-"""The figures of a benchmark, from a file of completions."""
+"""Completions from a file, and results as the terminal shows them."""
 
 import operator
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from oblrpo.errors import InputError
-from oblrpo.evaluation.statistics import Estimate, clustered, majority_at, pass_at, powers_to
-from oblrpo.tasks.benchmarks import BenchmarkProblem
-from oblrpo.tasks.grading import MathVerifier, Verdict
 from oblrpo.tasks.rows import read_objects
 
-MOST_SLOW = 3  # the questions of a problem's votes that may take too long; each costs the whole time limit
 NAMED = 5  # of many indices, how many an error names
 
 
@@ -56,7 +51,7 @@ def _names(indices: list[int]) -> str:
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    """Return results of `evaluate_completions` as a table for the terminal."""
+    """Return results as a table for the terminal."""
     shown = Table("", "problems", "", "value", "95 % interval")
     for result in results:
         rows = [(f"avg@{result['samples']}", result["avg@k"])]
@@ -82,88 +77,3 @@ def remarks(result: dict[str, Any]) -> str:
 
 def _title(result: dict[str, Any]) -> str:
     return str(result.get("benchmark") or result["data"])
-
-
-@dataclass(frozen=True)
-class Votes:
-    """How many completions of a problem gave the right answer, how many each wrong answer, and how many none."""
-
-    right: int
-    others: list[int]
-    silent: int
-    uncompared: int = 0
-    """Wrong answers that could not be compared in time, each of which counts as an answer of its own."""
-
-
-def evaluate_completions(
-    name: str,
-    problems: Sequence[BenchmarkProblem],
-    completions: Sequence[Sequence[str]],
-    verifier: MathVerifier,
-    ks: Sequence[int] = (),
-) -> dict[str, Any]:
-    """Return the figures of a benchmark by the keys of its JSON: avg@k, pass@k, maj@k, and what could not be graded."""
-    n = len(completions[0])
-    ks = sorted(set(ks)) or powers_to(n)
-    for k in ks:
-        if not 1 <= k <= n:
-            raise InputError(f"--k {k}: the file holds {n} completions a problem; k must be from 1 to {n}.")
-    flat = verifier.grade(
-        [problem.golds for problem in problems for _ in range(n)], [text for texts in completions for text in texts]
-    )
-    verdicts = [flat[row * n : (row + 1) * n] for row in range(len(problems))]
-    correct = [sum(verdict.correct for verdict in row) for row in verdicts]
-    if max(ks) > 1:
-        votes = [count_votes(row, verifier) for row in verdicts]
-    else:  # in draws of one the wrong answers need not be told apart
-        votes = [Votes(c, [1] * (n - c), 0) for c in correct]
-    reasons = Counter(verdict.reason for verdict in flat)
-    return {
-        "benchmark": name,
-        "problems": len(problems),
-        "samples": n,
-        "avg@k": {"k": n, **as_json(clustered([c / n for c in correct]))},
-        "pass@k": {str(k): as_json(clustered([pass_at(k, c, n) for c in correct])) for k in ks},
-        "maj@k": {str(k): as_json(clustered([majority_at(k, v.right, v.others, v.silent) for v in votes])) for k in ks},
-        "timeouts": reasons["timeout"],
-        "unparsable": reasons["unparsable"],
-        "crashed": reasons["crashed"],
-        "uncompared": sum(vote.uncompared for vote in votes),
-    }
-
-
-def as_json(estimate: Estimate) -> dict[str, Any]:
-    """Return an estimate as results hold it."""
-    return {"value": estimate.value, "interval": list(estimate.interval) if estimate.interval else None}
-
-
-def count_votes(verdicts: Sequence[Verdict], verifier: MathVerifier) -> Votes:
-    """Return the votes for each answer of one problem; equal answers in different spellings are one answer.
-
-    The right answers are one answer. A wrong one joins the first wrong answer before it that it equals. After
-    `MOST_SLOW` questions of a problem that took too long no more are asked.
-    """
-    wrong = Counter(verdict.extracted for verdict in verdicts if not verdict.correct and verdict.extracted)
-    classes: dict[str, int] = {}
-    comparable: list[str] = []  # the first answer of each class, but for those that took too long
-    uncompared = 0
-    for answer, count in wrong.items():
-        first = _first_equal(answer, comparable, verifier) if uncompared < MOST_SLOW else None
-        if first is None:
-            uncompared += 1
-        elif first == answer:
-            comparable.append(answer)
-        classes[first or answer] = classes.get(first or answer, 0) + count
-    silent = sum(not verdict.correct and not verdict.extracted for verdict in verdicts)
-    return Votes(sum(verdict.correct for verdict in verdicts), list(classes.values()), silent, uncompared)
-
-
-def _first_equal(answer: str, earlier: list[str], verifier: MathVerifier) -> str | None:
-    """The first of the earlier answers that this one equals, itself if there is none, None if that took too long."""
-    for other in earlier:
-        [same] = verifier.compare([(other,)], [answer])
-        if same.correct:
-            return other
-        if same.reason in {"timeout", "crashed"}:
-            return None
-    return answer

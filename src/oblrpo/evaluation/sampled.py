@@ -12,11 +12,11 @@ import torch
 
 from oblrpo.errors import InputError
 from oblrpo.evaluation.completions import read_completions
-from oblrpo.objects import lasting
+from oblrpo.objects import as_stable_json
 from oblrpo.policy import Policy
 from oblrpo.policy.model import ROOM
 from oblrpo.rollout import TransformersSampler, VLLMSampler
-from oblrpo.runs import held, read_rows, write_atomically
+from oblrpo.runs import locked, read_rows, write_atomically
 from oblrpo.seeds import seed_of
 from oblrpo.settings import SamplingConfig
 from oblrpo.tasks.task import Problem
@@ -134,7 +134,7 @@ def collect(
     saved.open(settings)
     size, total = asked.problems_per_batch, len(problems)
     progress(0, total, settings.get("notes", ()))
-    with held(saved.file):
+    with locked(saved.file):
         rows = saved.rows()
         have = Counter(row.get("index") for row in rows)
         starts = range(0, total, size)
@@ -197,7 +197,7 @@ def settings_of(
 
 def digest_of_questions(questions: Sequence[Any]) -> str:
     """Return one word for all questions, texts or messages, in their order."""
-    return hashlib.blake2b(json.dumps(lasting(questions)).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(json.dumps(as_stable_json(questions)).encode(), digest_size=6).hexdigest()
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from oblrpo.errors import InputError
 from oblrpo.intervals import Z95
@@ -11,10 +12,18 @@ from oblrpo.intervals import Z95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems and its 95 % interval; no interval for a single problem."""
+    """A mean over problems with its uncertainty."""
 
     value: float
-    interval: tuple[float, float] | None
+    """The mean; NaN of nothing."""
+    stderr: float = math.nan
+    """The standard error over problems, since the completions of one problem are not independent."""
+    interval: tuple[float, float] | None = None
+    """The 95 % interval; none for a single problem."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return value and interval as results hold them."""
+        return {"value": self.value, "interval": list(self.interval) if self.interval else None}
 
 
 def clustered(values_P: Sequence[float], least: float = 0.0, most: float = 1.0) -> Estimate:
@@ -24,11 +33,12 @@ def clustered(values_P: Sequence[float], least: float = 0.0, most: float = 1.0) 
     what was drawn.
     """
     P = len(values_P)
-    mean = math.fsum(values_P) / P
+    mean = math.fsum(values_P) / P if P else math.nan
     if P < 2:
-        return Estimate(mean, None)
-    stderr = math.sqrt(math.fsum((value - mean) ** 2 for value in values_P) / (P - 1) / P)
-    return Estimate(mean, (max(least, mean - Z95 * stderr), min(most, mean + Z95 * stderr)))
+        return Estimate(mean)
+    variance = sum((value - mean) * (value - mean) for value in values_P) / (P - 1)
+    stderr = math.sqrt(variance) / math.sqrt(P)
+    return Estimate(mean, stderr, (max(least, mean - Z95 * stderr), min(most, mean + Z95 * stderr)))
 
 
 def pass_at(k: int, correct: int, n: int) -> float:
@@ -36,7 +46,6 @@ def pass_at(k: int, correct: int, n: int) -> float:
 
     With c right ones this is 1 - C(n - c, k) / C(n, k), unbiased for pass@k (Chen et al. 2021, arXiv:2107.03374).
     """
-    _check_k(k, n)
     return float(1 - Fraction(math.comb(n - correct, k), math.comb(n, k)))
 
 
@@ -49,7 +58,6 @@ def majority_at(k: int, right: int, others: Sequence[int], silent: int = 0) -> f
     prod_i (sum_{a<r} C(n_i, a) x^a + C(n_i, r) x^r y) * (1 + x)^silent.
     """
     n = right + sum(others) + silent
-    _check_k(k, n)
     won = Fraction(0)
     for r in range(1, min(right, k) + 1):
         draws = {(0, 0): 1}  # (completions drawn, answers tied) -> ways
@@ -70,11 +78,9 @@ def _with_answer(draws: dict[tuple[int, int], int], size: int, most: int, room: 
     return result
 
 
-def powers_to(n: int) -> list[int]:
-    """Return 1, 2, 4, ... and n."""
-    return sorted({1 << i for i in range(n.bit_length()) if 1 << i <= n} | {n})
-
-
-def _check_k(k: int, n: int) -> None:
-    if not 1 <= k <= n:
-        raise InputError(f"k is {k}; with {n} completions a problem it must be from 1 to {n}.")
+def sizes(ks: Sequence[int], n: int) -> list[int]:
+    """Return the sizes of draws from n completions: those that are given, in order, or 1, 2, 4, ... and n."""
+    for k in ks:
+        if not 1 <= k <= n:
+            raise InputError(f"k is {k}; with {n} completions a problem it must be from 1 to {n}.")
+    return sorted(set(ks) or {1 << i for i in range(n.bit_length()) if 1 << i <= n} | {n})

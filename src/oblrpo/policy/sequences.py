@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -86,6 +88,17 @@ class Sequences:
     def tokens(self) -> int:
         """The number of real tokens in all rows."""
         return int(self.mask_ST.sum())
+
+    def by_token(self, blocks: Iterable[Tensor], values: Iterable[Tensor]) -> Tensor:
+        """What blocks of rows say of their tokens, (S, C): 0 where none is the policy's own, NaN in other rows."""
+        own_SC, result_SC = self.own_SC.bool(), None
+        for index_S, value_SC in zip(blocks, values, strict=True):
+            if result_SC is None:
+                result_SC = torch.where(own_SC, math.nan, value_SC.new_zeros(()))
+            width = value_SC.shape[1]
+            result_SC[index_S, :width] = torch.where(own_SC[index_S, :width], value_SC, 0.0)
+        assert result_SC is not None
+        return result_SC
 
     def at(self, index: Tensor | slice) -> Sequences:
         """The rows that a slice, a mask or an index names, without the padding that only other rows needed."""

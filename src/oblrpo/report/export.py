@@ -13,7 +13,7 @@ from oblrpo.checksums import SUMS, read_sums
 from oblrpo.errors import InputError
 from oblrpo.report.model_card import model_card
 from oblrpo.report.record import RunRecord, read_run
-from oblrpo.runs import RunFolder, check_name, held, sync_folder, write_atomically
+from oblrpo.runs import RunFolder, check_name, locked, sync_folder, write_atomically
 from oblrpo.settings import PolicyConfig
 
 ADAPTERS = "adapter_config.json"
@@ -53,7 +53,7 @@ def export(run: Path, output: Path | None = None, step: int | None = None, merge
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with (
-            held(output, lasting=False),
+            locked(output, keep=False),
             TemporaryDirectory(prefix=".", suffix=".partial", dir=output.parent, ignore_cleanup_errors=True) as side,
         ):
             model, merged = Path(side) / "model", Path(side) / "merged"

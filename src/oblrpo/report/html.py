@@ -3,7 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 from unicodedata import category
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 
 def page(title: str, body: Iterable[str], reload_seconds: int = 0) -> str:
@@ -114,3 +118,21 @@ code, pre {{ font-size: .85rem; overflow-wrap: anywhere; white-space: pre-wrap; 
 {body}
 </html>
 """
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("oblrpo.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    lstrip_blocks=True, finalize=lambda value: value if isinstance(value, Markup) else seen(str(value)),
+)  # fmt: skip
+"""The templates of pages; `page.html` is the shell of all of them."""
+TEMPLATES.globals |= {"FOLDED_FROM": 240, "SHOWN_AT_ENDS": 2000}  # characters; a longer text is folded, and then cut
+
+
+def render(name: str, **values: Any) -> str:
+    """Return a page from the template `name`."""
+    return TEMPLATES.get_template(name).render(values)
+
+
+def markup(form: str, *values: str) -> Markup:
+    """Return HTML in which each `{}` of the form is a text."""
+    return Markup(form).format(*(value if isinstance(value, Markup) else seen(value) for value in values))

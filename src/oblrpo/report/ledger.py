@@ -10,10 +10,7 @@ from oblrpo.report.charts import INK, Level, Line, chart, drawing, error_bar, lo
 from oblrpo.report.html import seen
 from oblrpo.report.record import RunRecord
 from oblrpo.runs import Metrics
-
-UNBIASED = ("none", "js", "oblr", "oblr_shrunk")
-"""Baselines of the ledger that are compared by variance with RLOO. Biased ones are left out: they have less variance
-because they shrink the gradient."""
+from oblrpo.tables.baselines import COMPARED, UNBIASED
 
 
 def variance_ratio(row: Metrics, baseline: str) -> float | None:
@@ -35,7 +32,7 @@ def charts(record: RunRecord) -> list[str]:
     if not ratios:
         return []
     height = 1.2 + 0.27 * len(ratios)
-    compared = [name for name in UNBIASED if name in ratios]
+    compared = [name for name in COMPARED if name in ratios]
     steps = [row["step"] for row in rows]
     lines = [Line(name, steps, [variance_ratio(row, name) for row in rows]) for name in compared]
     course = chart(
@@ -52,7 +49,7 @@ def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: floa
         axes.set_xscale("log")
         axes.axvline(1, color=INK, linewidth=1, linestyle=":")
         for place, name in enumerate(order):
-            ratio, unbiased = ratios[name], name in fair
+            ratio, unbiased = ratios[name], name in UNBIASED
             color = look(0 if unbiased else 8)[0]
             axes.errorbar([ratio.value], [-place], xerr=error_bar(ratio), color=color, marker="o", markersize=6,
                           capsize=2, markerfacecolor=color if unbiased else "none")  # fmt: skip
@@ -67,8 +64,7 @@ def _means(ratios: dict[str, GeometricMean], used: str, steps: int, height: floa
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(marks, [short(mark) for mark in marks])
 
-    fair = {"rloo", *UNBIASED}
-    order = sorted(ratios, key=lambda name: (name not in fair, ratios[name].value))
+    order = sorted(ratios, key=lambda name: (name not in UNBIASED, ratios[name].value))
     taken = f"Geometric mean of {steps} steps, 95 % intervals over them" if steps > 1 else "Of one step"
     note = (
         f"{taken}; left of the line is less than RLOO's. Filled: unbiased. "

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oblrpo.algorithms import ALGORITHMS
 from oblrpo.errors import InputError
 from oblrpo.runs import Metrics, RunFolder
 from oblrpo.settings import settings_in
+from oblrpo.tables.algorithms import ALGORITHMS
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from oblrpo.checksums import sum_of, sum_of_texts
 from oblrpo.errors import InputError, shown
 from oblrpo.rewards.likeness import likeness
 from oblrpo.tasks.rows import native
-from oblrpo.workers import START, Worker, WorkerDied, WorkerLied
+from oblrpo.workers import START, Worker, WorkerDied
 
 Values = Sequence[float | list[str] | None]
 """A value a completion: a finite number, None where the reward does not apply, or [how it looks] if it is neither."""
@@ -39,14 +39,13 @@ class WorkerReward:
         self.close = self._worker.stop
         try:
             reply = self._worker.ask({"path": path}, START)
-            refused = reply.get("refused") if isinstance(reply, dict) else "its process sent no valid answer."
+            refused = reply.get("refused")
         except (TimeoutError, WorkerDied) as error:
             refused = f"reward '{path}' cannot be imported: {error}."
         if refused:
             self.close()
             raise InputError(refused)
-        self.waits = bool(reply.get("waits"))
-        self.takes, files = frozenset(map(str, reply.get("takes", ()))), reply.get("files")
+        self.waits, self.takes, files = reply["waits"], frozenset(reply["takes"]), reply["files"]
         self._withheld: dict[str, str] = {}  # columns that were left out, and why
         digest = ""
         with suppress(OSError, TypeError, ValueError):
@@ -58,7 +57,7 @@ class WorkerReward:
         """Return the function's values.
 
         Raises:
-            RewardFailed: the function raised, took too long, or ended its process.
+            RewardFailed: the function raised, took too long, or its process failed.
         """
         given["completions"] = as_said(given["prompts"], given["completions"])
         handed = {name: given[name] for name in asked_of(given, self.takes) if name not in self._withheld}
@@ -71,17 +70,11 @@ class WorkerReward:
                 reply = self._worker.ask(message, self._seconds)
         except TimeoutError:
             raise RewardFailed(f"took longer than {self._seconds:g} s (reward_seconds)") from None
-        except WorkerLied:
-            raise RewardFailed("wrote on the channel of its process, where only answers go") from None
-        except WorkerDied:
-            raise RewardFailed("ended its process") from None
-        reply = reply if isinstance(reply, dict) else {}
+        except WorkerDied as error:
+            raise RewardFailed(f"failed: {error}") from None
         if what := reply.get("failed") or reply.get("refused"):
             raise RewardFailed("; ".join([what, *self._withheld.values()]))
-        values: Any = reply.get("values")
-        # The function shares its process with what answers for it, and may have spoilt that.
-        if not isinstance(values, list) or not all(map(_is_value, values)):
-            raise RewardFailed("corrupts the answers of its process")
+        values: Values = reply["values"]
         return values
 
     def _withhold(self, given: dict[str, Any], prompts: Sequence[Any]) -> None:
@@ -195,10 +188,3 @@ def plain_reward(value: Any) -> float | list[str] | None:
     except Exception:  # an object of the user's may raise anything
         number = math.nan
     return number if abs(number) <= LARGEST else [shown(repr, value)[:100]]  # NaN is no number of any size
-
-
-def _is_value(value: Any) -> bool:
-    """Whether this is what `plain_reward` returns."""
-    if isinstance(value, list):
-        return len(value) == 1 and isinstance(value[0], str)
-    return value is None or (isinstance(value, float) and abs(value) <= LARGEST)

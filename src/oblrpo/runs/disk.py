@@ -87,13 +87,13 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def held(path: Path, lasting: bool = True) -> Iterator[None]:
+def locked(path: Path, keep: bool = True) -> Iterator[None]:
     """Keep other processes of ours from writing into a folder or a file meanwhile; a process that dies lets go.
 
-    The lock's file lies in a folder that is there, else beside it. One that is not `lasting` is of a folder that is yet
-    to come, and goes at the end.
+    The lock's file lies in a folder that exists, else beside it. Without `keep` it is removed at the end: the folder is
+    yet to come.
     """
-    file = path / ".lock" if lasting and path.is_dir() else path.with_name(f".{path.name}.lock")
+    file = path / ".lock" if keep and path.is_dir() else path.with_name(f".{path.name}.lock")
     lock = FileLock(file)
     try:
         lock.acquire(blocking=False)
@@ -102,7 +102,7 @@ def held(path: Path, lasting: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        if not lasting and os.name == "posix" and not file.stat().st_size:  # one with content is somebody's own
+        if not keep and os.name == "posix" and not file.stat().st_size:  # one with content is somebody's own
             file.unlink()
         lock.release()
 

@@ -72,7 +72,7 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig, identity: Identity) -> None:
         """Write the settings to `config.yaml`, and what else identifies the run, under their checksum."""
-        text = yaml_text(flatten(config) | {IDENTITY: identity.plain() | {"asked": list(config.asked)}})
+        text = yaml_text(flatten(config) | {IDENTITY: identity.plain() | {"given": list(config.given)}})
         write_atomically(self.config_file, marked(text))
 
     def identity(self) -> Identity:

@@ -13,49 +13,24 @@ from itertools import pairwise
 from typing import Any
 
 from oblrpo.runs.rows import Metrics
+from oblrpo.tables.metrics import ROW_OF, Metric
 
-NAMES: dict[str, tuple[str, ...]] = {
-    # our name, which is TRL's where TRL has one, and what others call it; of several that are there the first counts.
-    # Written as `plain` makes them, and without what PART and MEAN leave out.
-    "step": ("step", "global_step", "_step", "global_step/max_steps", "current_steps", "iteration", "iter", "rollout",
-             "perf", "metrics_step", "bar"),
-    "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "objective/scores", "mean_reward", "raw_reward",
-               "avg_reward", "average_reward", "reward/avg_raw_reward", "loss/avg_raw_rewards", "task_reward",
-               "final_reward", "total_rewards", "train_reward", "reward/overall", "env/all/reward/total", "env/reward",
-               "mean_scores", "reward/evaluate_response/avg_total_reward", "rm", "rewards"),
-    "reward_std": ("reward_std", "reward/std"),
-    "reward_min": ("reward_min", "critic/score/min", "critic/rewards/min", "reward/min"),
-    "reward_max": ("reward_max", "critic/score/max", "critic/rewards/max", "reward/max"),
-    "frac_reward_zero_std": ("frac_reward_zero_std", "zero_std_ratio", "frac_zero_std"),
-    "entropy": ("entropy", "entropy_loss", "policy_entropy", "approx_entropy", "objective/entropy"),
-    "kl": ("kl", "kl_loss", "policy_kl", "kl_penalty", "kl_div", "kl_divergence", "mean_kl", "critic/kl",
-           "reward_kl_penalty", "objective/kl"),
-    "completions/mean_length": ("completions/mean_length", "response_length", "completion_length", "mean_length",
-                                "mean_completion_length", "response_lengths", "response_len", "generate/avg_num_tokens",
-                                "mean_generation_length", "mean_gen_tokens_per_sample", "seq_len", "seq_length",
-                                "val/sequence_lengths", "token/response_length", "mean_response_length",
-                                "avg_response_length", "completion_len", "gen_len", "glen", "tokens/responses_len",
-                                "episode/avg_response_tokens"),
-    "completions/clipped_ratio": ("completions/clipped_ratio", "response_length/clip_ratio", "clipped_ratio",
-                                  "clipped_completions_ratio", "response_clip_ratio", "truncated_ratio",
-                                  "is_truncated", "no_eos_ratios"),
-    "grad_norm": ("grad_norm", "gradient_norm", "raw_grad_norm", "total_grad_norm"),
-    "learning_rate": ("learning_rate", "lr_used", "lr", "actor_lr", "act_lr", "policy_lr", "lr-pg_0"),
-    "baseline/spread": ("baseline/spread", "critic/baseline/spread"),
-    "loss": ("loss", "pg_loss", "training_loss", "policy_loss", "act_loss", "actor_loss", "loss/policy", "total_loss",
-             "pg"),
-    "clip_ratio/region_mean": ("clip_ratio/region_mean", "pg_clipfrac", "clip_ratio", "clipfrac", "clip_fraction",
-                               "ppo_clip_ratio", "ppo_ratio_clipfrac"),
-    "sampling/sampling_logp_difference/mean": ("sampling/sampling_logp_difference/mean", "mismatch_kl",
-                                               "rollout_corr/log_ppl_abs_diff", "train_rollout_logprob_abs_diff",
-                                               "gen_kl_error", "generation_kl_error"),
-    "eval/accuracy": ("eval/accuracy", "eval_reward", "eval/reward", "eval_accuracy"),
-}  # fmt: skip
-OURS = {other: (name, rank) for name, others in NAMES.items() for rank, other in enumerate(others)}
 PART = re.compile(
     r"(?:(?:train(?:ing|er)?|actor(?:_train)?|policy|rollout|optim|ppo|(?:ppo|grpo)_actor|grpo_loss|update|system)/)+"
 )
 MEAN = re.compile(r"[/_](?:mean|avg)$")
+
+
+def _names(key: str, metric: Metric) -> tuple[str, ...]:
+    """Our name, which is TRL's where TRL has one, and what others call it; of several that are there the first counts.
+
+    Written as `plain` makes them, and without what PART leaves out.
+    """
+    return tuple(dict.fromkeys((key, PART.sub("", metric.verl) or key, *metric.others)))
+
+
+NAMES = {key: _names(key, metric) for key, metric in ROW_OF.items() if metric.others}
+OURS = {other: (name, rank) for name, others in NAMES.items() for rank, other in enumerate(others)}
 UNSAID = {"", "step", "learning_rate", "clip_ratio/region_mean"}
 """What alone is no row: settings are called so, too."""
 

@@ -9,20 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from oblrpo.errors import InputError
+from oblrpo.tables.metrics import NUMBER, PRESENT, TOGETHER, keys_that_are
 
 Metrics = dict[str, Any]
-NUMBERS = ("learning_rate", "lr_factor", "step_time", "completions/masked_ratio")
-"""Metrics of a step of RL that are always numbers."""
-
-THERE = (
-    "reward", "reward_stderr", "frac_reward_zero_std", "n_snr", "critical_batch_size", "baseline/spread", "grad_norm",
-)  # fmt: skip
-"""Metrics of a step of RL that are always there; null where they have no value."""
-
-MISMATCH = (
-    "sampling/sequence_logp_difference/mean", "sampling/sampling_logp_difference/mean", "sampling/truncated_ratio",
-)  # fmt: skip
-"""Metrics of which there are all or none."""
+NUMBERS, THERE, MISMATCH = keys_that_are(NUMBER), keys_that_are(PRESENT), keys_that_are(TOGETHER)
+"""Metrics of a step of RL that are always numbers; that are always there, perhaps null; and those of the sampler."""
 
 
 def read_rows(path: Path, is_row: Callable[[Metrics], bool] = lambda row: True) -> list[Metrics]:

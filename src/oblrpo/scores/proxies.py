@@ -119,8 +119,6 @@ class Features:
 PROXIES: dict[str, Callable[[Features], Tensor]] = {
     # As if tokens' scores were orthogonal and of one norm. Hao et al. 2025 (OPO), arXiv 2505.23585.
     "length": lambda features: features.length_S,
-    # Between tokens' scores that are orthogonal (T) and in line (T^2).
-    "length16": lambda features: features.length_S**LENGTH_EXPONENT,
     # sum_t || d log pi(id_t) / d z_t ||^2 of a whole completion. Li et al. 2026 (OTB), arXiv 2602.07078.
     "logit": lambda features: features.logit_norm2_S,
 }
@@ -130,8 +128,8 @@ PROXIES: dict[str, Callable[[Features], Tensor]] = {
 def agreement(proxy_S: Tensor, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
     """Pearson's correlation of log proxy and log norm2, each less its group's mean: a group's scale does not count.
 
-    It lies in [-1, 1] and is blind to a wrong exponent: `length` and `length16` agree equally well; `log_error` tells
-    them apart. With group_size = S it is the plain correlation. NaN where either has no spread inside any group.
+    It lies in [-1, 1] and is blind to a wrong exponent of the proxy, which `log_error` sees. With group_size = S it is
+    the plain correlation. NaN where either has no spread inside any group.
     Outputs of which either weight is 0 are left out.
 
     Args:
@@ -210,14 +208,7 @@ class CalibratedProxy:
         like = features.logit_norm2_S
         return bounded_S.exp().to(like.device, torch.promote_types(like.dtype, torch.float32))
 
-    def observe(
-        self,
-        features: Features,
-        norm2_S: Tensor,
-        group_size: int,
-        valid_S: Tensor | None = None,
-        count_S: Tensor | None = None,
-    ) -> float:
+    def observe(self, features: Features, norm2_S: Tensor, group_size: int, valid_S: Tensor | None = None) -> float:
         """Take in a batch's exact norms; return the `agreement` of the weights as they were predicted before it.
 
         Outputs with no norm, or with a logit norm that is only rounding, are left out of the fit. A batch of nothing
@@ -228,7 +219,6 @@ class CalibratedProxy:
             norm2_S: their exact squared score norms.
             group_size: G, at least 2; completions [p G, (p + 1) G) answer prompt p.
             valid_S: completions that count; all if None.
-            count_S: how many times each counts in the fit, which is 1 / p where completions were kept with chance p.
 
         Raises:
             ValueError: the shapes or the group size do not fit; a norm is negative, NaN or infinite.
@@ -240,7 +230,7 @@ class CalibratedProxy:
             keep_S &= valid_S.detach().cpu().bool()
         if not keep_S.any():
             return before
-        count_S = keep_S.double() if count_S is None else _cpu64(count_S).where(keep_S, 0)
+        count_S = keep_S.double()
         xy_SK = torch.cat([x_SK, norm2_S.log()[:, None]], 1)
         within_SK = _within_groups(xy_SK, count_S, group_size)
         totals = torch.cat([count_S[keep_S] @ xy_SK[keep_S], count_S.sum()[None]])

@@ -12,7 +12,7 @@ from oblrpo.settings.annotations import (
     refuse_idle,
     refuse_named,
 )
-from oblrpo.settings.elsewhere import hint
+from oblrpo.settings.foreign_settings import hint
 from oblrpo.settings.evaluate import RewardsConfig, SamplingConfig, as_in_run, check_sampling
 from oblrpo.settings.mappings import VLLM
 from oblrpo.settings.reading import (

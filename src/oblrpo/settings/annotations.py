@@ -37,7 +37,7 @@ class Range:
 MAY_CHANGE = "may change"
 """A run may be resumed with another value of the setting."""
 ADJUSTABLE = "adjustable"
-"""The setting is adjusted to rows and model where nobody has asked for it; `trainer.adjusting` says how."""
+"""The setting is adjusted to rows and model where nobody has set it; `trainer.adjusting` says how."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ def refuse_named(given: abc.Mapping[str, str], idle: abc.Mapping[str, Sequence[s
     """Refuse settings that do nothing, by why (`idle`), where somebody has set one."""
     for why, names in idle.items():
         if written := [given[name] for name in names if name in given]:
-            raise InputError(f"{', '.join(written)} would change nothing, for {why}; leave it out.")
+            raise InputError(f"{', '.join(written)} {'has' if len(written) == 1 else 'have'} no effect because {why}; remove {'it' if len(written) == 1 else 'them'}.")
 
 
 def adjustable(config: Any) -> set[str]:
-    """The settings that may be adjusted, for nobody has asked for them."""
-    return {name for name, notes in annotations_of(config).items() if ADJUSTABLE in notes} - set(config.asked)
+    """The settings that may be adjusted because nobody has set them."""
+    return {name for name, notes in annotations_of(config).items() if ADJUSTABLE in notes} - set(config.given)
 
 
 def may_change_on_resume(config: Any) -> set[str]:

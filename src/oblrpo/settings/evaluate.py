@@ -14,12 +14,12 @@ from oblrpo.settings.typed import with_fields
 
 @dataclass(frozen=True)
 class SamplingConfig(SamplerConfig, ModelConfig):
-    """How a model is asked, and its completions drawn."""
+    """How a model is sampling, and its completions drawn."""
 
     samples: int = 1
     """Completions a problem. Not set: at least the largest k."""
     prompt_template: str = ""
-    """What is asked; {prompt} stands for the question. Empty: it alone; of a benchmark, it and a request to put the
+    """What is sampling; {prompt} stands for the question. Empty: it alone; of a benchmark, it and a request to put the
     answer in \\\\boxed{}."""
     temperature: float = 1.0
     """Sampling temperature; 0: the most probable token, always."""
@@ -38,7 +38,7 @@ class SamplingConfig(SamplerConfig, ModelConfig):
     model's name."""
 
     def policy(self, model: str) -> PolicyConfig:
-        """Return how a model is loaded and asked."""
+        """Return how a model is loaded and sampling."""
         return PolicyConfig(model=model, **{field.name: getattr(self, field.name) for field in fields(ModelConfig)})
 
 
@@ -64,28 +64,28 @@ def as_in_run(config: TrainConfig, benchmark: bool = False) -> tuple[SamplingCon
 
 
 def check_sampling(
-    asked: SamplingConfig, ks: Sequence[int], said: Collection[str], drawn: bool = True
+    sampling: SamplingConfig, ks: Sequence[int], given: Collection[str], drawn: bool = True
 ) -> SamplingConfig:
     """Refuse what cannot be `drawn`; return it with enough samples for the largest k where their number is not set."""
-    asked = asked if "samples" in said else replace(asked, samples=max(asked.samples, *ks, 1))
+    sampling = sampling if "samples" in given else replace(sampling, samples=max(sampling.samples, *ks, 1))
     for key, value, least in (
-        ("samples", asked.samples, 1),
-        ("max_completion_length", asked.max_completion_length, 1),
-        ("problems_per_batch", asked.problems_per_batch, 1),
-        ("limit", asked.limit, 0),
-        ("seed", asked.seed, 0),
+        ("samples", sampling.samples, 1),
+        ("max_completion_length", sampling.max_completion_length, 1),
+        ("problems_per_batch", sampling.problems_per_batch, 1),
+        ("limit", sampling.limit, 0),
+        ("seed", sampling.seed, 0),
         ("k", min(ks, default=1), 1),
     ):
         if value is not None and not least <= value < 2**31:
             raise InputError(f"{key} is {value}; it must be at least {least}.")
-    if asked.temperature != 0 and not 1e-3 <= asked.temperature < float("inf"):
-        raise InputError(f"temperature is {asked.temperature}; it must be 0 or at least 0.001.")
-    asked.check_temperature(asked.temperature)
-    if asked.vllm_args and asked.sampler != "vllm":
+    if sampling.temperature != 0 and not 1e-3 <= sampling.temperature < float("inf"):
+        raise InputError(f"temperature is {sampling.temperature}; it must be 0 or at least 0.001.")
+    sampling.check_temperature(sampling.temperature)
+    if sampling.vllm_args and sampling.sampler != "vllm":
         raise InputError(f"vllm_args does nothing: {NO_VLLM.why}; set sampler to vllm, or leave it out.")
-    check_ranges(asked, vars(asked) | {f"vllm_args.{key}": value for key, value in vars(asked.vllm).items()})
-    if not 0 < asked.top_p <= 1:
+    check_ranges(sampling, vars(sampling) | {f"vllm_args.{key}": value for key, value in vars(sampling.vllm).items()})
+    if not 0 < sampling.top_p <= 1:
         raise InputError("top_p must be above 0 and at most 1.")
-    if drawn and max(ks, default=1) > asked.samples:
-        raise InputError(f"k is {max(ks)}; with samples {asked.samples} it must be from 1 to {asked.samples}.")
-    return asked
+    if drawn and max(ks, default=1) > sampling.samples:
+        raise InputError(f"k is {max(ks)}; with samples {sampling.samples} it must be from 1 to {sampling.samples}.")
+    return sampling

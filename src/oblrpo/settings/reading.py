@@ -13,7 +13,7 @@ from typing import Any
 from oblrpo.checksums import is_as_marked
 from oblrpo.errors import InputError, did_you_mean
 from oblrpo.settings.annotations import Holds, annotations_of
-from oblrpo.settings.elsewhere import hint
+from oblrpo.settings.foreign_settings import hint
 from oblrpo.settings.train import TrainConfig
 from oblrpo.settings.typed import of_mapping, with_fields
 from oblrpo.settings.yaml_files import read_yaml_file
@@ -45,9 +45,9 @@ def every_value(config: TrainConfig) -> dict[str, Any]:
 
 
 def with_settings(
-    config: TrainConfig, settings: dict[str, Any], source: str, asked: Iterable[str] | None = None
+    config: TrainConfig, settings: dict[str, Any], source: str, given: Iterable[str] | None = None
 ) -> TrainConfig:
-    """`config` with the flat settings of `source` replaced; they count as asked for, or those that `asked` names."""
+    """`config` with the flat settings of `source` replaced; they count as given for, or those that `given` names."""
     known = flatten(config)
     for key in settings:
         if key not in known:
@@ -56,9 +56,9 @@ def with_settings(
             )
     parts = {name: part for name, part in vars(config).items() if dataclasses.is_dataclass(part)}
     sections: dict[str, Any] = {name: with_fields(part, settings, source) for name, part in parts.items()}
-    new = {name for name in (settings if asked is None else asked) if settings.get(name) is not None}
-    recipe, asked = str(settings.get("recipe", config.recipe)), tuple(sorted({*config.asked, *new}))
-    return dataclasses.replace(config, recipe=recipe, asked=asked, **sections)
+    new = {name for name in (settings if given is None else given) if settings.get(name) is not None}
+    recipe, given = str(settings.get("recipe", config.recipe)), tuple(sorted({*config.given, *new}))
+    return dataclasses.replace(config, recipe=recipe, given=given, **sections)
 
 
 def flags_in(argv: list[str]) -> dict[str, str]:
@@ -73,12 +73,12 @@ def load_recipe(name: str, base: TrainConfig) -> TrainConfig:
     return dataclasses.replace(with_file(base, path, () if ours else None), recipe=name)
 
 
-def with_file(config: TrainConfig, path: Path | Traversable, asked: Iterable[str] | None = None) -> TrainConfig:
-    """`config` with what a YAML file says; of the `config.yaml` that a run wrote that counts as asked for which was."""
+def with_file(config: TrainConfig, path: Path | Traversable, given: Iterable[str] | None = None) -> TrainConfig:
+    """`config` with what a YAML file says; of the `config.yaml` that a run wrote that counts as given for which was."""
     said = read_yaml_file(path)
     if (of_run := said.pop(IDENTITY, None)) and is_as_marked(path.read_text(encoding="utf-8")):
-        asked = of_run.get("asked")
-    return with_settings(config, said, str(path), asked)
+        given = of_run.get("given")
+    return with_settings(config, said, str(path), given)
 
 
 def recipe_settings(name: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class TaskConfig(RowsConfig, GradingConfig):
     """Template of the prompt, in which {prompt} stands for the prompt column, such as 'Q: {prompt} A:'. Empty: {prompt}
     alone; of a benchmark, the question and a request to reason and to put the answer in \\boxed{}."""
     max_prompt_length: Annotated[int, Range(0)] = 0
-    """Longest prompt, in tokens; problems with longer ones are left out. 0: none is."""
+    """Longest prompt, in tokens; problems with longer ones are left out. 0: no limit."""
     heldout_fraction: Annotated[float, GENERATED, OWN_TEST, ADJUSTABLE] = 0.1
     """Share of `data` that is held out where there is no `eval_data`, chosen by a hash of the prompt. Not set: more
     where fewer than two prompts, or than eval_prompts, would be; less where prompts_per_step leaves less."""
@@ -125,7 +125,7 @@ class RolloutConfig(SamplerConfig):
     """Prompts whose completions are trained on at a time. 0: all. It changes memory, and what `oblr_shrunk` knows
     of other prompts: those of earlier micro-batches only."""
     tokens_per_micro_batch: Annotated[int, Range(0), MAY_CHANGE, ADJUSTABLE] = 0
-    """Tokens, padding included, that are trained on at a time, in whole groups sorted by length. 0: no bound. What
+    """Tokens, padding included, that are trained on at a time, in whole groups sorted by length. 0: no limit. What
     `oblr_shrunk` knows of other prompts is then from earlier steps only."""
     sampler_correction: str = "auto"
     """Correction for a sampler whose probabilities are not the trainer's. truncated: each completion is weighted by
@@ -168,9 +168,8 @@ class AlgorithmConfig:
     beta: Annotated[float, Range(0)] = 0.0
     """KL penalty: price in reward per nat of log(pi / pi_ref) of a completion, pi_ref being the policy before the first
     step. 0: none, and no reference is kept."""
-    train_on: str = "exact"
-    """Completions that the gradient is taken of: exact (all but those known to add 0), all, or compute-optimal (drawn
-    by their pull and weighted, so that variance times work is least)."""
+    train_on: Literal["exact", "all"] = "exact"
+    """Completions that the gradient is taken of: exact (all but those known to add 0), or all."""
     num_iterations: Annotated[int, Range(1)] = 1
     """Updates on each batch of completions; the `ratio` weighs those after the first."""
     ratio: Annotated[str, ONE_UPDATE] = ""
@@ -192,7 +191,7 @@ class ScoresConfig:
     score_method: str = "auto"
     """What is kept of a backward for norms and gradient, all exact: auto, gram, instantiate, or two_pass (nothing)."""
     score_norms: str = "exact"
-    """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length, length16,
+    """Weights of rewards in oblr baselines: exact (norms by score_method) or a proxy without norms: length,
     logit, calibrated (a regression on exact norms of earlier steps)."""
     calibration_steps: Annotated[int, Range(0)] = 10
     """Steps between two in which exact norms and proxies are both taken: their agreement is logged, `calibrated`
@@ -224,7 +223,7 @@ class OptimConfig:
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Course of eta_0 over the run."""
     max_grad_norm: Annotated[float, Range(0)] = 0.0
-    """Norm that the gradient is clipped to after it was measured, such as 1.0. 0: it never is."""
+    """Norm that the gradient is clipped to after it was measured, such as 1.0. 0: no limit."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +269,7 @@ class TrainConfig:
 
     recipe: Annotated[str, Positional("[RECIPE|FILE]")] = ""
     """A built-in recipe (demo) or a YAML file of settings; flags override it. A resumed run keeps its own."""
-    asked: tuple[str, ...] = field(default=(), compare=False)
+    given: tuple[str, ...] = field(default=(), compare=False)
     """Settings by flag, keyword or a YAML file of one's own; a recipe's and defaults are not, and may be adjusted."""
     run: RunConfig = field(default_factory=RunConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)

@@ -1,13 +1,15 @@
-"""YAML settings, read safely and written alike everywhere."""
+"""YAML 1.2 settings, read safely and written alike everywhere."""
 
 from __future__ import annotations
 
-import re
+import io
 from importlib.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from oblrpo.errors import InputError
 
@@ -15,88 +17,69 @@ DEEPEST, LARGEST = 50, 100_000
 """How deep a document may be, and how many values it may hold once its aliases are written out."""
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader with rules of YAML 1.2: 3e-4 is a number, `off` (a schedule of ours) a word, a key unique."""
+class _Constructor(SafeConstructor):
+    """YAML's core schema, which has no dates: 2024-01-01 is text, and so is `=`. Keys are text, each there once."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = 0
-        self._sizes: dict[int, int] = {}  # values that a node stands for, by its identity; 0: not complete yet
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a value, bounded in depth and in size.
+    def check_mapping_key(self, node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> Any:
+        """Refuse a key that is not text, or is there already.
 
         Raises:
-            ValueError: it is too deep or too large, holds itself, or has half a surrogate pair.
+            ConstructorError: names it and its line.
         """
-        self._depth += 1
-        if self._depth > DEEPEST:
-            raise ValueError(f"it is nested deeper than {DEEPEST} levels")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        if isinstance(node, yaml.ScalarNode):
-            node.value.encode()  # half a surrogate pair cannot be written
-        if node is not None and self._size(node) > LARGEST:
-            raise ValueError(f"it holds more than {LARGEST:,} values, its aliases written out")
-        return node
-
-    def _size(self, node: yaml.Node) -> int:
-        if isinstance(node, yaml.ScalarNode):
-            return 1
-        if id(node) not in self._sizes:
-            if not hasattr(node, "end_mark") or node.end_mark is None:
-                raise ValueError("a value holds itself by an alias")
-            parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else [pair])]
-            self._sizes[id(node)] = 1 + sum(map(self._size, parts))
-        return self._sizes[id(node)]
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that appears twice.
-
-        Raises:
-            ValueError: names it and its line; or a key is no text.
-        """
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise ValueError(f"the key {key.value!r} in line {key.start_mark.line + 1} appears twice")
-            seen.add(getattr(key, "value", None) if isinstance(key, yaml.ScalarNode) else None)
-        mapping = super().construct_mapping(node, deep)
-        for key in mapping:
-            if not isinstance(key, str):
-                raise ValueError(f"the key {key!r:.40} in line {node.start_mark.line + 1} is not text; quote it")
-        return mapping
+        if wrong := "is not text; quote it" if not isinstance(key, str) else "appears twice" if key in mapping else "":
+            raise ConstructorError(None, None, f"the key {key!r:.40} {wrong}", key_node.start_mark)
+        return True
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:bool"]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+for _tag in ("timestamp", "value"):
+    _Constructor.add_constructor(f"tag:yaml.org,2002:{_tag}", SafeConstructor.construct_yaml_str)
 
 
-class _Dumper(yaml.SafeDumper):
-    """YAML's safe writer, which quotes a word that `_Loader` would take for a number, as 12e34."""
-
-
-for _either in (_Loader, _Dumper):
-    _either.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-    )
+def _yaml(flow: bool | None = False, sort: bool = False) -> Any:
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.Constructor, yaml.max_depth, yaml.composer.warn_double_anchors = _Constructor, DEEPEST, False
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.width = flow, sort, 10**6
+    return yaml
 
 
 def read_yaml(text: str, source: str) -> dict[str, Any]:
     """A YAML mapping."""
+    place, what = source[:200], "a value does not fit its !! tag"
     try:
-        settings = yaml.load(text, _Loader) or {}
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        # The library raises KeyError of `!!bool x`, AttributeError of `!!timestamp x`.
-        what = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else "a value does not fit its !! tag"
-        said = " ".join(what.encode("utf-8", "backslashreplace").decode().split())[:500]
-        raise InputError(f"{source[:200]} is not valid YAML: {said}.") from None
+        settings = _yaml().load(text) or {}
+        _check(settings)
+    except Exception as error:  # the library raises KeyError of `!!bool x`, AssertionError of `%YAML 1.3`, and others
+        if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
+            place += f", line {mark.line + 1}, column {mark.column + 1},"
+            what = f"{error.context}, {error.problem}" if error.context else str(error.problem)
+        elif isinstance(error, (YAMLError, ValueError, AssertionError)):
+            what = str(error)
+        said = " ".join(what.encode("utf-8", "backslashreplace").decode().split()).partition(", if necessary")[0][:500]
+        raise InputError(f"{place} is not valid YAML: {said}.") from None
     if not isinstance(settings, dict):
         raise InputError(f"{source} must hold settings as YAML has them: `key: value`, or {{key: value}} on one line.")
     return settings
+
+
+def _check(document: Any) -> None:
+    """Refuse what settings cannot be, and more values than a file of settings has: aliases may multiply them.
+
+    Raises:
+        ValueError: what it is.
+    """
+    left, count = [document], 0
+    while left:
+        value, count = left.pop(), count + 1
+        if count > LARGEST:
+            raise ValueError(f"it holds more than {LARGEST:,} values, its aliases written out")
+        if type(value) is dict:
+            left += [*value, *value.values()]
+        elif type(value) is list:
+            left += value
+        elif isinstance(value, str):
+            value.encode()  # half a surrogate pair cannot be written
+        elif not isinstance(value, (int, float, type(None))):
+            raise ValueError(f"a setting cannot hold a value of type {type(value).__name__}")
 
 
 def read_yaml_file(path: Path | Traversable) -> dict[str, Any]:
@@ -110,12 +93,14 @@ def read_yaml_file(path: Path | Traversable) -> dict[str, Any]:
 
 def yaml_text(value: Any, short_lists: bool = False) -> str:
     """Settings as YAML, one a line in their own order; with `short_lists`, plain lists on one line."""
-    flow = None if short_lists else False
-    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow)
-    return text
+    return _dumped(_yaml(flow=None if short_lists else False), value)
 
 
 def yaml_line(value: Any) -> str:
     """A value as one line of YAML, with keys in order, as somebody writes it on the command line."""
-    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10**6)
-    return text.removesuffix("...\n").strip()
+    return _dumped(_yaml(flow=True, sort=True), value).removesuffix("...\n").strip()
+
+
+def _dumped(yaml: Any, value: Any) -> str:
+    yaml.dump(value, text := io.StringIO())
+    return text.getvalue()

@@ -1,22 +1,19 @@
-"""The step of OBLR-PO: the paper's Algorithm 1 in `algorithm1`, and in a file each what may wrap it."""
+"""The step of OBLR-PO: the paper's Algorithm 1 in `algorithm1`, what flows through it in `flow`, and its extras."""
 
 from oblrpo.step.algorithm1 import Algorithm1, add_to_gradient
-from oblrpo.step.baseline import StepBaseline
-from oblrpo.step.batch import Batch
-from oblrpo.step.gradient import Gradient, Part, Update
+from oblrpo.step.baseline import SCORE_NORMS, BaselinePass, StepBaseline
+from oblrpo.step.flow import Batch, Gradient, Part, Samples, Update
 from oblrpo.step.movement import Movement
-from oblrpo.step.samples import Sampled
-from oblrpo.step.weights import SCORE_NORMS, RewardWeights
 
 __all__ = [
     "SCORE_NORMS",
     "Algorithm1",
+    "BaselinePass",
     "Batch",
     "Gradient",
     "Movement",
     "Part",
-    "RewardWeights",
-    "Sampled",
+    "Samples",
     "StepBaseline",
     "Update",
     "add_to_gradient",

@@ -2,8 +2,8 @@
 
 P prompts q have G outputs o each, with rewards F. The gradient is streamed over micro-batches of whole groups. Which
 baseline and which rate are taken is the affair of the parts `baseline` and `schedule`; nothing here asks for a name.
-What the paper does not have (several updates a batch, a KL penalty, outputs left out, the ledger) wraps this class: see
-`trainer.learner`.
+What the paper does not have (several updates a batch, a KL penalty, outputs left out, the ledger) is passed in, or
+wraps this class: see `trainer.learner`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ import torch
 from torch.optim import Optimizer
 
 from oblrpo import estimators
-from oblrpo.algorithms import Algorithm
 from oblrpo.errors import check_finite
 from oblrpo.policy import Policy
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.rollout import Sampler
 from oblrpo.scores import GroupTape, ScoreTape
 from oblrpo.settings import RolloutConfig
-from oblrpo.step.baseline import StepBaseline
-from oblrpo.step.batch import Batch
-from oblrpo.step.gradient import Gradient, Part, Update, by_prompt
+from oblrpo.step.baseline import BaselinePass, StepBaseline
+from oblrpo.step.flow import Batch, Gradient, Part, Samples, Update, Weigh, on_policy
 from oblrpo.step.movement import Movement
-from oblrpo.step.samples import Sampled
 from oblrpo.step.scoring import score
+from oblrpo.tables.algorithms import Algorithm
 from oblrpo.tasks import Problem
 
 
@@ -55,13 +53,14 @@ class Algorithm1:
             problems: the prompts, and what verifies their outputs.
             number: the number of the step, from 1.
         """
-        gradient = self.gradient(self.batch(self.sample(problems)), number)
-        update = self.update(gradient)
-        self.baseline.end_step()
+        batch = self.batch(self.sample(problems))
+        baseline = self.baseline.begin(number, batch)
+        update = self.update(self.gradient(batch, baseline))
+        self.baseline.end_step(baseline)
         self.sampler.sync(self.policy)
         return update
 
-    def sample(self, problems: list[Problem]) -> Sampled:
+    def sample(self, problems: list[Problem]) -> Samples:
         """Sample G outputs o of each of the P prompts q, and reward them."""
         rollouts = self.sampler.sample(
             [problem.prompt for problem in problems],
@@ -71,38 +70,42 @@ class Algorithm1:
         )
         rewarded = self.rewards(problems, rollouts.completions, rollouts.ids)
         rewards_PG, valid_PG = (torch.tensor(values, device=self.policy.device) for values in rewarded)
-        return Sampled(rollouts, rewards_PG, valid_PG)
+        return Samples(rollouts, rewards_PG, valid_PG)
 
-    def batch(self, sampled: Sampled) -> Batch:
+    def batch(self, samples: Samples) -> Batch:
         """The outputs with their rewards, and the factors with which they enter the mean."""
-        sequences, longest = sampled.rollouts.sequences, self.rollout.max_completion_length
-        return Batch.of(sequences, sampled.rewards_PG, sampled.valid_PG, self.algorithm, longest=longest)
+        sequences, longest = samples.rollouts.sequences, self.rollout.max_completion_length
+        return Batch.of(sequences, samples.rewards_PG, samples.valid_PG, self.algorithm, longest=longest)
 
-    def gradient(self, batch: Batch, step: int | None = None) -> Gradient:
+    def gradient(self, batch: Batch, baseline: BaselinePass, weigh: Weigh = on_policy) -> Gradient:
         """Take g = (1/P) sum_i g_i with g_i = (1/G) sum_j A_ij grad log pi(o_ij|q_i); `.grad` is that of -J.
 
         Args:
             batch: the outputs and their rewards.
-            step: the number of the step, by which norms and their proxies are compared; None for a later pass over
-                the same batch, of which the baseline keeps nothing.
+            baseline: this pass's baseline, which has been shown the batch.
+            weigh: what scores are multiplied by, of outputs that the policy has not sampled as it is.
 
         Raises:
             DivergedError: a log-probability, a score norm or a gradient is NaN or infinite.
             ValueError: fewer than two prompts take part.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        self.baseline.begin(step, batch)
         parts = [
-            add_to_gradient(part, self.policy, self.rollout.temperature, self.tape, self.baseline)
+            add_to_gradient(part, self.policy, self.rollout.temperature, self.tape, baseline, weigh)
             for part in batch.parts(self.micro_batches)
         ]
-        # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H.
-        group_norm2_P = by_prompt(parts, batch)
+        # Signal and noise, from the prompts' gradients and their mean: SNR = ||grad J||^2 / tr H. A prompt that takes
+        # part and is in no micro-batch has the gradient 0.
+        group_norm2_P = torch.zeros_like(batch.part_P, dtype=parts[0].group_norm2_P.dtype)
+        group_norm2_P[torch.cat([part.batch.index_P for part in parts])] = torch.cat(
+            [part.group_norm2_P for part in parts]
+        )
+        group_norm2_P = group_norm2_P[batch.part_P]
         norm2 = estimators.squared_norm(self.policy.parameters)
         # In float32, because optimizers square the gradient there, and keep the squares.
         check_finite("gradient", torch.tensor(norm2, dtype=torch.float32, device="cpu"))
         moments = estimators.moments(group_norm2_P, norm2)
-        return Gradient.of(batch, parts, moments, norm2, group_norm2_P, self.baseline.known_PG)
+        return Gradient.of(batch, parts, moments, norm2, group_norm2_P, baseline.known_PG)
 
     def update(self, gradient: Gradient) -> Update:
         """Set the rate eta_0 N SNR / (1 + N SNR) (theorem 4, the schedule `debiased`), or the schedule's own, and step.
@@ -114,32 +117,37 @@ class Algorithm1:
             self.optimizer.zero_grad(set_to_none=True)
             return Update(gradient, 0.0, 0.0, gradient.moments, (math.nan, math.nan), None)
         batch = gradient.batch
-        factor = schedule.step(gradient.moments, gradient.ess_ratio, batch.mean_length, batch.is_fresh, batch.headroom)
+        headroom = estimators.headroom(batch.rewards_PG, batch.valid_PG)
+        factor = schedule.step(gradient.moments, gradient.ess_ratio, batch.mean_length, batch.fresh, headroom)
         rate = schedule.learning_rates[0]
-        if schedule.rule.measures_updates:
+        if schedule.measures_updates:
             change = self.movement.watch(gradient)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)  # its room is needed by what measures the update
         if change is not None:  # how far the policy moved; an update that went too far is shortened
             kl, left = schedule.confine(change)
             factor, rate = factor * left, rate * left
-        return Update(gradient, factor, rate, schedule.smoothed, schedule.snr_interval(), kl, schedule.rule.target_kl)
+        return Update(gradient, factor, rate, schedule.smoothed, schedule.snr_interval(), kl, schedule.target_kl)
 
 
 def add_to_gradient(
-    part: Batch, policy: Policy, temperature: float, tape: ScoreTape | GroupTape, baseline: StepBaseline
+    part: Batch,
+    policy: Policy,
+    temperature: float,
+    tape: ScoreTape | GroupTape,
+    baseline: BaselinePass,
+    weigh: Weigh = on_policy,
 ) -> Part:
     """Add the share of one micro-batch to `.grad`: one forward, and one backward for activations."""
-    # Score: the gradient s of each output's log pi(o|q), left on the tape.
-    part, logps = score(part, policy, temperature, tape)
+    # Score: record the score factors of each output's log pi(o|q), of which s is the gradient, on the tape.
+    logps, weighed = score(part, policy, temperature, tape, weigh)
     # Baseline: b = sum w F / sum w over the other outputs, weighted by w = ||s||^2 (theorem 7), or the named one.
-    baseline_PG, norm2_S = baseline(part, logps, tape)
-    # Advantages A = F - b, and the gradient: the sum of A s, each with its share of the mean, over the algorithm's
-    # divisor and with a minus, because optimizers descend.
-    advantages_PG = torch.where(part.valid_PG, part.rewards_PG - baseline_PG, 0)
-    coef_PG = part.share_of_mean * advantages_PG
-    # Each share holds 1 / P', which the norm of a prompt's own gradient does not.
+    baseline_PG, norm2_S = baseline(part, logps, weighed.rho_PG, tape)
+    # Advantages A = F - b, and the gradient: the sum of A s, each with its factor in the mean.
+    advantages_PG = estimators.advantages(part.rewards_PG, baseline_PG, part.valid_PG)
+    coef_PG = part.factor_PG(weighed.rho_PG) * advantages_PG
+    # Each factor holds 1 / P', which the norm of a prompt's own gradient does not.
     group_norm2_P = tape.accumulate(coef_PG.flatten(), part.groups) * part.prompts_in_mean**2
     check_finite("gradient of a prompt", group_norm2_P)
     tape.forget()  # the scores' room, before the next micro-batch
-    return Part(part, norm2_S, baseline_PG, group_norm2_P, logps.detached())
+    return Part(part, weighed, norm2_S, baseline_PG, group_norm2_P, logps.detached())

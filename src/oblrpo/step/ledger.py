@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,23 +16,34 @@ from oblrpo.estimators import BASELINES, Prior
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches, rows_of
 from oblrpo.scores import ScoreTape
-from oblrpo.step.off_policy import OffPolicyBatch, SamplerMismatch
-from oblrpo.step.selection import BACKWARD, SAMPLING
+from oblrpo.step.flow import Batch
+from oblrpo.step.off_policy import ImportanceWeights, log_ratio, truncated
 
-SHARE = 0.02
-"""The share of a run's work that its ledgers take, where they are not asked for by number."""
-LOOK = 7.0
-"""What a ledger costs a token, in forwards: twice a forward and a backward, and inner products."""
+WORK_SHARE = 0.02
+"""The share of a run's work that its ledgers take, where no number of steps is set."""
+SAMPLING, TRAINING, LEDGER = 1.0, 3.0, 7.0
+"""What sampling a token, training on it, and a ledger of it cost, in forwards of a token."""
 DIRECTIONS, DIMENSIONS = 8, 2048
 """The size of each of the two independent sketches that inner products come from; see `ScoreTape.sketch`."""
+
+
+@dataclass(frozen=True)
+class LedgerOfBatch:
+    """The ledger of a batch, and of what it was taken."""
+
+    ledger: estimators.Ledger
+    prompts_P: Tensor
+    """The prompts of the batch that took part, in the order of `norm2_S`."""
+    norm2_S: Tensor
+    """The squared score norms of their outputs."""
 
 
 class VarianceLedger:
     """Takes the ledger: one forward and backward for activations, and as much again for the token-level baseline.
 
     Inner products come from sketches, unless they are to be `exact`, which needs all prompts in one micro-batch.
-    `metrics` takes the ledger in step 1 and in every so many steps; `every` 0: never; None: whenever `SHARE` of the
-    run's work pays for one. Work is counted in tokens, and not in seconds, so that a run repeats itself.
+    `metrics` takes the ledger in step 1 and in every so many steps (`every`; 0: never; None: when `WORK_SHARE` of the
+    run's work pays for one). Work is counted in tokens, and not in seconds, so that a run repeats itself.
     """
 
     def __init__(
@@ -42,36 +54,33 @@ class VarianceLedger:
             raise ValueError("an exact ledger needs all prompts in one micro-batch.")
         self.policy, self.temperature, self.every = policy, temperature, every
         self.micro_batches, self.exact = micro_batches, exact
-        self.taken: tuple[Tensor, Tensor] | None = None
-        """The prompts (P',) of the ledger that was taken last, and their scores' inner products, until `of_draw`."""
         self._tape = ScoreTape(policy.model)
         self._saved = 0.0  # of past work, for the next ledger; in forwards of a token
 
-    def metrics(self, batch: OffPolicyBatch, prior: Prior, step: int) -> dict[str, float]:
+    def metrics(self, batch: Batch, prior: Prior, step: int, weights: ImportanceWeights) -> dict[str, float]:
         """The ledger of a step as metrics, in steps that take one; else nothing."""
-        self.taken = None  # an earlier step's, where that step made no update
         if not self._is_due(batch, step):
             return {}
-        ledger = self.take(batch, prior, step)
-        if ledger is None:
+        if (taken := self.take(batch, prior, step, weights)) is None:
             return {}
+        ledger = taken.ledger
         dimension = ledger.entries["rloo"].effective_dimension if "rloo" in ledger.entries else math.nan
         return ledger_metrics(ledger) | {"effective_dimension": dimension}
 
-    def _is_due(self, batch: OffPolicyBatch, step: int) -> bool:
+    def _is_due(self, batch: Batch, step: int) -> bool:
         if self.every is not None:
             return self.every > 0 and (step == 1 or (step > 0 and step % self.every == 0))
         tokens = float(batch.sequences.mask_ST.sum())
-        if step < 1 or self._saved < LOOK * tokens:
+        if step < 1 or self._saved < LEDGER * tokens:
             return False
-        self._saved -= LOOK * tokens
+        self._saved -= LEDGER * tokens
         return True
 
-    def save_up(self, batch: OffPolicyBatch) -> None:
+    def save_up(self, batch: Batch) -> None:
         """Put the share of a step's work aside, after its gradient: what went through the model of this batch."""
         tokens_S = batch.sequences.mask_ST.sum(1)
-        trained = float(tokens_S[batch.keep_PG.flatten() > 0].sum())
-        self._saved += SHARE * (SAMPLING * float(tokens_S.sum()) + BACKWARD * trained)
+        trained = float(tokens_S[batch.kept_PG.flatten()].sum())
+        self._saved += WORK_SHARE * (SAMPLING * float(tokens_S.sum()) + TRAINING * trained)
 
     def state_dict(self) -> dict[str, Any]:
         """What was put aside."""
@@ -81,31 +90,11 @@ class VarianceLedger:
         """Take up where `state_dict` left off."""
         self._saved = state["saved"]
 
-    def of_draw(self, batch: OffPolicyBatch) -> dict[str, float]:
-        """What leaving outputs out added to the gradient's variance, as metrics; after `metrics` of the same batch.
-
-        `measured` is over sum_j a_j^2 w_j, as the prediction is, and `of_gradient` over the variance with all outputs.
-        Nothing where no ledger was taken, or none were drawn.
-        """
-        taken, self.taken = self.taken, None
-        if taken is None or batch.draw is None:
-            return {}
-        chosen_P, gram = taken
-        chance_PG, coef_PG = batch.draw.chance_PG[chosen_P], batch.draw.coef_PG[chosen_P]
-        valid_PG = batch.valid_PG[chosen_P]
-        gram_SS = gram.expand(2, -1, -1).mean(0)
-        added = estimators.added_variance(chance_PG, coef_PG, gram_SS, batch.draw.nothing)
-        alone = float(coef_PG.double().square().flatten() @ gram_SS.diagonal().double())
-        advantages = {"drawn": coef_PG * len(chosen_P) * valid_PG.sum(1, keepdim=True)}
-        whole = estimators.ledger(gram, advantages, batch.rewards_PG[chosen_P], {"drawn": False}, valid_PG=valid_PG)
-        variances = {"measured": alone, "of_gradient": whole.entries["drawn"].variance}
-        return {f"added_variance/{name}": added / over for name, over in variances.items() if over > 0}
-
-    def take(self, batch: OffPolicyBatch, prior: Prior, seed: int) -> estimators.Ledger | None:
+    def take(self, batch: Batch, prior: Prior, seed: int, weights: ImportanceWeights) -> LedgerOfBatch | None:
         """The ledger of the prompts with outputs enough for every baseline; None where fewer than two have them.
 
-        With importance weights rho, scores are rho grad log pi: their inner products, norms and all that follows. The
-        prior is what earlier steps say, for `oblr_shrunk`; the seed is that of the sketches.
+        Where the sampler is corrected for, scores are rho grad log pi: their inner products, norms and all that
+        follows. The prior is what earlier steps say, for `oblr_shrunk`; the seed is that of the sketches.
         """
         G = batch.shape[1]
         part_P = batch.valid_PG.sum(1) >= min(2, G)
@@ -120,12 +109,11 @@ class VarianceLedger:
         rewards_PG, valid_PG = batch.rewards_PG[chosen_P], batch.valid_PG[chosen_P]
         outputs, gram, norm2_S = self._pass(sequences, sizes, seed)
         longest, rho_S = sequences.own_SC.shape[1], None
-        if batch.sampler_logps_SC is not None and batch.clip_max is not None:
-            reported_SC = batch.sampler_logps_SC[rows_S, :longest]
+        if weights.sampler_logps_SC is not None and weights.clip_max is not None:
+            reported_SC = weights.sampler_logps_SC[rows_S, :longest]
             logp_SC = _joined([output.logp_SC for output in outputs], longest)
-            rho_S = SamplerMismatch.of(logp_SC, reported_SC, sequences.own_SC).rho_S(batch.clip_max)
+            rho_S = truncated(log_ratio(logp_SC, reported_SC, sequences.own_SC)[0], weights.clip_max)
             gram = _weighted(gram, rho_S)
-        self.taken = chosen_P, gram
         logit_norm2_SC = _joined([output.logit_norm2_SC for output in outputs], longest)
         own_PGT = sequences.own_SC.view(*rewards_PG.shape, -1).to(rewards_PG)
         inputs = estimators.baseline_inputs(own_PGT, norm2_S.view_as(rewards_PG), logit_norm2_SC.view_as(own_PGT))
@@ -135,7 +123,8 @@ class VarianceLedger:
             return weighted if rho_S is None else _weighted(weighted, rho_S)
 
         rho_PG = None if rho_S is None else rho_S.view_as(rewards_PG)
-        return ledger_of(gram, rewards_PG, valid_PG, inputs, prior, rho_PG, batch.weight_PG[chosen_P], by_token)
+        ledger = ledger_of(gram, rewards_PG, valid_PG, inputs, prior, rho_PG, batch.weight_PG[chosen_P], by_token)
+        return LedgerOfBatch(ledger, chosen_P, norm2_S)
 
     def _pass(
         self, sequences: Sequences, sizes: list[int], seed: int, weight_SC: Tensor | None = None

@@ -10,7 +10,7 @@ from torch import Tensor
 from oblrpo.estimators import ONE_IN
 from oblrpo.policy import Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches
-from oblrpo.step.gradient import Gradient, by_token
+from oblrpo.step.flow import Gradient
 
 
 class Movement:
@@ -40,4 +40,4 @@ class Movement:
     def _logp_SC(self, chosen: Sequences) -> Tensor:
         blocks = self.micro_batches.of(chosen, 1)
         outputs = [self.policy.logps(chosen.at(rows_S), self.temperature).logp_SC for rows_S in blocks]
-        return by_token(chosen, blocks, outputs)
+        return chosen.by_token(blocks, outputs)

@@ -1,8 +1,6 @@
-"""The scores of a micro-batch: its outputs go through the model and leave on the tape what their scores come of."""
+"""The scores of a micro-batch: its outputs go through the model, which records their score factors on the tape."""
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 from torch import Tensor
 
@@ -10,14 +8,13 @@ from oblrpo.errors import check_finite
 from oblrpo.policy import Logps, Policy
 from oblrpo.policy.micro_batches import of_like_length
 from oblrpo.scores import GroupTape, ScoreTape
-from oblrpo.step.batch import Batch
-from oblrpo.step.gradient import by_token
-
-SomeBatch = TypeVar("SomeBatch", bound=Batch)
+from oblrpo.step.flow import Batch, Weigh, Weighed
 
 
-def score(part: SomeBatch, policy: Policy, temperature: float, tape: ScoreTape | GroupTape) -> tuple[SomeBatch, Logps]:
-    """Record grad log pi(o|q) of every output; return them with their importance weights, and their log-probabilities.
+def score(
+    part: Batch, policy: Policy, temperature: float, tape: ScoreTape | GroupTape, weigh: Weigh
+) -> tuple[Logps, Weighed]:
+    """Record grad log pi(o|q) of every output; return their log-probabilities, and what their scores are multiplied by.
 
     Outputs of like length share a forward, whichever prompt they answer, so that little is padded. A prompt's outputs
     are on one tape all the same.
@@ -27,17 +24,25 @@ def score(part: SomeBatch, policy: Policy, temperature: float, tape: ScoreTape |
         if len(slices) > 1:
             # Groups of which a slice has as many outputs are neighbours in it, and multiplied out together.
             slices = [rows_S[by_count(part.owner_S[rows_S])] for rows_S in slices]
-            logps = _in_slices(part, slices, policy, temperature, tape)
-            return part.under(logps), logps
+            logps = _in_slices(part, slices, policy, temperature, tape, weigh)
+            return logps, weigh(part, logps.logp_SC.detach())
     with tape:
         logps = policy.logps(part.sequences, temperature)
         check_finite("log-probability", logps.logps_S.detach())
-        part = part.under(logps)
-        tape.record(part.scored(logps.logp_SC))  # log pi(o|q) itself, unless tokens have importance weights
-    return part, logps
+        weighed = weigh(part, logps.logp_SC.detach())
+        tape.record(_scored(part, logps, weighed))
+    return logps, weighed
 
 
-def _in_slices(part: Batch, slices: list[Tensor], policy: Policy, temperature: float, tape: ScoreTape) -> Logps:
+def _scored(part: Batch, logps: Logps, weighed: Weighed) -> Tensor:
+    """What the score of each output is the gradient of, (S,): log pi(o|q), or sum_t m_t log pi(o_t) of weights m_t."""
+    weight_SC = weighed.token_weight_SC
+    return ((logps.logp_SC if weight_SC is None else logps.logp_SC * weight_SC) * part.sequences.own_SC).sum(1)
+
+
+def _in_slices(
+    part: Batch, slices: list[Tensor], policy: Policy, temperature: float, tape: ScoreTape, weigh: Weigh
+) -> Logps:
     """Record slices of the outputs; what their forwards say of all, 0 where a token is not the policy's own."""
     outputs = []
     with tape:
@@ -45,10 +50,10 @@ def _in_slices(part: Batch, slices: list[Tensor], policy: Policy, temperature: f
             some = part.at(rows_S)
             logps = policy.logps(some.sequences, temperature)
             check_finite("log-probability", logps.logps_S.detach())
-            tape.record(some.under(logps).scored(logps.logp_SC), rows_S=rows_S)
+            tape.record(_scored(some, logps, weigh(some, logps.logp_SC.detach())), rows_S=rows_S)
             outputs.append(logps.detached())
     logp_SC, entropy_SC, logit_norm2_SC = (
-        by_token(part.sequences, slices, [getattr(each, name) for each in outputs])
+        part.sequences.by_token(slices, [getattr(each, name) for each in outputs])
         for name in ("logp_SC", "entropy_SC", "logit_norm2_SC")
     )
     return Logps(logp_SC.sum(1), logp_SC, entropy_SC, logit_norm2_SC, part.sequences.own_SC)

@@ -1,4 +1,4 @@
-"""Algorithm 1 with what a run may add to it, each from a file of its own in `step`."""
+"""A run's step: Algorithm 1 with what a run adds to it, each from a file of its own in `step`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oblrpo import estimators
 from oblrpo.clock import Clock
 from oblrpo.errors import DivergedError, InputError, check_finite
-from oblrpo.estimators import Ratio
 from oblrpo.memory import give_back
-from oblrpo.rollout import Rollouts
 from oblrpo.scores import UnsupportedModelError
-from oblrpo.step import Algorithm1, Gradient, Sampled, Update
-from oblrpo.step.gradient import own_norm2_of
+from oblrpo.step import Algorithm1, BaselinePass, Batch, Gradient, Samples, Update
 from oblrpo.step.ledger import VarianceLedger
-from oblrpo.step.off_policy import OffPolicyBatch, clip_metrics, mismatch_metrics
+from oblrpo.step.off_policy import ImportanceWeights, clip_metrics, sampler_metrics
 from oblrpo.step.reference import Reference
-from oblrpo.step.selection import draw_least_work, without_idle
+from oblrpo.step.selection import without_idle
+from oblrpo.tables.ratios import Ratio
 from oblrpo.tasks import Problem
 from oblrpo.trainer.optimizers import averaged, training
 
@@ -31,35 +30,33 @@ from oblrpo.trainer.optimizers import averaged, training
 class StepResult:
     """One step of a run: the completions, their rewards, and the updates on them."""
 
-    rollouts: Rollouts
-    rewards_PG: Tensor
-    """The rewards F; the value of an output without a reward means nothing."""
-    valid_PG: Tensor
-    """Which outputs have a reward."""
+    samples: Samples
+    """The completions that it learned from, with their rewards before any KL penalty."""
     updates: list[Update]
     """The updates, of which there are none where too few outputs have a reward, or the gradient is not finite."""
     skipped: str = ""
     """What was not finite, so that an update was left out; empty if nothing was."""
-    kl_PG: Tensor | None = None
-    """The log-ratio log(pi / pi_ref) of every output that its reward was charged for; None without a reference."""
-    sampled: Sampled | None = None
-    """All that was sampled, where some of it was dropped before anything was learned of it."""
     entropy: float | None = None
     """The entropy of the completions' tokens in nats, where no reward differed from another: no update was made."""
+    kl_PG: Tensor | None = None
+    """The log-ratio log(pi / pi_ref) of every output that its reward was charged for; None without a reference."""
+    all_samples: Samples | None = None
+    """All that was sampled, where some of it was dropped before anything was learned from it."""
     rounds: int | None = None
     """How many times prompts were sampled for it, where that is not once by itself."""
 
 
 @dataclass
-class Learner(Algorithm1):
+class Learner:
     """Algorithm 1 with several updates a batch, a reference, outputs left out, and the ledger.
 
     Its parts are made by `setup.make_learner`.
     """
 
+    core: Algorithm1
     ratio: Ratio
     train_on: str
-    """One of `step.selection.SELECTIONS`."""
+    """Which outputs go through the model: `all`, or `exact`, those whose advantages are not 0."""
     ledger: VarianceLedger
     scheduler: Any
     num_iterations: int
@@ -69,166 +66,128 @@ class Learner(Algorithm1):
     clock: Clock = field(default_factory=Clock)
     rows: int | None = None
     """How many prompts there are to train on; None where they are without number, or chosen by what they earn."""
-    skipped: str = ""
-    """Why the last `learn` left an update out; empty if it left none out."""
-    entropy: float | None = None
-    """The entropy of the last `learn`'s tokens, if none of its rewards differed from another."""
 
-    def step(self, problems: list[Problem], number: int) -> StepResult:  # type: ignore[override]
-        """A run's step, in the place of Algorithm 1's: sample, reward, and make the updates of `learn`."""
+    def step(self, problems: list[Problem], number: int) -> StepResult:
+        """Sample, reward, make the updates of `learn`, and let the sampler take over the new weights."""
         return self.learn_from(self.sample(problems), number)
 
-    def sample(self, problems: list[Problem]) -> Sampled:
+    def sample(self, problems: list[Problem]) -> Samples:
         """Algorithm 1's, on the clock."""
         with self.clock.part("sampling"):
-            return super().sample(problems)
+            return self.core.sample(problems)
 
-    def learn_from(self, sampled: Sampled, number: int) -> StepResult:
+    def learn_from(self, samples: Samples, number: int) -> StepResult:
         """Learn from what was sampled, and let the sampler take over the new weights; arguments as in `step`."""
-        rollouts, learned, kl_PG = sampled.rollouts, sampled, None
+        charged, kl_PG = samples, None
         if self.reference is not None:
-            learned_PG, kl_PG = self.reference.penalised(rollouts.sequences, sampled.rewards_PG)
-            learned = replace(sampled, rewards_PG=learned_PG)
+            charged_PG, kl_PG = self.reference.penalised(samples.rollouts.sequences, samples.rewards_PG)
+            charged = replace(samples, rewards_PG=charged_PG)
         with self.clock.part("training"):
-            updates = self.learn(learned, number)
+            result = self.learn(charged, number)
         with self.clock.part("sampling"):
-            self.sampler.sync(self.policy)
-        told = rollouts, sampled.rewards_PG, sampled.valid_PG, updates, self.skipped, kl_PG
-        return StepResult(*told, entropy=self.entropy)
+            self.core.sampler.sync(self.core.policy)
+        return replace(result, samples=samples, kl_PG=kl_PG)
 
-    def learn(self, sampled: Sampled, step: int = 0) -> list[Update]:
+    def learn(self, samples: Samples, step: int = 0) -> StepResult:
         """Make `num_iterations` updates on one batch of completions; the policy before the first is the old one.
 
         No update is made, and nothing changes, where fewer than two prompts have as many valid outputs as the baseline
-        needs, or where no reward differs from another: `entropy` is then that of the outputs. An update whose gradient
-        is not finite is left out with those that would follow it, and changes nothing
-        either; `skipped` says why. Step 0 takes no ledger.
+        needs, or where no reward differs from another. An update whose gradient is not finite is left out with those
+        that would follow it, and changes nothing either. Step 0 takes no ledger.
 
         Raises:
             DivergedError: the updated weights, or log-probabilities, are NaN or infinite.
         """
-        self.skipped, self.entropy = "", None
-        batch = self.batch(sampled)
+        batch = self.core.batch(samples)
         if batch.prompts_in_mean < 2:
-            return []
-        if not batch.differs:
-            left_out = replace(batch, keep_PG=torch.zeros_like(batch.keep_PG))
-            self.entropy = self._entropy(left_out) / float(batch.sequences.own_ST.sum())
+            return StepResult(samples, [])
+        if not estimators.differ(batch.rewards_PG, batch.valid_PG):
             for _ in range(self.num_iterations):
                 self._end_update()
-            return []
+            entropy = self._entropy(samples, batch, torch.ones_like(batch.valid_PG))
+            return StepResult(samples, [], entropy=entropy / float(batch.sequences.own_ST.sum()))
         try:
-            updates, metrics = self._updates(batch, step)
+            return self._updates(samples, batch, step)
         except DivergedError:
             raise
         except (ValueError, UnsupportedModelError) as error:
             raise InputError(f"the gradient cannot be used: {error}") from None
-        if not updates:
-            return []
-        self.baseline.end_step()
-        return [replace(updates[0], further=metrics), *updates[1:]]
 
-    def _updates(self, batch: OffPolicyBatch, step: int) -> tuple[list[Update], dict[str, float]]:
-        """The updates on a batch, and the metrics of the first of them."""
-        updates: list[Update] = []
-        clipped: list[dict[str, float]] = []
+    def weights(self, samples: Samples) -> ImportanceWeights:
+        """What multiplies the scores of the first update on these outputs."""
+        return ImportanceWeights(self.ratio, self.clip_max, samples.rollouts.sampler_logps_SC)
+
+    def _updates(self, samples: Samples, batch: Batch, step: int) -> StepResult:
+        """The updates on a batch, the first with the metrics of all."""
+        weights, past = self.weights(samples), self.core.baseline
+        first = past.begin(step, batch)
         metrics: dict[str, float] = {}
+        clipped: list[dict[str, float]] = []
+        updates: list[Update] = []
+        skipped = ""
         for _ in range(self.num_iterations):
             try:
                 if not updates:
                     with self.clock.part("ledger"):
-                        metrics |= self.ledger.metrics(batch, self.baseline.prior, step)
-                gradient = self.gradient(batch, None if updates else step)
+                        metrics |= self.ledger.metrics(batch, past.prior, step, weights)
+                    batch = self.chosen(batch, first, weights)
+                baseline = past.begin(None, batch) if updates else first
+                gradient = self.gradient(samples, batch, baseline, weights)
             except DivergedError as error:
                 if error.what == "log-probability":  # the policy itself is broken, not this batch's gradient
                     raise
-                self.skipped = error.what
-                self.tape.forget()  # what is left of this gradient must not reach the next
-                self.optimizer.zero_grad(set_to_none=True)
+                skipped = error.what
+                self.core.tape.forget()  # what is left of this gradient must not reach the next
+                self.core.optimizer.zero_grad(set_to_none=True)
                 break
+            clipped.append(clip_metrics(gradient.parts, self.ratio))
             if not updates:
-                metrics |= self.of_first(gradient)
-                batch = taken_of(gradient).aged(gradient.logp_SC, gradient.baseline_PG)
-            clipped.append(clip_metrics(gradient))
+                metrics |= first.compare(gradient) | sampler_metrics(gradient.parts, self.clip_max)
+                self.ledger.save_up(batch)
+                weights = replace(weights, old_logp_SC=gradient.logp_SC)
+                fixed_PG = gradient.baseline_PG if self.ratio.by_sign else None
+                batch = replace(batch, baseline_PG=fixed_PG, fresh=False)
             update = self.update(gradient)
             updates.append(replace(update, gradient=replace(gradient, parts=())))  # which are large
-        if clipped:
-            metrics |= {name: sum(shares.get(name, 0.0) for shares in clipped) / len(clipped) for name in clipped[-1]}
-        return updates, metrics
+        if not updates:
+            return StepResult(samples, [], skipped)
+        past.end_step(first)
+        metrics |= {name: sum(shares.get(name, 0.0) for shares in clipped) / len(clipped) for name in clipped[-1]}
+        return StepResult(samples, [replace(updates[0], further=metrics), *updates[1:]], skipped)
 
-    def of_first(self, gradient: Gradient) -> dict[str, float]:
-        """What the first gradient of a batch shows, as metrics; the baseline learns from it."""
-        batch = taken_of(gradient)
-        metrics = self.baseline.compare(gradient, batch.features if batch.draw is not None else None)
-        metrics |= mismatch_metrics(gradient) | self.ledger.of_draw(batch)
-        self.ledger.save_up(batch)
-        return metrics if batch.draw is None else metrics | {"added_variance": batch.draw.added}
+    def chosen(self, batch: Batch, baseline: BaselinePass, weights: ImportanceWeights) -> Batch:
+        """The batch without the outputs of advantage 0, where these have no further use.
 
-    def batch(self, sampled: Sampled) -> OffPolicyBatch:
-        """The completions with their rewards, and with what this algorithm makes of them in the mean."""
-        return OffPolicyBatch.of(
-            sampled.rollouts.sequences,
-            sampled.rewards_PG,
-            sampled.valid_PG,
-            self.algorithm,
-            longest=self.rollout.max_completion_length,
-            sampler_logps_SC=sampled.rollouts.sampler_logps_SC,
-            clip_max=self.clip_max,
-            features=sampled.rollouts.features,
-            ratio=self.ratio,
-        )
+        They have one in later updates, where the sampler is compared with the policy, and where norms are taken.
+        """
+        known_PG = baseline.known_PG
+        in_use = self.num_iterations > 1 or weights.sampler_logps_SC is not None or baseline.takes_norms()
+        return batch if known_PG is None or in_use or self.train_on == "all" else without_idle(batch, known_PG)
 
-    def gradient(self, batch: OffPolicyBatch, step: int | None = None) -> Gradient:  # type: ignore[override]
-        """The gradient of Algorithm 1, of the outputs that are chosen; its signal is what all would have given."""
-        batch = self._chosen(batch, step)
-        gradient = super().gradient(batch, step)
-        if batch.draw is not None:
-            gradient = replace(gradient, moments=gradient.moments.of_draw(batch.draw.nothing))
-        if self.rows is not None and (own2 := own_norm2_of(gradient)) is not None:
+    def gradient(self, samples: Samples, batch: Batch, baseline: BaselinePass, weights: ImportanceWeights) -> Gradient:
+        """The gradient of Algorithm 1 with the entropy of all outputs, and the signal and noise of drawn prompts."""
+        gradient = self.core.gradient(batch, baseline, weights)
+        if self.rows is not None and gradient.norm2_PG is not None and (own2 := own_norm2(gradient)) is not None:
             gradient = replace(gradient, moments=gradient.moments.of_rows(own2, self.rows))
-        return replace(gradient, entropy_sum=self._entropy(batch) + gradient.entropy_sum)
-
-    def _chosen(self, batch: OffPolicyBatch, step: int | None) -> OffPolicyBatch:
-        """The batch with the number of times that each output counts."""
-        if self.train_on == "all":
-            return batch
-        if self.train_on == "exact":
-            # Outputs of advantage 0 have a use in later updates, and where the sampler is compared with the policy.
-            if self.num_iterations > 1 or batch.sampler_logps_SC is not None:
-                return batch
-            self.baseline.begin(step, batch)  # once more in the gradient, which begins from the same past
-            if self.baseline.known_PG is None or self.baseline.asks_norms():
-                return batch
-            return replace(batch, keep_PG=without_idle(batch, self.baseline.known_PG))
-        if batch.features is None:
-            raise InputError(
-                "this sampler does not report what train_on needs of its draws (log-probability, entropy, logit norm); "
-                "set train_on to exact."
-            )
-        proxy_PG = self.baseline.weights.by_proxy(batch.features).view(batch.shape)
-        batch = replace(batch, proxy_PG=proxy_PG)
-        if batch.draw is not None:
-            return batch
-        self.baseline.begin(step, batch)
-        assert self.baseline.known_PG is not None
-        keep_PG, draw = draw_least_work(batch, self.baseline.known_PG)
-        return replace(batch, keep_PG=keep_PG, draw=draw)
+        left_out = 0.0 if batch.skipped_PG is None else self._entropy(samples, batch, batch.skipped_PG)
+        return replace(gradient, entropy_sum=left_out + gradient.entropy_sum)
 
     @torch.no_grad()
-    def _entropy(self, batch: OffPolicyBatch) -> float:
-        """The sum of the entropies of tokens that were left out: as they were drawn, or by a forward."""
-        left_out_PG = batch.keep_PG == 0
-        if batch.features is not None:
-            return float(batch.features.entropy_S[left_out_PG.flatten()].sum())
-        parts = batch.parts(self.micro_batches, left_out_PG)
-        return sum(self.policy.logps(part.sequences, self.rollout.temperature).entropy for part in parts)
+    def _entropy(self, samples: Samples, batch: Batch, of_PG: Tensor) -> float:
+        """The sum of the entropies of some outputs' tokens: as they were drawn, or by a forward."""
+        if samples.rollouts.features is not None:
+            return float(samples.rollouts.features.entropy_S[of_PG.flatten()].sum())
+        policy, temperature = self.core.policy, self.core.rollout.temperature
+        parts = batch.parts(self.core.micro_batches, of_PG)
+        return sum(policy.logps(part.sequences, temperature).entropy for part in parts)
 
     def update(self, gradient: Gradient) -> Update:
         """The update of Algorithm 1, and the scheduler of the rate."""
-        weights = sum(parameter.numel() * parameter.element_size() for parameter in self.policy.parameters)
+        parameters = self.core.policy.parameters
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         give_back(weights)  # the tape's room, before room is taken for the optimizer and a copy of the weights
-        update = super().update(gradient)
-        check_finite("weight", torch.stack([parameter.detach().sum() for parameter in self.policy.parameters]))
+        update = self.core.update(gradient)
+        check_finite("weight", torch.stack([parameter.detach().sum() for parameter in parameters]))
         give_back(weights)  # the gradient's room, which would lie between what the next forward keeps
         self._end_update()
         return update
@@ -240,37 +199,44 @@ class Learner(Algorithm1):
             self.scheduler.step()
 
     @contextmanager
-    def handing_out(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """The policy as it is evaluated: that of a schedule-free optimizer is the average of its iterates."""
-        with averaged(self.optimizer) as other:
+        with averaged(self.core.optimizer) as other:
             if other:
-                self.sampler.sync(self.policy)
+                self.core.sampler.sync(self.core.policy)
             yield
         if other:
-            self.sampler.sync(self.policy)
+            self.core.sampler.sync(self.core.policy)
 
-    _PARTS = ("optimizer", "schedule", "scheduler", "baseline", "reference", "ledger")
+    @property
+    def _parts(self) -> dict[str, Any]:
+        core = self.core
+        parts = {"optimizer": core.optimizer, "schedule": core.schedule, "scheduler": self.scheduler}
+        parts |= {"baseline": core.baseline, "ledger": self.ledger}
+        return parts if self.reference is None else parts | {"reference": self.reference}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that the next step depends on."""
-        return {name: part.state_dict() for name in self._PARTS if (part := getattr(self, name)) is not None}
+        return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any], run: str) -> None:
         """Take up where `state_dict` left off."""
         try:
-            for name in self._PARTS:
-                if (part := getattr(self, name)) is not None:
-                    part.load_state_dict(state[name])
-            training(self.optimizer)
+            for name, part in self._parts.items():
+                part.load_state_dict(state[name])
+            training(self.core.optimizer)
         except (KeyError, ValueError) as error:
             raise InputError(
-                f"{run} was written by another version ({error}); resume it with that one, or start a new run "
-                "from its checkpoint with --model."
+                f"the state of {run} does not fit these settings or this version ({error}); start a new run from its "
+                "checkpoint with --model."
             ) from None
-        self.sampler.sync(self.policy)  # a schedule-free optimizer has just changed its weights
+        self.core.sampler.sync(self.core.policy)  # a schedule-free optimizer has just changed its weights
 
 
-def taken_of(gradient: Gradient) -> OffPolicyBatch:
-    """The batch of a learner's gradient."""
-    assert isinstance(gradient.batch, OffPolicyBatch)
-    return gradient.batch
+def own_norm2(gradient: Gradient) -> float | None:
+    """The mean over prompts of the squared norm of a prompt's own mean gradient, from exact norms."""
+    batch, part_P, norm2_PG = gradient.batch, gradient.batch.part_P, gradient.norm2_PG
+    assert norm2_PG is not None
+    coef_PG = batch.prompts_in_mean * batch.factor_PG(gradient.rho_PG) * gradient.advantages_PG
+    part2_PG = torch.where(coef_PG == 0, 0, coef_PG.square() * norm2_PG)[part_P]
+    return estimators.own_norm2(gradient.group_norm2_P, part2_PG, batch.valid_PG[part_P])

@@ -254,16 +254,15 @@ def _batch(learner: Learner, problems: list[Any], config: TrainConfig, number: i
     """Sample and score a batch; None where fewer than two of its prompts have rewards."""
     torch.manual_seed(seed_of(config.run.seed, FAR + number))
     sampled = learner.sample(problems)
-    ledger = learner.ledger.take(learner.batch(sampled), learner.baseline.prior, number)
-    if ledger is None or learner.ledger.taken is None:
+    core = learner.core
+    taken = learner.ledger.take(core.batch(sampled), core.baseline.prior, number, learner.weights(sampled))
+    if taken is None:
         return None
-    chosen_P, gram = learner.ledger.taken
-    G = config.rollout.num_generations
-    norm2_S = gram.expand(2, -1, -1).mean(0).diagonal()
+    G, chosen_P, norm2_S = config.rollout.num_generations, taken.prompts_P, taken.norm2_S.double()
     lengths_S = sampled.rollouts.sequences.lengths_S.view(-1, G)[chosen_P].flatten().to(norm2_S)
     valid_S = sampled.valid_PG[chosen_P].flatten()
     reward = float(sampled.rewards_PG[sampled.valid_PG].mean())
-    return _Batch(reward, ledger, agreement(lengths_S, norm2_S, G, valid_S))
+    return _Batch(reward, taken.ledger, agreement(lengths_S, norm2_S, G, valid_S))
 
 
 def _summed_up(

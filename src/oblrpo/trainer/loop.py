@@ -27,7 +27,7 @@ from oblrpo.objects import Objects
 from oblrpo.policy import adopt_policy, make_policy
 from oblrpo.report.console import Progress
 from oblrpo.rewards import Rewards
-from oblrpo.runs import Identity, RunFolder, disk_trouble, held, heldout_accuracy_of, how_to_resume
+from oblrpo.runs import Identity, RunFolder, disk_trouble, heldout_accuracy_of, how_to_resume, locked
 from oblrpo.runs.state_files import load_state
 from oblrpo.scores import by_operations
 from oblrpo.seeds import seed_of
@@ -37,7 +37,7 @@ from oblrpo.trainer.adjusting import adjust
 from oblrpo.trainer.demonstrations import demonstrations_of, peak_rate, read_rows
 from oblrpo.trainer.metrics import completion_rows, part_metrics, step_metrics
 from oblrpo.trainer.monitors import MOST_SKIPPED, Monitors
-from oblrpo.trainer.optimizers import averaged, hand_out
+from oblrpo.trainer.optimizers import averaged, use_averaged_weights
 from oblrpo.trainer.prompts import Prompts
 from oblrpo.trainer.setup import check, load_checkpoint, make_learner, row_batches, set_threads
 from oblrpo.trainer.sources import sources_of
@@ -108,7 +108,7 @@ class Trainer:
         """
         if not self.resume:
             self.folder.make()
-        with held(self.folder.path):
+        with locked(self.folder.path):
             if self.resume:
                 self.folder.clean_up()
                 self.folder.write_config(self.config, self.identity)
@@ -168,7 +168,7 @@ class Trainer:
             )
         with Reporter(self.config.run.report_to, self.folder, flatten(self.config), progress.warn) as self.reporter:
             self._steps(progress)
-        hand_out(self.learner.optimizer)
+        use_averaged_weights(self.learner.core.optimizer)
 
     def _steps(self, progress: Progress) -> None:
         begun = self.done is not None
@@ -177,10 +177,10 @@ class Trainer:
         with _stop_between_steps() as stopped:
             if not begun:
                 learned |= self._accuracy(0, progress)
-                self._finish_step(0, {"step": 0} | learned | self.learner.clock.lap(), progress)
+                self._finish_step(0, {"step": 0} | learned | self.learner.clock.lap(), "", progress)
             assert self.done is not None
             while self.done < self.config.run.steps and not stopped():
-                self._finish_step(self.done + 1, self._step(self.done + 1), progress)
+                self._finish_step(self.done + 1, *self._step(self.done + 1), progress)
         self.rewards.close()
         if self.done < self.config.run.steps:
             self._save()
@@ -201,7 +201,7 @@ class Trainer:
             learned_before = f"warm start {steps} steps on {taught.words}, batch {batch}, AdamW at {rate:g}\n"
         if kinds := sorted(set(by_operations(self.policy.model).values())):
             without_rules = f"no rule    scored operation by operation: {', '.join(kinds)}\n"
-        engine = f" in {dtype}" if (dtype := getattr(self.learner.sampler, "dtype", "")) else ""
+        engine = f" in {dtype}" if (dtype := getattr(self.learner.core.sampler, "dtype", "")) else ""
         form, tokenizer, prompts = self.policy.format, self.policy.tokenizer, [each.prompt for each in self.heldout]
         of_template = "".join(f"template   {note}\n" for note in form.notes(tokenizer, prompts))
         return (
@@ -258,36 +258,37 @@ class Trainer:
         rate, rows = peak_rate(self.config, self.policy), row_batches(self.config.rollout)
         with self.learner.clock.part("warm_start"):
             warm_start(self.policy, self.demonstrations.batch, self.demonstrations.steps, rate, observe, rows)
-            self.learner.sampler.sync(self.policy)
+            self.learner.core.sampler.sync(self.policy)
         return metrics
 
-    def _step(self, step: int) -> dict[str, Any]:
+    def _step(self, step: int) -> tuple[dict[str, Any], str]:
+        """Make a step; return its metrics, and what was not finite in it."""
         started = time.perf_counter()
         torch.manual_seed(seed_of(self.config.run.seed, step))
         self.rewards.take_earned()  # of held-out problems
         problems, done = self.prompts.step(self.learner, step)
-        self.tokens += done.rollouts.sequences.tokens
+        self.tokens += done.samples.rollouts.sequences.tokens
         # Before the metrics: warnings about rewards name this file, and a step counts once its metrics are there.
         with self.learner.clock.part("files"):
             self.folder.write_completions(step, completion_rows(problems, done))
         metrics = step_metrics(step, done, self.tokens) | part_metrics(self.rewards.take_earned())
         if step == self.config.run.steps or (self.config.run.eval_steps and step % self.config.run.eval_steps == 0):
             metrics |= self._accuracy(step)
-        return metrics | {"step_time": time.perf_counter() - started} | self.learner.clock.lap()
+        return metrics | {"step_time": time.perf_counter() - started} | self.learner.clock.lap(), done.skipped
 
     def _accuracy(self, step: int, progress: Progress | None = None) -> dict[str, float]:
         run, rollout = self.config.run, self.config.rollout
         if progress:  # there is no bar yet that moves
             progress.console.print(f"evaluating the {len(self.heldout)} held-out prompts", highlight=False)
         seed = seed_of(run.seed, step) ^ 1  # another than that of the step's own draws
-        with self.learner.clock.part("evaluation"), self.learner.handing_out():
+        with self.learner.clock.part("evaluation"), self.learner.averaged_weights():
             accuracy = heldout_accuracy(
-                self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, self.learner.sampler
+                self.policy, self.rewards, self.heldout, run.eval_samples, rollout, seed, self.learner.core.sampler
             )
         return {"eval/accuracy": accuracy.value, "eval/accuracy_stderr": accuracy.stderr}
 
-    def _finish_step(self, step: int, metrics: dict[str, Any], progress: Progress) -> None:
-        warnings = self.monitors.observe(metrics, self.learner.skipped)
+    def _finish_step(self, step: int, metrics: dict[str, Any], skipped: str, progress: Progress) -> None:
+        warnings = self.monitors.observe(metrics, skipped)
         with self.learner.clock.part("files"):  # of the next step's metrics
             self.reporter.log(self.folder.write_metrics(metrics | ({"warnings": warnings} if warnings else {})))
         for warning in warnings:
@@ -314,7 +315,7 @@ class Trainer:
         if self.saved == self.done or self.done is None:
             return
         begun = time.perf_counter()
-        with averaged(self.learner.optimizer):  # state and weights alike: `load_state_dict` turns both back
+        with averaged(self.learner.core.optimizer):  # state and weights alike: `load_state_dict` turns both back
             state = {"run": self.identity.run, "step": self.done, "tokens": self.tokens}
             state |= {"prompts": self.prompts.state_dict()} | self.learner.state_dict()
             keep = self.config.run.save_total_limit

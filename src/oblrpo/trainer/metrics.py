@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oblrpo.estimators import kappa
 from oblrpo.step import Update
-from oblrpo.step.gradient import NO_SIGNAL
+from oblrpo.step.flow import NO_SIGNAL
 from oblrpo.tasks import Problem
 from oblrpo.trainer.learner import StepResult
 
@@ -24,8 +24,8 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
     from the averaged moments, as the schedule sees them; `signal2` and `trace_cov` are this batch's own. Without an
     update the rate is 0, and metrics of the gradient are NaN. `tokens` went through the model in all steps so far.
     """
-    sampled, sequences = step.sampled or step, step.rollouts.sequences
-    rewards_PG, valid_PG = sampled.rewards_PG, sampled.valid_PG
+    sampled, rollouts = step.all_samples or step.samples, step.samples.rollouts
+    rewards_PG, valid_PG, sequences = sampled.rewards_PG, sampled.valid_PG, rollouts.sequences
     group_std_P = _group_std(rewards_PG, valid_PG)
     return {
         "step": number,
@@ -34,7 +34,7 @@ def step_metrics(number: int, step: StepResult, tokens: int) -> dict[str, Any]:
         "reward_std": group_std_P.mean().item(),
         "frac_reward_zero_std": math.nan if rewards_PG.shape[1] == 1 else (group_std_P == 0).float().mean().item(),
         "completions/mean_length": sequences.lengths_S.float().mean().item(),
-        "completions/clipped_ratio": step.rollouts.clipped_S.float().mean().item(),
+        "completions/clipped_ratio": rollouts.clipped_S.float().mean().item(),
         "completions/masked_ratio": 1 - valid_PG.float().mean().item(),
         **({} if step.kl_PG is None else {"kl": (step.kl_PG.sum() / sequences.lengths_S.sum()).item()}),
         **({} if step.rounds is None else {"num_gen_batches": step.rounds}),
@@ -125,18 +125,18 @@ def _group_std(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:
 
 def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str, Any]]:
     """One record a completion, for `completions/step_N.jsonl`; None stands for what a masked completion lacks."""
-    gradient = step.updates[0].gradient if step.updates else None
-    baseline_PG = advantages_PG = nothing_PG = torch.full_like(step.rewards_PG, math.nan)
+    samples, gradient = step.samples, step.updates[0].gradient if step.updates else None
+    baseline_PG = advantages_PG = nothing_PG = torch.full_like(samples.rewards_PG, math.nan)
     if gradient is not None:
         counted_PG = gradient.batch.valid_PG
         baseline_PG = torch.where(counted_PG, gradient.baseline_PG, nothing_PG)
         advantages_PG = torch.where(counted_PG, gradient.advantages_PG, nothing_PG)
     columns = {
-        "reward": torch.where(step.valid_PG, step.rewards_PG, nothing_PG),
+        "reward": torch.where(samples.valid_PG, samples.rewards_PG, nothing_PG),
         "baseline": baseline_PG,
         "advantage": advantages_PG,
-        "length": step.rollouts.sequences.lengths_S,
-        "clipped": step.rollouts.clipped_S,
+        "length": samples.rollouts.sequences.lengths_S,
+        "clipped": samples.rollouts.clipped_S,
     }
     if gradient is not None and gradient.norm2_PG is not None:
         columns["score_norm2"] = gradient.norm2_PG
@@ -146,9 +146,9 @@ def completion_rows(problems: list[Problem], step: StepResult) -> list[dict[str,
         key: [None if math.isnan(value) else value for value in column.flatten().tolist()]
         for key, column in columns.items()
     }
-    G = step.rewards_PG.shape[1]
+    G = samples.rewards_PG.shape[1]
     return [
         {"prompt": problems[s // G].text, "answer": problems[s // G].answer, "completion": text}
         | {key: column[s] for key, column in values.items()}
-        for s, text in enumerate(step.rollouts.completions)
+        for s, text in enumerate(samples.rollouts.completions)
     ]

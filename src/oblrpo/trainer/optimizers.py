@@ -1,4 +1,4 @@
-"""The optimizer of a run by name, from torch or from packages that need no rate or no decay of one; its scheduler."""
+"""The optimizer of a run by name, including learning-rate-free and schedule-free optimizers; its scheduler."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def training(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def hand_out(optimizer: Optimizer) -> None:
+def use_averaged_weights(optimizer: Optimizer) -> None:
     """End a run: a schedule-free optimizer puts its average, which is the result, in the place of what it trains."""
     if turn := getattr(optimizer, "eval", None):
         turn()
@@ -90,7 +90,7 @@ def averaged(optimizer: Optimizer) -> Iterator[bool]:
     if not hasattr(optimizer, "eval"):
         yield False
         return
-    hand_out(optimizer)
+    use_averaged_weights(optimizer)
     try:
         yield True
     finally:

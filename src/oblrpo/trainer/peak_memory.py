@@ -1,6 +1,5 @@
 """The most memory that a training step will hold, predicted from small trials of the model itself."""
 
-import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +9,8 @@ from oblrpo.memory import machine_bytes, peak_bytes
 from oblrpo.policy import Sequences
 from oblrpo.policy.micro_batches import MicroBatches
 from oblrpo.settings import OptimConfig, TrainConfig
-from oblrpo.step.off_policy import OffPolicyBatch
+from oblrpo.step import Batch
+from oblrpo.tables.schedules import SCHEDULES
 from oblrpo.trainer.learner import Learner
 from oblrpo.trainer.optimizers import make_optimizer
 
@@ -76,7 +76,7 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
     What a token of a micro-batch takes is measured on two small batches of random tokens; it grows in proportion.
     `libraries` are the bytes that the process held before the model was loaded.
     """
-    policy, rollout = learner.policy, config.rollout
+    policy, schedule, rollout = learner.core.policy, learner.core.schedule, config.rollout
     trained = sum(p.numel() * p.element_size() for p in policy.parameters)
     rows, width = rollout.num_generations, prompt_length + rollout.max_completion_length
     budget = rollout.tokens_per_micro_batch // (rows * width) or rollout.prompts_per_step
@@ -97,8 +97,8 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
         weights=sum(p.numel() * p.element_size() for p in policy.model.parameters()),
         gradient=trained,
         optimizer=trained * _numbers_a_weight(config.optim),
-        update=sum(p.numel() for p in policy.parameters) * learner.schedule.rule.keeps,
-        copy=trained if learner.schedule.rule.measures_updates else 0,
+        update=sum(p.numel() for p in policy.parameters) * SCHEDULES[schedule.mode].state_bytes_per_parameter,
+        copy=trained if schedule.measures_updates else 0,
         reference=trained if learner.reference is not None else 0,
         activations=int(activations),
         slack=int(slack * activations),
@@ -110,7 +110,7 @@ def peak_memory(learner: Learner, config: TrainConfig, prompt_length: int, libra
 
 def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
     """Peak bytes of the gradient of two prompts, one after the other, with rows of so many tokens."""
-    policy = learner.policy
+    core, policy = learner.core, learner.core.policy
     start = max(1, length - max(1, round(own * length)))  # a completion is read after a prompt of one token or more
     shape = 2 * rows, length
     with policy.seeded(0):
@@ -121,12 +121,12 @@ def _trial(learner: Learner, rows: int, length: int, own: float) -> int:
     own_ST = mask_ST.clone()
     own_ST[:, :start] = 0
     rewards_PG = torch.arange(2.0 * rows, device=policy.device).view(2, rows)
-    batch = OffPolicyBatch.of(Sequences(ids_ST, mask_ST, own_ST, start), rewards_PG, None, learner.algorithm)
-    trial = replace(learner, micro_batches=MicroBatches(prompts=1), baseline=copy.deepcopy(learner.baseline))
+    batch = Batch.of(Sequences(ids_ST, mask_ST, own_ST, start), rewards_PG, None, core.algorithm)
+    trial = replace(core, micro_batches=MicroBatches(prompts=1))
     try:
-        return peak_bytes(lambda: trial.gradient(batch, 0), policy.device)
+        return peak_bytes(lambda: trial.gradient(batch, core.baseline.begin(0, batch)), policy.device)
     finally:
-        learner.optimizer.zero_grad(set_to_none=True)
+        core.optimizer.zero_grad(set_to_none=True)
 
 
 def _numbers_a_weight(config: OptimConfig) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from oblrpo.settings import TrainConfig
-from oblrpo.step import Sampled
+from oblrpo.step import Samples
 from oblrpo.tasks import Problem, Task
 from oblrpo.trainer.learner import Learner, StepResult
 
@@ -32,18 +32,18 @@ class Prompts:
         if not self.most:
             problems = self.task.train_batch(number, self.size)
             return problems, learner.step(problems, number)
-        problems, rounds = list[Problem](), list[Sampled]()
+        problems, rounds = list[Problem](), list[Samples]()
         differ = torch.zeros(0, dtype=torch.bool)
         while len(rounds) < self.most and int(differ.sum()) < self.size:
             self.batches += 1
-            asked = self.task.train_batch(self.batches, self.size)
-            rounds.append(learner.sample(asked))
-            problems += asked
+            more = self.task.train_batch(self.batches, self.size)
+            rounds.append(learner.sample(more))
+            problems += more
             differ = torch.cat([_differ(sampled).cpu() for sampled in rounds])
         chosen_P = torch.argsort(differ, descending=True, stable=True)[: self.size]
-        sampled = Sampled.join(rounds)
+        sampled = Samples.join(rounds)
         done = learner.learn_from(sampled.at(chosen_P), number)
-        return [problems[index] for index in chosen_P.tolist()], replace(done, sampled=sampled, rounds=len(rounds))
+        return [problems[index] for index in chosen_P.tolist()], replace(done, all_samples=sampled, rounds=len(rounds))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next draw depends on, beside the number of the step."""
@@ -54,7 +54,7 @@ class Prompts:
         self.batches = int(state["batches"]) if self.most else 0
 
 
-def _differ(sampled: Sampled) -> torch.Tensor:
+def _differ(sampled: Samples) -> torch.Tensor:
     """Which prompts have outputs that have earned different rewards, (P,)."""
     rewards_PG, valid_PG = sampled.rewards_PG, sampled.valid_PG
     return rewards_PG.where(valid_PG, -torch.inf).amax(1) > rewards_PG.where(valid_PG, torch.inf).amin(1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from oblrpo.algorithms import Algorithm, ratio_of, resolve
+from oblrpo.algorithms import ratio_of, resolve
 from oblrpo.clock import Clock
 from oblrpo.errors import InputError
 from oblrpo.estimators import BASELINES, RULES, SNRSchedule
@@ -19,10 +19,9 @@ from oblrpo.rollout import Sampler, make_sampler
 from oblrpo.rollout.engine import check_version
 from oblrpo.scores import METHODS, ScoreTape
 from oblrpo.settings import RolloutConfig, TrainConfig, check_ranges, every_value
-from oblrpo.step import SCORE_NORMS, Movement, RewardWeights, StepBaseline
+from oblrpo.step import SCORE_NORMS, Algorithm1, Movement, StepBaseline
 from oblrpo.step.ledger import VarianceLedger
 from oblrpo.step.reference import Reference
-from oblrpo.step.selection import SELECTIONS
 from oblrpo.tasks import BENCHMARKS
 from oblrpo.trackers import check_trackers
 from oblrpo.trainer.learner import Learner
@@ -53,7 +52,6 @@ def check(config: TrainConfig) -> None:
             f"{algorithm.smallest_group}, not {G}."
         )
     _check_scores(config)
-    _check_selection(config, algorithm)
     whole = ratio_of(config.algorithm, algorithm).whole
     if config.algorithm.num_iterations > 1 and algorithm.schedule == "ess" and not whole:
         raise InputError(
@@ -68,7 +66,7 @@ def check(config: TrainConfig) -> None:
         raise InputError("dynamic_sampling drops prompts whose completions agree; set num_generations to at least 2.")
     warm = config.warm_start
     rows = bool(config.task.data or config.task.task in BENCHMARKS)
-    if warm.warm_start_steps and "warm_start_steps" in config.asked and rows and not warm.sft_data:
+    if warm.warm_start_steps and "warm_start_steps" in config.given and rows and not warm.sft_data:
         raise InputError("warm_start_steps needs sft_data, or a built-in task, which can demonstrate; data cannot.")
     check_policy(config.policy)
     check_trackers(config.run.report_to)
@@ -105,23 +103,6 @@ def _check_scores(config: TrainConfig) -> None:
         )
 
 
-def _check_selection(config: TrainConfig, algorithm: Algorithm) -> None:
-    if config.algorithm.train_on not in SELECTIONS:
-        raise InputError(f"train_on must be all, exact or compute-optimal, not {config.algorithm.train_on!r}.")
-    if not _draws(config):
-        return
-    if "norm2_PG" in BASELINES[algorithm.baseline].needs and config.scores.score_norms == "exact":
-        raise InputError(
-            f"train_on {config.algorithm.train_on!r} needs weights for the baseline {algorithm.baseline!r} before any "
-            "completion goes through the model: set score_norms to calibrated or logit."
-        )
-
-
-def _draws(config: TrainConfig) -> bool:
-    """Whether outputs are drawn, and count in proportion."""
-    return config.algorithm.train_on == "compute-optimal"
-
-
 def row_batches(rollout: RolloutConfig) -> MicroBatches:
     """Micro-batches of rows that are no groups, as large as those of groups."""
     return MicroBatches(rollout.prompts_per_micro_batch * rollout.num_generations, rollout.tokens_per_micro_batch)
@@ -140,7 +121,7 @@ def sampler_of(policy: Policy, config: TrainConfig) -> Sampler:
     """Return the sampler of a run, which reports what the run's selection needs of its draws."""
     # A baseline of rewards alone says before any forward which outputs have an advantage of 0.
     rewards_alone = "norm2_PG" not in BASELINES[resolve(config.algorithm, config.optim).baseline].needs
-    features = _draws(config) or (config.algorithm.train_on == "exact" and rewards_alone)
+    features = config.algorithm.train_on == "exact" and rewards_alone
     logps = config.rollout.sampler_correction != "auto"
     return make_sampler(policy, config.rollout, config.policy.trust_remote_code, features, logps)
 
@@ -169,29 +150,31 @@ def make_learner(
             rounds=policy.rounds,
         )
         # Where lengths decide which prompts go together, this batch's part of the prior would depend on own outputs.
-        by_length = bool(rollout.tokens_per_micro_batch) and not _draws(config)
-        weights = RewardWeights(scores.score_norms, scores.calibration_steps)
-        baseline = StepBaseline(algorithm.baseline, weights, past_only=by_length)
+        by_length = bool(rollout.tokens_per_micro_batch)
+        baseline = StepBaseline(algorithm.baseline, scores.score_norms, scores.calibration_steps, past_only=by_length)
         ledger = VarianceLedger(policy, rollout.temperature, micro_batches, every=scores.ledger_steps)
     except (ValueError, TypeError) as error:
         raise InputError(f"these settings cannot be trained with: {error}") from None
     beta, clock = config.algorithm.beta, Clock()
-    return Learner(
+    core = Algorithm1(
         policy=policy,
         sampler=sampler or sampler_of(policy, config),
         rewards=clock.counting("rewards", rewards),
-        clock=clock,
-        algorithm=algorithm,
-        ratio=ratio_of(config.algorithm, algorithm),
-        baseline=baseline,
-        tape=tape,
-        ledger=ledger,
-        movement=Movement(policy, rollout.temperature, row_batches(rollout)),
-        schedule=schedule,
-        optimizer=optimizer,
-        scheduler=make_scheduler(optim.lr_scheduler_type, optimizer, config.run.steps * iterations),
         rollout=rollout,
         micro_batches=micro_batches,
+        algorithm=algorithm,
+        tape=tape,
+        baseline=baseline,
+        schedule=schedule,
+        movement=Movement(policy, rollout.temperature, row_batches(rollout)),
+        optimizer=optimizer,
+    )
+    return Learner(
+        core=core,
+        clock=clock,
+        ratio=ratio_of(config.algorithm, algorithm),
+        ledger=ledger,
+        scheduler=make_scheduler(optim.lr_scheduler_type, optimizer, config.run.steps * iterations),
         num_iterations=iterations,
         train_on=config.algorithm.train_on,
         clip_max=rollout.clip_max,

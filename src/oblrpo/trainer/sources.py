@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oblrpo.checksums import sum_of, sum_of_texts
-from oblrpo.objects import PREFIX, lasting
+from oblrpo.objects import PREFIX, as_stable_json
 from oblrpo.rewards import Rewards
 from oblrpo.settings import TrainConfig
 from oblrpo.tasks import BENCHMARKS, DataTask, Task
@@ -35,7 +35,7 @@ def sources_of(config: TrainConfig, task: Task, rows: Sequence[Demonstration], r
             if name.startswith(PREFIX):
                 continue
             if name in BENCHMARKS or (len(given) == 1 and is_hub_name(name)):
-                rows_as_text = (json.dumps(lasting(vars(row)), sort_keys=True) for row in parts[setting])
+                rows_as_text = (json.dumps(as_stable_json(vars(row)), sort_keys=True) for row in parts[setting])
                 digests[f"{setting} {name}"] = sum_of_texts(rows_as_text)
             else:
                 digests[f"{setting} {name}"] = files[name] = files.get(name) or sum_of(path_of(name))

@@ -10,11 +10,9 @@ import torch
 from oblrpo.adapters.conditions import Rule, check, is_one_of, off
 from oblrpo.adapters.trl import sampling
 from oblrpo.errors import InputError
-from oblrpo.estimators import BASELINES, SCHEDULE_MODES
 from oblrpo.rollout.weights import check_weights, is_tied
-
-UNBIASED = tuple(name for name, entry in BASELINES.items() if entry.unbiased)
-"""The baselines that the adapter takes."""
+from oblrpo.tables.baselines import UNBIASED
+from oblrpo.tables.schedules import SCHEDULES
 
 ADDED = "it adds a gradient that is neither in the baseline nor in the signal"
 
@@ -75,7 +73,7 @@ RULES = (
     Rule("score_norms", is_one_of("exact", "calibrated"), "it is unknown", "'exact' or 'calibrated'"),
     Rule("score_method", is_one_of("auto", "gram", "instantiate", "two_pass"), "it is unknown", "'auto'"),
     Rule("calibration_steps", lambda value: value >= 1, "it must be at least 1", "calibration_steps=10"),
-    Rule("schedule", is_one_of(*SCHEDULE_MODES), "it is unknown", "one of " + ", ".join(SCHEDULE_MODES)),
+    Rule("schedule", is_one_of(*SCHEDULES), "it is unknown", "one of " + ", ".join(SCHEDULES)),
 )  # fmt: skip
 
 

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from oblrpo import estimators
 from oblrpo.adapters.plain_state import from_json, to_json
 from oblrpo.adapters.trl.rows import MASKS, in_eval_mode, own_logp, own_SC, sequences_of
-from oblrpo.algorithms import Algorithm
 from oblrpo.errors import check_finite
 from oblrpo.estimators import BASELINES, ONE_IN
 from oblrpo.policy import Logps, Policy, Sequences
 from oblrpo.policy.micro_batches import MicroBatches, of_like_length
 from oblrpo.scores import Features, GroupTape, ScoreTape
-from oblrpo.step import Batch, Movement, RewardWeights, StepBaseline, add_to_gradient
+from oblrpo.step import Batch, Movement, StepBaseline, add_to_gradient
+from oblrpo.tables.algorithms import Algorithm
 
 COLUMNS = (
     "reward", "valid", "baseline", "advantage", "weight", "norm2", "length", "logit_norm2", "logp", "entropy",
@@ -83,9 +83,10 @@ class BatchGradient:
         self.policy, self.args, self.accelerator, self.rows = policy, args, accelerator, rows
         self.weighted = "norm2_PG" in BASELINES[args.baseline].needs
         compared = self.weighted and args.score_norms == "calibrated"
-        weights = RewardWeights(args.score_norms, args.calibration_steps if compared else 0)
         # Earlier steps say the same to every process and micro-batch; this one's other prompts would not.
-        self.baseline = StepBaseline(args.baseline, weights, past_only=True)
+        every = args.calibration_steps if compared else 0
+        self.baseline = StepBaseline(args.baseline, args.score_norms, every, past_only=True)
+        self._pass = self.baseline.begin()
         self.parts: list[GradientShare] = []
         part_of_group = args.per_device_train_batch_size < args.num_generations
         ahead = args.score_method == "two_pass" or part_of_group
@@ -107,7 +108,7 @@ class BatchGradient:
             DivergedError: a log-probability or a score norm is NaN or infinite.
             ValueError: a completion is empty.
         """
-        self.baseline.begin(step)
+        self._pass = self.baseline.begin(step)
         for inputs in parts:
             sequences = sequences_of(inputs)
             slices = of_like_length(sequences.mask_ST.sum(1), self.policy.tokens_of_a_forward)
@@ -122,11 +123,11 @@ class BatchGradient:
         for inputs in parts:
             rows = slice(start, start := start + len(inputs["rewards"]))
             inputs.update(valid=whole["valid"][rows], baseline=whole["baseline"][rows])
-        self.baseline.begin(None)  # the pass for the gradient compares nothing
+        self._pass = self.baseline.begin()  # the pass for the gradient compares nothing
 
     def _measured(self, sequences: Sequences) -> tuple[Logps, Tensor | None]:
         """What a forward shows, and score norms where this update takes them."""
-        if not self.baseline.asks_norms():
+        if not self._pass.takes_norms():
             with torch.no_grad():
                 logps = self.policy.logps(sequences, self.args.temperature)
             check_finite("log-probability", logps.logps_S)
@@ -152,7 +153,7 @@ class BatchGradient:
         own_PGT = norm2_PG = None
         if self.weighted:
             own_PGT, norm2_PG = own_SC(inputs).view(*rewards_PG.shape, -1), inputs["weight"].view_as(rewards_PG)
-        baseline_PG = self.baseline.of(rewards_PG, valid_PG, own_PGT, norm2_PG)
+        baseline_PG = self._pass.of(rewards_PG, valid_PG, own_PGT, norm2_PG)
         inputs.update(valid=valid_PG.flatten(), baseline=baseline_PG.flatten())
 
     def _batch(self, inputs: dict[str, Tensor], outputs: int) -> Batch:
@@ -182,13 +183,13 @@ class BatchGradient:
             ValueError: a completion is empty.
         """
         if not self.parts:
-            self.baseline.begin(None if "baseline" in inputs else step)
+            self._pass = self.baseline.begin(None if "baseline" in inputs else step)
         batch = self._batch(inputs, outputs)
         in_slices = self._tape.takes_slices and self._are_ragged(batch.sequences)
-        tape = self._tape if in_slices or self.baseline.asks_norms(batch) else self._group_tape
+        tape = self._tape if in_slices or self._pass.takes_norms(batch.baseline_PG) else self._group_tape
         with in_eval_mode(self.policy.model):
-            part = add_to_gradient(batch, self.policy, self.args.temperature, tape, self.baseline)
-        advantage_S = torch.where(batch.valid_PG, batch.rewards_PG - part.baseline_PG, 0).flatten()
+            part = add_to_gradient(batch, self.policy, self.args.temperature, tape, self._pass)
+        advantage_S = estimators.advantages(batch.rewards_PG, part.baseline_PG, batch.valid_PG).flatten()
         logps, sequences = part.logps, batch.sequences
         columns = inputs | {
             "valid": batch.valid_PG.flatten(),
@@ -216,10 +217,10 @@ class BatchGradient:
 
     def _weights(self, logps: Logps, norm2_S: Tensor | None) -> dict[str, Tensor]:
         """The weights that the baseline takes, and what they come from: exact norms, features of the draws."""
-        columns = {"weight": self.baseline.weights.of(logps, norm2_S)}
+        columns = {"weight": self._pass.weights(logps, norm2_S)}
         if norm2_S is not None:
             columns["norm2"] = norm2_S
-        if not self.baseline.weights.exact:
+        if not self.baseline.exact:
             columns["logit_norm2"] = logps.features.logit_norm2_S
         return columns
 
@@ -287,7 +288,7 @@ class BatchGradient:
         if self.args.score_norms == "exact" or bool(columns["norm2"].isnan().any()):
             return math.nan
         features = Features(*(columns[name].float() for name in ("length", "logit_norm2", "logp", "entropy")))
-        return self.baseline.weights.calibrated.observe(features, columns["norm2"], group_size, columns["valid"].bool())
+        return self.baseline.calibrated.observe(features, columns["norm2"], group_size, columns["valid"].bool())
 
     def forget(self) -> None:
         """Let go of the batch."""

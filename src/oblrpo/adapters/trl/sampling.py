@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 from oblrpo.adapters.conditions import Rule, is_one_of, off
 from oblrpo.errors import InputError
-from oblrpo.step.off_policy import SamplerMismatch
+from oblrpo.step.off_policy import log_ratio, mismatch_metrics
 
 SAMPLES = "completions are then not samples of the policy whose score is taken"
 
@@ -121,10 +121,10 @@ def check_reported(reported_SC: Tensor | None, logp_SC: Tensor, own_SC: Tensor, 
     if reported_SC is None or reported_SC.dim() != 2 or reported_SC.shape[1] < logp_SC.shape[1]:
         raise InputError(f"{source} does not return one log-probability per token; {fix}")
     try:
-        mismatch = SamplerMismatch.of(logp_SC, reported_SC[:, : logp_SC.shape[1]], own_SC)
+        mismatch = log_ratio(logp_SC, reported_SC[:, : logp_SC.shape[1]], own_SC)
     except ValueError:
         raise InputError(f"{source} returns invalid log-probabilities (NaN or above 0); {fix}") from None
-    metrics = mismatch.metrics(None)
+    metrics = mismatch_metrics(*mismatch, clip_max=None)
     key = "sampling/sampling_logp_difference/"
     if metrics[f"{key}mean"] > farthest:
         raise InputError(

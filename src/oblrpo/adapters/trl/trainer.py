@@ -29,7 +29,7 @@ from oblrpo.rewards.user import LARGEST
 from oblrpo.rollout.weights import checkpoint_weights
 from oblrpo.runs import write_atomically
 from oblrpo.scores import UnsupportedModelError
-from oblrpo.step.gradient import NO_SIGNAL
+from oblrpo.step.flow import NO_SIGNAL
 from oblrpo.step.reference import Reference
 
 LOGGER = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         mean_length = float(batch.columns["length"].mean())
         factor = schedule.step(batch.moments, mean_length=mean_length, headroom=batch.headroom)
         self._rate = schedule.learning_rates[0]
-        if schedule.rule.measures_updates:
+        if schedule.measures_updates:
             self._watched = self._gradient.watch()
         self._add_metrics(metrics | signal_metrics(schedule, batch.moments, factor) | {"skipped": 0.0})
 
@@ -260,7 +260,7 @@ class OBLRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             metrics = self._metrics["train"]
             metrics["lr_factor"][-1] *= taken.share
             metrics["step_kl"].append(taken.kl)
-            metrics["step_kl_target"].append(self._schedule.rule.target_kl)
+            metrics["step_kl_target"].append(self._schedule.target_kl)
         self._watched = None
         self._gradient.forget()
 

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
@@ -20,7 +19,7 @@ from oblrpo import estimators
 from oblrpo.adapters.verl.prompt_rows import PromptRows
 from oblrpo.adapters.verl.settings import ESTIMATORS
 from oblrpo.errors import InputError
-from oblrpo.step import StepBaseline
+from oblrpo.step import BaselinePass
 
 
 @dataclass
@@ -29,7 +28,7 @@ class EstimatorInputs:
 
     norm2_S: Tensor
     """Squared score norms, or the weights that stand for them, in the batch's order."""
-    baseline: StepBaseline
+    baseline: BaselinePass
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the baseline, which the estimator puts here."""
 
@@ -64,7 +63,7 @@ def _advantages(
     norm2_PG = groups.take(inputs.norm2_S.double())
     valid_PG = groups.valid_PG
     baseline_PG = inputs.baseline.of(rewards_PG, valid_PG, groups.take(response_mask), norm2_PG)
-    advantage_S = groups.put(torch.where(valid_PG, rewards_PG - baseline_PG, 0)).to(token_level_rewards)
+    advantage_S = groups.put(estimators.advantages(rewards_PG, baseline_PG, valid_PG)).to(token_level_rewards)
     advantages = advantage_S[:, None] * response_mask
     inputs.metrics |= _metrics(baseline_PG, norm2_PG, rewards_PG, valid_PG)
     return advantages, advantages

@@ -24,7 +24,7 @@ from oblrpo.adapters.verl.scoring import FEATURES, SUM_PI2, forward_features, sc
 from oblrpo.adapters.verl.settings import Settings
 from oblrpo.errors import InputError
 from oblrpo.scores import ScoreTape
-from oblrpo.step.gradient import NO_SIGNAL
+from oblrpo.step.flow import NO_SIGNAL
 
 VENDOR = "oblrpo"
 """The vendor name that the engine is registered under; verl chooses an engine by its hardware vendor."""
@@ -103,7 +103,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         measured = self._settings.needs_moments and batch.get("differs", True)
         if measured and group_norm2 is None and not self._settings.calibrated:
             raise ValueError("oblrpo: an update without its prompts' squared gradient norms; was another trainer used?")
-        if measured and self._schedule.rule.measures_updates:
+        if measured and self._schedule.measures_updates:
             self._movement = EngineMovement(self, data)
         self._group_norm2_P = None if group_norm2 is None else torch.tensor(group_norm2, dtype=torch.float64)
         self._metrics: dict[str, float] = {}
@@ -131,7 +131,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             grad_norm = super().optimizer_step()
         finally:
             self._schedule.restore()  # verl leaves the step out where the gradient is not finite
-        if usable and self._schedule.rule.measures_updates:
+        if usable and self._schedule.measures_updates:
             self._confine()
         return grad_norm
 
@@ -151,7 +151,7 @@ class OBLREngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._metrics["lr_used"] *= taken.share
         self._metrics["lr_factor"] *= taken.share
         self._metrics["step_kl"] = taken.kl
-        self._metrics["step_kl_target"] = self._schedule.rule.target_kl
+        self._metrics["step_kl_target"] = self._schedule.target_kl
 
     def _moments(self, norm2: float) -> estimators.Moments | None:
         """Return signal and noise of the gradient with this squared norm; None in a step in which no scores were taken.

@@ -24,7 +24,7 @@ from oblrpo.adapters.verl.prompt_rows import place_on_ranks
 from oblrpo.adapters.verl.settings import ESTIMATORS, read_settings
 from oblrpo.adapters.verl.worker import OBLRWorker
 from oblrpo.errors import InputError
-from oblrpo.step import RewardWeights, StepBaseline
+from oblrpo.step import StepBaseline
 
 
 @register_trainer("oblr_po")
@@ -43,8 +43,8 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
             config.trainer.v1.trainer_mode = "sync"  # verl asks for this name in several places
         super().__init__(config)
         name = ESTIMATORS.get(str(config.algorithm.adv_estimator), "oblr")  # verl's own estimators ask for none
-        self._baseline = StepBaseline(name, RewardWeights("calibrated" if self._oblrpo.calibrated else "exact"))
-        self._told: dict[str, Any] = {}  # what the update needs to know of its batch
+        self._baseline = StepBaseline(name, "calibrated" if self._oblrpo.calibrated else "exact")
+        self._facts: dict[str, Any] = {}  # what the update needs to know of its batch
         self._measured = False  # whether signal and noise ever were
 
     def _init_resource_pool_mgr(self) -> None:
@@ -100,13 +100,13 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = ["uid", "response_mask", *self._scores.columns]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         self._scores.take(data)
-        self._baseline.begin(self.global_steps)
-        inputs = EstimatorInputs(self._scores.weight_S(self._baseline.weights.calibrated), self._baseline)
+        self._pass = self._baseline.begin(self.global_steps)
+        inputs = EstimatorInputs(self._scores.weight_S(self._baseline.calibrated), self._pass)
         with handed_over(inputs):
             batch = super()._compute_advantage(batch, metrics)
         metrics.update(inputs.metrics)
         if self._oblrpo.calibrated and self._scores.exact:
-            agreement = self._scores.teach(self._baseline.weights.calibrated)
+            agreement = self._scores.teach(self._baseline.calibrated)
             metrics.update({} if math.isnan(agreement) else {"critic/score_norm2/agreement_calibrated": agreement})
         rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
         fields = ["advantages", "response_mask", rewards]
@@ -114,12 +114,12 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
         scale = self._loss_scale()
         rewards_PG, valid_PG = self._scores.rewards(after, rewards), self._scores.groups.valid_PG
         differs = estimators.differ(rewards_PG, valid_PG)
-        self._told = {"differs": differs, "mean_length": self._scores.mean_length}
+        self._facts = {"differs": differs, "mean_length": self._scores.mean_length}
         if differs and self._oblrpo.needs_moments:
             count = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
-            self._told |= self._scores.group_norm2(after, scale, count)
-            self._measured = self._measured or any(self._told.get("group_norm2", ()))
-            self._told["headroom"] = estimators.headroom(rewards_PG, valid_PG)
+            self._facts |= self._scores.group_norm2(after, scale, count)
+            self._measured = self._measured or any(self._facts.get("group_norm2", ()))
+            self._facts["headroom"] = estimators.headroom(rewards_PG, valid_PG)
         if self._scores.takes_ledger:
             metrics.update(self._scores.ledger(after, rewards, self._baseline.prior))
         return batch
@@ -133,11 +133,11 @@ class OBLRTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Update the actor as verl does, and describe the batch to it; nothing is learned where no reward differs."""
-        batch.extra_info["oblrpo_batch"] = json.dumps(self._told)
+        batch.extra_info["oblrpo_batch"] = json.dumps(self._facts)
         batch = super()._update_actor(batch, metrics)
         batch.extra_info.pop("oblrpo_batch", None)
-        if self._told["differs"]:
-            self._baseline.end_step()
+        if self._facts["differs"]:
+            self._baseline.end_step(self._pass)
         return batch
 
     def _state_file(self, folder: Path) -> Path:

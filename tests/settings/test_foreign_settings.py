@@ -6,7 +6,7 @@ from oblrpo.cli.evaluate import EvaluateCommand
 from oblrpo.cli.flags import types_of
 from oblrpo.errors import InputError
 from oblrpo.settings import TrainConfig, every_value, flatten, hint, may_change_on_resume, with_settings
-from oblrpo.settings.elsewhere import CALLED, NOT_HERE
+from oblrpo.settings.foreign_settings import CALLED, NOT_HERE
 
 OURS = set(flatten(TrainConfig()))
 
